@@ -1,0 +1,1 @@
+"""The service: routes over `medclip_dcl.tasks`."""

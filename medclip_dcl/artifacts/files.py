@@ -1,0 +1,110 @@
+"""Files that are either there whole or not at all, and paths that stay under their root."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from medclip_dcl.errors import StudyError
+
+_CHUNK = 1 << 20
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that a kill leaves the old content or the new, never a part.
+
+    Args:
+        path: file to write; its folder exists.
+        data: whole content.
+
+    Source: ours; stage in the same folder, fsync, rename, fsync the folder.
+    """
+    handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(staged).replace(path)
+    except BaseException:
+        Path(staged).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text as `write_bytes` does.
+
+    Args:
+        path: file to write; its folder exists.
+        text: whole content.
+    """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def sync_file(path: Path) -> None:
+    """Flush a closed file to the disk.
+
+    Args:
+        path: an existing file.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries to the disk, so that a rename in it lasts.
+
+    Args:
+        path: an existing folder.
+    """
+    sync_file(path)
+
+
+def sha256_file(path: Path) -> str:
+    """Hash a file's bytes.
+
+    Args:
+        path: an existing file.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def path_under(root: Path, relative: str) -> Path:
+    """Resolve a path that a table names, refusing everything outside its root.
+
+    Args:
+        root: folder that the table's paths are relative to.
+        relative: the path as the table gives it.
+
+    Returns:
+        The resolved path of a regular file under `root`.
+
+    Raises:
+        StudyError: the path is absolute, leaves the root (also by a link), holds a
+            NUL, or names no regular file. The message does not repeat it.
+    """
+    if not relative or "\0" in relative or Path(relative).is_absolute():
+        raise StudyError("a path in the table is empty, absolute or holds a NUL; make it relative")
+    base = root.resolve()
+    path = (base / relative).resolve()
+    if not path.is_relative_to(base):
+        raise StudyError("a path in the table leaves the source's root; keep files under it")
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise StudyError("a file that the table names is missing") from error
+    if not stat.S_ISREG(mode):
+        raise StudyError("a path in the table names no regular file")
+    return path

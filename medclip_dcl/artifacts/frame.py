@@ -1,0 +1,295 @@
+"""The frame that every artifact shares: draft, seal, open.
+
+An artifact is a folder with data files and `artifact.json`. It is written as a draft
+beside its final place and renamed there once every byte is on disk and hashed, so a
+folder that bears the final name is whole. A draft outlives a kill: the stage that
+finds one made from the same recipe goes on where it stopped.
+
+    recipe   what determines the content: kind, version, settings, digests of inputs
+    digest   what the content is: names, sizes and SHA-256 of all data files
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts.files import sha256_file, sync_file, sync_folder, write_text
+from medclip_dcl.artifacts.provenance import describe_origin
+from medclip_dcl.config.section import Section
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
+
+HEADER = "artifact.json"
+_RECIPE = "recipe.json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of artifact: its folder's name, its format version and the job that makes it."""
+
+    name: str
+    version: int
+    job: str
+
+    def at(self, work: Path) -> Path:
+        """Give the folder of this artifact below a recipe's `work` folder.
+
+        Args:
+            work: folder of the recipe.
+
+        Returns:
+            The artifact's folder, whether it exists or not.
+        """
+        return work / self.name
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A sealed artifact: where it lies, what made it and what it holds."""
+
+    path: Path
+    kind: str
+    version: int
+    recipe: dict[str, Any]
+    recipe_digest: str
+    files: dict[str, dict[str, Any]]
+    digest: str
+    summary: dict[str, Any]
+    origin: dict[str, Any]
+
+    def file(self, name: str) -> Path:
+        """Give the path of a data file.
+
+        Args:
+            name: its path relative to the artifact's folder.
+
+        Returns:
+            The path.
+
+        Raises:
+            ArtifactCorrupt: the header lists no such file.
+        """
+        if name not in self.files:
+            raise ArtifactCorrupt(f"artifact {self.kind} holds no {name!r}; rerun its job")
+        return self.path / name
+
+
+def make_recipe(
+    kind: Kind, settings: Mapping[str, Any], inputs: Mapping[str, Artifact | str]
+) -> dict[str, Any]:
+    """Name everything that determines an artifact's content.
+
+    Args:
+        kind: kind of the artifact.
+        settings: the settings that it depends on, as sections or plain values.
+        inputs: the artifacts that it is made from, or digests of other inputs.
+
+    Returns:
+        A JSON-serialisable tree; equal recipes give equal content.
+    """
+    plain = {
+        name: value.model_dump(mode="json") if isinstance(value, Section) else value
+        for name, value in settings.items()
+    }
+    digests = {
+        name: item.digest if isinstance(item, Artifact) else item for name, item in inputs.items()
+    }
+    recipe = {"kind": kind.name, "version": kind.version, "settings": plain, "inputs": digests}
+    plain_tree: dict[str, Any] = json.loads(json.dumps(recipe))  # tuples become lists, as on disk
+    return plain_tree
+
+
+def json_digest(tree: Any) -> str:
+    """Hash a JSON tree independently of key order.
+
+    Args:
+        tree: a JSON-serialisable value.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_artifact(path: Path, kind: Kind, *, verify: bool = True) -> Artifact:
+    """Open a sealed artifact.
+
+    Args:
+        path: its folder.
+        kind: the kind and format version that the caller reads.
+        verify: hash every data file; otherwise sizes alone are compared.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        ArtifactMissing: there is none.
+        ArtifactStale: it is of another kind or format version.
+        ArtifactCorrupt: a file is missing, was added, or differs from what was sealed.
+    """
+    header = path / HEADER
+    if not header.is_file():
+        raise ArtifactMissing(f"no {kind.name} in {path}; run {kind.job} first")
+    artifact = _read_header(path, kind)
+    if (artifact.kind, artifact.version) != (kind.name, kind.version):
+        raise ArtifactStale(
+            f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
+            f"{kind.name} is read here; rerun {kind.job}"
+        )
+    found = {name for name in _files(path) if name != HEADER}
+    if found != set(artifact.files):
+        raise ArtifactCorrupt(f"{path} lacks a file or has one too many; rerun {kind.job}")
+    for name, entry in artifact.files.items():
+        file = path / name
+        if file.stat().st_size != entry["bytes"] or (
+            verify and sha256_file(file) != entry["sha256"]
+        ):
+            raise ArtifactCorrupt(f"{name} of {path} is damaged; rerun {kind.job}")
+    return artifact
+
+
+def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the settings and inputs in which two recipes differ.
+
+    Args:
+        old: recipe of what exists.
+        new: recipe of what is asked for.
+        prefix: where in the tree both stand.
+
+    Returns:
+        One `name: old -> new` string per difference.
+    """
+    lines = []
+    for name in sorted(set(old) | set(new)):
+        here, there = old.get(name), new.get(name)
+        if here == there:
+            continue
+        label = f"{prefix}{name}"
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            lines += changed_parts(here, there, f"{label}.")
+        else:
+            lines.append(f"{label}: {_short(here)} -> {_short(there)}")
+    return lines
+
+
+@dataclass
+class Draft:
+    """An artifact in the making; `directory` survives a kill and is found again."""
+
+    directory: Path
+    final: Path
+    kind: Kind
+    recipe: dict[str, Any]
+    resumed: bool
+    started: float
+
+    def seal(self, summary: Mapping[str, Any]) -> Artifact:
+        """Flush, hash and rename the draft to its final place.
+
+        Args:
+            summary: counts that people look at; JSON-serialisable, no texts.
+
+        Returns:
+            The sealed artifact.
+        """
+        (self.directory / _RECIPE).unlink(missing_ok=True)
+        entries = {}
+        for name in _files(self.directory):
+            file = self.directory / name
+            sync_file(file)
+            entries[name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        header = {
+            "kind": self.kind.name,
+            "version": self.kind.version,
+            "recipe": self.recipe,
+            "recipe_digest": json_digest(self.recipe),
+            "files": entries,
+            "digest": json_digest(entries),
+            "summary": dict(summary),
+            "origin": describe_origin(time.monotonic() - self.started),
+        }
+        write_text(self.directory / HEADER, json.dumps(header, indent=1, sort_keys=True) + "\n")
+        _publish(self.directory, self.final)
+        return open_artifact(self.final, self.kind, verify=False)
+
+
+@contextmanager
+def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
+    """Write an artifact; what a killed run of the same recipe had written is kept.
+
+    Args:
+        path: the artifact's final folder.
+        kind: its kind.
+        recipe: what determines its content, from `make_recipe`.
+
+    Yields:
+        The draft. Leaving without `seal` keeps it for the next run.
+
+    Raises:
+        ArtifactError: another process is writing the same artifact.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        directory = path.with_name(f".{path.name}.draft")
+        note = directory / _RECIPE
+        text = json.dumps(recipe, sort_keys=True)
+        resumed = note.is_file() and note.read_text(encoding="utf-8") == text
+        if not resumed:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            write_text(note, text)
+        yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ArtifactError(
+                f"{path} is being written by another process; wait for it"
+            ) from error
+        yield
+
+
+def _publish(directory: Path, final: Path) -> None:
+    retired = final.with_name(f".{final.name}.retired")
+    shutil.rmtree(retired, ignore_errors=True)
+    if final.exists():
+        Path(final).replace(retired)
+    Path(directory).replace(final)
+    sync_folder(final.parent)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _read_header(path: Path, kind: Kind) -> Artifact:
+    try:
+        tree = json.loads((path / HEADER).read_text(encoding="utf-8"))
+        artifact = Artifact(path=path, **tree)
+        whole = artifact.digest == json_digest(artifact.files)
+        whole &= artifact.recipe_digest == json_digest(artifact.recipe)
+    except (OSError, ValueError, TypeError) as error:
+        raise ArtifactCorrupt(f"header of {path} cannot be read; rerun {kind.job}") from error
+    if not whole:
+        raise ArtifactCorrupt(f"header of {path} is damaged; rerun {kind.job}")
+    return artifact
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(
+        item.relative_to(directory).as_posix() for item in directory.rglob("*") if item.is_file()
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

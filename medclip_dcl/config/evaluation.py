@@ -1,0 +1,46 @@
+"""Settings of evaluation, retrieval index and report."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from medclip_dcl.config.section import Section
+
+
+class EvaluateConfig(Section):
+    """Questions put to a trained model (`evaluate`)."""
+
+    split: Literal["validate", "test"] = "test"
+    """Split that is evaluated."""
+    prompts: str = "configs/prompts/chex5.yaml"
+    """Prompt pairs: a finding, its positive and its negative prompt."""
+    gallery: str = ""
+    """Sentences of the box retrieval gallery, one a line; empty: those of the box table."""
+    allow_contaminated: bool = False
+    """Whether a model is evaluated on patients that it was trained on."""
+    batch: Annotated[int, Field(gt=0)] = 64
+    """Films in one forward pass."""
+    bootstrap: Annotated[int, Field(ge=0)] = 1000
+    """Patient-level bootstrap samples for 95 % intervals; 0: none."""
+
+
+class IndexConfig(Section):
+    """Retrieval (`build_index`)."""
+
+    splits: tuple[str, ...] = ("train", "validate", "test")
+    """Splits whose films and sentences are indexed."""
+    candidates: Annotated[int, Field(gt=0)] = 200
+    """Pooled-vector candidates that are re-ranked by the exact score."""
+    pictures: bool = True
+    """Whether thumbnails are kept, for the report and the viewer."""
+    thumbnail_px: Annotated[int, Field(ge=32)] = 256
+    """Longer side of a thumbnail, pixels."""
+
+
+class ReportConfig(Section):
+    """The HTML report (`write_report`)."""
+
+    private: bool = False
+    """Leave out every text and picture."""
+    examples: Annotated[int, Field(ge=0)] = 6
+    """Films, heatmaps and retrieved cases shown."""

@@ -1,0 +1,55 @@
+"""The whole configuration: one frozen tree, unknown keys refused."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from medclip_dcl.config.evaluation import EvaluateConfig, IndexConfig, ReportConfig
+from medclip_dcl.config.model import ModelConfig
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.config.section import Section
+from medclip_dcl.config.studies import GenerateConfig, ImagesConfig, SourceConfig
+from medclip_dcl.config.text import (
+    EtaConfig,
+    LanguageModelConfig,
+    LikelihoodConfig,
+    SentencesConfig,
+)
+from medclip_dcl.config.training import TrainConfig
+
+
+class Config(Section):
+    """Every setting of a recipe."""
+
+    work: str
+    """Folder that receives every artifact of the recipe; `${WORK}` in other paths means it."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of everything that is drawn."""
+    jobs: tuple[str, ...] = ()
+    """Jobs that `full_run.sh` runs, in order; empty: all but `generate_studies`."""
+    generate: GenerateConfig = GenerateConfig()
+    """Generated studies."""
+    source: SourceConfig = SourceConfig()
+    """Source of studies."""
+    images: ImagesConfig = ImagesConfig()
+    """Prepared images."""
+    sentences: SentencesConfig = SentencesConfig()
+    """Sentences."""
+    language_model: LanguageModelConfig = LanguageModelConfig()
+    """Masked language model."""
+    likelihood: LikelihoodConfig = LikelihoodConfig()
+    """Pseudo-log-likelihoods."""
+    eta: EtaConfig = EtaConfig()
+    """Class probabilities of sentences."""
+    model: ModelConfig = ModelConfig()
+    """Encoders and similarity."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """Loss."""
+    train: TrainConfig = TrainConfig()
+    """Training loop."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Evaluation."""
+    index: IndexConfig = IndexConfig()
+    """Retrieval index."""
+    report: ReportConfig = ReportConfig()
+    """HTML report."""

@@ -1,0 +1,81 @@
+"""Settings of sentences, claims, the masked language model, likelihoods and eta."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from medclip_dcl.config.section import Section
+
+
+class SentencesConfig(Section):
+    """Reports to sentences (`split_sentences`)."""
+
+    sections: tuple[str, ...] = ("findings", "impression")
+    """Sections used; `last_paragraph` stands in where a report has neither."""
+    min_words: Annotated[int, Field(ge=1)] = 3
+    """Fewest words with a letter that a sentence needs."""
+    max_characters: Annotated[int, Field(gt=0)] = 1000
+    """Longest sentence kept, characters; longer ones are truncated and counted."""
+    max_report_characters: Annotated[int, Field(gt=0)] = 50_000
+    """Longest report split, characters; longer ones are truncated and counted."""
+
+
+class LanguageModelConfig(Section):
+    """The masked language model (`fit_language_model`)."""
+
+    pretrained: str = ""
+    """Directory of a CXR-BERT or other BERT checkpoint; empty: a small BERT is trained."""
+    fit: bool = True
+    """Whether the model is trained on the corpus; False: `pretrained` is used as it is."""
+    vocabulary: Annotated[int, Field(ge=100)] = 4000
+    """Word pieces of a tokenizer trained here."""
+    hidden_size: Annotated[int, Field(gt=0)] = 128
+    """Width of a BERT trained here."""
+    layers: Annotated[int, Field(gt=0)] = 2
+    """Layers of a BERT trained here."""
+    heads: Annotated[int, Field(gt=0)] = 4
+    """Attention heads of a BERT trained here."""
+    max_tokens: Annotated[int, Field(ge=8, le=512)] = 128
+    """Longest input, word pieces with [CLS] and [SEP]; longer sentences are dropped and counted."""
+    steps: Annotated[int, Field(ge=0)] = 1000
+    """Training steps."""
+    batch: Annotated[int, Field(gt=0)] = 128
+    """Sentences in a step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Peak AdamW learning rate."""
+    mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of word pieces that are masked."""
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of reports kept back to measure masked-token accuracy."""
+
+
+class LikelihoodConfig(Section):
+    """Pseudo-log-likelihoods (`score_sentences`)."""
+
+    variant: Literal["original", "within_word_l2r"] = "original"
+    """`original`: Salazar et al. 2020; `within_word_l2r`: Kauf and Ivanova 2023."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the model while scoring; bfloat16 drifts."""
+    token_budget: Annotated[int, Field(gt=0)] = 4096
+    """Word pieces in one forward pass."""
+    unit_sentences: Annotated[int, Field(gt=0)] = 1000
+    """Sentences in one unit of work: what a kill can lose."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Scoring processes; 0: one per core on a CPU, one on a GPU."""
+
+
+class EtaConfig(Section):
+    """Class probability of a sentence (`build_eta_cache`)."""
+
+    source: Literal["pll", "frequency", "constant", "labels", "table", "oracle"] = "pll"
+    """Where eta comes from; `pll` is the paper's."""
+    a: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Scale of eta = a * p**k; no unit; paper, Section 3.2."""
+    k: Annotated[float, Field(ge=0)] = 0.35
+    """Exponent of eta = a * p**k; no unit; paper, Section 3.2."""
+    eta_max: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Cap on eta; ours: an uncapped negation destroys training."""
+    constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Value of eta where `source` is `constant`."""
+    table: str = ""
+    """CSV with columns `text` and `eta` where `source` is `table` or `oracle`."""

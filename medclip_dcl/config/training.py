@@ -1,0 +1,50 @@
+"""Settings of the training loop."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from medclip_dcl.config.section import Section
+
+
+class TrainConfig(Section):
+    """The Accelerate loop (`train`)."""
+
+    global_batch: Annotated[int, Field(gt=1)] = 64
+    """Image-text pairs in one contrastive batch, over all processes; paper: 64."""
+    steps: Annotated[int, Field(gt=0)] = 100_000
+    """Optimiser steps."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Peak AdamW learning rate; paper: 1e-5."""
+    text_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the text encoder; None: `learning_rate`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 2000
+    """Linear warm-up before cosine decay; paper: 2000."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW weight decay; none for biases, norms and gamma."""
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Largest gradient norm."""
+    brightness: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Half-width of the random brightness factor."""
+    contrast: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Half-width of the random contrast factor."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast of the encoders; the loss is always float32."""
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Processes that the run expects; another world size is refused."""
+    save_every_steps: Annotated[int, Field(gt=0)] = 1000
+    """Steps between checkpoints: what a kill can lose."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """Newest checkpoints kept."""
+    log_every_steps: Annotated[int, Field(gt=0)] = 10
+    """Steps between lines of the metrics log."""
+    validate_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between validation losses; 0: none."""
+    max_skipped: Annotated[int, Field(ge=1)] = 10
+    """Consecutive steps with a non-finite loss or gradient that stop the run."""
+    loader_workers: Annotated[int, Field(ge=0)] = 0
+    """Loader threads or processes that read ahead; 0: in the loop itself."""
+    channels_last: bool = True
+    """Memory layout of the image encoder; faster on CPU and GPU."""
+    shuffle_reports: bool = False
+    """Control: pair every film with the report of another study."""

@@ -1,0 +1,100 @@
+"""Every exception that this project raises on purpose, as one tree.
+
+    MedclipError
+        ConfigError            a setting is unknown, malformed or out of range
+        ArtifactError
+            ArtifactMissing    an earlier stage has not been run
+            ArtifactCorrupt    bytes on disk differ from what was sealed
+            ArtifactStale      made from other inputs or settings than those asked for
+        StudyError             a source of studies cannot be read as a whole
+        ImageError             one image is refused; `code` says by which rule
+        ReportError            one report or sentence is refused
+        ScoreError             a likelihood or an eta is missing, or not a valid number
+        CheckpointError        weights cannot be loaded, or do not fit
+        TrainingError          training cannot go on
+        MetricError            a metric is asked of arrays that do not fit together
+        QueryError             a question put to a model or an index is malformed
+
+A message names the value, the rule it breaks and the remedy. It carries ids and
+counts, never report text, pixels, prompts or names of uploaded files.
+"""
+
+
+class MedclipError(Exception):
+    """Base of the tree; `exit_code` is what a job returns when it ends with one."""
+
+    exit_code = 1
+
+
+class ConfigError(MedclipError):
+    """A setting is unknown, malformed or out of range."""
+
+    exit_code = 2
+
+
+class ArtifactError(MedclipError):
+    """An artifact on disk cannot be used."""
+
+    exit_code = 4
+
+
+class ArtifactMissing(ArtifactError):
+    """An earlier stage has not been run, or wrote elsewhere."""
+
+
+class ArtifactCorrupt(ArtifactError):
+    """The bytes on disk differ from what was sealed."""
+
+
+class ArtifactStale(ArtifactError):
+    """The artifact was made from other inputs or settings than those asked for."""
+
+
+class StudyError(MedclipError):
+    """A source of studies cannot be read as a whole, or too much of it was rejected."""
+
+    exit_code = 3
+
+
+class ImageError(MedclipError):
+    """One image is refused.
+
+    Attributes:
+        code: the rule that refused it, from `medclip_dcl.studies.images.REASONS`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class ReportError(MedclipError):
+    """One report or sentence is refused."""
+
+
+class ScoreError(MedclipError):
+    """A likelihood or an eta is missing, or not a valid number."""
+
+    exit_code = 4
+
+
+class CheckpointError(MedclipError):
+    """Weights cannot be loaded, or do not fit the model that was asked for."""
+
+    exit_code = 4
+
+
+class TrainingError(MedclipError):
+    """Training cannot go on."""
+
+
+class MetricError(MedclipError):
+    """A metric is asked of arrays that do not fit together."""
+
+
+class QueryError(MedclipError):
+    """A question put to a model or an index is malformed."""

@@ -1,0 +1,1 @@
+"""Vectors to a retrieval index, and queries to ranked ids."""

@@ -1,0 +1,1 @@
+"""Sentences to likelihoods, and likelihoods to eta."""

@@ -1,0 +1,1 @@
+"""The two encoders and the similarity between them."""

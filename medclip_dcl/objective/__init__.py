@@ -1,0 +1,1 @@
+"""The losses, and what they are told about negatives."""

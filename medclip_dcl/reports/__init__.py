@@ -1,0 +1,1 @@
+"""Reports to sentences and claims."""

@@ -1,0 +1,1 @@
+"""Raw studies to a manifest, and films to pixels."""

@@ -1,0 +1,1 @@
+"""The jobs: one file each; read, call the library, write."""

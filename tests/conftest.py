@@ -1,0 +1,48 @@
+"""What every test gets: fixed seeds, one thread, no network."""
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (libraries still draw from it)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Refuse connections that leave this machine."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: object) -> None:
+        if self.family in {socket.AF_INET, socket.AF_INET6}:
+            host = address[0] if isinstance(address, tuple) else address
+            if host not in {"127.0.0.1", "::1", "localhost"}:
+                raise OSError("tests may not leave this machine")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+    yield
+
+
+@pytest.fixture
+def test_data() -> Path:
+    """The folder of real test data that TEST_DATA names."""
+    folder = os.environ.get("TEST_DATA", "")
+    if not folder:
+        pytest.skip("TEST_DATA is not set: no real data at hand")
+    return Path(folder)
