@@ -1,0 +1,44 @@
+# The project's commands. `make demo` and `make test` need Python 3.11-3.13 and make alone.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+CONFIG ?= configs/demo.yaml
+
+.PHONY: demo test check serve bench long lock clean
+.DEFAULT_GOAL := demo
+
+$(INSTALLED): requirements.lock
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	touch $@
+
+demo: $(INSTALLED) ## the whole story on generated studies, then a report
+	PYTHON=$(BIN)/python bash pipelines/full_run.sh $(CONFIG)
+	$(BIN)/python -m pipelines.closing --config $(CONFIG)
+
+test: $(INSTALLED) ## all tests
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## format, lint, types, layers, house tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/house
+
+serve: $(INSTALLED) ## the service and its viewer, on the demo's model
+	$(BIN)/python -m api --config configs/serve.yaml
+
+bench: $(INSTALLED) ## every benchmark, in full
+	for name in $$($(BIN)/python -m benchmarks --list); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
+	$(BIN)/python -m benchmarks --long
+
+lock: ## write requirements.lock anew
+	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
+	bash .ci/lock .venv-lock/bin/uv
+	rm -rf .venv-lock
+
+clean: ## remove what the demo made
+	rm -rf runs

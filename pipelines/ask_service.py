@@ -1,0 +1,155 @@
+"""Start the service on a free port, ask it three questions over HTTP, keep the answers."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from medclip_dcl.artifacts import index, manifest, published, sentences
+from medclip_dcl.artifacts.files import path_under, write_text
+from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import QueryError
+from pipelines.job import Job, run_job
+
+ANSWERS = "service_answers.json"
+_START_S = 90.0
+
+
+def build(job: Job) -> None:
+    """Ask the service of a recipe's model and index about one of its test films.
+
+    Args:
+        job: the recipe; its model, index, manifest and sentences exist.
+
+    Raises:
+        QueryError: the service did not start, or answered with an error.
+    """
+    films = job.open(manifest.KIND)
+    film, phrase = _choose(films, job.open(sentences.KIND))
+    root = resolve_path(job.config.source.root, job.config)
+    picture = path_under(root, film["path"]).read_bytes()
+    with serving(published.KIND.at(job.work), index.KIND.at(job.work)) as client:
+        answers = {
+            "classify": _ask(client, "/classify", picture, {}),
+            "ground": _ask(client, "/ground", picture, {"phrase": phrase}),
+            "retrieve": _ask(client, "/retrieve", picture, {"target": "text", "k": "5"}),
+        }
+    record = {"image_id": film["image_id"], "phrase": phrase, "answers": answers}
+    write_text(job.work / ANSWERS, json.dumps(record, indent=1) + "\n")
+    seconds = {name: answer["seconds"] for name, answer in answers.items()}
+    job.say(answers=len(answers), **{f"{name}_s": value for name, value in seconds.items()})
+
+
+@contextmanager
+def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
+    """Run the service as users run it, until the caller is done.
+
+    Args:
+        model: folder of a published model.
+        vectors: folder of an index of that model.
+
+    Yields:
+        A client of the running service, once it is ready.
+
+    Raises:
+        QueryError: the service did not become ready.
+    """
+    settings = {
+        "MEDCLIP_MODEL": str(model),
+        "MEDCLIP_INDEX": str(vectors),
+        "MEDCLIP_ALLOW_ANONYMOUS": "true",
+        "MEDCLIP_HOST": "127.0.0.1",
+        "MEDCLIP_PORT": "0",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api"],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = _announced_address(process)
+        with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+            _await_ready(client)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job from a command line.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code of `pipelines.job`.
+    """
+    return run_job("ask_service", build, argv)
+
+
+def _choose(films: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
+    """Pick a test film, with the phrase of its box where it has one."""
+    test = [
+        row for row in read_table(films.path, manifest.IMAGES).to_pylist() if row["split"] == "test"
+    ]
+    if not test:
+        raise QueryError("the manifest has no test film to ask about; raise source.test_share")
+    boxes = {
+        row["image_id"]: row["phrase"] for row in read_table(films.path, manifest.BOXES).to_pylist()
+    }
+    for film in test:
+        if film["image_id"] in boxes:
+            return film, boxes[film["image_id"]]
+    rows = read_table(texts.path, sentences.SENTENCES).to_pylist()
+    phrase = next(row["text"] for row in rows if row["study_id"] == test[0]["study_id"])
+    return test[0], phrase
+
+
+def _ask(
+    client: httpx.Client, route: str, picture: bytes, fields: dict[str, str]
+) -> dict[str, Any]:
+    start = time.monotonic()
+    reply = client.post(route, files={"image": ("film", picture)}, data=fields)
+    seconds = round(time.monotonic() - start, 3)
+    if reply.status_code != httpx.codes.OK:
+        raise QueryError(f"{route} answered {reply.status_code}; see the service's log")
+    return {"seconds": seconds, "status": reply.status_code, "body": reply.json()}
+
+
+def _announced_address(process: subprocess.Popen[str]) -> str:
+    """Read the address from the launcher's first line."""
+    line = process.stdout.readline() if process.stdout is not None else ""
+    try:
+        announced: dict[str, str] = json.loads(line)
+        return announced["address"]
+    except (json.JSONDecodeError, KeyError) as error:
+        raise QueryError("the service did not start; its reason stands above") from error
+
+
+def _await_ready(client: httpx.Client) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        try:
+            if client.get("/ready").status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise QueryError(f"the service was not ready within {_START_S:.0f} s; see its log")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Print the jobs of a recipe on one line, for `full_run.sh`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medclip_dcl.config import Config, load_config
+from medclip_dcl.errors import ConfigError, MedclipError
+from pipelines.__main__ import STORY
+
+
+def jobs_of(config: Config) -> tuple[str, ...]:
+    """Give the jobs of a recipe, in order.
+
+    Args:
+        config: the recipe.
+
+    Returns:
+        The names in `config.jobs`; all jobs but `generate_studies` and `ask_service`
+        where it names none.
+
+    Raises:
+        ConfigError: a name is no job.
+    """
+    unknown = set(config.jobs) - set(STORY)
+    if unknown:
+        raise ConfigError(f"jobs names {sorted(unknown)}, which are no jobs; use those of {STORY}")
+    if config.jobs:
+        return tuple(name for name in STORY if name in config.jobs)
+    return tuple(name for name in STORY if name not in {"generate_studies", "ask_service"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the jobs of the recipe that `--config` names.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="python -m pipelines.story")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        print(*jobs_of(load_config(arguments.config, arguments.set)))
+    except MedclipError as error:
+        print(f"story: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

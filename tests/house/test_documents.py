@@ -1,0 +1,46 @@
+"""Documents that cannot drift: the tables are made from the code, the links lead somewhere."""
+
+import re
+
+import pytest
+
+from tests.house.documents import ROOT, TABLES, with_table
+from tests.house.tree import name_of, tracked
+
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+FOLDERS = ("medclip_dcl", "pipelines", "api", "configs", "tests", "docker", "benchmarks")
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_table_says_what_the_code_says(name: str) -> None:
+    file, make = TABLES[name]
+    table = make()
+    assert table.count("\n") > 4
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert with_table(text, name, table) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_folder_says_what_it_is(folder: str) -> None:
+    assert len((ROOT / folder / "README.md").read_text(encoding="utf-8")) > 400
+
+
+def test_links_lead_to_files() -> None:
+    pages = tracked(".md")
+    assert len(pages) > 8
+    broken = [
+        f"{name_of(page)} -> {target}"
+        for page in pages
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_the_readme_names_the_commands_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / page).read_text(encoding="utf-8")))
+        assert named, page
+        assert named <= targets, page

@@ -1,0 +1,79 @@
+"""One gate per kind of resource: the raw call stands in its gate and nowhere else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import modules, name_of, syntax
+
+GATES = {
+    "Image.open": {"medclip_dcl/studies/raster.py"},
+    "dcmread": {"medclip_dcl/studies/dicom.py"},
+    "torch.load": {
+        "medclip_dcl/artifacts/checkpoint.py",
+        "medclip_dcl/likelihood/language_model.py",
+    },
+    "torch.save": {"medclip_dcl/artifacts/checkpoint.py"},
+    "pickle.load": set(),
+    "pickle.loads": set(),
+    "yaml.load": set(),
+    "eval": set(),
+    "exec": set(),
+    "os.system": set(),
+    "extractall": set(),
+    "np.load": set(),
+}
+"""Raw call -> the files that may make it."""
+
+WRITERS = {"medclip_dcl/artifacts/files.py"}
+"""Files that may open another for writing."""
+
+
+def calls(path: Path) -> list[tuple[str, ast.Call]]:
+    return [
+        (ast.unparse(node.func), node)
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.Call)
+    ]
+
+
+@pytest.mark.parametrize("raw", sorted(GATES))
+def test_raw_call_stands_only_in_its_gate(raw: str) -> None:
+    files = modules("medclip_dcl", "pipelines", "api")
+    assert len(files) > 40
+    users = {
+        name_of(path)
+        for path in files
+        for name, _ in calls(path)
+        if name == raw or name.endswith(f".{raw}")
+    }
+    assert users <= GATES[raw]
+
+
+def opens_for_writing(name: str, call: ast.Call) -> bool:
+    if name.endswith((".write_text", ".write_bytes")):
+        return not name.startswith("files.")
+    modes = {"'w'", "'wb'", "'x'", "'xb'"}
+    given = {ast.unparse(item) for item in (*call.args, *(word.value for word in call.keywords))}
+    return (name == "open" or name.endswith(".open")) and not modes.isdisjoint(given)
+
+
+def test_files_are_written_whole_or_not_at_all() -> None:
+    writers = {
+        name_of(path)
+        for path in modules("medclip_dcl", "pipelines", "api")
+        for name, call in calls(path)
+        if opens_for_writing(name, call)
+    }
+    assert writers <= WRITERS
+
+
+def test_remote_code_is_never_trusted() -> None:
+    for path in modules():
+        for _, call in calls(path):
+            for keyword in call.keywords:
+                trusted = (
+                    keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"
+                )
+                assert not trusted, name_of(path)

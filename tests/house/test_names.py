@@ -1,0 +1,50 @@
+"""One noun per room, and rooms that can be held in the head."""
+
+import ast
+
+from tests.house.tree import modules, name_of, syntax
+
+FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
+LONGEST_MODULE = 400
+LONGEST_FUNCTION = 60
+
+
+def test_no_module_bears_a_name_that_says_nothing() -> None:
+    found = modules()
+    assert len(found) > 50
+    assert [name_of(path) for path in found if path.stem in FORBIDDEN] == []
+
+
+def test_no_module_is_longer_than_a_room() -> None:
+    long = {
+        name_of(path): lines
+        for path in modules()
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_MODULE
+    }
+    assert long == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in modules()
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 - _docstring_lines(node) > LONGEST_FUNCTION
+    ]
+    assert long == []
+
+
+def test_package_files_only_re_export() -> None:
+    for path in modules():
+        if path.name != "__init__.py" or path.parent.name == "medclip_dcl":
+            continue
+        kinds = {type(node) for node in syntax(path).body}
+        assert kinds <= {ast.Expr, ast.ImportFrom, ast.Assign}, name_of(path)
+
+
+def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = node.body[0]
+    if ast.get_docstring(node) is None or not isinstance(first, ast.Expr):
+        return 0
+    return (first.end_lineno or first.lineno) - first.lineno + 1

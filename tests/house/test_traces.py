@@ -1,0 +1,41 @@
+"""The project speaks of itself alone: no machine, no workplace, no left-overs."""
+
+import re
+
+from tests.house.tree import name_of, tracked
+
+FOREIGN = re.compile(r"/work/|/root/|/home/[a-z]|\.\./shared|/tmp/ceo|\+cpu\b")
+SUFFIXES = (
+    ".py",
+    ".md",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".cfg",
+    ".sh",
+    ".html",
+    ".js",
+    ".css",
+    ".lock",
+    ".cff",
+)
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    files = [path for path in tracked(*SUFFIXES) if ".ci" not in path.parts]
+    assert len(files) > 80
+    found = [
+        f"{name_of(path)}: {match.group()}"
+        for path in files
+        if path.name != "test_traces.py"
+        and (match := FOREIGN.search(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+def test_the_lock_installs_on_every_machine() -> None:
+    (lock,) = (path for path in tracked(".lock"))
+    names = {line.split("==")[0] for line in lock.read_text().splitlines() if line[0] != "#"}
+    assert {"torch", "transformers", "pydicom", "fastapi", "pytest"} <= names
+    assert names.isdisjoint({"torchvision", "torchaudio", "timm", "python-gdcm", "triton"})
+    assert not any(name.startswith("nvidia-") for name in names)

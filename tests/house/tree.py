@@ -1,0 +1,40 @@
+"""The files of the project, as git knows them."""
+
+import ast
+import functools
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CODE = ("medclip_dcl", "pipelines", "api", "benchmarks")
+
+
+@functools.cache
+def tracked(*suffixes: str) -> tuple[Path, ...]:
+    """Files under version control, or about to be, with one of the suffixes."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    paths = [ROOT / line for line in listing.splitlines()]
+    return tuple(path for path in paths if path.is_file() and path.suffix in suffixes)
+
+
+def modules(*folders: str) -> tuple[Path, ...]:
+    """Python files of the given top-level folders."""
+    chosen = folders or CODE
+    return tuple(path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in chosen)
+
+
+@functools.cache
+def syntax(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def name_of(path: Path) -> str:
+    """A path as people read it."""
+    return path.relative_to(ROOT).as_posix()

@@ -1,0 +1,65 @@
+"""A job reuses what is valid, and its exit code says how it ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import Draft, Kind
+from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
+from pipelines.job import STOPPED, Job, Stopped, run_job
+
+KIND = Kind("thing", 1, "make_thing")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
+    return path
+
+
+def run(recipe: Path, work: object, *more: str) -> int:
+    return run_job("make_thing", work, ["--config", str(recipe), *more])  # type: ignore[arg-type]
+
+
+def test_valid_artifact_is_reused_and_said_so(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+
+    def write(draft: Draft) -> dict[str, int]:
+        written.append(1)
+        write_text(draft.directory / "a", "x")
+        return {"rows": 1}
+
+    def work(job: Job) -> None:
+        job.make(KIND, {"eta": job.config.eta}, {}, write)
+
+    assert run(recipe, work) == run(recipe, work) == 0
+    states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
+    assert states == ["made", "reused"]
+    assert run(recipe, work, "--set", "eta.a=0.1") == 0
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (StudyError("x"), 3),
+        (ArtifactMissing("x"), 4),
+        (Stopped(), STOPPED),
+        (KeyboardInterrupt(), STOPPED),
+    ],
+)
+def test_exit_code_tells_how_it_ended(recipe: Path, error: BaseException, code: int) -> None:
+    def work(job: Job) -> None:
+        raise error
+
+    assert run(recipe, work) == code
+
+
+def test_unknown_key_ends_with_the_configuration_code(recipe: Path) -> None:
+    assert run(recipe, lambda job: None, "--set", "nonsense=1") == 2
