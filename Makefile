@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 CONFIG ?= configs/demo.yaml
 
-.PHONY: demo test check serve bench long lock clean
+.PHONY: demo test check docs serve bench long lock clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): requirements.lock
@@ -34,6 +34,9 @@ bench: $(INSTALLED) ## every benchmark, in full
 
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long
+
+docs: $(INSTALLED) ## the tables in the READMEs, from the code
+	$(BIN)/python -m tests.house.documents
 
 lock: ## write requirements.lock anew
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
