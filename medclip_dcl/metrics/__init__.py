@@ -1,1 +1,1 @@
-"""Arrays in, numbers out."""
+"""Arrays in, numbers out: classification, localisation, retrieval and their intervals."""
