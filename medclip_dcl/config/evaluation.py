@@ -35,6 +35,10 @@ class IndexConfig(Section):
     """Whether thumbnails are kept, for the report and the viewer."""
     thumbnail_px: Annotated[int, Field(ge=32)] = 256
     """Longer side of a thumbnail, pixels."""
+    shard_rows: Annotated[int, Field(gt=0)] = 1024
+    """Films, or sentences, in one shard: the unit that is resumed."""
+    batch: Annotated[int, Field(gt=0)] = 32
+    """Films, or sentences, in one forward pass."""
 
 
 class ReportConfig(Section):

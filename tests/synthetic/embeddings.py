@@ -1,0 +1,109 @@
+"""A small index of random vectors: films, sentences and an encoder that makes them up."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medclip_dcl.artifacts.embeddings import KIND
+from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
+from medclip_dcl.artifacts.manifest import IMAGES
+from medclip_dcl.artifacts.sentences import SENTENCES, text_key
+from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.config.model import SimilarityConfig
+from medclip_dcl.index.build import Selection, select, write_index
+
+DIM = 8
+GRID = 3
+SIZE_PX = 16
+SIMILARITY = SimilarityConfig(dim=DIM)
+MODEL_DIGEST = "m" * 64
+
+
+class HashedEncoder:
+    """Vectors that depend on the input alone, as a model's do."""
+
+    def embed_images(self, films: npt.NDArray[np.uint8]) -> Tensor:
+        return torch.stack([_vectors(film.tobytes(), GRID, GRID) for film in films])
+
+    def embed_sentences(self, texts: Sequence[str]) -> Tensor:
+        return torch.stack([_vectors(text.encode(), 1, 1)[0, 0] for text in texts])
+
+
+class NumberedFilms:
+    """Prepared films whose pixels are drawn from their row number."""
+
+    def __init__(self, image_ids: Sequence[str]) -> None:
+        self.row_of = {image_id: row for row, image_id in enumerate(image_ids)}
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        generator = np.random.default_rng(row)
+        return generator.integers(0, 256, (SIZE_PX, SIZE_PX), dtype=np.uint8)
+
+    def original_size(self, row: int) -> tuple[int, int]:
+        return 200 + row % 2, 100
+
+
+def manifest_table(films: int) -> pa.Table:
+    """Films of which two share a study and four a patient."""
+    rows = [
+        {
+            "image_id": f"image-{number:03d}",
+            "study_id": f"study-{number // 2:03d}",
+            "subject_id": f"patient-{number // 4:03d}",
+            "split": ("train", "validate", "test")[number // 4 % 3],
+            "view": ("PA", "AP")[number % 2],
+            "path": f"{number}.dcm",
+        }
+        for number in range(films)
+    ]
+    return pa.Table.from_pylist(rows, schema=IMAGES.schema)
+
+
+def sentence_table(studies: int) -> pa.Table:
+    """Two sentences a study: one of its own and one of three that others say, too."""
+    rows = []
+    for number in range(studies):
+        for position, text in enumerate([f"Opacity {number}.", f"Shared {number % 3}."]):
+            rows.append(
+                {
+                    "study_id": f"study-{number:03d}",
+                    "subject_id": f"patient-{number // 2:03d}",
+                    "split": ("train", "validate", "test")[number // 2 % 3],
+                    "section": "findings",
+                    "position": position,
+                    "text": text,
+                    "text_key": text_key(text),
+                }
+            )
+    return pa.Table.from_pylist(rows, schema=SENTENCES.schema)
+
+
+def selection(films: int = 48, splits: Sequence[str] = ("train", "validate", "test")) -> Selection:
+    """What a small index holds."""
+    manifest = manifest_table(films)
+    prepared = NumberedFilms(manifest.column("image_id").to_pylist())
+    return select(manifest, sentence_table(films // 2), prepared, splits)
+
+
+def build(path: Path, settings: IndexConfig, films: int = 48) -> Artifact:
+    """Seal a small index."""
+    chosen = selection(films)
+    prepared = NumberedFilms(manifest_table(films).column("image_id").to_pylist())
+    recipe = make_recipe(
+        KIND, {"index": settings, "similarity": SIMILARITY}, {"model": MODEL_DIGEST}
+    )
+    with drafting(path, KIND, recipe) as draft:
+        return draft.seal(write_index(draft.directory, chosen, prepared, HashedEncoder(), settings))
+
+
+def _vectors(data: bytes, rows: int, columns: int) -> Tensor:
+    seed = int.from_bytes(hashlib.sha256(data).digest()[:8], "big", signed=True)
+    generator = torch.Generator().manual_seed(seed)
+    return functional.normalize(torch.randn(rows, columns, DIM, generator=generator), dim=-1)
