@@ -1,1 +1,1 @@
-"""Questions put to a model; one code path offline and online."""
+"""Questions put to a trained model; one code path for evaluation and service."""

@@ -1,0 +1,142 @@
+"""Grounding: where on the film a sentence is answered.
+
+Geometry `paper`: the whole film is stretched onto the model's input, so cell (row i,
+column j) of an R x C grid covers the rectangle [j W/C, (j+1) W/C) x [i H/R, (i+1) H/R) of
+an H x W film. Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy import ndimage
+from torch.nn import functional
+
+_FINE = 8  # steps per cell at which a box's edge is traced
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best point: pixels of the film, and its score in [-1, 1]."""
+
+    x: float
+    y: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle, pixels of the film."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """Where one sentence is answered on one film.
+
+    Attributes:
+        grid: region-sentence cosines, (rows, columns).
+        affine: (a, b, c, d, e, f): cell (row, column) has its centre at
+            x = a column + b row + c, y = d column + e row + f, pixels of the film.
+        peak: centre of the best cell.
+        threshold: score from which the box is traced.
+        box: smallest rectangle around what is connected to the peak and scores at least
+            the threshold; None where the peak is below it.
+    """
+
+    grid: Float[np.ndarray, "rows columns"]
+    affine: tuple[float, float, float, float, float, float]
+    peak: Peak
+    threshold: float
+    box: Box | None
+
+
+def grid_affine(
+    rows: int, columns: int, height_px: int, width_px: int
+) -> tuple[float, float, float, float, float, float]:
+    """Give the map from cells to the centres of their rectangles on the film.
+
+    Args:
+        rows: of the grid.
+        columns: of the grid.
+        height_px: height of the film.
+        width_px: width of the film.
+
+    Returns:
+        (a, b, c, d, e, f), as `Grounding.affine` explains.
+    """
+    cell_width, cell_height = width_px / columns, height_px / rows
+    return (cell_width, 0.0, cell_width / 2, 0.0, cell_height, cell_height / 2)
+
+
+def upsample(
+    grid: Float[np.ndarray, "rows columns"], height_px: int, width_px: int
+) -> Float[np.ndarray, "height width"]:
+    """Spread a grid of scores over the film.
+
+    Args:
+        grid: one score per cell.
+        height_px: height of the film.
+        width_px: width of the film.
+
+    Returns:
+        One score per pixel, bilinear between the centres of cells (corners not aligned).
+    """
+    cells = torch.from_numpy(np.ascontiguousarray(grid, dtype=np.float32))[None, None]
+    size = (height_px, width_px)
+    spread = functional.interpolate(cells, size=size, mode="bilinear", align_corners=False)
+    heatmap: np.ndarray = spread[0, 0].numpy()
+    return heatmap
+
+
+def locate(
+    grid: Float[np.ndarray, "rows columns"],
+    height_px: int,
+    width_px: int,
+    threshold: float | None,
+) -> Grounding:
+    """Turn a grid of scores into a peak and a box on the film.
+
+    Args:
+        grid: region-sentence cosines of one film and one sentence.
+        height_px: height of the film.
+        width_px: width of the film.
+        threshold: score from which the box is traced; None: half way between the
+            grid's mean and its peak.
+
+    Returns:
+        The grounding. The peak is a cell's centre: bilinear scores never exceed those
+        at the centres.
+    """
+    rows, columns = grid.shape
+    affine = grid_affine(rows, columns, height_px, width_px)
+    row, column = np.unravel_index(int(grid.argmax()), grid.shape)
+    best = float(grid[row, column])
+    peak = Peak(affine[0] * column + affine[2], affine[4] * row + affine[5], best)
+    level = (float(grid.mean()) + best) / 2 if threshold is None else threshold
+    box = _box_around(grid, int(row), int(column), level) if best >= level else None
+    if box is not None:
+        box = Box(
+            box.x * affine[0], box.y * affine[4], box.width * affine[0], box.height * affine[4]
+        )
+    return Grounding(grid, affine, peak, level, box)
+
+
+def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
+    """Trace what is connected to a cell's centre and reaches the level, in cells."""
+    rows, columns = grid.shape
+    fine = upsample(grid, rows * _FINE, columns * _FINE)
+    centre = (slice(row * _FINE, (row + 1) * _FINE), slice(column * _FINE, (column + 1) * _FINE))
+    label, _ = ndimage.label(fine >= level)
+    near = fine[centre].argmax()
+    own = label[centre].ravel()[near]
+    if own == 0:  # a peak thinner than one step
+        return Box(column, row, 1, 1)
+    ys, xs = np.nonzero(label == own)
+    x, y = xs.min() / _FINE, ys.min() / _FINE
+    return Box(x, y, (xs.max() + 1) / _FINE - x, (ys.max() + 1) / _FINE - y)

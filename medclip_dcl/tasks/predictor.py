@@ -1,0 +1,262 @@
+"""A published model that answers questions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from transformers import BertConfig, BertTokenizer
+
+from medclip_dcl.artifacts.published import Published, read_published
+from medclip_dcl.config import Config
+from medclip_dcl.errors import CheckpointError, QueryError
+from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.model.preprocessing import to_input
+from medclip_dcl.model.similarity import region_scores
+from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.studies.square import square
+from medclip_dcl.tasks.grounding import Grounding, locate
+from medclip_dcl.tasks.prompts import Finding, parse_prompts
+from medclip_dcl.tasks.zero_shot import FindingScore, answers, margins, prompt_texts
+
+_TEXTS_PER_PASS = 128
+
+
+class Predictor:
+    """A trained model in evaluation mode on one device.
+
+    Attributes:
+        digest: names the model; SHA-256 of its files.
+        config: the configuration that it was trained with.
+        findings: the prompt pairs that it was published with.
+        model: both encoders.
+        device: where it runs.
+    """
+
+    def __init__(
+        self,
+        model: DualEncoder,
+        tokenizer: BertTokenizer,
+        config: Config,
+        findings: tuple[Finding, ...],
+        digest: str,
+        device: torch.device,
+    ) -> None:
+        self.model = model.to(device).eval().requires_grad_(requires_grad=False)
+        if config.train.channels_last:
+            # torch's stubs leave this keyword out
+            self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.digest, self.config, self.findings, self.device = digest, config, findings, device
+        self._tokenizer = tokenizer
+
+    @torch.inference_mode()
+    def embed_images(
+        self, films: UInt8[np.ndarray, "films size size"]
+    ) -> Float[Tensor, "films rows columns dim"]:
+        """Encode prepared films, all in one forward pass.
+
+        Args:
+            films: square 8-bit films from `square` or the prepared images.
+
+        Returns:
+            Unit region vectors, on the model's device.
+        """
+        inputs = to_input(films, self.config.model.image.input_px).to(self.device)
+        if self.config.train.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return self.model.encode_images(inputs)
+
+    @torch.inference_mode()
+    def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
+        """Encode sentences.
+
+        Args:
+            texts: sentences; longer ones than the model reads are truncated.
+
+        Returns:
+            Unit vectors in the order of the texts, on the model's device.
+
+        Raises:
+            QueryError: there is no text, or one is blank.
+        """
+        plain = [" ".join(text.split()) for text in texts]
+        if not plain or not all(plain):
+            raise QueryError("a sentence is empty; give text with at least one word")
+        order = sorted(range(len(plain)), key=lambda index: len(plain[index]))
+        vectors = [
+            self._encode([plain[index] for index in order[start : start + _TEXTS_PER_PASS]])
+            for start in range(0, len(order), _TEXTS_PER_PASS)
+        ]
+        back = torch.tensor(order).argsort().to(self.device)
+        return torch.cat(vectors)[back]
+
+    def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
+        """Bring a decoded film into the form that the model was trained on.
+
+        Args:
+            image: the film.
+
+        Returns:
+            The prepared film, by the same code as `prepare_images`.
+        """
+        film: np.ndarray = square(image, self.config.images.size_px, self.config.images.equalize)
+        return film
+
+    @torch.inference_mode()
+    def margins(
+        self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
+    ) -> Float[Tensor, "findings images"]:
+        """Compare the two prompts of each finding on each film.
+
+        Args:
+            regions: from `embed_images`.
+            findings: the findings.
+
+        Returns:
+            f(positive) - f(negative), in [-2, 2].
+        """
+        prompts = self.embed_sentences(prompt_texts(findings))
+        return margins(self.model.score(regions, prompts), findings)
+
+    def classify(
+        self, image: GreyImage, findings: Sequence[Finding] | None = None
+    ) -> list[FindingScore]:
+        """Answer which findings a film shows.
+
+        Args:
+            image: the film.
+            findings: the findings asked for; None: those that the model was published with.
+
+        Returns:
+            One answer per finding.
+        """
+        return self.classify_regions(self.embed_images(self.square(image)[None]), findings)[0]
+
+    def classify_regions(
+        self,
+        regions: Float[Tensor, "images rows columns dim"],
+        findings: Sequence[Finding] | None = None,
+    ) -> list[list[FindingScore]]:
+        """Answer `classify` for films that are encoded already.
+
+        Args:
+            regions: from `embed_images`.
+            findings: the findings asked for; None: those that the model was published with.
+
+        Returns:
+            One list per film, with one answer per finding.
+        """
+        asked = self.findings if findings is None else findings
+        return answers(self.margins(regions, asked), self.model.gamma.detach(), asked)
+
+    def ground(
+        self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
+    ) -> list[Grounding]:
+        """Answer where each phrase is seen on a film.
+
+        Args:
+            image: the film.
+            phrases: sentences.
+            threshold: score from which boxes are traced; None: half way between each
+                grid's mean and its peak.
+
+        Returns:
+            One grounding per phrase, in pixels of the film.
+
+        Raises:
+            QueryError: there is no phrase, or one is blank.
+        """
+        regions = self.embed_images(self.square(image)[None])
+        height, width = image.pixels.shape
+        return self.ground_regions(regions[0], phrases, height, width, threshold)
+
+    @torch.inference_mode()
+    def ground_regions(
+        self,
+        regions: Float[Tensor, "rows columns dim"],
+        phrases: Sequence[str],
+        height_px: int,
+        width_px: int,
+        threshold: float | None = None,
+    ) -> list[Grounding]:
+        """Answer `ground` for a film that is encoded already.
+
+        Args:
+            regions: of one film, from `embed_images`.
+            phrases: sentences.
+            height_px: height of the original film.
+            width_px: width of the original film.
+            threshold: as for `ground`.
+
+        Returns:
+            One grounding per phrase, in pixels of the original film.
+
+        Raises:
+            QueryError: there is no phrase, or one is blank.
+        """
+        grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0]
+        return [locate(grid, height_px, width_px, threshold) for grid in grids.cpu().numpy()]
+
+    def _encode(self, texts: list[str]) -> Tensor:
+        tokens = self._tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=self.config.model.text.max_tokens,
+            return_tensors="pt",
+        ).to(self.device)
+        return self.model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
+def load(path: Path | str, device: torch.device | str | None = None) -> Predictor:
+    """Load a published model.
+
+    Args:
+        path: its folder.
+        device: where it shall run; None: the first GPU where there is one, else the CPU.
+
+    Returns:
+        The model, ready for questions.
+
+    Raises:
+        ArtifactError: the folder holds no whole published model.
+        CheckpointError: weights and configuration do not fit each other.
+    """
+    published = read_published(Path(path))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return build_predictor(published, torch.device(device))
+
+
+def build_predictor(published: Published, device: torch.device) -> Predictor:
+    """Build the predictor of a published model that has been read already.
+
+    Args:
+        published: the model's facts and weights.
+        device: where it shall run.
+
+    Returns:
+        The model, ready for questions.
+
+    Raises:
+        CheckpointError: weights and configuration do not fit each other.
+    """
+    folder = published.text_folder
+    text_config = BertConfig.from_json_file(folder / "config.json")
+    model = build_dual_encoder(published.config.model, text_config, seed=0)
+    try:
+        model.load_state_dict(published.weights())
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
+        ) from error
+    tokenizer = BertTokenizer.from_pretrained(str(folder), local_files_only=True)
+    try:
+        findings = parse_prompts(published.card["prompts"])
+    except (KeyError, QueryError) as error:
+        raise CheckpointError(
+            f"card of model {published.digest[:12]} has no valid prompts; rerun train"
+        ) from error
+    return Predictor(model, tokenizer, published.config, findings, published.digest, device)

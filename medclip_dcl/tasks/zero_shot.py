@@ -1,0 +1,110 @@
+"""Zero-shot findings: the prompt that fits the film better decides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medclip_dcl.tasks.prompts import Finding
+
+UNCALIBRATED = "no calibration was fitted for this model"
+
+
+@dataclass(frozen=True)
+class FindingScore:
+    """What the model says of one finding on one film.
+
+    Attributes:
+        name: the finding.
+        score: softmax over the two prompts' scaled scores, in [0, 1]; no probability.
+        margin: score of the positive prompts minus that of the negative, in [-2, 2].
+        is_present: whether the margin is above 0.
+        probability: calibrated probability; None where the model has no calibration.
+        note: why the probability is None, else empty.
+    """
+
+    name: str
+    score: float
+    margin: float
+    is_present: bool
+    probability: float | None = None
+    note: str = UNCALIBRATED
+
+
+def prompt_texts(findings: Sequence[Finding]) -> list[str]:
+    """List the prompts of findings in the order that `margins` expects.
+
+    Args:
+        findings: the findings.
+
+    Returns:
+        For each finding its positive prompts, then its negative ones.
+    """
+    return [text for finding in findings for text in (*finding.positive, *finding.negative)]
+
+
+def margins(
+    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+) -> Float[Tensor, "findings images"]:
+    """Subtract the negative prompts' mean score from the positive prompts'.
+
+    Args:
+        scores: image-sentence scores f of `prompt_texts`, in [-1, 1].
+        findings: the findings, in the same order.
+
+    Returns:
+        f(positive) - f(negative), in [-2, 2].
+
+    Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several prompts
+        are averaged by their scores.
+    """
+    sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
+    means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
+    return means[0::2] - means[1::2]
+
+
+def softmax_scores(
+    margin: Float[Tensor, "findings images"], gamma: Float[Tensor, ""]
+) -> Float[Tensor, "findings images"]:
+    """Softmax over gamma**2-scaled positive and negative scores: the positive's share.
+
+    Args:
+        margin: from `margins`.
+        gamma: the model's scale.
+
+    Returns:
+        Scores in [0, 1]; 0.5 where both prompts fit alike.
+    """
+    return torch.sigmoid(gamma**2 * margin)
+
+
+def answers(
+    margin: Float[Tensor, "findings images"],
+    gamma: Float[Tensor, ""],
+    findings: Sequence[Finding],
+) -> list[list[FindingScore]]:
+    """Put margins into words.
+
+    Args:
+        margin: from `margins`.
+        gamma: the model's scale.
+        findings: the findings, in the order of the rows.
+
+    Returns:
+        One list per image, with one answer per finding.
+    """
+    score = softmax_scores(margin, gamma)
+    return [
+        [
+            FindingScore(
+                name=finding.name,
+                score=float(score[row, image]),
+                margin=float(margin[row, image]),
+                is_present=bool(margin[row, image] > 0),
+            )
+            for row, finding in enumerate(findings)
+        ]
+        for image in range(margin.shape[1])
+    ]

@@ -1,0 +1,39 @@
+import math
+
+import pytest
+import torch
+
+from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.tasks.zero_shot import answers, margins, prompt_texts, softmax_scores
+
+TWO = (Finding("edema", ("p1", "p2"), ("n1",)), Finding("mass", ("p3",), ("n2", "n3")))
+
+
+def test_prompts_are_listed_finding_by_finding_positive_first():
+    assert prompt_texts(TWO) == ["p1", "p2", "n1", "p3", "n2", "n3"]
+
+
+def test_several_prompts_of_a_side_are_averaged_by_score():
+    scores = torch.tensor([[0.2], [0.4], [0.1], [0.0], [0.5], [0.3]])
+    assert margins(scores, TWO).flatten().tolist() == pytest.approx([0.2, -0.4])
+
+
+def test_the_score_is_the_softmax_of_scaled_prompt_scores():
+    positive, negative, gamma = 0.3, 0.2, torch.tensor(14.0).sqrt()
+    expected = math.exp(14 * positive) / (math.exp(14 * positive) + math.exp(14 * negative))
+    score = softmax_scores(torch.tensor([[positive - negative]]), gamma)
+    assert float(score) == pytest.approx(expected, rel=1e-5)
+
+
+def test_answers_come_image_by_image_and_decide_at_zero():
+    margin = torch.tensor([[0.1, -0.1], [0.0, 0.2]])
+    first, second = answers(margin, torch.tensor(1.0), TWO)
+    assert [(a.name, a.is_present) for a in first] == [("edema", True), ("mass", False)]
+    assert [(a.name, a.is_present) for a in second] == [("edema", False), ("mass", True)]
+    assert first[1].score == 0.5
+
+
+def test_without_calibration_there_is_no_probability_and_a_word_why():
+    answer = answers(torch.zeros(2, 1), torch.tensor(1.0), TWO)[0][0]
+    assert answer.probability is None
+    assert "calibration" in answer.note
