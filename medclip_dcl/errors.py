@@ -12,6 +12,7 @@
         ScoreError             a likelihood or an eta is missing, or not a valid number
         CheckpointError        weights cannot be loaded, or do not fit
         TrainingError          training cannot go on
+        ObjectiveError         a loss is asked of tensors or settings that do not fit together
         MetricError            a metric is asked of arrays that do not fit together
         QueryError             a question put to a model or an index is malformed
 
@@ -90,6 +91,10 @@ class CheckpointError(MedclipError):
 
 class TrainingError(MedclipError):
     """Training cannot go on."""
+
+
+class ObjectiveError(MedclipError, ValueError):
+    """A loss is asked of tensors or settings that do not fit together."""
 
 
 class MetricError(MedclipError):

@@ -1,8 +1,8 @@
 """Settings of the two encoders and of the similarity between them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medclip_dcl.config.section import Section
 
@@ -25,6 +25,14 @@ class ImageEncoderConfig(Section):
     input_px: Annotated[int, Field(ge=32)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 
+    @model_validator(mode="after")
+    def _one_width_a_stage(self) -> Self:
+        if not self.depths or len(self.depths) != len(self.widths):
+            raise ValueError("depths and widths must name the same stages, one at least")
+        if min(self.depths + self.widths) < 1:
+            raise ValueError("depths and widths must be positive")
+        return self
+
 
 class TextEncoderConfig(Section):
     """Sentence -> vector: the fitted language model, [CLS] and a linear map."""
@@ -41,7 +49,8 @@ class SimilarityConfig(Section):
     """Regions and sentence -> image-sentence score."""
 
     kind: Literal["lse", "nl", "lse_nl", "mean", "global"] = "lse_nl"
-    """Aggregator; `lse_nl` is the paper's."""
+    """Aggregator: log-sum-exp, non-local, the paper's mean of both, mean score, or the mean
+    region's score."""
     tau_lse: Annotated[float, Field(gt=0)] = 0.1
     """Temperature of log-mean-exp over regions."""
     tau_nl: Annotated[float, Field(gt=0)] = 0.1

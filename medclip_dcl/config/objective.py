@@ -1,8 +1,8 @@
 """Settings of the training objective."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medclip_dcl.config.section import Section
 
@@ -33,3 +33,15 @@ class ObjectiveConfig(Section):
     """Share of negatives that `resample_similar` keeps."""
     relation: Literal["none", "claims", "labels", "truth"] = "none"
     """Source of the relation matrix for `multipositive` and for known positives."""
+    sigmoid_bias: float = -10.0
+    """Added to s by `sigmoid`; fixed, at the value that Zhai et al. 2023 start from."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.kind == "multipositive" and self.relation == "none":
+            raise ValueError("multipositive needs a relation: claims, labels or truth")
+        if self.kind in {"infonce", "sigmoid"} and self.relation != "none":
+            raise ValueError(f"{self.kind} knows no relation; set relation to none")
+        if self.kind in {"multipositive", "sigmoid"} and self.negatives != "all":
+            raise ValueError(f"{self.kind} takes no weights on negatives; set negatives to all")
+        return self

@@ -27,12 +27,12 @@ class ImageEncoder(nn.Module):
         super().__init__()
         self.backbone = ResNetModel(_resnet_config(settings))
         self.width = settings.widths[-1]
-        self.stride = 2 ** (len(settings.depths) - 1)
+        self.stride: int = 2 ** (len(settings.depths) - 1)
         if settings.stem == "cifar":
-            stem = self.backbone.embedder
-            channels = stem.embedder.convolution.out_channels
-            stem.embedder.convolution = nn.Conv2d(1, channels, 3, stride=1, padding=1, bias=False)
-            stem.pooler = nn.Identity()
+            stem = self.backbone.embedder.embedder
+            channels = stem.convolution.out_channels
+            stem.convolution = nn.Conv2d(1, channels, 3, stride=1, padding=1, bias=False)
+            self.backbone.embedder.register_module("pooler", nn.Identity())
         else:
             self.stride *= 4
 

@@ -8,8 +8,6 @@ Axes and symbols
     f              image-sentence score, in [-1, 1]; the logit is s = gamma**2 * f
 """
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -70,7 +68,8 @@ def image_sentence_scores(
             return _scores(x, y, settings)
         # Each block's scores h are computed anew in the backward pass, not kept.
         blocks = [
-            checkpoint(_scores, x, block, settings, use_reentrant=False) for block in y.split(texts)
+            checkpoint(_scores, x, block, settings, use_reentrant=False)
+            for block in torch.split(y, texts)
         ]
         return torch.cat(blocks)
 
@@ -89,7 +88,7 @@ def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
 
 
 def _log_mean_exp(h: Tensor, best: Tensor, tau: float) -> Tensor:
-    """tau * log mean_r exp(h_r / tau), taken relative to its largest h: never above it."""
+    """Compute tau * log mean_r exp(h_r / tau) relative to the largest h: never above it."""
     excess = ((h - best.unsqueeze(-1)) / tau).exp().mean(dim=-1)
     return best + tau * excess.log()
 
@@ -99,7 +98,7 @@ def _non_local(x: Tensor, y: Tensor, k: Tensor, tau: float) -> Tensor:
     query = x.gather(1, k.unsqueeze(-1).expand(-1, -1, x.shape[-1]))  # (images, texts, dim)
     a = torch.softmax(query @ x.transpose(1, 2) / tau, dim=-1)  # (images, texts, regions)
     v = a @ x  # (images, texts, dim)
-    return (v * y).sum(dim=-1) / v.norm(dim=-1).clamp_min(math.sqrt(torch.finfo(v.dtype).tiny))
+    return (functional.normalize(v, dim=-1) * y).sum(dim=-1)
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""All-gather whose backward is exact, and its counterpart for constants.
+
+With local anchors against gathered candidates, the mean over local anchors as loss
+and gradients averaged over processes (as DistributedDataParallel does), every weight
+receives the gradient of one process on the joined batch. No factor of the world size
+is needed. Every process must hand in the same number of rows.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+
+def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
+    """Join a tensor over all processes, in rank order, and let gradients through.
+
+    Args:
+        tensor: local rows; every process has the same shape.
+
+    Returns:
+        The rows of all processes. Each gradient that any process has for a row comes
+        home, summed. Without a process group of two or more, `tensor` itself.
+
+    Source: ours; the adjoint of all-gather is reduce-scatter, here all-reduce and slice.
+    """
+    if world_size() == 1:
+        return tensor
+    gathered: Tensor = _AllGather.apply(tensor)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+@torch.no_grad()
+def gather_constant(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
+    """Join a tensor over all processes, in rank order, without gradient.
+
+    Args:
+        tensor: local rows of ids, eta or claims; every process has the same shape.
+
+    Returns:
+        The rows of all processes. Without a process group of two or more, `tensor`
+        itself, detached.
+    """
+    return tensor.detach() if world_size() == 1 else _all_gather(tensor)
+
+
+def positive_columns(rows: int, device: torch.device) -> Shaped[Tensor, " rows"]:
+    """Find the columns that local anchors are paired with among gathered candidates.
+
+    Args:
+        rows: local anchors, the same number in every process.
+        device: where the result lives.
+
+    Returns:
+        rank * rows + 0 ... rows - 1.
+    """
+    rank = dist.get_rank() if world_size() > 1 else 0
+    return torch.arange(rank * rows, (rank + 1) * rows, device=device)
+
+
+def world_size() -> int:
+    """Count the processes that take part.
+
+    Returns:
+        1 where no process group is set up.
+    """
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.rows = len(tensor)
+        return _all_gather(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].contiguous().clone()  # the incoming gradient may be shared
+        dist.all_reduce(total)
+        start = dist.get_rank() * ctx.rows
+        return total[start : start + ctx.rows]
+
+
+def _all_gather(tensor: Tensor) -> Tensor:
+    local = tensor.contiguous()
+    parts = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, local)
+    return torch.cat(parts)
