@@ -13,11 +13,11 @@ class SentencesConfig(Section):
     sections: tuple[str, ...] = ("findings", "impression")
     """Sections used; `last_paragraph` stands in where a report has neither."""
     min_words: Annotated[int, Field(ge=1)] = 3
-    """Fewest words with a letter that a sentence needs."""
+    """Fewest words with a letter outside `___` and `XXXX` that a sentence needs."""
     max_characters: Annotated[int, Field(gt=0)] = 1000
     """Longest sentence kept, characters; longer ones are truncated and counted."""
-    max_report_characters: Annotated[int, Field(gt=0)] = 50_000
-    """Longest report split, characters; longer ones are truncated and counted."""
+    max_section_characters: Annotated[int, Field(gt=0)] = 20_000
+    """Longest section split, characters; longer ones are truncated and counted."""
 
 
 class LanguageModelConfig(Section):
@@ -30,7 +30,7 @@ class LanguageModelConfig(Section):
     vocabulary: Annotated[int, Field(ge=100)] = 4000
     """Word pieces of a tokenizer trained here."""
     hidden_size: Annotated[int, Field(gt=0)] = 128
-    """Width of a BERT trained here."""
+    """Width of a BERT trained here; its feed-forward layers are four times as wide."""
     layers: Annotated[int, Field(gt=0)] = 2
     """Layers of a BERT trained here."""
     heads: Annotated[int, Field(gt=0)] = 4
@@ -42,11 +42,19 @@ class LanguageModelConfig(Section):
     batch: Annotated[int, Field(gt=0)] = 128
     """Sentences in a step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """Peak AdamW learning rate."""
+    """Peak AdamW learning rate; 5e-5 suits the fine-tuning of a pretrained model."""
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the steps in which the learning rate rises, before it falls linearly to 0."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW weight decay of matrices; none for biases and norms."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout of a BERT trained here; a pretrained one keeps its own."""
     mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of word pieces that are masked."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """Share of reports kept back to measure masked-token accuracy."""
+    """Share of training reports kept back to measure masked-token accuracy."""
+    save_every_s: Annotated[float, Field(gt=0)] = 60
+    """Seconds between saved states of the fit: what a kill can lose."""
 
 
 class LikelihoodConfig(Section):

@@ -1,0 +1,201 @@
+"""Masked language models on disk: BERT and CXR-BERT layouts in, one layout out.
+
+A directory is read without code of its own: its config passes an allow-list, so that
+`auto_map` and `model_type` of the CXR-BERT releases play no part, and nothing asks
+whether remote code may run. Weights come from safetensors. A release that has only
+`pytorch_model.bin` is read by torch's tensors-only unpickler, here and nowhere else.
+"""
+
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+from medclip_dcl.artifacts.files import sha256_file, write_bytes, write_text
+from medclip_dcl.artifacts.language_model import CONFIG, TOKENIZER, WEIGHTS
+from medclip_dcl.errors import CheckpointError
+
+CONFIG_FIELDS = (
+    "attention_probs_dropout_prob",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_norm_eps",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "pad_token_id",
+    "type_vocab_size",
+    "vocab_size",
+)
+"""Fields of a checkpoint's config.json that are read; all others are ignored."""
+
+HEAD_KEYS = tuple(
+    f"cls_projection_head.{layer}.{part}"
+    for layer in ("dense_to_hidden", "LayerNorm", "dense_to_output")
+    for part in ("weight", "bias")
+)
+"""CXR-BERT's own projection head: may be in a checkpoint, and is not part of the model."""
+
+_OTHER_HEADS = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids")
+_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_PICKLE = "pytorch_model.bin"
+_VOCABULARY = "vocab.txt"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A masked language model in eval mode, and its tokenizer."""
+
+    model: BertForMaskedLM
+    tokenizer: BertTokenizer
+    ignored: tuple[str, ...]
+    """Keys of the checkpoint that belong to heads that the model does not have."""
+
+
+def load_language_model(folder: Path) -> LanguageModel:
+    """Read a BERT masked language model from a directory, offline and without its code.
+
+    Args:
+        folder: config.json, model.safetensors (or pytorch_model.bin), and
+            tokenizer.json or vocab.txt.
+
+    Returns:
+        The model on the CPU in float32, in eval mode.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, weights are missing or
+            unexpected, or the tokenizer does not fit the model.
+    """
+    if not folder.is_dir():
+        raise CheckpointError("the language model is no directory; give one with config.json")
+    model = BertForMaskedLM(_read_config(folder))
+    ignored = _fill(model, _read_weights(folder))
+    tokenizer = _read_tokenizer(folder)
+    if len(tokenizer) > model.config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {len(tokenizer)} word pieces, the model "
+            f"{model.config.vocab_size}; use the tokenizer of the same checkpoint"
+        )
+    return LanguageModel(model.eval(), tokenizer, ignored)
+
+
+def save_language_model(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path
+) -> None:
+    """Write a masked language model in the one layout that later stages read.
+
+    Args:
+        model: the model; its weights are written as they are.
+        tokenizer: its tokenizer.
+        folder: existing folder that receives the files of `artifacts.language_model`.
+    """
+    fields = {name: getattr(model.config, name) for name in CONFIG_FIELDS}
+    tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
+    write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    weights = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in _TIED
+    }
+    write_bytes(folder / WEIGHTS, save(weights, metadata={"format": "pt"}))
+    tokenizer.save_pretrained(str(folder))
+
+
+def checkpoint_digests(folder: Path) -> dict[str, str]:
+    """Hash the files of a checkpoint that `load_language_model` would read.
+
+    Args:
+        folder: the checkpoint's directory.
+
+    Returns:
+        File name -> SHA-256 of those that exist.
+
+    Raises:
+        CheckpointError: there is no config.json.
+    """
+    names = [CONFIG, TOKENIZER, "tokenizer_config.json", _VOCABULARY]
+    names.append(WEIGHTS if (folder / WEIGHTS).is_file() else _PICKLE)
+    found = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
+    if CONFIG not in found:
+        raise CheckpointError(f"the language model has no {CONFIG}; give a BERT directory")
+    return found
+
+
+def _read_config(folder: Path) -> BertConfig:
+    try:
+        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = tree.get("position_embedding_type", "absolute")
+        fields = {name: tree[name] for name in CONFIG_FIELDS if name in tree}
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
+    if kind != "absolute":
+        raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
+    try:
+        return BertConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read tensors by name; the one place that opens a pickled checkpoint."""
+    try:
+        if (folder / WEIGHTS).is_file():
+            state = load_file(folder / WEIGHTS)
+        else:
+            state = torch.load(folder / _PICKLE, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(
+            f"neither {WEIGHTS} nor {_PICKLE} can be read as plain tensors"
+        ) from error
+    if not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{_PICKLE} holds more than tensors; convert it to {WEIGHTS}")
+    return {_modern(name): tensor.float() for name, tensor in state.items()}
+
+
+def _modern(name: str) -> str:
+    """Translate the layer norm names of the first BERT releases."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
+    for name, source in _TIED.items():
+        if name in state and source in state and not torch.equal(state[name], state[source]):
+            raise CheckpointError(f"{name} differs from {source}; BERT ties them")
+    ignored = {name for name in state if name in HEAD_KEYS or name.startswith(_OTHER_HEADS)}
+    used = {name: tensor for name, tensor in state.items() if name not in ignored | set(_TIED)}
+    try:
+        missing, unexpected = model.load_state_dict(used, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError("weights have other shapes than config.json says") from error
+    missing = [name for name in missing if name not in _TIED]
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the checkpoint lacks {sorted(missing)[:4]} and has unknown {sorted(unexpected)[:4]}; "
+            "give a BERT masked language model"
+        )
+    model.tie_weights()
+    return tuple(sorted(ignored))
+
+
+def _read_tokenizer(folder: Path) -> BertTokenizer:
+    if not (folder / TOKENIZER).is_file() and not (folder / _VOCABULARY).is_file():
+        raise CheckpointError(f"neither {TOKENIZER} nor {_VOCABULARY} is there; add one")
+    try:
+        return BertTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError("the tokenizer's files cannot be read") from error
