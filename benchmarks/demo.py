@@ -112,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "demo_gallery_r_at_5": (">= 0.45", demo["gallery_r_at_5"] >= 0.45),
         "shuffled_auc": ("0.5 +- 0.06", abs(control["auc"] - 0.5) <= 0.06),
     }
-    finish("demo", figures, {name: {"bar": bar, "met": met} for name, (bar, met) in bars.items()})
-    return 0
+    return finish("demo", figures, bars)
 
 
 if __name__ == "__main__":

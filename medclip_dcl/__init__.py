@@ -1,20 +1,23 @@
-"""Contrastive training of medical image-text models with sample-specific debiasing."""
+"""Contrastive training of medical image-text models with sample-specific debiasing.
+
+Nothing is imported before it is asked for (PEP 562): a decode worker, or a loop that
+wants a loss alone, does not pay for the rest.
+"""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "debiased_contrastive_loss": "medclip_dcl.objective.debiased",
-    "debiasing_gauges": "medclip_dcl.objective.gauges",
-    "eta_from_pll": "medclip_dcl.likelihood.eta",
-    "gather_with_grad": "medclip_dcl.objective.gather",
-    "info_nce_loss": "medclip_dcl.objective.infonce",
-    "load": "medclip_dcl.tasks.predictor",
-    "multi_positive_loss": "medclip_dcl.objective.multipositive",
-    "open_image": "medclip_dcl.studies.images",
-    "pseudo_log_likelihood": "medclip_dcl.likelihood.pll",
-    "read_claims": "medclip_dcl.reports.claims",
-}
+if TYPE_CHECKING:
+    from medclip_dcl.likelihood.eta import eta_from_pll
+    from medclip_dcl.likelihood.pll import pseudo_log_likelihood
+    from medclip_dcl.objective.debiased import debiased_contrastive_loss
+    from medclip_dcl.objective.gather import gather_with_grad
+    from medclip_dcl.objective.gauges import debiasing_gauges
+    from medclip_dcl.objective.infonce import info_nce_loss
+    from medclip_dcl.objective.multipositive import multi_positive_loss
+    from medclip_dcl.reports.claims import read_claims
+    from medclip_dcl.studies.images import open_image
+    from medclip_dcl.tasks.predictor import load
 
 __all__ = [
     "debiased_contrastive_loss",
@@ -29,9 +32,22 @@ __all__ = [
     "read_claims",
 ]
 
+_HOMES = {
+    "debiased_contrastive_loss": "objective.debiased",
+    "debiasing_gauges": "objective.gauges",
+    "eta_from_pll": "likelihood.eta",
+    "gather_with_grad": "objective.gather",
+    "info_nce_loss": "objective.infonce",
+    "load": "tasks.predictor",
+    "multi_positive_loss": "objective.multipositive",
+    "open_image": "studies.images",
+    "pseudo_log_likelihood": "likelihood.pll",
+    "read_claims": "reports.claims",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for (PEP 562)."""
+    """Import a public name when it is first asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
