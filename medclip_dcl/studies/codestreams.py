@@ -1,0 +1,169 @@
+"""Sizes that compressed streams declare, read before any decoder sees them.
+
+A decoder believes its stream: one of 1.5 kB can claim 177 megapixels. So the stream's
+own header is compared with the DICOM header first, and a stream too short to hold one
+bit per unit of coding is refused.
+"""
+
+from dataclasses import dataclass
+
+from medclip_dcl.errors import ImageError
+
+_JP2_SIGNATURE = b"\x00\x00\x00\x0cjP  "
+_BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # TEM, RST0-7, SOI: no length follows
+_SOF_DCT = {0xC0, 0xC1, 0xC2}
+_SOF_LOSSLESS = {0xC3}
+_SOF_LS = {0xF7}
+_MAX_MARKERS = 1000
+_MAX_BOXES = 64
+_DCT_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a compressed stream says of itself."""
+
+    rows: int
+    columns: int
+    components: int
+    precision: int
+    process: str
+
+
+def read_jpeg(stream: bytes) -> Frame:
+    """Read the frame header of a JPEG or JPEG-LS stream.
+
+    Args:
+        stream: the stream, from its SOI marker.
+
+    Returns:
+        Its declared size; `process` is `dct`, `lossless` or `ls`.
+
+    Raises:
+        ImageError: there is no frame header, or the stream is too short for it.
+
+    Source: ITU-T T.81, Annex B; T.87, Annex C.
+    """
+    if stream[:2] != b"\xff\xd8":
+        raise ImageError("corrupt", "the stream does not start with a JPEG marker")
+    at = 2
+    for _ in range(_MAX_MARKERS):
+        if at + 4 > len(stream) or stream[at] != 0xFF:
+            break
+        marker = stream[at + 1]
+        if marker == 0xFF or marker in _BARE_MARKERS:
+            at += 1 if marker == 0xFF else 2
+            continue
+        process = _process(marker)
+        if process is not None:
+            return _jpeg_frame(stream, at, process)
+        if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
+            break
+        at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+    raise ImageError("corrupt", "the stream has no JPEG frame header")
+
+
+def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
+    """Read the size segment of a JPEG 2000 stream, boxed or bare.
+
+    Args:
+        stream: a code stream, or a JP2 file around one.
+
+    Returns:
+        Its declared size (`process` is `j2k`), and the bare code stream.
+
+    Raises:
+        ImageError: there is no code stream or no size segment.
+
+    Source: ITU-T T.800, A.5.1 and I.4; a box of length 0 reaches to the end.
+    """
+    if stream.startswith(_JP2_SIGNATURE):
+        stream = _unboxed(stream)
+    if stream[:4] != b"\xff\x4f\xff\x51" or len(stream) < 44:
+        raise ImageError("corrupt", "the stream does not start with a JPEG 2000 size segment")
+    right, bottom, left, top = (
+        int.from_bytes(stream[at : at + 4], "big") for at in (8, 12, 16, 20)
+    )
+    components = int.from_bytes(stream[40:42], "big")
+    precision = (stream[42] & 0x7F) + 1
+    return Frame(bottom - top, right - left, components, precision, "j2k"), stream
+
+
+def require_size(frame: Frame, rows: int, columns: int, stream_bytes: int) -> None:
+    """Refuse a stream that declares another size than its file, or cannot fill it.
+
+    Args:
+        frame: what the stream says of itself.
+        rows: height that the file declares, pixels.
+        columns: width that the file declares, pixels.
+        stream_bytes: length of the stream.
+
+    Raises:
+        ImageError: the sizes differ, the stream has several components, or it has
+            less than one bit per coded unit (an 8 x 8 block of DCT coefficients, or a
+            pixel of lossless JPEG: each takes one Huffman code at least).
+    """
+    if frame.components != 1:
+        raise ImageError("not_greyscale", f"the stream has {frame.components} components, not 1")
+    if (frame.rows, frame.columns) != (rows, columns):
+        raise ImageError(
+            "size_mismatch",
+            f"the stream declares {frame.rows} x {frame.columns} pixels, "
+            f"the file {rows} x {columns}",
+        )
+    require_bits(frame, stream_bytes)
+
+
+def require_bits(frame: Frame, stream_bytes: int) -> None:
+    """Refuse a stream with less than one bit per coded unit.
+
+    Args:
+        frame: what the stream says of itself.
+        stream_bytes: length of the stream.
+
+    Raises:
+        ImageError: it cannot hold the pixels that it declares.
+
+    Source: ours; a Huffman code has one bit at least.
+    """
+    units = frame.rows * frame.columns
+    if frame.process == "dct":
+        units //= _DCT_BLOCK
+    elif frame.process != "lossless":
+        return
+    if stream_bytes * 8 < units:
+        raise ImageError(
+            "truncated", f"{stream_bytes} bytes cannot hold {frame.rows} x {frame.columns} pixels"
+        )
+
+
+def _process(marker: int) -> str | None:
+    if marker in _SOF_DCT:
+        return "dct"
+    if marker in _SOF_LOSSLESS:
+        return "lossless"
+    return "ls" if marker in _SOF_LS else None
+
+
+def _jpeg_frame(stream: bytes, at: int, process: str) -> Frame:
+    if at + 10 > len(stream):
+        raise ImageError("truncated", "the stream ends in its frame header")
+    rows = int.from_bytes(stream[at + 5 : at + 7], "big")
+    columns = int.from_bytes(stream[at + 7 : at + 9], "big")
+    return Frame(rows, columns, stream[at + 9], stream[at + 4], process)
+
+
+def _unboxed(stream: bytes) -> bytes:
+    at = 0
+    for _ in range(_MAX_BOXES):
+        length = int.from_bytes(stream[at : at + 4], "big")
+        start = at + 8
+        if length == 1:
+            length, start = int.from_bytes(stream[at + 8 : at + 16], "big"), at + 16
+        end = len(stream) if length == 0 else at + length
+        if stream[at + 4 : at + 8] == b"jp2c":
+            return stream[start:end]
+        if end <= start - 8 or end >= len(stream) or length < 8:
+            break
+        at = end
+    raise ImageError("corrupt", "the JP2 file has no code stream")

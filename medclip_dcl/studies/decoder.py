@@ -1,0 +1,288 @@
+"""A pool of killable decode workers: what goes wrong in one costs one film."""
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+import medclip_dcl
+from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.errors import ImageError
+from medclip_dcl.studies import wire
+from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.studies.limits import Limits
+from medclip_dcl.studies.sniff import HEAD, is_film
+
+_START_S = 120.0
+_GRACE_S = 5.0
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG")
+_QUIET_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
+    "from medclip_dcl.studies.worker import main; main(int(sys.argv[1]), sys.argv[2])"
+)
+
+
+@dataclass(frozen=True)
+class SquareImage:
+    """A film as `square` gives it, and the size that it had.
+
+    Attributes:
+        pixels: uint8 (size, size).
+        height_px: height of the film, pixels.
+        width_px: width of the film, pixels.
+        constant: whether all its valid pixels were equal.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    height_px: int
+    width_px: int
+    constant: bool
+
+
+def limits_of(settings: ImagesConfig) -> Limits:
+    """Give the part of the settings that a worker obeys.
+
+    Args:
+        settings: settings of images.
+
+    Returns:
+        Plain values.
+    """
+    return Limits(
+        voi=settings.voi == "dicom",
+        reject_burned_in=settings.reject_burned_in,
+        max_pixels=int(settings.max_megapixels * 1e6),
+        max_bytes=settings.max_bytes,
+        deadline_s=settings.deadline_s,
+        memory_bytes=settings.memory_mb << 20,
+    )
+
+
+class Decoder:
+    """A pool of decode workers; threads may share it.
+
+    Args:
+        settings: settings of images.
+        workers: processes; a call waits while all are busy.
+    """
+
+    def __init__(self, settings: ImagesConfig, workers: int) -> None:
+        self._limits = limits_of(settings)
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        self._all: list[_Worker] = [_Worker(self._limits) for _ in range(max(1, workers))]
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def open(self, source: Path | bytes) -> GreyImage:
+        """Read a film.
+
+        Args:
+            source: path of a regular file, or the whole file.
+
+        Returns:
+            The picture.
+
+        Raises:
+            ImageError: the film is refused; `code` is one of `images.REASONS`.
+        """
+        facts, pixels = self._ask(source, {}, np.uint16)
+        spacing, window = facts["spacing_mm"], facts["window"]
+        return GreyImage(
+            pixels=pixels,
+            bits_stored=facts["bits_stored"],
+            source=facts["source"],
+            inverted=facts["inverted"],
+            constant=facts["constant"],
+            spacing_mm=tuple(spacing) if spacing else None,
+            window=tuple(window) if window else None,
+            tags=facts["tags"],
+        )
+
+    def square(self, source: Path | bytes, size_px: int, *, equalize: bool) -> SquareImage:
+        """Read a film and stretch it onto a square in the worker.
+
+        Args:
+            source: path of a regular file, or the whole file.
+            size_px: height and width of the square, pixels.
+            equalize: whether the histogram is equalised.
+
+        Returns:
+            What `square.square` gives for the film that `open` gives.
+
+        Raises:
+            ImageError: the film is refused; `code` is one of `images.REASONS`.
+        """
+        request = {"size_px": size_px, "equalize": equalize}
+        facts, pixels = self._ask(source, request, np.uint8)
+        height, width = facts["shape"]
+        return SquareImage(pixels, height, width, facts["constant"])
+
+    def close(self) -> None:
+        """End all workers; a film that is being read is refused."""
+        for worker in self._all:
+            worker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        source: Path | bytes,
+        request: dict[str, Any],
+        kind: type[np.uint8] | type[np.uint16],
+    ) -> tuple[dict[str, Any], npt.NDArray[Any]]:
+        with _descriptor(source, self._limits.max_bytes) as handle:
+            worker = self._idle.get()
+            try:
+                facts, pixels = worker.ask(request, handle, kind)
+            finally:
+                self._idle.put(worker)
+        if pixels is None:
+            raise ImageError(facts["code"], facts["message"])
+        return facts, pixels
+
+
+class _Worker:
+    """One process and the socket to it; started when first asked, replaced when lost."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._closed = False
+
+    def ask(
+        self, request: dict[str, Any], handle: int, kind: type[np.uint8] | type[np.uint16]
+    ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
+        try:
+            channel = self._started()
+            channel.settimeout(self._limits.deadline_s)
+            wire.send(channel, request, handle)
+            facts, answer = wire.receive(channel)
+            if answer is None:
+                return facts, None
+            try:
+                size = request.get("size_px")
+                shape = (size, size) if size else tuple(facts["shape"])
+                return facts, wire.read_array(answer, shape, kind)
+            finally:
+                os.close(answer)
+        except TimeoutError as error:
+            self.kill()
+            raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
+        except wire.Closed as error:
+            self.kill()
+            raise ImageError("worker_died", "the decode worker died on this film") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        with self._lock:
+            channel, process = self._channel, self._process
+            self._channel = self._process = None
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait(_GRACE_S)
+
+    def stop(self) -> None:
+        self._closed = True
+        self.kill()
+
+    def _started(self) -> socket.socket:
+        if self._closed:
+            raise ImageError("worker_died", "the decoder has been closed")
+        if self._channel is None:
+            channel, process = _spawn(self._limits)
+            with self._lock:
+                self._channel, self._process = channel, process
+            channel.settimeout(_START_S)
+            wire.receive(channel)
+        assert self._channel is not None
+        return self._channel
+
+
+def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a bare interpreter: spawning by multiprocessing would import the caller's main."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    package = str(Path(medclip_dcl.__file__).resolve().parent.parent)
+    path = json.dumps([package, *(entry for entry in sys.path if entry)])
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    try:
+        number = theirs.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _BOOT, str(number), json.dumps(asdict(limits)), path],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment | _QUIET_VARIABLES,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours, process
+
+
+@contextlib.contextmanager
+def _descriptor(source: Path | bytes, max_bytes: int) -> Iterator[int]:
+    """Open what is to be read, after size and first bytes have been looked at."""
+    if isinstance(source, bytes):
+        _require(source[:HEAD], len(source), max_bytes)
+        with wire.scratch(source) as handle:
+            yield handle
+        return
+    try:
+        handle = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe never waits
+    except (OSError, ValueError) as error:
+        raise ImageError("missing", "the file cannot be opened") from error
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ImageError("missing", "the path names no regular file")
+        _require(os.pread(handle, HEAD, 0), facts.st_size, max_bytes)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _require(head: bytes, size: int, max_bytes: int) -> None:
+    if size == 0:
+        raise ImageError("empty", "the file holds no bytes")
+    if size > max_bytes:
+        raise ImageError("too_many_bytes", f"{size} bytes exceed images.max_bytes, {max_bytes}")
+    if not is_film(head):
+        raise ImageError("unknown_format", "the first bytes are not those of DICOM, JPEG or PNG")

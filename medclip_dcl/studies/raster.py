@@ -1,0 +1,76 @@
+"""JPEG and PNG bytes -> grey picture, through Pillow held to two formats."""
+
+import io
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from medclip_dcl.errors import ImageError
+from medclip_dcl.studies.codestreams import read_jpeg, require_bits
+from medclip_dcl.studies.grey import GreyImage, Source
+from medclip_dcl.studies.intensities import shade
+from medclip_dcl.studies.limits import Limits
+
+_WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
+
+
+def read_raster(data: bytes, limits: Limits) -> GreyImage:
+    """Read a JPEG or PNG file.
+
+    Args:
+        data: the whole file.
+        limits: what the reader is held to.
+
+    Returns:
+        The picture, scaled by minimum and maximum as a DICOM film is. 16-bit grey stays
+        16 bits; colours become luma (ITU-R BT.601); transparency is laid on black; EXIF
+        orientation is applied.
+
+    Raises:
+        ImageError: the file is refused; the code says why.
+    """
+    Image.MAX_IMAGE_PIXELS = limits.max_pixels
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return _read(data, limits)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
+
+
+def _read(data: bytes, limits: Limits) -> GreyImage:
+    source: Source = "jpeg" if data[:1] == b"\xff" else "png"
+    if source == "jpeg":
+        require_bits(read_jpeg(data), len(data))
+    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+        if image.width * image.height > limits.max_pixels:
+            raise ImageError(
+                "too_many_pixels", f"{image.height} x {image.width} exceeds images.max_megapixels"
+            )
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+    words = _words(upright)
+    steps = np.arange(1 << (8 * words.dtype.itemsize), dtype=np.float64)
+    picture = shade(words, steps, np.ones(len(steps), dtype=bool), inverted=False)
+    return GreyImage(
+        pixels=picture.pixels,
+        bits_stored=8 * words.dtype.itemsize,
+        source=source,
+        constant=picture.constant,
+    )
+
+
+def _words(image: Image.Image) -> np.typing.NDArray[np.uint8] | np.typing.NDArray[np.uint16]:
+    if image.mode in _WORD_MODES:
+        wide = np.asarray(image).astype(np.int64)
+        if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.uint16).max):
+            raise ImageError("corrupt", "grey levels exceed 16 bits")
+        return wide.astype(np.uint16)
+    if image.mode != "L":
+        has_alpha = image.has_transparency_data
+        if has_alpha:
+            opaque = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", opaque.size, "black"), opaque)
+        image = image.convert("L")
+    return np.asarray(image, dtype=np.uint8)
