@@ -86,4 +86,4 @@ class EtaConfig(Section):
     constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Value of eta where `source` is `constant`."""
     table: str = ""
-    """CSV with columns `text` and `eta` where `source` is `table` or `oracle`."""
+    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`."""

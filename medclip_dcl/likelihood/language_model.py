@@ -92,9 +92,7 @@ def load_language_model(folder: Path) -> LanguageModel:
     return LanguageModel(model.eval(), tokenizer, ignored)
 
 
-def save_language_model(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path
-) -> None:
+def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
     """Write a masked language model in the one layout that later stages read.
 
     Args:

@@ -1,0 +1,158 @@
+"""What a look at the scores should show: how eta spreads, whom it corrects, what it follows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts between edges; one edge more than counts."""
+
+    edges: Floats
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Figures about the etas of a corpus; sentences are named by their place in the arrays."""
+
+    eta: Histogram
+    """Distinct sentences by eta, 40 bins from 0 to the largest."""
+    pll_nats: Histogram | None
+    """Distinct sentences by pseudo-log-likelihood; None where there is none."""
+    most_corrected: NDArray[np.int64]
+    """Sentences with the largest eta, largest first; ties by count."""
+    least_corrected: NDArray[np.int64]
+    """Training sentences with the smallest eta, smallest first; ties by count."""
+    spearman_pll_count: float
+    """Rank correlation of likelihood and log count over training sentences; nan where undefined."""
+    mean_eta: float
+    """Mean eta of a training sentence, each as often as it is said."""
+    expected_false_negatives: float
+    """N * eta of a training sentence on average, for N negatives."""
+    truth: "Truth | None"
+    """Agreement with true class probabilities, where they are known."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Agreement of eta with the true class probability rho, over sentences that have one."""
+
+    sentences: int
+    spearman: float
+    pearson_log: float
+    """Pearson correlation of log eta and log rho, both above 0."""
+    pearson_log_weighted: float
+    """The same, each sentence as often as it is said."""
+    median_ratio: float
+    """Median of eta / rho."""
+
+
+def diagnose(
+    eta: Floats,
+    pll_nats: Floats | None,
+    count: NDArray[np.int64],
+    negatives: int,
+    *,
+    examples: int,
+    rho: Floats | None = None,
+) -> Diagnostics:
+    """Describe the etas of a corpus.
+
+    Args:
+        eta: class probability of each distinct sentence.
+        pll_nats: its pseudo-log-likelihood, nats; None where eta has another source.
+        count: how often the training split says it.
+        negatives: N, negatives of one anchor.
+        examples: how many most and least corrected sentences are named.
+        rho: true class probability; nan where it is not known. None: unknown for all.
+
+    Returns:
+        The figures; nothing is drawn here.
+    """
+    said = np.flatnonzero(count > 0)
+    weights = count[said] / max(1, count[said].sum())
+    mean_eta = float((eta[said] * weights).sum())
+    largest_first = np.lexsort((-count, -eta))
+    smallest_first = said[np.lexsort((-count[said], eta[said]))]
+    correlation = float("nan")
+    if pll_nats is not None:
+        correlation = spearman(pll_nats[said], count[said])
+    return Diagnostics(
+        eta=_histogram(eta, 0.0, float(eta.max(initial=0.0))),
+        pll_nats=None
+        if pll_nats is None
+        else _histogram(pll_nats, float(pll_nats.min(initial=0.0)), 0.0),
+        most_corrected=largest_first[:examples],
+        least_corrected=smallest_first[:examples],
+        spearman_pll_count=correlation,
+        mean_eta=mean_eta,
+        expected_false_negatives=negatives * mean_eta,
+        truth=None if rho is None else compare_with_truth(eta, rho, count),
+    )
+
+
+def compare_with_truth(eta: Floats, rho: Floats, count: NDArray[np.int64]) -> Truth:
+    """Compare estimated with true class probabilities.
+
+    Args:
+        eta: estimates, one per distinct sentence.
+        rho: truths; nan where not known.
+        count: how often the training split says each sentence.
+
+    Returns:
+        Correlations over the sentences whose rho is known; nan where undefined.
+    """
+    known = np.isfinite(rho)
+    positive = known & (rho > 0) & (eta > 0)
+    log_eta, log_rho = np.log(eta[positive]), np.log(rho[positive])
+    ratio = eta[positive] / rho[positive]
+    return Truth(
+        sentences=int(known.sum()),
+        spearman=spearman(eta[known], rho[known]),
+        pearson_log=_pearson(log_eta, log_rho, np.ones(len(log_eta))),
+        pearson_log_weighted=_pearson(log_eta, log_rho, count[positive].astype(np.float64)),
+        median_ratio=float(np.median(ratio)) if len(ratio) else float("nan"),
+    )
+
+
+def spearman(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
+    """Correlate two orders; tied values share their mean rank.
+
+    Args:
+        x: values.
+        y: as many values.
+
+    Returns:
+        A number in [-1, 1]; nan where fewer than two values differ.
+
+    Source: Spearman 1904.
+    """
+    a, b = _ranks(np.asarray(x, np.float64)), _ranks(np.asarray(y, np.float64))
+    return _pearson(a, b, np.ones(len(a)))
+
+
+def _ranks(values: Floats) -> Floats:
+    _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(ties)
+    mean_rank: Floats = (last - (ties - 1) / 2)[place]
+    return mean_rank
+
+
+def _pearson(x: Floats, y: Floats, weights: Floats) -> float:
+    total = weights.sum()
+    if total <= 0:
+        return float("nan")
+    x, y = x - (x * weights).sum() / total, y - (y * weights).sum() / total
+    scale = np.sqrt((weights * x * x).sum() * (weights * y * y).sum())
+    return float((weights * x * y).sum() / scale) if scale > 0 else float("nan")
+
+
+def _histogram(values: Floats, low: float, high: float) -> Histogram:
+    counts, edges = np.histogram(values, bins=40, range=(low, high if high > low else low + 1))
+    return Histogram(edges.astype(np.float64), counts.astype(np.int64))

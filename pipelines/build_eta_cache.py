@@ -1,0 +1,224 @@
+"""Turn likelihoods into the class probability eta of every distinct sentence.
+
+Reads sentences and, where eta comes from them, likelihoods, claims with labels, or a
+table; writes eta_cache. Seconds: a, k and the cap change without rescoring.
+
+Where eta comes from (`eta.source`), capped at `eta.eta_max`:
+    pll        a * exp(k * pll_nats), the paper's
+    frequency  share of training reports that contain the sentence
+    constant   `eta.constant` for all
+    labels     share of labelled training studies that the sentence's claims fit
+    table      column `eta` (or `rho`) of `eta.table`
+    oracle     the same; says that the table holds true class probabilities
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from medclip_dcl.artifacts import claims, eta_cache, likelihoods, manifest, sentences
+from medclip_dcl.artifacts.files import sha256_file
+from medclip_dcl.artifacts.frame import Artifact, Draft, Kind
+from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.config import resolve_path
+from medclip_dcl.config.text import EtaConfig
+from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
+from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
+from medclip_dcl.likelihood.eta_sources import (
+    NOT_MENTIONED,
+    SentenceClaims,
+    eta_from_frequency,
+    eta_from_labels,
+)
+from pipelines.job import Job, run_job
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an estimate may read."""
+
+    settings: EtaConfig
+    inputs: Mapping[str, Artifact]
+    table: Path | None
+    distinct: pa.Table
+    """Columns text_key, text, count and reports, in order of text_key."""
+
+
+def build(job: Job) -> None:
+    """Make the eta cache.
+
+    Args:
+        job: the job's frame.
+    """
+    settings = job.config.eta
+    kinds = (sentences.KIND, *_SOURCES[settings.source].reads)
+    inputs = {kind.name: job.open(kind) for kind in kinds}
+    table, digests = None, {}
+    if _SOURCES[settings.source].table:
+        table = resolve_path(settings.table, job.config)
+        if not table.is_file():
+            raise ConfigError(f"eta.source is {settings.source!r} and eta.table names no file")
+        digests["table"] = sha256_file(table)
+    job.make(
+        eta_cache.KIND,
+        {"eta": _SOURCES[settings.source].asked(settings)},
+        {**inputs, **digests},
+        partial(_write, settings=settings, inputs=inputs, table=table),
+    )
+
+
+def _write(
+    draft: Draft, settings: EtaConfig, inputs: Mapping[str, Artifact], table: Path | None
+) -> Mapping[str, Any]:
+    distinct = sentences.distinct_sentences(inputs[sentences.KIND.name])
+    given = Given(settings, inputs, table, distinct)
+    raw = _SOURCES[settings.source].estimate(given)
+    eta = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
+    scored = _scored(given) if settings.source == "pll" else None
+    nothing = pa.nulls(len(distinct))
+    columns = {
+        "text_key": distinct["text_key"],
+        "eta": pa.array(eta, pa.float64()),
+        "pll_nats": scored["pll_nats"] if scored is not None else nothing,
+        "tokens": scored["tokens"] if scored is not None else nothing,
+        "count": distinct["count"],
+    }
+    write_table(draft.directory, eta_cache.ETA, pa.table(columns))
+    return _figures(raw, eta, distinct["count"].to_numpy(), settings)
+
+
+def _scored(given: Given) -> pa.Table:
+    """Read the likelihoods, which must be those of the very same sentences."""
+    table = read_table(given.inputs[likelihoods.KIND.name].path, likelihoods.LIKELIHOODS)
+    if not table["text_key"].equals(given.distinct["text_key"]):
+        raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
+    return table
+
+
+def _from_pll(given: Given) -> Floats:
+    pll_nats = torch.from_numpy(_scored(given)["pll_nats"].to_numpy().copy())
+    eta: Floats = eta_from_pll(pll_nats, given.settings.a, given.settings.k).numpy()
+    return eta
+
+
+def _from_frequency(given: Given) -> Floats:
+    total = sentences.training_reports(given.inputs[sentences.KIND.name])
+    return eta_from_frequency(given.distinct["reports"].to_numpy(), total)
+
+
+def _constant(given: Given) -> Floats:
+    return np.full(len(given.distinct), given.settings.constant)
+
+
+def _from_table(given: Given) -> Floats:
+    assert given.table is not None
+    values = eta_cache.read_given_table(given.table)
+    keys = given.distinct["text_key"].to_pylist()
+    missing = [key for key in keys if key not in values]
+    if missing:
+        raise ScoreError(
+            f"eta.table lacks {len(missing)} of {len(keys)} sentences, the first with key "
+            f"{missing[0]}; add them"
+        )
+    return np.array([values[key] for key in keys])
+
+
+def _from_labels(given: Given) -> Floats:
+    folder = given.inputs[claims.KIND.name].path
+    rows = {
+        row["text_key"]: SentenceClaims(
+            tuple(sorted({name.partition("|")[0] for name in row["asserted"]})),
+            tuple(sorted(row["negated"])),
+            row["normal"],
+        )
+        for row in read_table(folder, claims.SENTENCE_CLAIMS).to_pylist()
+    }
+    keys = given.distinct["text_key"].to_pylist()
+    if not rows.keys() >= set(keys):
+        raise ArtifactStale("claims and sentences differ; rerun read_claims")
+    labels = _training_labels(given.inputs[manifest.KIND.name])
+    return eta_from_labels((rows[key] for key in keys), labels, manifest.LABELS)
+
+
+def _training_labels(artifact: Artifact) -> NDArray[np.int8]:
+    if manifest.STUDY_LABELS.file not in artifact.files:
+        raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
+    table = read_table(artifact.path, manifest.STUDY_LABELS).to_pylist()
+    reports = read_table(artifact.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
+    training = {row["study_id"] for row in reports if row["split"] == "train"}
+    rows = [
+        [NOT_MENTIONED if row[name] is None else row[name] for name in manifest.LABELS]
+        for row in table
+        if row["study_id"] in training
+    ]
+    return np.array(rows, dtype=np.int8).reshape(-1, len(manifest.LABELS))
+
+
+def _figures(
+    raw: Floats, eta: Floats, count: NDArray[np.int64], settings: EtaConfig
+) -> dict[str, Any]:
+    weights = count / max(1, count.sum())
+    low, middle, high = np.quantile(eta, [0.05, 0.5, 0.95])
+    return {
+        "source": settings.source,
+        "sentences": len(eta),
+        "capped_share": round(float((raw > settings.eta_max).mean()), 6),
+        "capped_share_weighted": round(float(((raw > settings.eta_max) * weights).sum()), 6),
+        "eta_mean": round(float(eta.mean()), 6),
+        "eta_mean_weighted": round(float((eta * weights).sum()), 6),
+        "eta_p5": round(float(low), 6),
+        "eta_median": round(float(middle), 6),
+        "eta_p95": round(float(high), 6),
+        "eta_zero_share": round(float((eta == 0).mean()), 6),
+    }
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of eta: how it estimates, and what it reads."""
+
+    estimate: Callable[[Given], Floats]
+    settings: tuple[str, ...]
+    reads: tuple[Kind, ...] = ()
+    table: bool = False
+
+    def asked(self, settings: EtaConfig) -> dict[str, Any]:
+        """Pick the settings that matter, so that a change of the others rebuilds nothing."""
+        names = ("source", "eta_max", *self.settings)
+        return {name: getattr(settings, name) for name in names}
+
+
+_SOURCES = {
+    "pll": Source(_from_pll, ("a", "k"), (likelihoods.KIND,)),
+    "frequency": Source(_from_frequency, ()),
+    "constant": Source(_constant, ("constant",)),
+    "labels": Source(_from_labels, (), (claims.KIND, manifest.KIND)),
+    "table": Source(_from_table, (), table=True),
+    "oracle": Source(_from_table, (), table=True),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("build_eta_cache", build, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
