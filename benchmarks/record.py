@@ -1,0 +1,64 @@
+"""What every benchmark says of its machine, and the JSON line with which it ends."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts.provenance import package_versions
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine that the figures were measured on; no host or user name."""
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "accelerator": _accelerator(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+    }
+
+
+def finish(name: str, figures: Mapping[str, float], bars: Mapping[str, tuple[str, bool]]) -> int:
+    """Print a benchmark's last line.
+
+    Args:
+        name: the benchmark's name.
+        figures: what was measured.
+        bars: figure -> the bar as people read it, such as ">= 2.5", and whether it is met.
+
+    Returns:
+        The exit code, 0: a missed bar is a figure like any other.
+    """
+    line = {
+        "benchmark": name,
+        "machine": machine(),
+        "figures": {key: round(float(value), 6) for key, value in figures.items()},
+        "bars": {key: {"bar": bar, "met": bool(met)} for key, (bar, met) in bars.items()},
+    }
+    print(json.dumps(line), flush=True)
+    return 0
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _accelerator() -> str:
+    """Name the accelerator; a benchmark that never imported torch has used none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return ""
+    return str(torch.cuda.get_device_name())

@@ -1,0 +1,273 @@
+"""What reports call the findings: our own lexicon, as data.
+
+A concept is the finest thing told apart; several concepts may be one CheXpert finding,
+and some are none: they only say that a film is not normal. Phrases are in
+lower case, in the singular; plurals, hyphens and one slip in a long word are forgiven.
+"""
+
+FINDINGS_OF: dict[str, tuple[str, ...]] = {
+    "Atelectasis": ("Atelectasis",),
+    "Cardiomegaly": ("Cardiomegaly",),
+    "Consolidation": ("Consolidation",),
+    "Edema": ("Edema",),
+    "Congestion": (),
+    "Wide Mediastinum": ("Enlarged Cardiomediastinum",),
+    "Fracture": ("Fracture",),
+    "Mass": ("Lung Lesion",),
+    "Nodule": ("Lung Lesion",),
+    "Opacity": ("Lung Opacity",),
+    "Infiltrate": ("Lung Opacity",),
+    "Fibrosis": ("Lung Opacity",),
+    "Effusion": ("Pleural Effusion",),
+    "Pleural Thickening": ("Pleural Other",),
+    "Pneumonia": ("Pneumonia",),
+    "Pneumothorax": ("Pneumothorax",),
+    "Hydropneumothorax": ("Pleural Effusion", "Pneumothorax"),
+    "Device": ("Support Devices",),
+    "Emphysema": (),
+    "Hernia": (),
+    "Other": (),
+}
+"""Concept -> CheXpert findings; none: something abnormal that CheXpert does not name."""
+
+PHRASES_OF = {
+    "Atelectasis": """
+        atelectasis; atelectases; atelectatic; atelectatic change; volume loss; lobar collapse;
+        lung collapse; collapsed lung; collapsed lobe; lobe collapse; plate like collapse; partial
+        collapse; collapse of the lung; collapse of the lobe; atelectasia
+    """,
+    "Cardiomegaly": """
+        cardiomegaly; cardiac enlargement; enlargement of the heart; heart enlargement; enlarged
+        heart; cardiac hypertrophy; ventricular enlargement; atrial enlargement; ventricular
+        hypertrophy; enlargement of the cardiac silhouette; enlargement of cardiac silhouette;
+        enlargement of the cardiopericardial silhouette; cardiac silhouette enlargement; enlarged
+        cardiac silhouette; enlarged heart size; heart is large; heart is big; large heart; heart
+        size is increased; increased heart size; heart size is large; heart is increased in size
+    """,
+    "Consolidation": """
+        consolidation; consolidative; consolidated; consolidative opacity; consolidating;
+        consolidative change; airspace consolidation; air space consolidation
+    """,
+    "Edema": """
+        edema; oedema; pulmonary edema; interstitial edema; edematous; alveolar edema; fluid
+        overload; volume overload; kerley line; kerley b line; septal line
+    """,
+    "Congestion": """
+        vascular congestion; pulmonary congestion; venous congestion; congestive change;
+        congested; congestion; vascular engorgement; engorged; cephalization; heart failure; chf;
+        congestive heart failure; congestive failure; cardiac decompensation; vascular prominence;
+        vascular redistribution; pulmonary venous hypertension; cardiac failure
+    """,
+    "Wide Mediastinum": """
+        widened mediastinum; mediastinal widening; mediastinal enlargement; wide mediastinum;
+        widening of the mediastinum; widening of the superior mediastinum; enlarged mediastinum;
+        enlarged cardiomediastinum; enlarged cardiomediastinal silhouette; mediastinal mass;
+        enlargement of the mediastinum; enlargement of the cardiomediastinal silhouette;
+        mediastinal prominence; cardiomediastinal enlargement; cardiomediastinal widening;
+        prominent mediastinum
+    """,
+    "Fracture": """
+        fracture; fractured; compression fracture; compression deformity; rib fracture; wedge
+        deformity; vertebral body compression; wedging
+    """,
+    "Mass": """
+        mass; masslike; mass like; mass like opacity; masslike opacity; mass density; tumor;
+        tumour; neoplasm; malignancy; carcinoma; lung cancer; neoplastic; cavitary lesion;
+        metastasis; metastases; metastatic disease; lung lesion; pulmonary lesion; cavitation;
+        lesion
+    """,
+    "Nodule": """
+        nodule; nodular density; nodular opacity; nodular opacification; nodularity; micronodule;
+        pulmonary nodule; coin lesion; nodular lesion; nodular focus; nodular infiltrate; nodular
+        shadow; noduled; round density; rounded density; rounded opacity
+    """,
+    "Opacity": """
+        opacity; opacification; opacified; airspace disease; air space disease; airspace opacity;
+        air space opacity; interstitial opacity; interstitial marking; interstitial prominence;
+        interstitial thickening; interstitial change; interstitial pattern; interstitial lung
+        disease; interstitial disease; reticular pattern; reticular marking; reticulation;
+        reticulonodular; hazy density; patchy density; basilar density; hazy; parenchymal density;
+        lung density; haziness; haze; airspace process; alveolar disease; scar; scarring;
+        parenchymal scarring; bronchovascular marking; lung marking; density; streaky density; ill
+        defined density; peribronchial thickening; bronchial wall thickening; peribronchial
+        cuffing; bronchial cuffing; ground glass; silhouetting; white out; whiteout; shadowing
+    """,
+    "Infiltrate": """
+        infiltrate; infiltration; infiltrative; infiltrative change; interstitial infiltrate;
+        airspace infiltrate; alveolar infiltrate
+    """,
+    "Fibrosis": """
+        fibrosis; fibrotic; fibrotic change; pulmonary fibrosis; interstitial fibrosis;
+        interstitial fibrotic change; honeycombing; fibrotic scarring; fibronodular; fibrotic
+        opacity
+    """,
+    "Effusion": """
+        effusion; pleural effusion; pleural fluid; hydrothorax; hemothorax; fluid collection;
+        fluid in the fissure; pleural collection; fissural fluid; subpulmonic fluid; parapneumonic
+        effusion; layering fluid; empyema
+    """,
+    "Pleural Thickening": """
+        pleural thickening; apical thickening; pleural plaque; pleural scarring; pleural scar;
+        apical cap; apical capping; thickened pleura; fibrothorax; pleural calcification; pleural
+        based density; pleural parenchymal scarring; pleuroparenchymal scarring; thickening of the
+        pleura; thickening of the fissure; fissural thickening; pleural disease; apical pleural
+        thickening; pleural reaction; pleural parenchymal thickening; thickening of the minor
+        fissure; thickening of the major fissure
+    """,
+    "Pneumonia": """
+        pneumonia; bronchopneumonia; pneumonic; pneumonitis; infection; infectious process;
+        infectious; infectious infiltrate; bronchiolitis
+    """,
+    "Pneumothorax": """
+        pneumothorax; pneumothoraces; pneumothoraxes; pneumothorace; pneumothoracy; pleural air;
+        pleural air collection; collapsed right lung apex; ptx
+    """,
+    "Hydropneumothorax": "hydropneumothorax; hydropneumothoraces; hemopneumothorax",
+    "Device": """
+        pacemaker; pacer; pacing lead; pacemaker lead; defibrillator; icd; aicd; picc; picc line;
+        central line; central venous line; central venous catheter; catheter; venous catheter;
+        port a cath; portacath; mediport; port catheter; infusion port; chest port; chest tube;
+        endotracheal tube; et tube; ett; nasogastric tube; ng tube; enteric tube; feeding tube;
+        orogastric tube; tracheostomy tube; tracheostomy; dobbhoff; swan ganz; stent; prosthesis;
+        prosthetic valve; valve replacement; artificial valve; mechanical valve; valve prosthesis;
+        sternotomy wire; sternal wire; median sternotomy; surgical hardware; orthopedic hardware;
+        fusion hardware; spinal hardware; hardware; intra aortic balloon pump; drain; drainage
+        tube; pigtail catheter; shunt; shunt tubing; support device; lead; leads; electrode; line
+        tip; generator; stimulator; loop recorder; arthroplasty; vascular access; dialysis
+        catheter; venous access device; rod; screw; plate and screw; cannula; vp shunt; support
+        line; lines and tubes; monitoring device; tube; sternotomy; aortic valve replacement
+    """,
+    "Emphysema": """
+        emphysema; emphysematous; emphysematous change; bullous disease; bulla; bullae; bullous;
+        bullous emphysema; emphysematous disease; bleb
+    """,
+    "Hernia": """
+        hiatal hernia; hiatus hernia; diaphragmatic hernia; bochdalek hernia; morgagni hernia;
+        hernia; paraesophageal hernia
+    """,
+    "Other": """
+        granuloma; calcified granuloma; calcified nodule; granulomatous disease; calcified;
+        tortuous; granulomatous change; granulomatous calcification; calcification; calcified
+        lymph node; calcified hilar lymph node; calcinosis; tortuosity; ectasia; ectatic;
+        uncoiled; unfolded; atherosclerosis; atherosclerotic; arteriosclerosis; aneurysm;
+        unfolding; scoliosis; dextroscoliosis; levoscoliosis; kyphosis; kyphotic; degenerative;
+        degenerative change; degenerative disease; spondylosis; osteophyte; osteophytosis;
+        osteoarthritis; arthritis; arthropathy; osteopenia; osteopenic; osteoporosis;
+        demineralization; sclerosis; sclerotic; hyperinflation; hyperinflated; hyperexpansion;
+        hyperexpanded; overinflation; overinflated; hyperlucent; hyperlucency; hypoinflation;
+        hypoinflated; hypoventilatory; low lung volume; hypoaeration; underinflated;
+        underexpanded; diminished lung volume; decreased lung volume; shallow inspiration; copd;
+        chronic obstructive pulmonary disease; obstructive lung disease; flattening; flattened;
+        flattened diaphragm; eventration; elevated; elevation; tenting; deformity; clip; suture;
+        staple; surgical change; postsurgical; postsurgical change; postoperative; post operative
+        change; mastectomy; cholecystectomy; bronchiectasis; spur; bronchitic; bronchitis;
+        lymphadenopathy; adenopathy; pneumomediastinum; pneumoperitoneum; free air; subcutaneous
+        emphysema; subcutaneous air; foreign body; bullet; shrapnel; azygos lobe; azygous lobe;
+        azygos fissure; cervical rib; dislocation; separation; situs; bone island; pectus; pectus
+        excavatum; spurring; healed; goiter; shift; deviation; dilated; dilatation; distended;
+        obesity; nipple shadow; thickening; blunting; blunted; inflammatory change; reactive
+        airway disease; tuberculosis; sarcoidosis; asthma; lucency; fat pad; body habitus;
+        prominence; surgical absence; air fluid level; contour abnormality; abnormal; pulmonary
+        artery hypertension; pulmonary arterial hypertension; pulmonary hypertension; chronic
+        change; chronic lung disease; chronic appearing change; chronic lung change; diffuse lung
+        disease
+    """,
+}
+"""Concept -> phrases, separated by semicolons."""
+
+REGIONS_OF = {
+    "heart": """
+        heart; heart size; cardiac; cardiac size; cardiac silhouette; cardiac contour; cardiac
+        shadow; heart silhouette; heart contour; heart shadow; cardiopericardial silhouette; size
+        of the heart; cardiac silhouette size; cardiac and pericardial silhouette; cor; heart
+        border; cardiac border
+    """,
+    "cardiomediastinum": """
+        cardiomediastinal; cardiomediastinal silhouette; cardiomediastinal contour;
+        cardiomediastinum; cardio mediastinal silhouette; cardio mediastinal contour; cardiac and
+        mediastinal silhouette; cardiac and mediastinal contour; heart and mediastinum;
+        mediastinal and cardiac silhouette; cardiac mediastinal silhouette; cardiac mediastinal
+        contour; cardiomediastinal size; cardiovascular silhouette; heart mediastinum;
+        cardiomediastinal structure; cardiomediastinal shadow
+    """,
+    "mediastinum": """
+        mediastinum; mediastinal; mediastinal contour; mediastinal silhouette; mediastinal
+        structure; superior mediastinum; mediastinal width; mediastinal shadow; mediastinal size
+    """,
+    "lungs": """
+        lung; lung field; lung parenchyma; pulmonary parenchyma; lung volume and clarity;
+        pulmonary field; lung space
+    """,
+    "part of a lung": """
+        lung base; base; lung apex; apex; apices; lobe; lung zone; midlung; upper lung; lower
+        lung; lung volume; retrocardiac region; airway; trachea; bronchi; diaphragm;
+        hemidiaphragm; hila; hilum; hilar; aorta; upper abdomen; abdomen; aortic; aortic contour;
+        soft tissue; hilar contour; right atrium; right ventricle; svc; superior vena cava; vena
+        cava; carina; stomach; tip; position
+    """,
+    "pleura": """
+        pleura; pleural; pleural space; pleural surface; costophrenic angle; costophrenic sulcus;
+        costophrenic sulci; costophrenic; pleural margin; pleural recess; lateral angle
+    """,
+    "vessels": """
+        pulmonary vasculature; pulmonary vascularity; vascularity; vasculature; pulmonary vessel;
+        pulmonary vascular; pulmonary vascular marking; pulmonary vascular pattern
+    """,
+    "bones": """
+        bone; bony; osseous; osseous structure; bony structure; skeletal; skeletal structure;
+        skeleton; bony thorax; rib; spine; thoracic spine; visualized bone; vertebral body;
+        musculoskeletal; clavicle; vertebra; thoracic cage; rib cage
+    """,
+    "chest": """
+        chest; exam; examination; study; radiograph; x ray; chest x ray; chest radiograph; thorax;
+        film; cxr; chest film; cardiopulmonary; cardiothoracic; pulmonary; thoracic;
+        intrathoracic; cardiopulmonary exam; appearance of the chest; chest radiographic
+        examination
+    """,
+}
+"""Part of the film -> phrases that name it."""
+
+NEGATED_WHERE_NORMAL = {
+    "heart": ("Cardiomegaly",),
+    "cardiomediastinum": ("Cardiomegaly", "Wide Mediastinum"),
+    "mediastinum": ("Wide Mediastinum",),
+    "lungs": (
+        "Atelectasis",
+        "Consolidation",
+        "Edema",
+        "Infiltrate",
+        "Mass",
+        "Nodule",
+        "Opacity",
+        "Pneumonia",
+    ),
+    "part of a lung": (),
+    "pleura": ("Effusion",),
+    "vessels": ("Congestion",),
+    "bones": ("Fracture",),
+    "chest": (),
+}
+"""Part of the film -> concepts that are denied by calling it normal or clear."""
+
+ASSERTED_WHERE_LARGE = {
+    "heart": "Cardiomegaly",
+    "cardiomediastinum": "Wide Mediastinum",
+    "mediastinum": "Wide Mediastinum",
+    "vessels": "Congestion",
+}
+"""Part of the film -> concept that is asserted by calling it enlarged."""
+
+MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
+"""Findings that have no side, whatever side word stands near."""
+
+
+def split_phrases(text: str) -> list[str]:
+    """Split an entry of the lexicon.
+
+    Args:
+        text: phrases separated by semicolons.
+
+    Returns:
+        The phrases.
+    """
+    return [" ".join(phrase.split()) for phrase in text.split(";")]

@@ -1,0 +1,84 @@
+"""Sentences -> claims: which findings each sentence and each report asserts, denies or hedges."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from medclip_dcl.artifacts import claims, sentences
+from medclip_dcl.artifacts.frame import Draft
+from medclip_dcl.artifacts.tables import TableFormat, read_table, write_table
+from medclip_dcl.reports.claims import FINDINGS, Claims, claims_of
+from medclip_dcl.reports.mentions import read_report, reader_digest
+from pipelines.job import Job, run_job
+
+_COLUMNS = ("study_id", "text", "text_key")
+
+
+def build(job: Job) -> None:
+    """Read the claims of every sentence, and unite them per report.
+
+    Args:
+        job: the job's configuration and folder.
+    """
+    source = job.open(sentences.KIND)
+
+    def write(draft: Draft) -> Mapping[str, Any]:
+        rows = read_table(source.path, sentences.SENTENCES, _COLUMNS).to_pylist()
+        by_key = {row["text_key"]: row["text"] for row in rows}
+        readings = {key: read_report(text) for key, text in by_key.items()}
+        said = {key: claims_of([reading]) for key, reading in readings.items()}
+        reports = {
+            study: claims_of(readings[row["text_key"]] for row in group)
+            for study, group in groupby(rows, key=itemgetter("study_id"))
+        }
+        _write(draft, claims.SENTENCE_CLAIMS, "text_key", said)
+        _write(draft, claims.REPORT_CLAIMS, "study_id", reports)
+        return _summary([said[row["text_key"]] for row in rows], said, reports)
+
+    job.make(claims.KIND, {"reader": reader_digest()}, {"sentences": source}, write)
+
+
+def _write(draft: Draft, form: TableFormat, name: str, said: Mapping[str, Claims]) -> None:
+    rows = [{name: key, **said[key].to_row()} for key in sorted(said)]
+    write_table(draft.directory, form, rows)
+
+
+def _summary(
+    occurrences: Sequence[Claims], said: Mapping[str, Claims], reports: Mapping[str, Claims]
+) -> dict[str, Any]:
+    """Count what was read; shares are of sentences as they occur, repeats included."""
+    per_finding = {
+        kind: dict(Counter(name for claim in reports.values() for name in getattr(claim, kind)))
+        for kind in ("asserted", "negated", "uncertain")
+    }
+    with_claims = sum(map(bool, occurrences)) / max(1, len(occurrences))
+    return {
+        "sentences": len(occurrences),
+        "distinct_sentences": len(said),
+        "reports": len(reports),
+        "share_with_claims": round(with_claims, 4),
+        "normal_reports": sum(claim.normal for claim in reports.values()),
+        "reports_per_finding": {
+            name: {kind: counts.get(name, 0) for kind, counts in per_finding.items()}
+            for name in FINDINGS
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("read_claims", build, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
