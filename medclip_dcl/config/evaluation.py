@@ -15,11 +15,15 @@ class EvaluateConfig(Section):
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt."""
     gallery: str = ""
-    """Sentences of the box retrieval gallery, one a line; empty: those of the box table."""
+    """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
     """Whether a model is evaluated on patients that it was trained on."""
     batch: Annotated[int, Field(gt=0)] = 64
     """Films in one forward pass."""
+    pairs: Annotated[int, Field(ge=0)] = 1000
+    """Films in the pool of film-report retrieval, drawn with the seed; 0: it is left out."""
+    heatmap_px: Annotated[int, Field(ge=16)] = 1024
+    """Longer side at which heatmaps meet boxes, pixels; smaller films keep their size."""
     bootstrap: Annotated[int, Field(ge=0)] = 1000
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
 

@@ -1,0 +1,122 @@
+"""Results: the figures of an evaluation, and the scores that they were made from.
+
+`results.json` holds
+
+    model           digest of the evaluated model
+    split           the split that was evaluated
+    films, patients how many
+    contaminated    evaluated patients that the model was trained on
+    truth           where the labels come from: `exact`, `labels` or `none`
+    questions       per question: `absent` (why it could not be put, else empty), `pool`
+                    (films, boxes, sentences), `chance`, `figures`, and `groups` of figures
+
+A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over patients.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import Artifact, Kind
+from medclip_dcl.artifacts.tables import Column, TableFormat
+from medclip_dcl.errors import ArtifactCorrupt
+
+KIND = Kind("results", 1, "evaluate")
+
+FIGURES = "results.json"
+
+SCORES = TableFormat(
+    "scores.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("finding", pa.string(), "name of the finding"),
+        Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
+        Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
+        Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
+    ),
+)
+"""Zero-shot classification: one row per film and finding."""
+
+GROUNDINGS = TableFormat(
+    "groundings.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("category", pa.string(), "finding"),
+        Column("phrase_key", pa.string(), "`text_key` of the sentence"),
+        Column("boxes", pa.int32(), "boxes of this sentence on this film"),
+        Column("cnr", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
+        Column("miou", pa.float64(), "mean IoU over the paper's 41 thresholds"),
+        Column("miou_biovil", pa.float64(), "mean IoU over the thresholds .1 to .5"),
+        Column("pointed", pa.bool_(), "whether the best point lies in a box"),
+        Column("area", pa.float64(), "share of the film that the boxes cover"),
+        Column("rows", pa.int32(), "rows of the grid"),
+        Column("grid", pa.list_(pa.float32()), "region-sentence cosines, row by row"),
+    ),
+)
+"""Grounding: one row per film and sentence, its boxes united."""
+
+BOX_ANSWERS = TableFormat(
+    "box_answers.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("category", pa.string(), "finding"),
+        Column("phrase_key", pa.string(), "`text_key` of the box's sentence"),
+        Column("x", pa.float64(), "left edge, pixels of the original film"),
+        Column("y", pa.float64(), "top edge, pixels of the original film"),
+        Column("width", pa.float64(), "width, pixels of the original film"),
+        Column("height", pa.float64(), "height, pixels of the original film"),
+        Column("sentence_rank", pa.int32(), "rank of the box's sentence among all boxes'"),
+        Column("gallery_rank", pa.int32(), "rank of the true gallery sentence; null: none"),
+        Column("gallery_true", pa.int32(), "row of the true sentence in the gallery; null: none"),
+        Column("gallery_best", pa.list_(pa.int32()), "rows of the best five, best first"),
+    ),
+)
+"""Retrieval from boxes: one row per box."""
+
+GALLERY = TableFormat(
+    "gallery.parquet",
+    (
+        Column("finding", pa.string(), "the finding that the sentence states"),
+        Column("sentence", pa.string(), "the sentence"),
+    ),
+)
+"""The gallery of sentences that boxes are matched with."""
+
+
+def write_figures(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write `results.json`.
+
+    Args:
+        folder: folder of the artifact's draft.
+        figures: the tree that the module's docstring describes.
+    """
+    text = json.dumps(figures, indent=1, allow_nan=False, ensure_ascii=False)
+    write_text(folder / FIGURES, text + "\n")
+
+
+def read_figures(artifact: Artifact) -> dict[str, Any]:
+    """Read `results.json`.
+
+    Args:
+        artifact: the results.
+
+    Returns:
+        The tree that the module's docstring describes.
+
+    Raises:
+        ArtifactCorrupt: it is no JSON object.
+    """
+    try:
+        tree = json.loads(artifact.file(FIGURES).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} cannot be read") from error
+    if not isinstance(tree, dict):
+        raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} holds no object; rerun {KIND.job}")
+    return tree

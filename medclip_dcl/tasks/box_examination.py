@@ -1,0 +1,218 @@
+"""Questions about boxes: is the heatmap in them, and which sentence is theirs.
+
+Every question gives an `Outcome` for `results.json` and the rows that it was made from.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medclip_dcl.metrics import localization, summary
+from medclip_dcl.metrics.bootstrap import Figure
+from medclip_dcl.metrics.recall import best_ranks
+from medclip_dcl.model.similarity import region_scores
+from medclip_dcl.tasks.grounding import upsample
+from medclip_dcl.tasks.outcome import LENGTHS, BoxedSentence, Films, Outcome, Sampling
+from medclip_dcl.tasks.predictor import Predictor
+from medclip_dcl.tasks.retrieval import box_vectors
+
+_GALLERY_LENGTHS = (1, 5)
+_SHOWN = 5
+
+
+def examine_grounding(
+    predictor: Predictor,
+    films: Films,
+    units: Sequence[BoxedSentence],
+    longest_px: int,
+    sampling: Sampling,
+) -> tuple[Outcome, list[dict[str, Any]]]:
+    """Compare the heatmap of each sentence with its boxes, united.
+
+    Args:
+        predictor: the model.
+        films: the films.
+        units: sentences with their boxes; at least one.
+        longest_px: longer side of the compared heatmap; films that are smaller keep
+            their size.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome and the rows of `results.GROUNDINGS`.
+
+    Source: Wang et al. 2023, Section 3.3; Boecking et al. 2022.
+    """
+    sentences = predictor.embed_sentences([unit.text for unit in units])
+    rows = []
+    for unit, sentence in zip(units, sentences, strict=True):
+        film = films.regions[unit.film : unit.film + 1]
+        grid = region_scores(film, sentence[None])[0, 0].cpu().numpy()
+        rows.append(
+            {
+                "image_id": films.image_ids[unit.film],
+                "subject_id": films.subject_ids[unit.film],
+                "category": unit.category,
+                "phrase_key": unit.key,
+                "boxes": len(unit.boxes),
+                "rows": grid.shape[0],
+                "grid": [float(value) for value in grid.ravel()],
+                **_compare(grid, unit.boxes, films.sizes_px[unit.film], longest_px),
+            }
+        )
+    groups = {
+        category: _grounding_figures([row for row in rows if row["category"] == category], sampling)
+        for category in sorted({unit.category for unit in units})
+    }
+    chance = {"pointing": float(np.mean([row["area"] for row in rows])), "cnr_signed": 0.0}
+    figures = _grounding_figures(rows, sampling)
+    return Outcome("", {"sentences": len(rows)}, chance, figures, groups), rows
+
+
+def examine_boxes(
+    predictor: Predictor, films: Films, units: Sequence[BoxedSentence], sampling: Sampling
+) -> tuple[Outcome, list[dict[str, Any]], Float[Tensor, "boxes dim"]]:
+    """Find the sentence of each box among all, and a box of each sentence among all.
+
+    Args:
+        predictor: the model.
+        films: the films.
+        units: sentences with their boxes; at least one.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
+        gallery, and the boxes' vectors. The pool has one item per box. Boxes whose
+        sentences read alike answer each other's queries: no model could tell them apart.
+
+    Source: Wang et al. 2023, Section 3.3 and Table 5.
+    """
+    rows, shares, owner = _box_rows(films, units)
+    device = films.regions.device
+    vectors = box_vectors(
+        films.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
+    )
+    keys = np.array([row["phrase_key"] for row in rows])
+    distinct, place = np.unique(keys, return_inverse=True)
+    text_of = {unit.key: unit.text for unit in units}
+    texts = predictor.embed_sentences([text_of[key] for key in distinct])
+    scores = (vectors @ texts.T).cpu().numpy()[:, place]  # (boxes, boxes): box against sentence
+    same = keys[:, None] == keys[None, :]
+    sentence_ranks, box_ranks = best_ranks(scores, same), best_ranks(scores.T, same)
+    for row, rank in zip(rows, sentence_ranks, strict=True):
+        row["sentence_rank"] = int(rank)
+    subjects = [row["subject_id"] for row in rows]
+    groups = {
+        name: summary.rank_figures(ranks, LENGTHS, subjects, sampling.samples, sampling.generator())
+        for name, ranks in (("box_to_sentence", sentence_ranks), ("sentence_to_box", box_ranks))
+    }
+    pool = {"boxes": len(rows), "distinct_sentences": len(distinct)}
+    chance = summary.chance_levels(same, LENGTHS)
+    return Outcome("", pool, chance, {}, groups), rows, vectors
+
+
+def examine_gallery(
+    predictor: Predictor,
+    vectors: Float[Tensor, "boxes dim"],
+    rows: Sequence[dict[str, Any]],
+    sentences: Sequence[str],
+    truth: Sequence[int | None],
+    sampling: Sampling,
+) -> Outcome:
+    """Find the sentence of each box in a gallery with one sentence per fine finding.
+
+    Args:
+        predictor: the model.
+        vectors: of the boxes, from `examine_boxes`.
+        rows: of the boxes; the gallery's columns are filled in.
+        sentences: the gallery.
+        truth: row of the gallery that is true of each box; None: the gallery has none.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome; boxes without a true sentence are left out of it.
+
+    Source: ours; a closed set of sentences makes chance plain.
+    """
+    scores = (vectors @ predictor.embed_sentences(sentences).T).cpu().numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
+    place_of = {index: place for index, place in enumerate(truth) if place is not None}
+    known = list(place_of)
+    correct = np.zeros((len(known), len(sentences)), dtype=bool)
+    correct[np.arange(len(known)), list(place_of.values())] = True
+    ranks = best_ranks(scores[known], correct)
+    found = dict(zip(known, ranks.tolist(), strict=True))
+    for index, row in enumerate(rows):
+        row["gallery_rank"] = found.get(index)
+        row["gallery_true"] = truth[index]
+        row["gallery_best"] = order[index].tolist()
+    subjects = [rows[index]["subject_id"] for index in known]
+    figures = summary.rank_figures(
+        ranks, _GALLERY_LENGTHS, subjects, sampling.samples, sampling.generator()
+    )
+    pool = {"boxes": len(known), "sentences": len(sentences)}
+    absent = "" if known else "no box has its sentence in the gallery"
+    return Outcome(absent, pool, summary.chance_levels(correct, _GALLERY_LENGTHS), figures, {})
+
+
+def _compare(
+    grid: np.ndarray, boxes: np.ndarray, size_px: tuple[int, int], longest_px: int
+) -> dict[str, Any]:
+    """Measure one heatmap against its boxes at a bounded size."""
+    height, width = size_px
+    shrink = min(1.0, longest_px / max(height, width))
+    rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
+    scale = np.array([columns / width, rows / height, columns / width, rows / height])
+    heatmap = upsample(grid, rows, columns)
+    mask = localization.box_mask(boxes * scale, rows, columns)
+    return {
+        "cnr": localization.signed_cnr(heatmap, mask),
+        "miou": localization.mean_iou(heatmap, mask, localization.PAPER_THRESHOLDS),
+        "miou_biovil": localization.mean_iou(heatmap, mask, localization.BIOVIL_THRESHOLDS),
+        "pointed": localization.is_pointed_at(heatmap, mask),
+        "area": float(mask.mean()),
+    }
+
+
+def _grounding_figures(rows: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Figure]:
+    columns = {
+        "cnr": [None if row["cnr"] is None else abs(row["cnr"]) for row in rows],
+        "cnr_signed": [row["cnr"] for row in rows],
+        "miou": [row["miou"] for row in rows],
+        "miou_biovil": [row["miou_biovil"] for row in rows],
+        "pointing": [row["pointed"] for row in rows],
+    }
+    subjects = [row["subject_id"] for row in rows]
+    return summary.mean_figures(columns, subjects, sampling.samples, sampling.generator())
+
+
+def _box_rows(
+    films: Films, units: Sequence[BoxedSentence]
+) -> tuple[list[dict[str, Any]], list[list[float]], list[int]]:
+    """One row per box, its place as shares of the film, and its film's number."""
+    rows: list[dict[str, Any]] = []
+    shares, owner = [], []
+    for unit in units:
+        height, width = films.sizes_px[unit.film]
+        for x, y, across, down in unit.boxes.tolist():
+            rows.append(
+                {
+                    "image_id": films.image_ids[unit.film],
+                    "subject_id": films.subject_ids[unit.film],
+                    "category": unit.category,
+                    "phrase_key": unit.key,
+                    "x": x,
+                    "y": y,
+                    "width": across,
+                    "height": down,
+                    "gallery_rank": None,
+                    "gallery_true": None,
+                    "gallery_best": [],
+                }
+            )
+            shares.append([x / width, y / height, across / width, down / height])
+            owner.append(unit.film)
+    return rows, shares, owner

@@ -1,0 +1,78 @@
+"""What an examination is given, and what comes of each of its questions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from medclip_dcl.metrics.bootstrap import Figure
+
+LENGTHS = (1, 5, 10, 50, 100)
+"""The K of recall at K; the paper reports 10, 50 and 100."""
+
+
+@dataclass(frozen=True)
+class Films:
+    """Films under examination, encoded."""
+
+    image_ids: tuple[str, ...]
+    subject_ids: tuple[str, ...]
+    sizes_px: tuple[tuple[int, int], ...]
+    """Height and width of each original film."""
+    regions: Float[Tensor, "films rows columns dim"]
+
+
+@dataclass(frozen=True)
+class BoxedSentence:
+    """A sentence with the boxes that it has on one film; `film` is the film's number."""
+
+    film: int
+    category: str
+    text: str
+    key: str
+    boxes: Float[np.ndarray, "boxes 4"]
+    """x, y, width, height, pixels of the original film."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How intervals are drawn."""
+
+    samples: int
+    seed: int
+
+    def generator(self) -> np.random.Generator:
+        """Start the stream of resamples; every question starts it anew."""
+        return np.random.default_rng(self.seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one question; `absent` says why it could not be put, else is empty."""
+
+    absent: str = ""
+    pool: Mapping[str, int] = field(default_factory=dict)
+    chance: Mapping[str, float | None] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the fields as plain values.
+
+        Returns:
+            A JSON-serialisable tree.
+        """
+        return {
+            "absent": self.absent,
+            "pool": dict(self.pool),
+            "chance": dict(self.chance),
+            "figures": _plain(self.figures),
+            "groups": {name: _plain(figures) for name, figures in self.groups.items()},
+        }
+
+
+def _plain(figures: Mapping[str, Figure]) -> dict[str, Any]:
+    return {name: figure.as_json() for name, figure in figures.items()}
