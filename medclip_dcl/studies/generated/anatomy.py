@@ -1,0 +1,282 @@
+"""A chest as numbers, and the fields that a projection of it adds up.
+
+The right lung lies at negative x. All lengths are in units of half the film's width.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from medclip_dcl.studies.generated.canvas import Canvas, Field, Reals, inside, smooth_noise
+from medclip_dcl.studies.generated.findings import FineFinding
+
+LUNG_TOP, LUNG_BASE = -0.84, 0.66
+
+
+@dataclass(frozen=True)
+class Body:
+    """What makes one patient's chest differ from another's."""
+
+    wall: float
+    dome_right: float
+    dome_left: float
+    dome_height: float
+    heart_width: float
+    heart_height: float
+    heart_tilt: float
+    mediastinum: float
+    aorta: float
+    rib_spacing: float
+    rib_slope: float
+    clavicle: float
+    softness: float
+    breast: float
+    stomach: float
+    curve: float = 0.0
+
+
+def draw_body(generator: np.random.Generator) -> Body:
+    """Draw a healthy chest.
+
+    Args:
+        generator: source of randomness.
+
+    Returns:
+        The body.
+    """
+    uniform = generator.uniform
+    return Body(
+        wall=uniform(0.76, 0.84),
+        dome_right=uniform(0.36, 0.44),
+        dome_left=uniform(0.42, 0.50),
+        dome_height=uniform(0.17, 0.24),
+        heart_width=uniform(0.93, 1.06),
+        heart_height=uniform(0.94, 1.06),
+        heart_tilt=uniform(-0.1, 0.25),
+        mediastinum=uniform(0.115, 0.145),
+        aorta=uniform(0.075, 0.092),
+        rib_spacing=uniform(0.150, 0.170),
+        rib_slope=uniform(0.5, 0.8),
+        clavicle=uniform(-0.70, -0.62),
+        softness=uniform(0.8, 1.3),
+        breast=max(0.0, uniform(-0.08, 0.08)),
+        stomach=max(0.0, uniform(-0.1, 0.12)),
+        curve=uniform(-0.015, 0.015),
+    )
+
+
+def with_findings(body: Body, findings: dict[FineFinding, float]) -> Body:
+    """Reshape a body by the findings that change its outlines.
+
+    Args:
+        body: the healthy chest.
+        findings: finding -> severity in [0, 1].
+
+    Returns:
+        The chest with its large heart, high diaphragm, curved spine or wide aorta.
+    """
+    for finding, severity in findings.items():
+        if finding.type == "cardiomegaly":
+            body = replace(
+                body,
+                heart_width=body.heart_width * (1.36 + 0.3 * severity),
+                heart_height=body.heart_height * (1.1 + 0.1 * severity),
+            )
+        elif finding.type == "elevated hemidiaphragm":
+            lift = 0.2 + 0.1 * severity
+            if finding.side == "right":
+                body = replace(body, dome_right=body.dome_right - lift)
+            else:
+                body = replace(body, dome_left=body.dome_left - lift)
+        elif finding.type == "scoliosis":
+            sign = -1 if finding.side == "right" else 1
+            body = replace(body, curve=sign * (0.1 + 0.06 * severity))
+        elif finding.type == "enlarged aorta":
+            body = replace(body, aorta=body.aorta * (1.6 + 0.4 * severity))
+    return body
+
+
+@dataclass(frozen=True)
+class Chest:
+    """The fields of one projected chest, all of the film's shape."""
+
+    body: Body
+    m: Field
+    across: Field
+    outer: Field
+    inner: Field
+    depth: Field
+    heart: Field
+    aorta: Field
+    domes: Field
+    lungs: Field
+    lung_outline: Field
+
+
+def project(canvas: Canvas, body: Body) -> Chest:
+    """Lay a body over the canvas.
+
+    Args:
+        canvas: anatomical coordinates.
+        body: the chest.
+
+    Returns:
+        Distances from the midline, boundaries of lung, heart and diaphragm.
+    """
+    x, y = canvas.x, canvas.y
+    bend = body.curve * np.cos(2.6 * (y + 0.1))
+    m = x - bend
+    across = np.abs(x - 0.35 * bend)
+    height = np.clip((y - LUNG_TOP) / (LUNG_BASE - LUNG_TOP), 0, 1)
+    open_top = (1 - height) ** 2
+    outer = body.wall * np.sqrt(np.clip(1 - open_top * np.sqrt(1 - height), 0, None))
+    outer -= 0.02 * np.clip(y - 0.3, 0, None)
+    inner = body.mediastinum + 0.16 * open_top * open_top * (1 - height)
+    top = np.where(x < 0, body.dome_right, body.dome_left).astype(np.float32)
+    arch = np.clip((across - 0.36) / 0.44, -1, 1.3)
+    domes = y - top - body.dome_height * arch * arch
+    heart = _heart(m, y, body)
+    aorta = inside(np.hypot(m - 0.13, (y + 0.33) * 0.85) - body.aorta, 0.018)
+    outline = inside(across - outer, 0.014) * inside(inner - across, 0.02)
+    outline *= inside(domes, 0.012) * (y > LUNG_TOP)
+    lungs = outline * (1 - heart) * (1 - aorta)
+    depth = 0.5 + 0.5 * inside(across - outer + 0.16, 0.16)
+    return Chest(body, m, across, outer, inner, depth, heart, aorta, domes, lungs, outline)
+
+
+def _heart(m: Field, y: Field, body: Body) -> Field:
+    wide, high = body.heart_width, body.heart_height
+    v = (y - 0.27) / (0.33 * high)
+    u = (m - 0.1 * wide - 0.05 * body.heart_tilt * v) / (0.32 * wide)
+    left = (np.sqrt(u * u + v * v + 0.5 * body.heart_tilt * u * v * (v < 0)) - 1) * 0.32
+    right = np.hypot((m + 0.03) / wide, (y - 0.24) / (1.35 * high)) - 0.19
+    return np.maximum(inside(left, 0.018), inside(right, 0.018))
+
+
+def ribs(canvas: Canvas, chest: Chest) -> Field:
+    """Draw posterior and anterior ribs as curved bands with bright edges.
+
+    Args:
+        canvas: anatomical coordinates.
+        chest: the chest.
+
+    Returns:
+        Bone, 0 to about 1.
+    """
+    body, y, across = chest.body, canvas.y, chest.across
+    cage = inside(across - chest.outer - 0.03, 0.02) * inside(0.05 - across, 0.03)
+    reach = across / body.wall
+    fall = body.rib_slope * (reach - 0.30) ** 2
+    back = _bands((y - 0.75 * fall + 0.03) / body.rib_spacing, 0.26)
+    back *= 1 - 0.35 * inside(0.6 - reach, 0.3)
+    front = _bands((y + 0.42 * reach**2 - 0.62 * reach) / (1.12 * body.rib_spacing), 0.24)
+    front *= inside(0.5 - reach, 0.12) * inside(y - 0.25, 0.15)
+    below = 1 - 0.6 * inside(-chest.domes, 0.05)
+    return np.asarray((0.75 * back + 0.4 * front) * cage * below, dtype=np.float32)
+
+
+def spine(canvas: Canvas, chest: Chest) -> Field:
+    """Draw the vertebral column with its discs and spinous processes.
+
+    Args:
+        canvas: anatomical coordinates.
+        chest: the chest.
+
+    Returns:
+        Bone, 0 to about 1.
+    """
+    step = canvas.y / (0.85 * chest.body.rib_spacing)
+    disc = np.cos(2 * np.pi * step)
+    m = np.abs(chest.m)
+    column = inside(m - 0.078 - 0.006 * disc, 0.012) * (0.7 + 0.3 * inside(-disc - 0.75, 0.3))
+    process = inside(m - 0.014, 0.01) * inside(0.35 - disc, 0.2)
+    pedicle = inside(np.abs(m - 0.05) - 0.012, 0.008) * inside(0.6 - disc, 0.2)
+    return np.asarray(column + 0.35 * process + 0.25 * pedicle, dtype=np.float32)
+
+
+def clavicles(canvas: Canvas, chest: Chest) -> Field:
+    """Draw both clavicles and a hint of the scapulae.
+
+    Args:
+        canvas: anatomical coordinates.
+        chest: the chest.
+
+    Returns:
+        Bone, 0 to about 1.
+    """
+    x, y = chest.across, canvas.y
+    middle = chest.body.clavicle - 0.20 * (x - 0.1) + 0.05 * np.sin(5.5 * (x - 0.1))
+    off = np.abs(y - middle)
+    bone = inside(off - 0.034, 0.012) * (0.75 + 0.4 * inside(-off + 0.022, 0.01))
+    bone *= inside(0.07 - x, 0.015) * inside(x - 0.86, 0.03)
+    blade = inside(np.abs(x - 0.74 - 0.16 * (y + 0.4)) - 0.05, 0.03)
+    blade *= inside(np.abs(y + 0.42) - 0.28, 0.06)
+    return np.asarray(bone + 0.25 * blade, dtype=np.float32)
+
+
+def airways(canvas: Canvas, chest: Chest) -> Field:
+    """Draw trachea and main bronchi.
+
+    Args:
+        canvas: anatomical coordinates.
+        chest: the chest.
+
+    Returns:
+        Air, 0 to 1.
+    """
+    y, m = canvas.y, chest.m
+    trachea = inside(np.abs(m + 0.012) - 0.036, 0.012) * inside(y + 0.16, 0.02)
+    spread = (y + 0.18) * np.where(m < 0, 0.9, 1.3)
+    bronchi = inside(np.abs(np.abs(m + 0.01) - spread) - 0.024, 0.014)
+    bronchi *= inside(np.abs(y + 0.09) - 0.09, 0.02)
+    return np.asarray(np.maximum(trachea, 0.8 * bronchi), dtype=np.float32)
+
+
+def vessels(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Field:
+    """Draw the branching markings that fan out from each hilum.
+
+    Args:
+        canvas: anatomical coordinates.
+        chest: the chest.
+        generator: source of randomness.
+
+    Returns:
+        Vessels, 0 to about 1: thin ridges in polar coordinates about the hila.
+    """
+    dx, dy = chest.across - 0.15, canvas.y - 0.0
+    radius = np.hypot(dx, dy)
+    angle = np.arctan2(dy, dx) / np.pi  # -1..1; the two lungs read different rows
+    rows, columns = 768, 96
+    table = smooth_noise((rows, columns), (44, 7), generator)
+    table += 0.6 * smooth_noise((rows, columns), (100, 14), generator)
+    ridge = np.exp(-((table / 0.17) ** 2)).astype(np.float32)
+    row = ((angle + 1) * (rows / 4 - 1)).astype(np.int32) + (canvas.x > 0) * (rows // 2)
+    column = np.minimum(radius * (columns / 1.1), columns - 1).astype(np.int32)
+    marking = ridge[row, column] * np.clip(1.05 - radius / 0.72, 0, 1)
+    hilum = np.exp(-((dx / 0.085) ** 2) - (dy / 0.13) ** 2).astype(np.float32)
+    return np.asarray(marking + 0.75 * hilum, dtype=np.float32)
+
+
+def torso(canvas: Canvas) -> Field:
+    """Draw the outline of neck, shoulders and trunk, thinner towards its edge.
+
+    Args:
+        canvas: anatomical coordinates.
+
+    Returns:
+        Thickness of soft tissue, 0 outside the body to 1.
+    """
+    y, across = canvas.y, np.abs(canvas.x)
+    rise = np.clip((y + 1.12) / 0.42, 0, 1)
+    edge = 0.27 + 0.95 * rise * rise * (3 - 2 * rise)
+    edge -= 0.28 * np.clip((y + 0.62) / 0.35, 0, 1)
+    edge += 0.04 * y
+    within = np.clip(1 - across / np.maximum(edge, 0.1), 0, 1)
+    return np.asarray(np.sqrt(np.minimum(within * 3.2, 1)), dtype=np.float32)
+
+
+def _bands(phase: Reals, width: float) -> Field:
+    """Periodic bands, brighter at both edges; `width` is half a band's share of the period."""
+    off = np.abs(phase - np.rint(phase))
+    band = inside(off - width, 0.06)
+    return np.asarray(band * (0.62 + 0.5 * inside(width - 0.09 - off, 0.05)), dtype=np.float32)

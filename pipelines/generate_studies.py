@@ -1,0 +1,59 @@
+"""Draw chest films, reports and boxes with known truth as a MIMIC-CXR-shaped tree."""
+
+import sys
+from collections.abc import Sequence
+
+from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import ArtifactError
+from medclip_dcl.studies.generated.tree import KIND, content_settings, write_tree
+from pipelines.job import Job, run_job
+
+
+def build(job: Job) -> None:
+    """Write the tree at `generate.root`, unless the one there has the same recipe.
+
+    Args:
+        job: the job's frame.
+
+    Raises:
+        ArtifactError: the folder holds something that this job did not write.
+    """
+    settings, seed = job.config.generate, job.config.seed
+    path = resolve_path(settings.root, job.config)
+    recipe = make_recipe(KIND, {"generate": content_settings(settings), "seed": seed}, {})
+    existing: Artifact | None = None
+    try:
+        existing = open_artifact(path, KIND)
+    except ArtifactError as error:
+        if path.exists() and not (path / "artifact.json").is_file():
+            raise ArtifactError(
+                "generate.root names a folder that this job did not write; name another"
+            ) from error
+    if existing is not None and existing.recipe == recipe:
+        job.say(artifact=KIND.name, state="reused", **existing.summary)
+        return
+    with drafting(path, KIND, recipe) as draft:
+        artifact = draft.seal(write_tree(draft, seed, settings))
+    job.say(
+        artifact=KIND.name,
+        state="resumed" if draft.resumed else "made",
+        seconds=artifact.origin["seconds"],
+        **artifact.summary,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("generate_studies", build, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
