@@ -1,8 +1,8 @@
 """Settings of the training loop."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medclip_dcl.config.section import Section
 
@@ -28,10 +28,14 @@ class TrainConfig(Section):
     """Half-width of the random brightness factor."""
     contrast: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Half-width of the random contrast factor."""
+    freeze_batchnorm: bool = False
+    """Whether batch norms keep the statistics that they were loaded with."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Autocast of the encoders; the loss is always float32."""
     processes: Annotated[int, Field(ge=1)] = 1
     """Processes that the run expects; another world size is refused."""
+    torch_threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0)] = 1000
     """Steps between checkpoints: what a kill can lose."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
@@ -40,11 +44,21 @@ class TrainConfig(Section):
     """Steps between lines of the metrics log."""
     validate_every_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between validation losses; 0: none."""
+    validate_batches: Annotated[int, Field(gt=0)] = 8
+    """Most global batches of the validation split in one validation loss."""
     max_skipped: Annotated[int, Field(ge=1)] = 10
     """Consecutive steps with a non-finite loss or gradient that stop the run."""
-    loader_workers: Annotated[int, Field(ge=0)] = 0
-    """Loader threads or processes that read ahead; 0: in the loop itself."""
+    loader_workers: Annotated[int, Field(ge=0)] = 1
+    """Threads that read ahead, one batch each; 0: in the loop itself."""
     channels_last: bool = True
     """Memory layout of the image encoder; faster on CPU and GPU."""
     shuffle_reports: bool = False
     """Control: pair every film with the report of another study."""
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        if self.global_batch % self.processes:
+            raise ValueError(
+                f"global_batch {self.global_batch} is no multiple of processes {self.processes}"
+            )
+        return self

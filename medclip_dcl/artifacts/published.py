@@ -1,0 +1,149 @@
+"""Published model: what evaluation, index and service load, and nothing that can run code.
+
+    model.safetensors   weights of both encoders and gamma
+    config.json         the whole configuration, `work` left out
+    model.json          the card: what it is, was made from, is for and is not for
+    subjects.json       hashes of the training patients' ids, to refuse contaminated tests
+    text/               BERT configuration and tokenizer
+
+The artifact's digest names the model everywhere.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from medclip_dcl.artifacts.files import write_bytes, write_text
+from medclip_dcl.artifacts.frame import Kind, open_artifact
+from medclip_dcl.config import Config
+from medclip_dcl.errors import CheckpointError
+
+KIND = Kind("model", 1, "train")
+
+WEIGHTS, CONFIG, CARD, SUBJECTS, TEXT = (
+    "model.safetensors",
+    "config.json",
+    "model.json",
+    "subjects.json",
+    "text",
+)
+TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""Files of `text/`, as transformers reads them."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model whose bytes have been checked."""
+
+    path: Path
+    """Its folder."""
+    digest: str
+    """Digest of all its files."""
+    config: Config
+    """The configuration that it was trained with; `work` is the model's own folder."""
+    card: Mapping[str, Any]
+    """Facts about it."""
+    subject_hashes: frozenset[str]
+    """`subject_hash` of every training patient."""
+
+    @property
+    def text_folder(self) -> Path:
+        """Folder with the text encoder's configuration and tokenizer."""
+        return self.path / TEXT
+
+    def weights(self) -> dict[str, Tensor]:
+        """Read the weights.
+
+        Returns:
+            Parameters and buffers by name, on the CPU.
+
+        Raises:
+            CheckpointError: they cannot be read, or one is not finite.
+        """
+        try:
+            tensors: dict[str, Tensor] = load_file(self.path / WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"weights of {self.path} cannot be read; rerun train") from error
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise CheckpointError(f"weight {name} of {self.path} is not finite; rerun train")
+        return tensors
+
+
+def subject_hash(subject_id: str) -> str:
+    """Hash a patient's id, so that a model names no patient in clear.
+
+    Args:
+        subject_id: the id, as the manifest has it.
+
+    Returns:
+        32 hexadecimal digits. Ids are few, so this hides them from readers, not from
+        someone who tries them all.
+    """
+    return hashlib.sha256(f"medclip-dcl subject {subject_id}".encode()).hexdigest()[:32]
+
+
+def write_published(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    config: Config,
+    card: Mapping[str, Any],
+    subject_ids: Iterable[str],
+    write_text_files: Callable[[Path], None],
+) -> None:
+    """Write the files of a published model.
+
+    Args:
+        folder: the draft's directory.
+        weights: parameters and buffers by name.
+        config: the configuration.
+        card: facts about the model, JSON-serialisable.
+        subject_ids: patients whose studies were trained on.
+        write_text_files: fills a folder with `TEXT_FILES`.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write_bytes(folder / WEIGHTS, save(plain))
+    # Where the recipe worked is no property of the model, and may name people.
+    _write_json(folder / CONFIG, config.model_copy(update={"work": "."}).model_dump(mode="json"))
+    _write_json(folder / CARD, card)
+    _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
+    (folder / TEXT).mkdir(exist_ok=True)
+    write_text_files(folder / TEXT)
+
+
+def read_published(path: Path) -> Published:
+    """Open a published model after checking every byte.
+
+    Args:
+        path: its folder.
+
+    Returns:
+        The model's facts; `weights()` reads the rest.
+
+    Raises:
+        ArtifactError: it is missing, damaged or of another version.
+        CheckpointError: its configuration or card cannot be read by this version.
+    """
+    artifact = open_artifact(path, KIND)
+    try:
+        config = Config.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
+        card = json.loads(artifact.file(CARD).read_text(encoding="utf-8"))
+        hashes = json.loads(artifact.file(SUBJECTS).read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError) as error:
+        raise CheckpointError(
+            f"model in {path} has a configuration that this version cannot read; rerun train"
+        ) from error
+    return Published(path, artifact.digest, config, card, frozenset(hashes))
+
+
+def _write_json(path: Path, tree: Any) -> None:
+    write_text(path, json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

@@ -1,0 +1,175 @@
+"""The loop: resume, step, log, validate, save, stop."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+
+from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.errors import CheckpointError, TrainingError
+from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.progress import Progress
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.journal import Journal
+from medclip_dcl.training.optimizer import (
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
+from medclip_dcl.training.pairs import PairBatch, Pairs, read_ahead
+from medclip_dcl.training.step import StepReport, TrainStep
+from medclip_dcl.training.stopping import StopRequest
+from medclip_dcl.training.validation import validation_loss
+
+_IDS_SHOWN = 8
+
+
+@dataclass
+class Place:
+    """Where a run stands."""
+
+    step: int = 0
+    """Steps done."""
+    skipped: int = 0
+    """Steps whose loss or gradient was not finite."""
+    in_a_row: int = 0
+    """Such steps since the last good one."""
+
+
+class Loop:
+    """One process's part in a training run.
+
+    Args:
+        accelerator: device, processes and precision.
+        encoder: the model as it is before the first step.
+        contrast: the loss.
+        pairs: training batches.
+        validation: validation batches; empty: no validation loss.
+        store: checkpoints.
+        settings: the training loop.
+        seed: seed of dropout.
+
+    Attributes:
+        place: where the run stands.
+        passed_over: names of damaged checkpoints that were found on the way.
+        optimizer: moves the weights.
+
+    Raises:
+        ArtifactStale: an unfinished run of another recipe is in the store.
+        CheckpointError: the newest checkpoint does not fit the model.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        encoder: DualEncoder,
+        contrast: Contrast,
+        pairs: Pairs,
+        validation: Sequence[PairBatch],
+        store: CheckpointStore,
+        settings: TrainConfig,
+        seed: int,
+    ) -> None:
+        self._accelerator, self._settings, self._store = accelerator, settings, store
+        self._pairs, self._validation, self._contrast = pairs, validation, contrast
+        if settings.channels_last:
+            encoder.image.to(memory_format=torch.channels_last)
+        self._encoder = encoder.to(accelerator.device)
+        contrast.to(accelerator.device)
+        self.optimizer = build_optimizer(encoder, settings)
+        self.place = Place()
+        self.passed_over = self._resume()
+        self._step = TrainStep(accelerator, encoder, contrast, self.optimizer, settings, seed)
+
+    def run(self, journal: Journal) -> bool:
+        """Train until the last step, or until asked to stop.
+
+        Args:
+            journal: receives the figures.
+
+        Returns:
+            Whether every step is done. A checkpoint of this moment is on disk.
+
+        Raises:
+            TrainingError: too many steps in a row met a number that is not finite, or
+                a checkpoint cannot be written.
+        """
+        settings, place = self._settings, self.place
+        batches = read_ahead(self._pairs.batch, place.step, settings.steps, settings.loader_workers)
+        bar = Progress("train", settings.steps, "step", done=place.step)
+        with StopRequest() as request, closing(batches), bar as progress:
+            for batch in batches:
+                report = self._step(batch, request.requested)
+                self._count(batch, report)
+                progress.advance(1, **journal.note(place.step, place.skipped, report.output))
+                if self._validation and place.step % settings.validate_every_steps == 0:
+                    journal.note_validation(place.step, self._validate())
+                last = report.stop or place.step == settings.steps
+                if last or place.step % settings.save_every_steps == 0:
+                    journal.sync()
+                    self._save()
+                if last:
+                    break
+        return place.step == settings.steps
+
+    def _resume(self) -> tuple[str, ...]:
+        found = self._store.find()
+        step = found.snapshot.step if found.snapshot is not None else 0
+        steps = self._accelerator.gather(torch.tensor([step], device=self._accelerator.device))
+        if int(steps.min()) != int(steps.max()):
+            raise TrainingError(
+                "the processes find different checkpoints; `work` must be one folder for all"
+            )
+        if found.snapshot is not None:
+            self._load(found.snapshot)
+        return found.skipped
+
+    def _load(self, snapshot: Snapshot) -> None:
+        try:
+            self._encoder.load_state_dict(dict(snapshot.weights))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"checkpoint of step {snapshot.step} does not fit the model; remove it"
+            ) from error
+        load_optimizer_tensors(self.optimizer, self._encoder, snapshot.optimizer)
+        state = dict(snapshot.state)
+        if self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state["scaler"])
+        self.place = Place(snapshot.step, state["skipped"], state["in_a_row"])
+
+    def _save(self) -> None:
+        if self._accelerator.is_main_process:
+            scaler, place = self._accelerator.scaler, self.place
+            state = {
+                "skipped": place.skipped,
+                "in_a_row": place.in_a_row,
+                "scaler": None if scaler is None else scaler.state_dict(),
+            }
+            moments = optimizer_tensors(self.optimizer, self._encoder)
+            snapshot = Snapshot(place.step, self._encoder.state_dict(), moments, state)
+            self._store.save(snapshot, self._settings.keep_checkpoints)
+        self._accelerator.wait_for_everyone()
+
+    def _count(self, batch: PairBatch, report: StepReport) -> None:
+        place = self.place
+        place.step = batch.step + 1
+        if report.updated:
+            place.in_a_row = 0
+            return
+        place.skipped += 1
+        place.in_a_row += 1
+        if place.in_a_row >= self._settings.max_skipped:
+            ids = ", ".join(batch.study_ids[:_IDS_SHOWN])
+            raise TrainingError(
+                f"{place.in_a_row} steps in a row up to step {place.step} had a loss or gradient "
+                f"that is not finite; studies of the last one: {ids}, ...; lower "
+                "train.learning_rate, or look at these studies"
+            )
+
+    def _validate(self) -> dict[str, float]:
+        return validation_loss(
+            self._accelerator, self._encoder, self._contrast, self._validation, self._settings
+        )

@@ -1,0 +1,72 @@
+"""The metrics log: one JSON line per logged step, cut back when a run is resumed."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts.files import write_text
+
+FILE = "metrics.jsonl"
+"""Name of the log, in the folder of the checkpoints."""
+
+TIMINGS = ("images_per_s",)
+"""Fields that differ from run to run."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the log of a run.
+
+    Args:
+        folder: folder of the checkpoints.
+
+    Returns:
+        Its lines, in order of the step; none where there is no log. A line that a kill
+        cut short ends the log.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class MetricsLog:
+    """Appends lines to the log of a run.
+
+    Args:
+        folder: folder of the checkpoints.
+        step: steps that the run has done; later lines of a killed run are dropped.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        write_text(folder / FILE, "".join(_line(line) for line in kept))
+        self._stream = (folder / FILE).open("a", encoding="utf-8")
+
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """Append one line.
+
+        Args:
+            figures: `step`, and what was measured.
+        """
+        self._stream.write(_line(figures))
+        self._stream.flush()
+
+    def sync(self) -> None:
+        """Flush the log to the disk: a checkpoint is about to claim its steps."""
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def _line(figures: Mapping[str, Any]) -> str:
+    return json.dumps(dict(figures)) + "\n"

@@ -1,0 +1,127 @@
+"""A trained run -> a published model, with the card that says what it is."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.published import write_published
+from medclip_dcl.config import Config
+from medclip_dcl.likelihood.language_model import CONFIG_FIELDS
+from medclip_dcl.model.preprocessing import MEAN, SPREAD
+from medclip_dcl.tasks.prompts import read_prompts
+from medclip_dcl.training.run import Inputs, Trained
+
+INTENDED_USE = (
+    "Research on image-text models of chest radiographs. Not a medical device: no output may "
+    "guide the care of a patient."
+)
+LIMITS = (
+    "Frontal chest films alone; other views, body parts and ages outside the training data are "
+    "not recognised as such.",
+    "Scores compare prompts with a film; they are no probabilities of disease.",
+    "Reports say what their author found worth saying; the model learns that habit as well.",
+)
+
+
+def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> dict[str, Any]:
+    """Write the published model.
+
+    Args:
+        folder: the draft's directory.
+        config: the configuration.
+        inputs: what the run was made from.
+        trained: the finished run.
+
+    Returns:
+        Figures that people look at.
+
+    Raises:
+        ConfigError: the prompt file cannot be read.
+    """
+
+    def write_text_files(text: Path) -> None:
+        fields = {name: getattr(trained.text_config, name) for name in CONFIG_FIELDS}
+        tree = {"architectures": ["BertModel"], "model_type": "bert", **fields}
+        write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
+        trained.tokenizer.save_pretrained(str(text))
+
+    write_published(
+        folder,
+        trained.weights,
+        config,
+        model_card(config, inputs, trained),
+        trained.corpus.subject_ids,
+        write_text_files,
+    )
+    return {
+        "steps": trained.place.step,
+        "skipped": trained.place.skipped,
+        **{name: trained.figures.get(name) for name in ("loss", "uncorrected_loss", "frac_floor")},
+        "studies": len(trained.corpus.study_ids),
+        "patients": len(trained.corpus.subject_ids),
+    }
+
+
+def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, Any]:
+    """Say what a model is, was made from, is for and is not for.
+
+    Args:
+        config: the configuration.
+        inputs: what the run was made from.
+        trained: the finished run.
+
+    Returns:
+        Facts; counts, digests and settings, no ids and no texts but the prompts.
+
+    Raises:
+        ConfigError: the prompt file cannot be read.
+    """
+    findings = read_prompts(Path(config.evaluate.prompts))
+    artifacts = {
+        "manifest": inputs.manifest,
+        "prepared": inputs.prepared,
+        "sentences": inputs.sentences,
+        "eta_cache": inputs.eta_cache,
+        "claims": inputs.claims,
+    }
+    return {
+        "intended_use": INTENDED_USE,
+        "limits": list(LIMITS),
+        "prompts": [asdict(finding) for finding in findings],
+        "preprocessing": {
+            "prepared_px": config.images.size_px,
+            "input_px": config.model.image.input_px,
+            "mean": MEAN,
+            "spread": SPREAD,
+            "voi": config.images.voi,
+            "equalize": config.images.equalize,
+        },
+        "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
+        "objective": config.objective.model_dump(mode="json"),
+        "eta": {
+            "source": config.eta.source,
+            "a": config.eta.a,
+            "k": config.eta.k,
+            "eta_max": config.eta.eta_max,
+            "summary": inputs.eta_cache.summary,
+        },
+        "data": {
+            "digests": {name: item.digest for name, item in artifacts.items() if item is not None},
+            "studies": len(trained.corpus.study_ids),
+            "patients": len(trained.corpus.subject_ids),
+            "texts": len(trained.corpus.texts),
+        },
+        "training": {
+            "steps": trained.place.step,
+            "skipped": trained.place.skipped,
+            "global_batch": config.train.global_batch,
+            "processes": config.train.processes,
+            "last_figures": {
+                name: value
+                for name, value in trained.figures.items()
+                if name not in {"step", "skipped", "images_per_s"}
+            },
+        },
+    }

@@ -1,0 +1,144 @@
+"""Which pairs make up each global batch: a pure function of the seed and the step.
+
+Axes
+    studies  usable training studies
+    batch    places in the global batch, over all processes
+
+An epoch is a permutation of the studies, cut into global batches; studies that do
+not fill the last one are left out of that epoch. So a study stands at most once in a
+batch (twice, it would be a certain false negative) and at most once in an epoch, and
+what a batch holds does not depend on the number of processes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.training.draws import Stream, generator_for
+
+
+class Groups:
+    """Members of each study, such as its films: ragged rows in two flat arrays.
+
+    Args:
+        owners: study of each member, from 0.
+        count: number of studies; every one has a member.
+    """
+
+    def __init__(self, owners: Int64[np.ndarray, " members"], count: int) -> None:
+        self.sizes = np.bincount(owners, minlength=count).astype(np.int64)
+        assert len(self.sizes) == count, "a member belongs to no study"
+        assert not count or self.sizes.min() > 0, "a study has no member"
+        self._members = np.argsort(owners, kind="stable").astype(np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def pick(
+        self, studies: Int64[np.ndarray, " batch"], uniform: Float64[np.ndarray, " batch"]
+    ) -> Int64[np.ndarray, " batch"]:
+        """Pick one member of each study.
+
+        Args:
+            studies: the studies.
+            uniform: a number in [0, 1) for each; equal parts of it mean equal members.
+
+        Returns:
+            The members.
+        """
+        place = (uniform * self.sizes[studies]).astype(np.int64)
+        return self._members[self._starts[studies] + place]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One global batch; each array has one entry per place."""
+
+    studies: Int64[np.ndarray, " batch"]
+    """Study whose film is shown; all differ."""
+    reports: Int64[np.ndarray, " batch"]
+    """Study whose report is read: the same, but in the shuffled control."""
+    films: Int64[np.ndarray, " batch"]
+    """Film, as a member of the films' `Groups`."""
+    sentences: Int64[np.ndarray, " batch"]
+    """Sentence, as a member of the sentences' `Groups`."""
+
+
+class PairSampler:
+    """Draws the global batch of any step.
+
+    Args:
+        films: films of each study.
+        sentences: usable sentences of each study.
+        global_batch: pairs in a batch, over all processes.
+        seed: the recipe's seed.
+        shuffle_reports: pair every film with the report of another study.
+
+    Raises:
+        ConfigError: there are fewer studies than places.
+    """
+
+    def __init__(
+        self,
+        films: Groups,
+        sentences: Groups,
+        global_batch: int,
+        seed: int,
+        shuffle_reports: bool,
+    ) -> None:
+        assert len(films) == len(sentences)
+        if len(films) < global_batch:
+            raise ConfigError(
+                f"train.global_batch {global_batch} exceeds the {len(films)} studies that have a "
+                "film and a usable sentence; a batch holds a study once: lower it or add studies"
+            )
+        self._films, self._sentences = films, sentences
+        self._global_batch, self._seed = global_batch, seed
+        self._report_of = np.arange(len(films), dtype=np.int64)
+        if shuffle_reports:
+            self._report_of = _derangement(len(films), seed)
+        self._kept = (-1, self._report_of)  # epoch and its order; one store, so threads may share
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full global batches in one pass over the studies."""
+        return len(self._films) // self._global_batch
+
+    def draw(self, step: int) -> Draw:
+        """Draw the global batch of a step.
+
+        Args:
+            step: the step, from 0.
+
+        Returns:
+            The batch. Each study's film and sentence are drawn uniformly and independently.
+        """
+        epoch, turn = divmod(step, self.steps_per_epoch)
+        start = turn * self._global_batch
+        studies = self._order_of(epoch)[start : start + self._global_batch]
+        reports = self._report_of[studies]
+        uniform = generator_for(self._seed, Stream.CHOICE, step).random((2, self._global_batch))
+        return Draw(
+            studies=studies,
+            reports=reports,
+            films=self._films.pick(studies, uniform[0]),
+            sentences=self._sentences.pick(reports, uniform[1]),
+        )
+
+    def _order_of(self, epoch: int) -> Int64[np.ndarray, " studies"]:
+        kept, order = self._kept
+        if kept != epoch:
+            order = generator_for(self._seed, Stream.ORDER, epoch).permutation(len(self._films))
+            self._kept = (epoch, order)
+        return order
+
+
+def _derangement(count: int, seed: int) -> Int64[np.ndarray, " studies"]:
+    """Give each study another one's report: a random cycle through all studies."""
+    cycle = generator_for(seed, Stream.PAIRING).permutation(count)
+    report_of = np.empty(count, dtype=np.int64)
+    report_of[cycle] = np.roll(cycle, -1)
+    return report_of

@@ -1,0 +1,127 @@
+"""One batch -> one update of the weights, or none where a number is not finite."""
+
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.objective.build import ObjectiveOutput
+from medclip_dcl.training.augment import jitter
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.draws import Stream, seed_for
+from medclip_dcl.training.optimizer import set_learning_rate
+from medclip_dcl.training.pairs import PairBatch
+from medclip_dcl.training.schedule import learning_rate_share
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step came to; equal in all processes."""
+
+    output: ObjectiveOutput
+    """Loss and gauges of this process's anchors."""
+    updated: bool
+    """Whether the weights were moved."""
+    stop: bool
+    """Whether any process has been asked to stop."""
+
+
+class TrainStep:
+    """Moves the weights, one batch at a time.
+
+    Args:
+        accelerator: device, processes and precision.
+        encoder: the model, on its device.
+        contrast: the loss.
+        optimizer: moves the encoder's parameters.
+        settings: the training loop.
+        seed: seed of dropout.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        encoder: DualEncoder,
+        contrast: Contrast,
+        optimizer: Optimizer,
+        settings: TrainConfig,
+        seed: int,
+    ) -> None:
+        self._accelerator, self._encoder, self._contrast = accelerator, encoder, contrast
+        self._optimizer, self._settings, self._seed = optimizer, settings, seed
+        self._wrapped, self._stepper = accelerator.prepare(encoder, optimizer)
+        self._parameters = [item for item in encoder.parameters() if item.requires_grad]
+        self._buffers = list(encoder.buffers())
+
+    def __call__(self, batch: PairBatch, stop: bool) -> StepReport:
+        """Do one step.
+
+        Args:
+            batch: the batch, on any device.
+            stop: whether this process has been asked to stop.
+
+        Returns:
+            What came of it. Where the loss or gradient of any process is not finite,
+            weights, optimiser and norm statistics stay as they were.
+        """
+        batch = batch.to(self._accelerator.device)
+        kept = [buffer.clone() for buffer in self._buffers]
+        self._begin(batch.step)
+        output = self._loss(batch)
+        self._accelerator.backward(output.loss)
+        norm = self._accelerator.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        broken, stop = self._agree(output.loss, norm, stop)
+        if broken:
+            self._restore(kept)
+        if not broken or self._accelerator.scaler is not None:  # the scaler skips by itself
+            self._stepper.step()
+        self._stepper.zero_grad()
+        self._encoder.clamp_gamma()
+        return StepReport(output, not broken, stop)
+
+    def _begin(self, step: int) -> None:
+        torch.manual_seed(
+            seed_for(self._seed, Stream.DROPOUT, step, self._accelerator.process_index)
+        )
+        settings = self._settings
+        share = learning_rate_share(step, settings.warmup_steps, settings.steps)
+        set_learning_rate(self._optimizer, share)
+
+    def _loss(self, batch: PairBatch) -> ObjectiveOutput:
+        pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+        regions, sentences = self._wrapped(pixels, batch.input_ids, batch.attention_mask)
+        output: ObjectiveOutput = self._contrast(self._encoder, regions, sentences, batch)
+        return output
+
+    def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
+        """Tell whether any process met a number that is not finite, or is to stop."""
+        broken = ~(loss.detach().isfinite() & norm.isfinite())
+        if self._accelerator.num_processes == 1:
+            return bool(broken), stop
+        flags = torch.stack([broken.float(), broken.new_tensor(stop).float()])
+        either = self._accelerator.reduce(flags, reduction="sum")
+        return bool(either[0] > 0), bool(either[1] > 0)
+
+    @torch.no_grad()
+    def _restore(self, kept: list[Tensor]) -> None:
+        for buffer, old in zip(self._buffers, kept, strict=True):
+            buffer.copy_(old)
+
+
+def set_training_mode(encoder: nn.Module, freeze_batchnorm: bool) -> None:
+    """Put a model into training mode.
+
+    Args:
+        encoder: the model.
+        freeze_batchnorm: keep the statistics of batch norms.
+    """
+    encoder.train()
+    if freeze_batchnorm:
+        for module in encoder.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()

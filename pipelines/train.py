@@ -1,0 +1,179 @@
+"""Train the image-text model: films, sentences and eta -> a published model.
+
+    accelerate launch --config_file configs/accelerate/cpu.yaml -m pipelines.train --config FILE
+    torchrun --nproc-per-node 8 -m pipelines.train --config FILE    (train.processes: 8)
+    python -m pipelines.train --config FILE
+
+Checkpoints go to `checkpoints`; the same command goes on from the newest whole one.
+SIGTERM and SIGINT finish the step, save and exit with code 75. `accelerate launch` and
+torchrun report every code but 0 as 1: the run is resumable all the same.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from medclip_dcl.artifacts import (
+    checkpoint,
+    claims,
+    eta_cache,
+    language_model,
+    manifest,
+    prepared,
+    published,
+    sentences,
+)
+from medclip_dcl.artifacts.checkpoint import CheckpointStore
+from medclip_dcl.artifacts.files import sha256_file
+from medclip_dcl.artifacts.frame import Artifact, Draft, Kind, make_recipe, open_artifact
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.errors import ArtifactError, CheckpointError
+from medclip_dcl.training.evidence import needs_claims
+from medclip_dcl.training.publishing import publish
+from medclip_dcl.training.run import Inputs, Trained, start_accelerator, train
+from pipelines.job import Job, Stopped, run_job
+
+_HOW_NOT_WHAT = (
+    "torch_threads",
+    "save_every_steps",
+    "keep_checkpoints",
+    "log_every_steps",
+    "validate_every_steps",
+    "validate_batches",
+    "max_skipped",
+    "loader_workers",
+)
+"""Settings of the loop that do not change what is learned."""
+
+
+def build(job: Job) -> None:
+    """Train unless the published model has the same recipe, then publish.
+
+    Args:
+        job: the job.
+
+    Raises:
+        MedclipError: an input is missing or stale, the recipe of an unfinished run was
+            another, or training cannot go on.
+    """
+    config = job.config
+    accelerator = start_accelerator(config.train)
+    try:
+        _build(job, accelerator)
+    finally:
+        accelerator.end_training()
+
+
+def _build(job: Job, accelerator: Accelerator) -> None:
+    config, main = job.config, accelerator.is_main_process
+    inputs = _open_inputs(job, verify=main)
+    settings, digests = _settings(config), _digests(config, inputs)
+    recipe = make_recipe(published.KIND, settings, digests)
+    folder = checkpoint.KIND.at(job.work)
+    store = CheckpointStore(folder, recipe, config.train.steps)
+    say = job.say if main else _say_nothing
+    trained: Trained | None = None
+    if not _is_published(job, recipe, accelerator):
+        with store.locked() if main else nullcontext():
+            accelerator.wait_for_everyone()
+            trained = train(config, inputs, accelerator, store, folder, say)
+        if not trained.finished:
+            raise Stopped
+    if main:
+        write: Callable[[Draft], dict[str, Any]] = partial(_write, config, inputs, trained)
+        job.make(published.KIND, settings, digests, write)
+        store.clear()
+
+
+def _open_inputs(job: Job, verify: bool) -> Inputs:
+    def open_one(kind: Kind) -> Artifact:
+        return job.open(kind, verify=verify)  # one process in many hashes every byte
+
+    config = job.config
+    text, image = config.model.text.pretrained, config.model.image.pretrained
+    return Inputs(
+        manifest=open_one(manifest.KIND),
+        prepared=open_one(prepared.KIND),
+        sentences=open_one(sentences.KIND),
+        eta_cache=open_one(eta_cache.KIND),
+        claims=open_one(claims.KIND) if needs_claims(config.objective) else None,
+        text_folder=resolve_path(text, config) if text else open_one(language_model.KIND).path,
+        image_weights=resolve_path(image, config) if image else None,
+    )
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    loop = config.train.model_dump(mode="json", exclude=set(_HOW_NOT_WHAT))
+    return {
+        "seed": config.seed,
+        "model": config.model,
+        "objective": config.objective,
+        "train": loop,
+    }
+
+
+def _digests(config: Config, inputs: Inputs) -> dict[str, Artifact | str]:
+    digests: dict[str, Artifact | str] = {
+        "manifest": inputs.manifest,
+        "prepared": inputs.prepared,
+        "sentences": inputs.sentences,
+        "eta_cache": inputs.eta_cache,
+        "text_weights": _weights_digest(inputs.text_folder),
+        "prompts": sha256_file(Path(config.evaluate.prompts)),
+    }
+    if inputs.claims is not None:
+        digests["claims"] = inputs.claims
+    if inputs.image_weights is not None:
+        digests["image_weights"] = _weights_digest(inputs.image_weights)
+    return digests
+
+
+def _weights_digest(path: Path) -> str:
+    file = path / language_model.WEIGHTS if path.is_dir() else path
+    if not file.is_file():
+        raise CheckpointError(f"no weights at {file}; give a safetensors file or its directory")
+    return sha256_file(file)
+
+
+def _is_published(job: Job, recipe: dict[str, Any], accelerator: Accelerator) -> bool:
+    """Let the main process look, so that all do the same."""
+    found = [False]
+    if accelerator.is_main_process:
+        try:
+            artifact = open_artifact(published.KIND.at(job.work), published.KIND)
+            found = [artifact.recipe == recipe]
+        except ArtifactError:
+            pass
+    broadcast_object_list(found)
+    return found[0]
+
+
+def _write(config: Config, inputs: Inputs, trained: Trained | None, draft: Draft) -> dict[str, Any]:
+    assert trained is not None, "published by another process meanwhile, or not at all"
+    return publish(draft.directory, config, inputs, trained)
+
+
+def _say_nothing(**_facts: object) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("train", build, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

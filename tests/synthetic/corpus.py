@@ -1,0 +1,226 @@
+"""A tiny work folder: every artifact that training reads, made straight from its format.
+
+Studies come in four kinds, each with its own bright patch and its own sentences, so that
+a model has something to learn. Each patient has one study; every fourth study has two
+films. Patients p000, p001, ... are split 8 : 1 : 1.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from transformers import BertConfig, BertForMaskedLM
+
+from medclip_dcl.artifacts import (
+    claims,
+    eta_cache,
+    language_model,
+    manifest,
+    prepared,
+    sentences,
+)
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import Artifact, Kind, drafting, make_recipe
+from medclip_dcl.artifacts.sentences import text_key
+from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.likelihood.language_model import save_language_model
+from medclip_dcl.likelihood.tokenizer import train_tokenizer
+
+ETA = 0.05
+KINDS = (
+    ("Pneumonia", "left lower lobe pneumonia is seen", "pneumonia on the left side"),
+    ("Cardiomegaly", "the heart is enlarged", "cardiomegaly is present today"),
+    ("Pneumothorax", "a right apical pneumothorax", "pneumothorax on the right side"),
+    ("No Finding", "no acute cardiopulmonary process", "the lungs are clear today"),
+)
+"""Label, and the sentences that studies of a kind say."""
+
+
+def write_corpus(work: Path, studies: int = 40, size_px: int = 40, eta: float = ETA) -> Path:
+    """Write all artifacts of a tiny corpus.
+
+    Args:
+        work: receives them.
+        studies: number of studies.
+        size_px: height and width of the prepared films, pixels.
+        eta: class probability of every sentence.
+
+    Returns:
+        `work`.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    rows = [_study(number, studies) for number in range(studies)]
+    _write_manifest(work, rows)
+    _write_prepared(work, rows, size_px)
+    _write_sentences(work, rows)
+    _write_claims(work, rows)
+    _write_language_model(work)
+    write_eta(work, eta)
+    return work
+
+
+def write_eta(work: Path, eta: float) -> Artifact:
+    """Write the eta cache: one value for every sentence."""
+    texts = sorted(text_key(text) for _, *said in KINDS for text in said)
+    table = [
+        {"text_key": key, "eta": eta, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
+    ]
+    return _seal(work, eta_cache.KIND, {"eta": eta}, {eta_cache.ETA: table})
+
+
+def write_recipe(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
+    """Write a recipe that trains a tiny model on a tiny corpus within seconds.
+
+    Args:
+        path: YAML file to write.
+        work: the work folder.
+        sections: settings that go over the tiny ones, by section.
+
+    Returns:
+        `path`.
+    """
+    tree: dict[str, Any] = {
+        "work": str(work),
+        "images": {"size_px": 40},
+        "model": {
+            "image": {"depths": [1, 1], "widths": [8, 16], "input_px": 32},
+            "similarity": {"dim": 16},
+        },
+        "train": {
+            "global_batch": 8,
+            "steps": 12,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "save_every_steps": 4,
+            "log_every_steps": 1,
+            "torch_threads": 1,
+        },
+    }
+    for name, settings in sections.items():
+        tree[name] = {**tree.get(name, {}), **settings}
+    write_text(path, yaml.safe_dump(tree))
+    return path
+
+
+def _study(number: int, studies: int) -> dict[str, Any]:
+    share = number / studies
+    split = "train" if share < 0.6 else "validate" if share < 0.8 else "test"
+    films = [f"film{number:03d}a", f"film{number:03d}b"][: 2 if number % 4 == 0 else 1]
+    ids = {"study_id": f"s{number:03d}", "subject_id": f"p{number:03d}", "split": split}
+    return {**ids, "kind": number % len(KINDS), "films": films}
+
+
+def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
+    ids = ("study_id", "subject_id", "split")
+    images = [
+        {"image_id": film, **{key: row[key] for key in ids}, "view": "PA", "path": f"{film}.png"}
+        for row in rows
+        for film in row["films"]
+    ]
+    reports = [
+        {
+            **{key: row[key] for key in ids},
+            "findings": ". ".join(KINDS[row["kind"]][1:]),
+            "impression": "",
+            "last_paragraph": "",
+        }
+        for row in rows
+    ]
+    labels = [
+        {
+            "study_id": row["study_id"],
+            **dict.fromkeys(manifest.LABELS),
+            KINDS[row["kind"]][0]: 1,
+        }
+        for row in rows
+    ]
+    tables = {
+        manifest.IMAGES: images,
+        manifest.REPORTS: reports,
+        manifest.STUDY_LABELS: labels,
+        manifest.BOXES: [],
+        manifest.REJECTS: [],
+    }
+    _seal(work, manifest.KIND, {"studies": len(rows)}, tables)
+
+
+def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int) -> None:
+    rng = np.random.default_rng(0)
+    names = sorted((film, row["kind"]) for row in rows for film in row["films"])
+    films = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
+    half = size_px // 2
+    for film, (_, kind) in zip(films, names, strict=True):
+        top, left = (kind // 2) * half, (kind % 2) * half
+        film[top : top + half, left : left + half] += 100
+    sizes = np.full((len(names), 2), size_px, dtype=np.int32)
+    recipe = make_recipe(prepared.KIND, {"size_px": size_px, "films": len(names)}, {})
+    with drafting(prepared.KIND.at(work), prepared.KIND, recipe) as draft:
+        ids = [name for name, _ in names]
+        prepared.write_shard(draft.directory, 0, ids, films, sizes, [])
+        draft.seal({"size_px": size_px, "images": len(names)})
+
+
+def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
+    table = [
+        {
+            **{key: row[key] for key in ("study_id", "subject_id", "split")},
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for row in rows
+        for position, text in enumerate(KINDS[row["kind"]][1:])
+    ]
+    _seal(work, sentences.KIND, {"studies": len(rows)}, {sentences.SENTENCES: table})
+
+
+def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
+    said = [_claims_of(label) for label, *_ in KINDS]
+    of_texts = [
+        {"text_key": text_key(text), **said[kind]}
+        for kind, (_, *texts) in enumerate(KINDS)
+        for text in texts
+    ]
+    of_texts.sort(key=lambda row: row["text_key"])
+    of_reports = [{"study_id": row["study_id"], **said[row["kind"]]} for row in rows]
+    tables = {claims.SENTENCE_CLAIMS: of_texts, claims.REPORT_CLAIMS: of_reports}
+    _seal(work, claims.KIND, {"studies": len(rows)}, tables)
+
+
+def _claims_of(label: str) -> dict[str, Any]:
+    normal = label == "No Finding"
+    return {
+        "asserted": [] if normal else [label],
+        "negated": [],
+        "uncertain": [],
+        "normal": normal,
+    }
+
+
+def _write_language_model(work: Path) -> None:
+    texts = [text for _, *said in KINDS for text in said]
+    tokenizer = train_tokenizer(texts, 200, 32)
+    settings = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    kind = language_model.KIND
+    with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
+        save_language_model(BertForMaskedLM(settings), tokenizer, draft.directory)
+        draft.seal({})
+
+
+def _seal(
+    work: Path, kind: Kind, settings: Mapping[str, Any], tables: Mapping[Any, Any]
+) -> Artifact:
+    with drafting(kind.at(work), kind, make_recipe(kind, settings, {})) as draft:
+        for form, rows in tables.items():
+            write_table(draft.directory, form, rows)
+        return draft.seal({})
