@@ -1,0 +1,61 @@
+"""A tiny published model with random weights, sealed as `train` would."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
+from medclip_dcl.artifacts.published import KIND, write_published
+from medclip_dcl.config import Config
+from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from tests.synthetic.films import tiny_dual_encoder, tiny_model_config, tiny_text_config
+
+SENTENCES = (
+    "There is a left pleural effusion.",
+    "There is a right pleural effusion.",
+    "No pleural effusion.",
+    "The heart is enlarged.",
+    "Heart size is normal.",
+    "There is right lower lobe pneumonia.",
+    "No signs of pneumonia.",
+)
+PROMPTS = [
+    {
+        "name": "effusion",
+        "label": "Pleural Effusion",
+        "positive": "Pleural effusion",
+        "negative": "No pleural effusion",
+    },
+    {
+        "name": "pneumonia",
+        "label": "Pneumonia",
+        "positive": ["Pneumonia", "Right lower lobe pneumonia"],
+        "negative": "No signs of pneumonia",
+    },
+]
+
+
+def publish(folder: Path, subjects: Iterable[str] = ("trained",), seed: int = 0) -> Artifact:
+    """Seal a tiny model for 64-pixel films into `folder`."""
+    settings = tiny_model_config()
+    config = Config.model_validate(
+        {"work": "unused", "model": settings.model_dump(), "images": {"size_px": 64}}
+    )
+    tokenizer = train_tokenizer(SENTENCES, vocabulary=200, max_tokens=32)
+    model = tiny_dual_encoder(settings, len(tokenizer), seed)
+
+    def write_text_files(text: Path) -> None:
+        tokenizer.save_pretrained(str(text))
+        tree = tiny_text_config(len(tokenizer)).to_dict()
+        (text / "config.json").write_text(json.dumps(tree))
+
+    with drafting(folder, KIND, make_recipe(KIND, {"seed": seed}, {})) as draft:
+        write_published(
+            draft.directory,
+            model.state_dict(),
+            config,
+            {"prompts": PROMPTS},
+            subjects,
+            write_text_files,
+        )
+        return draft.seal({})
