@@ -162,9 +162,11 @@ class RetrievalIndex:
 
 def _direction(query: Query) -> _Floats:
     if query.vector is not None:
-        return np.asarray(query.vector.float().cpu().numpy())
-    assert query.regions is not None
-    return pool(query.regions.float().cpu().numpy()[None])[0]
+        direction: _Floats = query.vector.float().cpu().numpy()
+    else:
+        assert query.regions is not None
+        direction = pool(query.regions.float().cpu().numpy()[None])[0]
+    return direction
 
 
 def _best(scores: _Floats, k: int) -> npt.NDArray[np.int64]:

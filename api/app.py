@@ -1,0 +1,104 @@
+"""The service: `uvicorn --factory api.app:create_app`, or `python -m api`."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.formparsers import MultiPartParser
+
+from api.access import read_access
+from api.admission import Places
+from api.failures import add_handlers, documented
+from api.frame import Frame
+from api.gate import Gate
+from api.journal import Figures
+from api.routes import classify, ground, health, model, pixels, retrieve, viewer
+from api.serving import Serving
+from api.settings import FILE_VARIABLE, ServeSettings, read_settings
+
+_EVERYWHERE = (
+    "malformed_body",
+    "unauthorized",
+    "not_found",
+    "method_not_allowed",
+    "body_deadline",
+    "body_too_large",
+    "content_encoding",
+    "host_refused",
+    "internal",
+    "overloaded",
+    "deadline",
+    "loading",
+)
+
+_ROUTERS = (classify, ground, retrieve, pixels, model, health)
+
+
+def create_app(settings: ServeSettings | None = None) -> FastAPI:
+    """Make the service.
+
+    Args:
+        settings: its settings; None: from the file that `MEDCLIP_CONFIG` names and the
+            other `MEDCLIP_*` variables.
+
+    Returns:
+        The app; it loads the model once it is started, and `/ready` says when it has.
+
+    Raises:
+        ConfigError: a setting is unknown or malformed, or there is neither a key nor
+            permission to do without one.
+    """
+    if settings is None:
+        file = os.environ.get(FILE_VARIABLE)
+        settings = read_settings(Path(file) if file else None, os.environ)
+    # uvicorn's own access log would repeat query strings.
+    logging.getLogger("uvicorn.access").disabled = True
+    # What is sent stays in memory: no temporary files.
+    MultiPartParser.spool_max_size = settings.max_body_bytes
+    figures = Figures()
+    app = FastAPI(
+        title="medclip-dcl",
+        description="Research use only, not a medical device.",
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if settings.publish_schema else None,
+        redirect_slashes=False,
+        form_limits={
+            "max_files": 1,
+            "max_fields": settings.max_fields,
+            "max_part_size": settings.max_field_kb * 1024,
+        },
+        responses=documented(*_EVERYWHERE),
+    )
+    app.state.serving = Serving(settings, figures)
+    add_handlers(app)
+    # The last one added stands outermost.
+    app.add_middleware(
+        Gate,
+        settings=settings,
+        access=read_access(settings),
+        places=Places(settings.queue, figures),
+        figures=figures,
+    )
+    app.add_middleware(Frame, figures=figures)
+    app.include_router(viewer.router)
+    for room in _ROUTERS:
+        app.include_router(room.router)
+        app.include_router(room.router, prefix="/v1", include_in_schema=False)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    serving: Serving = app.state.serving
+    loading = asyncio.create_task(serving.load())
+    try:
+        yield
+    finally:
+        loading.cancel()
+        serving.close()

@@ -1,0 +1,149 @@
+"""Exception -> status, code and one fixed line: the one table of everything that can go wrong.
+
+An answer never repeats what was sent. It carries a code, the line of this table, and
+the id under which the log knows the request.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from medclip_dcl.errors import ImageError, QueryError
+from medclip_dcl.studies.reasons import REASONS
+
+FAILURES: dict[str, tuple[int, str]] = {
+    "malformed_body": (400, "the body is no well-formed multipart form within the limits"),
+    "unauthorized": (401, "send the key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"),
+    "not_found": (404, "there is no such route, or no such indexed film with a picture"),
+    "method_not_allowed": (405, "the route does not know this method"),
+    "not_acceptable": (406, "a picture is given for exactly one phrase"),
+    "body_deadline": (408, "the body took longer than body_deadline_s"),
+    "body_too_large": (413, "the body is larger than max_body_mb"),
+    "content_encoding": (415, "send the body without Content-Encoding"),
+    "host_refused": (421, "the Host header names no host that is served here"),
+    "invalid_request": (422, "a field is missing, of the wrong kind or beyond its limit"),
+    "invalid_query": (422, "the question is malformed"),
+    "client_gone": (499, "the client closed the connection"),
+    "internal": (500, "a fault of the service; the log knows it by the request id"),
+    "overloaded": (503, "all places are taken; try again"),
+    "deadline": (503, "the model was busy for longer than deadline_s; try again"),
+    "out_of_memory": (503, "the device has no memory left for this request; try again"),
+    "loading": (503, "the model is being loaded; try again"),
+    "model_unusable": (503, "the model cannot be loaded; the log says why"),
+    "no_index": (503, "the service runs without a retrieval index"),
+    "index_unusable": (503, "the retrieval index cannot be opened; the log says why"),
+    "index_mismatch": (503, "the retrieval index was built with another model"),
+}
+"""Code -> status and line; refused images have the codes of `studies.reasons` besides."""
+
+IMAGE_STATUS = {
+    "too_many_bytes": 413,
+    "too_many_pixels": 413,
+    "unknown_format": 415,
+    "transfer_syntax": 415,
+}
+"""Status of a refused image by its reason; 422 for all others."""
+
+_RETRY_AFTER_S = {"overloaded": 1, "deadline": 2, "out_of_memory": 5, "loading": 5}
+_CODE_OF_STATUS = {
+    400: "malformed_body",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+}
+
+
+class Refusal(HTTPException):
+    """A request that ends here with one of the codes above.
+
+    An HTTPException, since FastAPI lets no other pass while it reads a body.
+    """
+
+    def __init__(self, code: str) -> None:
+        super().__init__(FAILURES[code][0], code)
+        self.code = code
+
+
+def failure_response(code: str, request_id: str, status: int | None = None) -> JSONResponse:
+    """Make the answer to a request that failed.
+
+    Args:
+        code: a key of `FAILURES`, or a reason why an image is refused.
+        request_id: id of the request.
+        status: status of a refused image; None: that of the table.
+
+    Returns:
+        The answer.
+    """
+    known, line = FAILURES.get(code, (422, REASONS.get(code, "the image is refused")))
+    headers = {}
+    if code in _RETRY_AFTER_S:
+        headers["Retry-After"] = str(_RETRY_AFTER_S[code])
+    if code == "unauthorized":
+        headers["WWW-Authenticate"] = "Bearer"
+    body = {"code": code, "message": line, "request_id": request_id}
+    return JSONResponse(body, status if status is not None else known, headers)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Teach an app to answer every exception of the table.
+
+    Args:
+        app: the service.
+    """
+    app.add_exception_handler(Refusal, _refusal)
+    app.add_exception_handler(ImageError, _image)
+    app.add_exception_handler(QueryError, _query)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+
+
+def _answer(request: Request, code: str, status: int | None = None) -> Response:
+    request.state.code = code
+    return failure_response(code, request.state.request_id, status)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return _answer(request, error.code)
+
+
+async def _image(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ImageError)
+    return _answer(request, error.code, IMAGE_STATUS.get(error.code, 422))
+
+
+async def _query(request: Request, _error: Exception) -> Response:
+    return _answer(request, "invalid_query")
+
+
+async def _validation(request: Request, _error: Exception) -> Response:
+    return _answer(request, "invalid_request")
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = _answer(request, _CODE_OF_STATUS.get(error.status_code, "internal"))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """Describe failures for the OpenAPI schema.
+
+    Args:
+        codes: keys of `FAILURES` that a route can answer with.
+
+    Returns:
+        Status -> description, as FastAPI's `responses` takes it.
+    """
+    lines: dict[int | str, dict[str, Any]] = {}
+    for code in codes:
+        status, line = FAILURES[code]
+        text = f"`{code}`: {line}"
+        earlier = lines.get(status)
+        lines[status] = {"description": f"{earlier['description']}; {text}" if earlier else text}
+    return lines

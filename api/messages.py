@@ -1,0 +1,263 @@
+"""Answers of the service, as they stand in its OpenAPI schema."""
+
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from medclip_dcl.index import Hit
+from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.tasks.grounding import Grounding
+from medclip_dcl.tasks.zero_shot import FindingScore
+
+_LOW_CONTRAST = 12.0
+_ODD_SHAPE = 2.0
+_DIGITS = 5
+
+
+class Message(BaseModel):
+    """Base of all answers."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class ImageFacts(Message):
+    """What was decoded."""
+
+    width_px: int
+    """Width of the film, pixels."""
+    height_px: int
+    """Height of the film, pixels."""
+    source: str
+    """dicom, png or jpeg."""
+    flags: list[str]
+    """`inverted`: MONOCHROME1 was turned round; `constant`: all pixels are equal;
+    `low_contrast`: greys lie close together; `odd_shape`: more than twice as long as wide."""
+
+    @classmethod
+    def of(cls, film: GreyImage, square: "np.typing.NDArray[np.uint8]") -> "ImageFacts":
+        """Describe a film.
+
+        Args:
+            film: the film.
+            square: the film as the model sees it.
+
+        Returns:
+            Its facts.
+        """
+        height, width = film.pixels.shape
+        flags = {
+            "inverted": film.inverted,
+            "constant": film.constant,
+            "low_contrast": not film.constant and float(square.std()) < _LOW_CONTRAST,
+            "odd_shape": max(height / width, width / height) > _ODD_SHAPE,
+        }
+        raised = [name for name, is_raised in flags.items() if is_raised]
+        return cls(width_px=width, height_px=height, source=film.source, flags=raised)
+
+
+class FindingAnswer(Message):
+    """One finding."""
+
+    name: str
+    """Name of the finding."""
+    score: float
+    """Share of the positive prompt in a softmax over both scaled scores, 0 to 1; no probability."""
+    margin: float
+    """Score of the positive prompt minus that of the negative, -2 to 2."""
+    decision: bool
+    """Whether the positive prompt fits better."""
+    probability: float | None
+    """Calibrated probability, 0 to 1; null where the model has no calibration."""
+    probability_note: str
+    """Why the probability is null; empty where it is not."""
+    heatmap: list[list[float]] | None = None
+    """Region scores of the positive prompts, rows of the grid from the top, where asked for."""
+
+    @classmethod
+    def of(cls, score: FindingScore, heatmap: "np.typing.NDArray[Any] | None") -> "FindingAnswer":
+        """Put a score into words.
+
+        Args:
+            score: what the model says.
+            heatmap: region scores, or None.
+
+        Returns:
+            The answer.
+        """
+        return cls(
+            name=score.name,
+            score=score.score,
+            margin=score.margin,
+            decision=score.is_present,
+            probability=score.probability,
+            probability_note=score.note,
+            heatmap=None if heatmap is None else _rounded(heatmap),
+        )
+
+
+class ClassifyAnswer(Message):
+    """Answer of `/classify`."""
+
+    model: str
+    """Digest of the model."""
+    image: ImageFacts
+    """The film."""
+    findings: list[FindingAnswer]
+    """One per finding, in the order of asking."""
+
+
+class Point(Message):
+    """A point on the film."""
+
+    x: float
+    """Pixels of the film from its left edge."""
+    y: float
+    """Pixels of the film from its top edge."""
+    score: float
+    """Score there, -1 to 1."""
+
+
+class Rectangle(Message):
+    """A rectangle on the film."""
+
+    x: float
+    """Left edge, pixels of the film."""
+    y: float
+    """Top edge, pixels of the film."""
+    width: float
+    """Width, pixels of the film."""
+    height: float
+    """Height, pixels of the film."""
+
+
+class PhraseAnswer(Message):
+    """Where one phrase is answered."""
+
+    grid: list[list[float]]
+    """Region-sentence cosines, rows of the grid from the top."""
+    affine: tuple[float, float, float, float, float, float]
+    """(a, b, c, d, e, f): the cell in `row` and `column` has its centre at
+    x = a column + b row + c, y = d column + e row + f, pixels of the film."""
+    peak: Point
+    """Centre of the best cell."""
+    threshold: float
+    """Score from which the box is traced."""
+    box: Rectangle | None
+    """Rectangle around the peak at that threshold; null where the peak is below it."""
+
+    @classmethod
+    def of(cls, found: Grounding) -> "PhraseAnswer":
+        """Put a grounding into words.
+
+        Args:
+            found: what the model says.
+
+        Returns:
+            The answer.
+        """
+        box = found.box
+        return cls(
+            grid=_rounded(found.grid),
+            affine=found.affine,
+            peak=Point(x=found.peak.x, y=found.peak.y, score=found.peak.score),
+            threshold=found.threshold,
+            box=None
+            if box is None
+            else Rectangle(x=box.x, y=box.y, width=box.width, height=box.height),
+        )
+
+
+class GroundAnswer(Message):
+    """Answer of `/ground`."""
+
+    model: str
+    """Digest of the model."""
+    image: ImageFacts
+    """The film."""
+    phrases: list[PhraseAnswer]
+    """One per phrase, in the order of asking."""
+
+
+class HitAnswer(Message):
+    """One hit."""
+
+    id: str
+    """Image id, or text key."""
+    score: float
+    """Exact score; higher is closer."""
+    texts: list[str]
+    """The sentence, or the sentences of the film's study."""
+    studies: int
+    """Studies that say the sentence; 1 for a film."""
+    thumbnail: str | None
+    """Path of the film's picture, where the index has one."""
+    study_id: str
+    """Study of the film; empty for a sentence."""
+    subject_id: str
+    """Patient of the film; empty for a sentence."""
+    split: str
+    """Split of the film; empty for a sentence."""
+    view: str
+    """View position of the film; empty for a sentence."""
+
+    @classmethod
+    def of(cls, hit: Hit, *, has_picture: bool) -> "HitAnswer":
+        """Put a hit into words.
+
+        Args:
+            hit: what the index says.
+            has_picture: whether the hit is a film with a thumbnail.
+
+        Returns:
+            The answer.
+        """
+        return cls(
+            id=hit.id,
+            score=hit.score,
+            texts=list(hit.texts),
+            studies=hit.studies,
+            thumbnail=f"/images/{hit.id}" if has_picture else None,
+            study_id=hit.study_id,
+            subject_id=hit.subject_id,
+            split=hit.split,
+            view=hit.view,
+        )
+
+
+class RetrieveAnswer(Message):
+    """Answer of `/retrieve`."""
+
+    model: str
+    """Digest of the model."""
+    index: str
+    """Digest of the index."""
+    hits: list[HitAnswer]
+    """Best first; equal scores by id."""
+
+
+class ModelAnswer(Message):
+    """Answer of `/model`."""
+
+    digest: str
+    """Digest of the model."""
+    notice: str = "Research use only, not a medical device."
+    """What the service is not."""
+    card: dict[str, Any]
+    """The card that the model was published with."""
+    index: dict[str, Any] | None
+    """Digest and counts of the retrieval index; null without one."""
+    limits: dict[str, float]
+    """Limits on what may be asked."""
+
+
+class State(Message):
+    """Answer of `/health` and `/ready`."""
+
+    status: str = Field(examples=["ok"])
+    """ok."""
+
+
+def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:
+    rows: list[list[float]] = np.round(grid.astype(float), _DIGITS).tolist()
+    return rows

@@ -1,0 +1,106 @@
+"""Films and heatmaps as bytes for a screen."""
+
+import io
+import json
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.tasks.grounding import Grounding, upsample
+
+LONGEST_PX = 1024
+"""Longest side of a picture that is drawn here."""
+
+_OPACITY = 0.55
+_HEAT = np.array(
+    [[0, 0, 0], [68, 1, 84], [187, 55, 84], [249, 142, 9], [252, 255, 164]], dtype=np.float32
+)
+
+
+def film_bytes(film: GreyImage) -> bytes:
+    """Give a film's pixels as they are.
+
+    Args:
+        film: the film.
+
+    Returns:
+        16-bit little-endian greys, row by row from the top.
+    """
+    return film.pixels.astype("<u2", copy=False).tobytes()
+
+
+def film_facts(film: GreyImage) -> str:
+    """Describe a film in a header's characters.
+
+    Args:
+        film: the film.
+
+    Returns:
+        JSON: width and height in pixels, spacing in mm and window, or null, and source.
+    """
+    height, width = film.pixels.shape
+    facts = {
+        "width": width,
+        "height": height,
+        "spacing_mm": film.spacing_mm,
+        "window": film.window,
+        "bits_stored": film.bits_stored,
+        "source": film.source,
+        "inverted": film.inverted,
+    }
+    return json.dumps(facts)
+
+
+def film_png(film: GreyImage) -> bytes:
+    """Give a film as a 16-bit grey PNG of full size.
+
+    Args:
+        film: the film.
+
+    Returns:
+        The encoded picture.
+    """
+    return _png(Image.fromarray(np.ascontiguousarray(film.pixels)))
+
+
+def overlay_png(film: GreyImage, found: Grounding) -> bytes:
+    """Draw where a phrase is answered onto the film.
+
+    Args:
+        film: the film.
+        found: the grounding of one phrase.
+
+    Returns:
+        A PNG whose longer side is at most `LONGEST_PX`.
+    """
+    height, width = film.pixels.shape
+    scale = min(1.0, LONGEST_PX / max(height, width))
+    size = (max(1, round(height * scale)), max(1, round(width * scale)))
+    grey8 = Image.fromarray((film.pixels >> 8).astype(np.uint8))
+    grey = np.asarray(grey8.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    heat = _relative(upsample(found.grid, *size))
+    colour = _coloured(heat)
+    opacity = (_OPACITY * heat)[..., None]
+    mixed = (1 - opacity) * grey[..., None] + opacity * colour
+    return _png(Image.fromarray(mixed.round().astype(np.uint8)))
+
+
+def _relative(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Scores above the film's mean, as shares of the highest."""
+    above = np.clip(heat - heat.mean(), 0, None)
+    top = float(above.max())
+    return np.asarray(above / top if top > 0 else above, dtype=np.float32)
+
+
+def _coloured(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    stops = np.linspace(0, 1, len(_HEAT))
+    channels = [np.interp(heat, stops, _HEAT[:, channel]) for channel in range(3)]
+    return np.stack(channels, axis=-1).astype(np.float32)
+
+
+def _png(picture: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", compress_level=1)
+    return stream.getvalue()

@@ -1,0 +1,32 @@
+"""GET /health, /ready, /metrics: for those who run the service."""
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from api.dependencies import Served
+from api.failures import documented
+from api.messages import State
+
+router = APIRouter(tags=["service"])
+
+_NOT_READY = ("loading", "model_unusable", "index_unusable", "index_mismatch")
+
+
+@router.get("/health")
+async def health() -> State:
+    """Say that the process lives; no key is asked for."""
+    return State(status="ok")
+
+
+@router.get("/ready", responses=documented(*_NOT_READY))
+async def ready(serving: Served) -> State:
+    """Say that model and index are loaded and warm; no key is asked for."""
+    serving.check()
+    return State(status="ok")
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(serving: Served) -> Response:
+    """Give Prometheus figures."""
+    figures = generate_latest(serving.figures.registry)
+    return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})

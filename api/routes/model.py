@@ -1,0 +1,37 @@
+"""GET /model: what answers here, what it was made from, and what it is not for."""
+
+from fastapi import APIRouter
+
+from api.dependencies import Served
+from api.failures import Refusal, documented
+from api.messages import ModelAnswer
+
+router = APIRouter(tags=["service"])
+
+_LIMITS = (
+    "max_body_mb",
+    "max_field_kb",
+    "max_phrases",
+    "max_findings",
+    "max_text_chars",
+    "max_hits",
+    "deadline_s",
+)
+
+
+@router.get("/model", responses=documented("loading"))
+def model(serving: Served) -> ModelAnswer:
+    """Give the model's card, the index's counts and the limits."""
+    published = serving.published
+    try:
+        artifact = serving.index.artifact
+        index = {"digest": artifact.digest, **artifact.summary}
+    except Refusal:
+        index = None
+    settings = serving.settings.model_dump()
+    return ModelAnswer(
+        digest=published.digest,
+        card=dict(published.card),
+        index=index,
+        limits={name: settings[name] for name in _LIMITS},
+    )

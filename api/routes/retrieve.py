@@ -1,0 +1,98 @@
+"""POST /retrieve and GET /images: which indexed films or sentences are closest?"""
+
+from typing import Annotated, Literal
+
+import torch
+from fastapi import APIRouter, Form, Request, Response
+
+from api.dependencies import OptionalFilm, Served
+from api.failures import Refusal, documented
+from api.messages import HitAnswer, RetrieveAnswer
+from api.uploads import parse_box, plain_text
+from medclip_dcl.artifacts.manifest import SPLITS
+from medclip_dcl.index import Filters, Query
+from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.tasks.predictor import Predictor
+from medclip_dcl.tasks.retrieval import box_vectors
+
+router = APIRouter(tags=["questions"])
+
+_LONGEST_ID = 128
+
+
+@router.post("/retrieve", responses=documented("invalid_request", "invalid_query", "no_index"))
+async def retrieve(
+    request: Request,
+    serving: Served,
+    film: OptionalFilm,
+    target: Annotated[Literal["image", "text"], Form(description="what is wanted")],
+    text: Annotated[str, Form(description="a sentence, instead of an image")] = "",
+    box: Annotated[str, Form(description="JSON [x, y, width, height], pixels of the image")] = "",
+    k: Annotated[int, Form(ge=1, description="hits at most")] = 10,
+    split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
+    view: Annotated[list[str] | None, Form(description="view positions that may be hits")] = None,
+    exclude_patient: Annotated[
+        str, Form(max_length=_LONGEST_ID, description="patient whose films are left out")
+    ] = "",
+) -> RetrieveAnswer:
+    """Rank indexed films or sentences by a sentence, a film, or a box of a film."""
+    if k > serving.settings.max_hits or bool(text) == (film is not None):
+        raise Refusal("invalid_request")
+    if text:
+        text = plain_text(text, serving.settings.max_text_chars)
+    filters = Filters(_names(split, SPLITS), _names(view), exclude_patient)
+    place = parse_box(box, film) if box and film is not None else None
+    if box and place is None:
+        raise Refusal("invalid_request")
+    model, index = serving.predictor, serving.index
+
+    def answer() -> RetrieveAnswer:
+        vector, regions = _vectors(model, text, film, place)
+        hits = index.search(Query(target, k, vector, regions, filters))
+        has_picture = target == "image" and index.settings.pictures
+        return RetrieveAnswer(
+            model=model.digest,
+            index=index.artifact.digest,
+            hits=[HitAnswer.of(hit, has_picture=has_picture) for hit in hits],
+        )
+
+    return await serving.asking.run(request, answer)
+
+
+@router.get(
+    "/images/{image_id:path}",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}, "description": "the thumbnail"},
+        **documented("not_found", "no_index"),
+    },
+)
+def thumbnail(serving: Served, image_id: str) -> Response:
+    """Give the thumbnail of an indexed film."""
+    picture = serving.index.picture(image_id)
+    if picture is None:
+        raise Refusal("not_found")
+    return Response(picture, media_type="image/jpeg")
+
+
+def _vectors(
+    model: Predictor,
+    text: str,
+    film: GreyImage | None,
+    place: tuple[float, float, float, float] | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What is asked with: one vector (a sentence, a box), or all regions of a film."""
+    if film is None:
+        return model.embed_sentences([text])[0], None
+    regions = model.embed_images(model.square(film)[None])
+    if place is None:
+        return None, regions[0]
+    boxes = torch.tensor([place], device=regions.device)
+    return box_vectors(regions, boxes, torch.zeros(1, dtype=torch.long))[0], None
+
+
+def _names(given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
+    names = frozenset(given or ())
+    if any(len(name) > _LONGEST_ID or (known and name not in known) for name in names):
+        raise Refusal("invalid_request")
+    return names

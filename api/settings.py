@@ -1,0 +1,128 @@
+"""Settings of the service: a YAML file, then MEDCLIP_* variables, then the launcher's arguments."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from medclip_dcl.config import Section
+from medclip_dcl.errors import ConfigError
+
+PREFIX = "MEDCLIP_"
+FILE_VARIABLE = "MEDCLIP_CONFIG"
+"""Names the YAML file where the launcher is not used."""
+
+_MEBIBYTE = 2**20
+
+
+class ServeSettings(Section):
+    """Every setting of the service."""
+
+    model: str
+    """Folder of the published model."""
+    index: str = ""
+    """Folder of the retrieval index; empty: `/retrieve` is not offered."""
+    device: str = ""
+    """Device that runs the model, such as `cpu` or `cuda:0`; empty: a GPU where there is one."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of the forward pass on a CPU; 0: one per core."""
+    host: str = "127.0.0.1"
+    """Address that the launcher binds."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port that the launcher binds; 0: a free one, which it prints."""
+    key_file: str = ""
+    """File with API keys, one a line, each of 32 characters or more; not readable by others."""
+    allow_anonymous: bool = False
+    """Answer without a key; the launcher refuses this beyond loopback."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that requests may ask for, without port; empty: the loopback names where
+    requests are anonymous, else any."""
+    publish_schema: bool = False
+    """Whether `/openapi.json` is served, to those who have a key."""
+    queue: Annotated[int, Field(gt=0)] = 16
+    """Requests with a body that are inside at once; further ones get 503 and Retry-After."""
+    deadline_s: Annotated[float, Field(gt=0)] = 30
+    """Seconds after which a request that waits for the model is given up."""
+    body_deadline_s: Annotated[float, Field(gt=0)] = 30
+    """Seconds that a client may take to send a body."""
+    drain_s: Annotated[int, Field(ge=0)] = 30
+    """Seconds that requests inside get when the service is asked to stop."""
+    max_body_mb: Annotated[int, Field(gt=0, le=1024)] = 64
+    """Largest body, MiB, multipart frame included."""
+    max_field_kb: Annotated[int, Field(gt=0)] = 64
+    """Largest text field of a form, KiB."""
+    max_fields: Annotated[int, Field(gt=0)] = 64
+    """Most text fields of a form."""
+    max_phrases: Annotated[int, Field(gt=0)] = 16
+    """Most phrases of one `/ground`."""
+    max_findings: Annotated[int, Field(gt=0)] = 32
+    """Most findings of one `/classify`."""
+    max_text_chars: Annotated[int, Field(gt=0)] = 1000
+    """Longest phrase, prompt or query, characters."""
+    max_hits: Annotated[int, Field(gt=0)] = 100
+    """Most hits of one `/retrieve`."""
+    decode_workers: Annotated[int, Field(gt=0)] = 2
+    """Processes that decode images."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body, bytes."""
+        return self.max_body_mb * _MEBIBYTE
+
+
+def read_settings(
+    file: Path | None, environment: Mapping[str, str], **overrides: Any
+) -> ServeSettings:
+    """Gather the settings.
+
+    Args:
+        file: YAML file whose keys are those of `ServeSettings`; None: none.
+        environment: variables; `MEDCLIP_QUEUE=8` sets `queue`. Values are parsed as
+            JSON, and taken as plain strings where they are no JSON.
+        overrides: settings that stand above both; None is left out.
+
+    Returns:
+        The validated settings.
+
+    Raises:
+        ConfigError: the file cannot be read, a key or variable is unknown, or a value
+            breaks its rule.
+    """
+    tree = _read_file(file) if file is not None else {}
+    known = {PREFIX + name.upper(): name for name in ServeSettings.model_fields}
+    given = {name for name in environment if name.upper().startswith(PREFIX)}
+    unknown = sorted(given - set(known) - {FILE_VARIABLE})
+    if unknown:
+        raise ConfigError(f"variables {unknown} are no settings; unset them or correct the names")
+    tree |= {known[name]: _value(environment[name]) for name in given & set(known)}
+    tree |= {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return ServeSettings.model_validate(tree)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
+        ]
+        raise ConfigError(f"service settings: {'; '.join(faults)}") from error
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = type(error).__name__
+        raise ConfigError(f"settings {file} cannot be read ({reason}); give a YAML file") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"settings {file} hold a {type(tree).__name__}; they must hold keys")
+    return tree
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

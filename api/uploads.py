@@ -1,0 +1,110 @@
+"""Bytes and strings of a form -> a decoded film, a box, findings; nothing else gets in."""
+
+import json
+import math
+from typing import Any
+
+from fastapi import UploadFile
+
+from api.failures import Refusal
+from api.settings import ServeSettings
+from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.tasks.prompts import Finding, parse_prompts
+
+
+async def read_upload(upload: UploadFile, settings: ServeSettings) -> bytes:
+    """Read an uploaded file; its name is not looked at.
+
+    Args:
+        upload: the file.
+        settings: of the service.
+
+    Returns:
+        All its bytes, no more than a body may have.
+    """
+    return await upload.read(settings.max_body_bytes)
+
+
+def plain_text(text: str, longest: int) -> str:
+    """Check a sentence that goes to the tokenizer.
+
+    Args:
+        text: what was sent.
+        longest: longest text, characters.
+
+    Returns:
+        The text with every run of whitespace replaced by one space.
+
+    Raises:
+        Refusal: it is empty, too long, or holds what is no text.
+    """
+    words = " ".join(text.split())
+    surrogate = any(0xD800 <= ord(character) < 0xE000 for character in words)
+    if not words or len(words) > longest or "\0" in words or surrogate:
+        raise Refusal("invalid_request")
+    return words
+
+
+def parse_box(text: str, film: GreyImage) -> tuple[float, float, float, float]:
+    """Read a box that lies on a film.
+
+    Args:
+        text: JSON list [x, y, width, height], pixels of the film.
+        film: the film.
+
+    Returns:
+        x, y, width and height as shares of the film's width and height.
+
+    Raises:
+        Refusal: it is malformed, empty, or leaves the film.
+    """
+    tree = _strict_json(text)
+    is_list = isinstance(tree, list) and len(tree) == 4
+    if not is_list or not all(type(item) in {int, float} for item in tree):
+        raise Refusal("invalid_request")
+    height_px, width_px = film.pixels.shape
+    try:
+        x, y, width, height = (float(item) for item in tree)
+    except OverflowError as error:
+        raise Refusal("invalid_request") from error
+    inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
+    if not all(map(math.isfinite, (x, y, width, height))) or min(width, height) < 1 or not inside:
+        raise Refusal("invalid_request")
+    return x / width_px, y / height_px, width / width_px, height / height_px
+
+
+def parse_findings(text: str | None, settings: ServeSettings) -> tuple[Finding, ...] | None:
+    """Read the findings that a client asks for.
+
+    Args:
+        text: JSON list of objects with `name`, `positive` and `negative`; None or
+            empty: those that the model was published with.
+        settings: limits.
+
+    Returns:
+        The findings; None for the model's own.
+
+    Raises:
+        Refusal: it is no JSON, or beyond a limit.
+        QueryError: an entry is malformed.
+    """
+    if not text:
+        return None
+    findings = parse_prompts(_strict_json(text))
+    prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
+    if len(findings) > settings.max_findings or len(prompts) > 8 * settings.max_findings:
+        raise Refusal("invalid_request")
+    for text in (*prompts, *(finding.name for finding in findings)):
+        plain_text(text, settings.max_text_chars)
+    return findings
+
+
+def _strict_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise Refusal("invalid_request") from error
+
+
+def _refuse(_constant: str) -> None:
+    raise ValueError("not a number is no JSON")

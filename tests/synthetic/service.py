@@ -1,0 +1,175 @@
+"""A tiny model with an index of tiny films, and the service as a real process over HTTP."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+
+from medclip_dcl.artifacts.embeddings import KIND
+from medclip_dcl.artifacts.frame import drafting, make_recipe
+from medclip_dcl.artifacts.manifest import IMAGES
+from medclip_dcl.artifacts.sentences import SENTENCES, text_key
+from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.index.build import select, write_index
+from medclip_dcl.tasks.predictor import load
+from tests.synthetic import published
+from tests.synthetic.films import random_films
+
+FILMS = 12
+PATIENCE_S = 90.0
+
+
+class PixelRows:
+    """Prepared films, held in memory."""
+
+    def __init__(self, films: npt.NDArray[np.uint8]) -> None:
+        self._films = films
+        self.row_of = {f"film-{row:02d}": row for row in range(len(films))}
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        return self._films[row]
+
+    def original_size(self, row: int) -> tuple[int, int]:
+        return 96, 64
+
+
+def store(folder: Path, model_digest: str | None = None) -> Path:
+    """Seal a tiny model and its index below a folder; each study says two sentences."""
+    model = published.publish(folder / "model")
+    films = PixelRows(random_films(FILMS))
+    ids = list(films.row_of)
+    splits = ["train", "validate", "test"]
+    images = [
+        {
+            "image_id": name,
+            "study_id": f"study-{row:02d}",
+            "subject_id": f"patient-{row // 2}",
+            "split": splits[row // 2 % 3],
+            "view": "AP" if row % 2 else "PA",
+            "path": "",
+        }
+        for row, name in enumerate(ids)
+    ]
+    texts = [
+        {
+            "study_id": f"study-{row:02d}",
+            "subject_id": f"patient-{row // 2}",
+            "split": splits[row // 2 % 3],
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for row in range(FILMS)
+        for position, text in enumerate(
+            (published.SENTENCES[row % 7], published.SENTENCES[(row + 3) % 7])
+        )
+    ]
+    settings = IndexConfig(thumbnail_px=48)
+    chosen = select(
+        pa.Table.from_pylist(images, schema=IMAGES.schema),
+        pa.Table.from_pylist(texts, schema=SENTENCES.schema),
+        films,
+        splits,
+    )
+    predictor = load(model.path, "cpu")
+    recipe = make_recipe(
+        KIND,
+        {"index": settings, "similarity": predictor.config.model.similarity},
+        {"model": model_digest or model.digest},
+    )
+    with drafting(folder / "index", KIND, recipe) as draft:
+        draft.seal(write_index(draft.directory, chosen, films, predictor, settings))
+    return folder
+
+
+def png(size: tuple[int, int] = (96, 64), seed: int = 3) -> bytes:
+    """A film as a PNG, height and width given."""
+    film = Image.fromarray(random_films(1, seed=seed)[0]).resize((size[1], size[0]))
+    stream = io.BytesIO()
+    film.save(stream, "PNG")
+    return stream.getvalue()
+
+
+@dataclass
+class Service:
+    """A running service."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def client(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def resident_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+        return int(line.split()[1]) / 1024
+
+
+@contextmanager
+def running(
+    folder: Path, *arguments: str, wait: bool = True, **settings: object
+) -> Iterator[Service]:
+    """Start `python -m api` on a free port; stop it at the end."""
+    tree = {"model": str(folder / "model"), "index": str(folder / "index"), **settings}
+    if "key_file" not in settings:
+        tree.setdefault("allow_anonymous", True)
+    config, log = folder / "serve.json", folder / "log.jsonl"
+    config.write_text(json.dumps(tree))
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            command(config, "--port", "0", *arguments),
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            assert process.stdout is not None
+            service = Service(process, json.loads(process.stdout.readline())["url"], log)
+            if wait:
+                _wait(service)
+            yield service
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def command(config: Path, *arguments: str) -> Sequence[str]:
+    """The launcher's command line."""
+    return [sys.executable, "-m", "api", "--config", str(config), *arguments]
+
+
+def _wait(service: Service) -> None:
+    end = time.monotonic() + PATIENCE_S
+    with service.client() as client:
+        while time.monotonic() < end:
+            answer = client.get("/ready")
+            if answer.status_code == 200:
+                return
+            assert answer.json()["code"] == "loading", answer.text
+            time.sleep(0.1)
+    raise AssertionError("the service did not get ready")
