@@ -8,9 +8,12 @@ Axes and symbols
     f              image-sentence score, in [-1, 1]; the logit is s = gamma**2 * f
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -89,16 +92,42 @@ def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
 
 def _log_mean_exp(h: Tensor, best: Tensor, tau: float) -> Tensor:
     """Compute tau * log mean_r exp(h_r / tau) relative to the largest h: never above it."""
-    excess = ((h - best.unsqueeze(-1)) / tau).exp().mean(dim=-1)
-    return best + tau * excess.log()
+    relative = torch.add(-best.unsqueeze(-1) / tau, h, alpha=1 / tau)  # one pass over h
+    return best + tau * relative.exp_().mean(dim=-1).log()
 
 
 def _non_local(x: Tensor, y: Tensor, k: Tensor, tau: float) -> Tensor:
-    """Cosine of the sentence and the regions that look like its best region."""
-    query = x.gather(1, k.unsqueeze(-1).expand(-1, -1, x.shape[-1]))  # (images, texts, dim)
-    a = torch.softmax(query @ x.transpose(1, 2) / tau, dim=-1)  # (images, texts, regions)
-    v = a @ x  # (images, texts, dim)
+    """Cosine of the sentence and of the regions that look like its best region."""
+    v: Tensor = _AttendToBest.apply(x, k, tau)  # type: ignore[no-untyped-call]
     return (functional.normalize(v, dim=-1) * y).sum(dim=-1)
+
+
+class _AttendToBest(torch.autograd.Function):
+    """v = sum_r a_r x_r with a = softmax_r(<x_r, x_k> / tau), for every image and text.
+
+    Written out because x enters three times: its gradient is summed in place here,
+    where autograd would make three tensors of the size of all regions and add them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: Tensor, tau: float) -> Tensor:
+        images = torch.arange(len(x), device=x.device).unsqueeze(1)
+        query = x[images, k] / tau  # (images, texts, dim)
+        a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
+        ctx.save_for_backward(x, query, a, images, k)
+        ctx.tau = tau
+        return a @ x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dv: Tensor) -> tuple[Tensor, None, None]:
+        x, query, a, images, k = ctx.saved_tensors
+        dx = a.transpose(1, 2) @ dv
+        dlogits = (dv @ x.transpose(1, 2)).mul_(a)
+        dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
+        dx.baddbmm_(dlogits.transpose(1, 2), query)
+        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau), accumulate=True)
+        return dx, None, None
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:
