@@ -5,7 +5,6 @@ fine-tunes `language_model.pretrained`, or takes that as it is (`language_model.
 A killed fit goes on from its last saved state.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from medclip_dcl.likelihood.language_model import (
     load_language_model,
     save_language_model,
 )
+from medclip_dcl.likelihood.scorer import available_cores
 from medclip_dcl.likelihood.tokenizer import train_tokenizer
 from medclip_dcl.progress import Progress
 from pipelines.job import Job, run_job
@@ -61,7 +61,7 @@ def build(job: Job) -> None:
         )
         return
     source = job.open(sentences.KIND)
-    asked = settings.model_dump(mode="json", exclude={"pretrained", "save_every_s"})
+    asked = settings.model_dump(mode="json", exclude={"pretrained", "save_every_s", "threads"})
     job.make(
         language_model.KIND,
         {"language_model": asked, "seed": job.config.seed},
@@ -83,7 +83,7 @@ def _fit(
     pretrained: Path | None,
     seed: int,
 ) -> Mapping[str, Any]:
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(settings.threads or available_cores())
     fitted, held_out = _texts(source, settings.held_out_share)
     loaded = load_language_model(pretrained) if pretrained else _small_bert(fitted, settings, seed)
     loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -151,7 +151,7 @@ def _corpus(loaded: LanguageModel, texts: Sequence[str], max_tokens: int) -> tup
     if not kept:
         raise ReportError("every sentence is longer than language_model.max_tokens; raise it")
     tokenizer: BertTokenizer = loaded.tokenizer
-    corpus = Corpus(kept, len(tokenizer), tokenizer.mask_token_id, tokenizer.pad_token_id)
+    corpus = Corpus(kept, len(tokenizer), tokenizer.mask_token_id)
     return corpus, len(encodings) - len(kept)
 
 

@@ -9,6 +9,7 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,12 @@ def _score(folder: Path, recipe: Recipe, units: Sequence[Unit], workers: int) ->
     done = total - sum(len(unit.keys) for unit in left)
     keys_of = {unit.name: unit.keys for unit in units}
     with Progress("score sentences", total, "sentence", done) as bar:
-        for scores in score_units(recipe, left, workers):
-            table = _table(keys_of[scores.name], scores)
-            likelihoods.write_unit(folder, scores.name, table)
-            tables[scores.name] = table
-            bar.advance(len(table))
+        with closing(score_units(recipe, left, workers)) as finished:
+            for scores in finished:
+                table = _table(keys_of[scores.name], scores)
+                likelihoods.write_unit(folder, scores.name, table)
+                tables[scores.name] = table
+                bar.advance(len(table))
     return pa.concat_tables([tables[unit.name] for unit in units])
 
 

@@ -53,6 +53,8 @@ class LanguageModelConfig(Section):
     """Share of word pieces that are masked."""
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of training reports kept back to measure masked-token accuracy."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of the fit on a CPU; 0: one per core. Other counts may differ in the last bits."""
     save_every_s: Annotated[float, Field(gt=0)] = 60
     """Seconds between saved states of the fit: what a kill can lose."""
 

@@ -1,10 +1,15 @@
-"""Sentences of a corpus as batches of masked word pieces, the same for the same seed and step."""
+"""Sentences of a corpus as batches of masked word pieces, the same for the same seed and step.
 
-from collections.abc import Sequence
+A batch holds sentences of one length, so nothing is padded and no attention mask is
+needed. The length is that of a sentence drawn uniformly, and the others are drawn
+uniformly among those of its length: every sentence is as likely as any other.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from medclip_dcl.likelihood.encoding import Encoding
@@ -12,82 +17,90 @@ from medclip_dcl.likelihood.encoding import Encoding
 NOT_ASKED = -100
 """Label of a position that is not predicted."""
 
-_BUCKETS = 8
-
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One training batch; (rows, length) each."""
+    """One training batch of sentences of one length."""
 
     ids: Int[Tensor, "rows length"]
-    attended: Bool[Tensor, "rows length"]
     labels: Int[Tensor, "rows length"]
 
 
 class Corpus:
-    """Encoded sentences, sorted by length so that a batch has little padding.
+    """Encoded sentences, grouped by length.
 
     Args:
-        encodings: the sentences, repeats included.
+        encodings: the sentences, repeats included; at least one.
         vocabulary: number of word pieces.
         mask_id: id of the mask token.
-        pad_id: id of the padding token.
     """
 
-    def __init__(
-        self, encodings: Sequence[Encoding], vocabulary: int, mask_id: int, pad_id: int
-    ) -> None:
-        self._vocabulary, self._mask_id, self._pad_id = vocabulary, mask_id, pad_id
-        ordered = sorted(encodings, key=lambda item: (len(item.ids), item.ids))
-        self.lengths = torch.tensor([len(item.ids) for item in ordered])
-        width = int(self.lengths.max())
-        self._ids = torch.full((len(ordered), width), pad_id)
-        self._scored = torch.zeros((len(ordered), width), dtype=torch.bool)
-        for row, item in enumerate(ordered):
-            self._ids[row, : len(item.ids)] = torch.tensor(item.ids)
-            self._scored[row, : len(item.ids)] = torch.tensor(item.words) >= 0
+    def __init__(self, encodings: Sequence[Encoding], vocabulary: int, mask_id: int) -> None:
+        self._vocabulary, self._mask_id = vocabulary, mask_id
+        groups: dict[int, list[Encoding]] = {}
+        for item in encodings:
+            groups.setdefault(len(item.ids), []).append(item)
+        self._groups = [groups[length] for length in sorted(groups)]
+        self._ends = torch.tensor([len(group) for group in self._groups]).cumsum(0)
+        self._ids = [torch.tensor([item.ids for item in group]) for group in self._groups]
+        self._words = [torch.tensor([item.words for item in group]) for group in self._groups]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return int(self._ends[-1])
 
-    def draw(self, rows: int, mask_share: float, generator: torch.Generator) -> list[MaskedBatch]:
-        """Draw sentences uniformly, mask them, and cut the draw into batches of like length.
+    def draw(self, rows: int, mask_share: float, generator: torch.Generator) -> MaskedBatch:
+        """Draw sentences of one length and mask them.
 
         Args:
-            rows: sentences in all.
+            rows: sentences.
             mask_share: share of word pieces that are predicted.
             generator: source of everything that is drawn.
 
         Returns:
-            A few batches that together hold `rows` sentences.
+            The batch.
         """
-        drawn = torch.randint(len(self), (rows,), generator=generator).sort().values
-        return [self.mask(part, mask_share, generator) for part in drawn.chunk(_BUCKETS)]
+        pivot = torch.randint(len(self), (1,), generator=generator)
+        group = int(torch.searchsorted(self._ends, pivot, right=True))
+        drawn = torch.randint(len(self._groups[group]), (rows,), generator=generator)
+        return self._mask(group, drawn, mask_share, generator)
 
-    def mask(
-        self, rows: Int[Tensor, " rows"], mask_share: float, generator: torch.Generator
-    ) -> MaskedBatch:
-        """Mask sentences as BERT's training does: 80 % masks, 10 % random pieces, 10 % as is.
+    def all_once(
+        self, rows: int, mask_share: float, generator: torch.Generator
+    ) -> Iterator[MaskedBatch]:
+        """Go through all sentences once.
 
         Args:
-            rows: numbers of the sentences, in order of length.
-            mask_share: share of word pieces that are predicted, at least one per sentence.
-            generator: source of everything that is drawn.
+            rows: most sentences in a batch.
+            mask_share: share of word pieces that are predicted.
+            generator: source of the masks.
 
-        Returns:
-            The batch, padded to its longest sentence.
+        Yields:
+            Batches, short sentences first.
+        """
+        for number, group in enumerate(self._groups):
+            for start in range(0, len(group), rows):
+                part = torch.arange(start, min(start + rows, len(group)))
+                yield self._mask(number, part, mask_share, generator)
+
+    def _mask(
+        self,
+        group: int,
+        rows: Int[Tensor, " rows"],
+        mask_share: float,
+        generator: torch.Generator,
+    ) -> MaskedBatch:
+        """Mask as BERT's training does: 80 % masks, 10 % random pieces, 10 % as they are.
+
+        At least one piece of every sentence is asked, so that short ones are learned too.
 
         Source: Devlin et al. 2019, Section 3.1; the piece that every sentence gives is ours.
         """
-        width = int(self.lengths[rows].max())
-        ids, scored = self._ids[rows, :width], self._scored[rows, :width]
+        ids = self._ids[group][rows]
+        scored = self._words[group][rows] >= 0
         chance = torch.rand(ids.shape, generator=generator).masked_fill(~scored, 2.0)
-        asked = chance < chance.min(1, keepdim=True).values.clamp(min=mask_share).nextafter(
-            torch.tensor(torch.inf)
-        )
+        asked = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
         labels = ids.masked_fill(~asked, NOT_ASKED)
         kind = torch.rand(ids.shape, generator=generator)
         random_ids = torch.randint(self._vocabulary, ids.shape, generator=generator)
         hidden = ids.masked_fill(asked & (kind < 0.8), self._mask_id)
-        hidden = torch.where(asked & (kind >= 0.9), random_ids, hidden)
-        return MaskedBatch(hidden, ids != self._pad_id, labels)
+        return MaskedBatch(torch.where(asked & (kind >= 0.9), random_ids, hidden), labels)

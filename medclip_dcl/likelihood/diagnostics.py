@@ -1,10 +1,9 @@
 """What a look at the scores should show: how eta spreads, whom it corrects, what it follows."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
@@ -121,7 +120,7 @@ def compare_with_truth(eta: Floats, rho: Floats, count: NDArray[np.int64]) -> Tr
     )
 
 
-def spearman(x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> float:
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Correlate two orders; tied values share their mean rank.
 
     Args:

@@ -39,7 +39,8 @@ class FitStateFile:
         try:
             with safe_open(self._path, framework="pt") as file:
                 step = int(file.metadata()["step"])
-                return FitState(step, {name: file.get_tensor(name) for name in file.keys()})
+                names = file.keys()  # the file itself cannot be iterated
+                return FitState(step, {name: file.get_tensor(name) for name in names})
         except (OSError, SafetensorError, KeyError, ValueError):
             return None
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from medclip_dcl.errors import TrainingError
 from medclip_dcl.likelihood.corpus import NOT_ASKED, Corpus, MaskedBatch
 
 _CLIP_NORM = 1.0
+_DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
 
 
 @dataclass
@@ -65,8 +68,8 @@ def fit_model(
                 group["lr"] = settings.learning_rate * _decay(step, settings)
             loss = _step(model, optimizer, corpus, settings, generator)
             if after_step is not None:
-                after_step(step + 1, loss, lambda at=step + 1: _state(model, optimizer, at))
-    model.eval()
+                after_step(step + 1, loss, partial(_state, model, optimizer, step + 1))
+    model.train(False)
 
 
 @torch.inference_mode()
@@ -85,12 +88,12 @@ def masked_accuracy(
     Returns:
         `held_out_accuracy`, `held_out_nats` per piece, and `held_out_pieces` asked.
     """
-    model.eval()
+    model.train(False)
     generator = torch.Generator().manual_seed(seed)
     right = asked = 0
     nats = 0.0
-    for rows in torch.arange(len(corpus)).split(batch):
-        logits, labels = _predict(model, corpus.mask(rows, mask_share, generator))
+    for masked in corpus.all_once(batch, mask_share, generator):
+        logits, labels = _predict(model, masked)
         right += int((logits.argmax(-1) == labels).sum())
         nats += float(F.cross_entropy(logits, labels, reduction="sum"))
         asked += len(labels)
@@ -108,8 +111,9 @@ def _step(
     settings: LanguageModelConfig,
     generator: torch.Generator,
 ) -> float:
-    """Take one optimiser step over a draw that is cut by length."""
-    batches = corpus.draw(settings.batch, settings.mask_share, generator)
+    """Take one optimiser step over a few draws of one length each."""
+    rows = -(-settings.batch // _DRAWS)
+    batches = [corpus.draw(rows, settings.mask_share, generator) for _ in range(_DRAWS)]
     asked = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
@@ -126,11 +130,17 @@ def _step(
 
 
 def _predict(model: BertForMaskedLM, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-    """Run the vocabulary head on the asked positions alone."""
-    device = model.device
-    states = model.bert(batch.ids.to(device), attention_mask=batch.attended.to(device))[0]
-    asked = (batch.labels != NOT_ASKED).to(device)
-    return model.cls(states[asked]), batch.labels.to(device)[asked]
+    """Run all but attention of the last layer, and the vocabulary head, where it is asked."""
+    ids, labels = batch.ids.to(model.device), batch.labels.to(model.device)
+    asked = labels != NOT_ASKED
+    states = model.bert.embeddings(input_ids=ids)  # (rows, length, width)
+    layers: list[Any] = list(model.bert.encoder.layer)
+    for layer in layers[:-1]:
+        states = layer(states)
+    last = layers[-1]
+    context = last.attention.self(states)[0]
+    attended = last.attention.output(context[asked], states[asked])  # (asked, width)
+    return model.cls(last.feed_forward_chunk(attended)), labels[asked]
 
 
 def _optimizer(model: BertForMaskedLM, settings: LanguageModelConfig) -> torch.optim.AdamW:

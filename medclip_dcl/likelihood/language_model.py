@@ -89,7 +89,8 @@ def load_language_model(folder: Path) -> LanguageModel:
             f"the tokenizer has {len(tokenizer)} word pieces, the model "
             f"{model.config.vocab_size}; use the tokenizer of the same checkpoint"
         )
-    return LanguageModel(model.eval(), tokenizer, ignored)
+    model.train(False)
+    return LanguageModel(model, tokenizer, ignored)
 
 
 def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
@@ -194,6 +195,7 @@ def _read_tokenizer(folder: Path) -> BertTokenizer:
     if not (folder / TOKENIZER).is_file() and not (folder / _VOCABULARY).is_file():
         raise CheckpointError(f"neither {TOKENIZER} nor {_VOCABULARY} is there; add one")
     try:
-        return BertTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError("the tokenizer's files cannot be read") from error
+    return tokenizer

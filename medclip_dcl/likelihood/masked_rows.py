@@ -9,6 +9,8 @@ Axes
     vocab     the vocabulary
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -40,9 +42,10 @@ def _bert_logits(
     model: BertForMaskedLM, ids: Int[Tensor, "rows length"], position: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows vocab"]:
     states = model.bert.embeddings(input_ids=ids)  # (rows, length, width)
-    *lower, last = model.bert.encoder.layer
-    for layer in lower:
+    layers: list[Any] = list(model.bert.encoder.layer)
+    for layer in layers[:-1]:
         states = layer(states)
+    last = layers[-1]
     asked = states[torch.arange(len(ids), device=ids.device), position]  # (rows, width)
     attention = last.attention.self
     shape = (len(ids), -1, attention.num_attention_heads, attention.attention_head_size)

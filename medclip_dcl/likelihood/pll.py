@@ -126,7 +126,7 @@ def _score_group(
     sentence, position = (words >= 0).nonzero(as_tuple=True)  # (copies,)
     log_probs = []
     rows = max(1, token_budget // ids.shape[1])
-    for chunk in torch.arange(len(sentence), device=device).split(rows):
+    for chunk in torch.split(torch.arange(len(sentence), device=device), rows):
         at = position[chunk]
         copies = ids[sentence[chunk]]  # (rows, length)
         target = copies.gather(1, at[:, None])

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.errors import MedclipError, ScoreError
 from medclip_dcl.likelihood.encoding import encode_sentences
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.likelihood.pll import Variant, score_encodings
@@ -61,7 +62,8 @@ class Scorer:
         self._recipe = recipe
         loaded = load_language_model(recipe.folder)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = loaded.model.to(self._device, getattr(torch, recipe.dtype))
+        self._model: Any = loaded.model
+        self._model.to(device=self._device, dtype=getattr(torch, recipe.dtype))
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
 
@@ -126,28 +128,37 @@ def score_units(recipe: Recipe, units: Sequence[Unit], workers: int) -> Iterator
 
 def _share_out(units: Sequence[Unit], crew: dict[Connection, BaseProcess]) -> Iterator[Scores]:
     waiting = list(reversed(units))
-    busy = []
-    for connection in crew:
-        connection.send(waiting.pop())
-        busy.append(connection)
+    busy = [connection for connection in crew if _hand(connection, waiting, crew)]
     while busy:
-        for connection in wait(busy):
-            assert isinstance(connection, Connection)
+        for connection in (item for item in wait(busy) if isinstance(item, Connection)):
             try:
                 answer = connection.recv()
             except (EOFError, ConnectionError) as error:
-                crew[connection].join()
-                raise ScoreError(
-                    f"a scoring process ended with code {crew[connection].exitcode}; lower "
-                    "likelihood.workers or likelihood.token_budget and run again to go on"
-                ) from error
-            if isinstance(answer, ScoreError):
+                raise _died(crew[connection]) from error
+            if isinstance(answer, MedclipError):
                 raise answer
-            if waiting:
-                connection.send(waiting.pop())
-            else:
+            if not _hand(connection, waiting, crew):
                 busy.remove(connection)
             yield answer
+
+
+def _hand(connection: Connection, waiting: list[Unit], crew: dict[Connection, BaseProcess]) -> bool:
+    """Give a process its next unit; tell whether there was one."""
+    if not waiting:
+        return False
+    try:
+        connection.send(waiting.pop())
+    except ConnectionError as error:
+        raise _died(crew[connection]) from error
+    return True
+
+
+def _died(process: BaseProcess) -> ScoreError:
+    process.join()
+    return ScoreError(
+        f"a scoring process ended with code {process.exitcode}; lower likelihood.workers or "
+        "likelihood.token_budget, and run again to go on"
+    )
 
 
 def _hire(recipe: Recipe) -> tuple[Connection, BaseProcess]:
@@ -166,7 +177,7 @@ def _work(connection: Connection, recipe: Recipe) -> None:
             scorer = Scorer(recipe)
             while True:
                 connection.send(scorer.score(connection.recv()))
-        except ScoreError as error:
+        except MedclipError as error:
             connection.send(error)
 
 

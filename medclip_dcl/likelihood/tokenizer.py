@@ -27,7 +27,7 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, max_tokens: int) 
     Source: Schuster and Nakajima 2012; Devlin et al. 2019.
     """
     normalizer = BertNormalizer(lowercase=True)
-    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(WordPiece())
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = BertPreTokenizer()
     characters = sorted({c for text in set(sentences) for c in normalizer.normalize_str(text)})
