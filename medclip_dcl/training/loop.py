@@ -76,7 +76,7 @@ class Loop:
         self._accelerator, self._settings, self._store = accelerator, settings, store
         self._pairs, self._validation, self._contrast = pairs, validation, contrast
         if settings.channels_last:
-            encoder.image.to(memory_format=torch.channels_last)
+            encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._encoder = encoder.to(accelerator.device)
         contrast.to(accelerator.device)
         self.optimizer = build_optimizer(encoder, settings)

@@ -9,9 +9,10 @@ the whole batch: it is a function of the step, so nothing of it needs to be gath
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,11 +63,12 @@ class PairBatch:
         Returns:
             The batch there.
         """
-        moved = {
-            name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True)
             for name, value in vars(self).items()
+            if isinstance(value, Tensor)
         }
-        return PairBatch(**moved)
+        return replace(self, **moved)
 
 
 class TokenTable:
@@ -197,7 +199,7 @@ class Pairs:
 
 def read_ahead(
     make: Callable[[int], PairBatch], start: int, stop: int, threads: int
-) -> Iterator[PairBatch]:
+) -> Generator[PairBatch, None, None]:
     """Make batches in order, some of them before they are asked for.
 
     Args:

@@ -170,7 +170,7 @@ def _start(
         load_image_weights(encoder.image, inputs.image_weights)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
-        encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)
+        encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]
     return encoder
 
 

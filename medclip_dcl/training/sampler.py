@@ -50,7 +50,8 @@ class Groups:
             The members.
         """
         place = (uniform * self.sizes[studies]).astype(np.int64)
-        return self._members[self._starts[studies] + place]
+        members: np.ndarray = self._members[self._starts[studies] + place]
+        return members
 
 
 @dataclass(frozen=True)
