@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.record import finish
 from medclip_dcl.reports.claims import read_claims
-from medclip_dcl.reports.mentions import Polarity, read_report
+from medclip_dcl.reports.mentions import Polarity
+from medclip_dcl.reports.reading import read_report
 
 CONCEPT_OF = {
     "Atelectasis": "Atelectasis",

@@ -11,7 +11,7 @@ from medclip_dcl.artifacts import claims, sentences
 from medclip_dcl.artifacts.frame import Draft
 from medclip_dcl.artifacts.tables import TableFormat, read_table, write_table
 from medclip_dcl.reports.claims import FINDINGS, Claims, claims_of
-from medclip_dcl.reports.mentions import read_report, reader_digest
+from medclip_dcl.reports.reading import read_report, reader_digest
 from pipelines.job import Job, run_job
 
 _COLUMNS = ("study_id", "text", "text_key")

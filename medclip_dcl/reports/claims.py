@@ -1,22 +1,23 @@
 """Report or sentence -> claims about the 13 CheXpert findings.
 
 A claim is a finding with a polarity and, where it is asserted, its sides. What no
-sentence says is no claim. The reading itself is in `mentions`, its words in `lexicon`
-and `cues`; here sentences come together:
+sentence says is no claim. The reading itself is in `reading`, its words in `lexicon` and
+`cues`; here sentences come together:
 
     asserted anywhere beats hedged, hedged beats negated; sides are united;
     `normal` stands where a sentence calls the film or the lungs normal and nothing
     abnormal, also beyond the 13 findings, is asserted or hedged.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from medclip_dcl.artifacts.claims import join_sides, split_sides
 from medclip_dcl.artifacts.manifest import LABELS
-from medclip_dcl.reports.lexicon import FINDINGS_OF, MIDLINE
-from medclip_dcl.reports.mentions import Polarity, Reading, read_report
+from medclip_dcl.reports.lexicon import FINDINGS_OF, LEFT_OPEN_BY, MIDLINE
+from medclip_dcl.reports.mentions import Mention, Polarity
+from medclip_dcl.reports.reading import Reading, read_report
 
 FINDINGS = tuple(name for name in LABELS if name != "No Finding")
 """The 13 findings that claims are about, as MIMIC-CXR-JPG's table names them."""
@@ -98,23 +99,30 @@ def claims_of(readings: Iterable[Reading]) -> Claims:
     Returns:
         The claims of the report.
     """
-    mentions, normal = [], False
-    for reading in readings:
-        mentions += reading.mentions
-        normal |= reading.normal
     asserted: dict[str, frozenset[str]] = {}
-    found: dict[Polarity, set[str]] = {polarity: set() for polarity in Polarity}
-    for mention in mentions:
-        for finding in FINDINGS_OF[mention.concept]:
-            found[mention.polarity].add(finding)
-            if mention.polarity is Polarity.ASSERTED:
-                sides = frozenset[str]() if finding in MIDLINE else mention.sides
-                asserted[finding] = asserted.get(finding, frozenset()) | sides
-    abnormal = any(mention.polarity in _ABNORMAL for mention in mentions)
-    uncertain = found[Polarity.UNCERTAIN] - asserted.keys()
-    return Claims(
-        asserted,
-        frozenset(found[Polarity.NEGATED] - asserted.keys() - uncertain),
-        frozenset(uncertain),
-        normal and not abnormal,
-    )
+    negated, uncertain = set[str](), set[str]()
+    normal = abnormal = False
+    for reading in readings:
+        normal |= reading.normal
+        for mention in reading.mentions:
+            abnormal |= mention.polarity in _ABNORMAL
+            for finding, polarity in _said_of(mention):
+                if polarity is Polarity.ASSERTED:
+                    sides = frozenset[str]() if finding in MIDLINE else mention.sides
+                    asserted[finding] = asserted.get(finding, frozenset()) | sides
+                elif polarity is Polarity.UNCERTAIN:
+                    uncertain.add(finding)
+                elif polarity is Polarity.NEGATED:
+                    negated.add(finding)
+    uncertain -= asserted.keys()
+    negated -= asserted.keys() | uncertain
+    return Claims(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)
+
+
+def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:
+    """Turn a concept into CheXpert findings."""
+    for finding in FINDINGS_OF.get(mention.concept, ()):
+        yield finding, mention.polarity
+    for finding in LEFT_OPEN_BY.get(mention.concept, ()):
+        is_open = mention.polarity is Polarity.ASSERTED
+        yield finding, Polarity.UNCERTAIN if is_open else mention.polarity

@@ -1,6 +1,6 @@
 """Words that decide what a report says of a finding: our own lists, as data.
 
-Each cue stands for what it does, and the reading rules in `mentions` know only that.
+Each cue stands for what it does, and the reading rules know only that.
 Where two cues begin at one word the longer wins, which is how "no change" and "cannot
 exclude" are kept from being negations.
 """
@@ -39,6 +39,8 @@ class Cue(Enum):
     """A verb of being: the subject ends here."""
     SEEN = auto()
     """A word of seeing, which "not" turns into a negation of what comes before."""
+    VIEW = auto()
+    """A projection: what is not seen on one may be seen on the other."""
     DEGREE = auto()
     """Size, degree or persistence: after a comma it begins a statement of its own."""
     NORMAL = auto()
@@ -46,6 +48,8 @@ class Cue(Enum):
     LARGE = auto()
     """Calls its subject enlarged."""
     BORDERLINE = auto()
+    """Calls its subject perhaps enlarged."""
+    NEAR_NORMAL = auto()
     """Calls its subject neither normal nor enlarged."""
     OTHERWISE = auto()
     """Limits a following "normal" to what was not named."""
@@ -86,7 +90,10 @@ CUES = {
         might; could; perhaps; potential; potentially; if; whether; presumed; evaluation for;
         indeterminate; suggests; raises the possibility of; possibility of; and or; suspected; may
         indicate; could indicate; may relate to; may have; can be seen with; seen with; may also
-        be; either; consider; unclear if; difficult to entirely exclude; exclude
+        be; either; consider; unclear if; difficult to entirely exclude; exclude; correlate for;
+        correlate clinically for; correlate with; clinical correlation for; suggestion of; concern
+        is for; consideration include; consideration would include; diagnostic consideration;
+        consideration
     """,
     Cue.HEDGE_BEFORE: """
         cannot be excluded; can not be excluded; not excluded; not be excluded; cannot be ruled
@@ -95,7 +102,9 @@ CUES = {
         excluded; are possible; is suspected; are suspected; is questioned; is a consideration;
         should be considered; may be present; is not entirely excluded; is not excluded; are not
         excluded; is questionable; could be present; might be present; not definitely excluded; be
-        considered; is in the differential; is difficult to exclude
+        considered; is in the differential; is difficult to exclude; not well seen; not well
+        visualized; would be a consideration; would be considered; not well demonstrated; is a
+        possibility; are a possibility; less well seen
     """,
     Cue.HEDGE_BOTH: "versus; vs; as opposed to",
     Cue.PAST: "history of; known history of; prior history of; with history; patient history of",
@@ -124,6 +133,11 @@ CUES = {
         definitely seen; well seen; clearly identified; clearly evident; definitely identified;
         redemonstrated; suggested; shown; clearly visualized; definitively seen; confirmed
     """,
+    Cue.VIEW: """
+        lateral; lateral view; the lateral; on the lateral; on lateral; on frontal; on the
+        frontal; on the lateral view; on the frontal view; on lateral view; on frontal view; on
+        the pa; on pa view; on the pa view
+    """,
     Cue.DEGREE: """
         small; mild; mildly; minimal; moderate; moderately; large; severe; stable; unchanged;
         persistent; increased; decreased; tiny; trace; slight; slightly; the; a; patchy; stably;
@@ -131,42 +145,49 @@ CUES = {
         minimally; scattered; streaky; linear
     """,
     Cue.NORMAL: """
-        normal; within normal limit; unremarkable; clear; intact; wnl; normal limit; grossly
-        normal; grossly clear; not enlarged; not dilated; not widened; sharp; clear bilaterally;
-        not remarkable; within normal; non enlarged; nonenlarged; not significantly enlarged; not
-        prominent; preserved; normal in size; normal size; well expanded and clear; not grossly
-        enlarged; within limit; within limit of normal; limit of normal; not congested; negative
-        chest; no enlargement; non dilated; are within; are within this; is within this; not
-        definitely enlarged; not cardiomegaly; are unchanged and normal; within the limits of
+        normal; within normal limit; unremarkable; clear; intact; wnl; normal limit; not enlarged;
+        not dilated; not widened; sharp; not remarkable; within normal; non enlarged; nonenlarged;
+        not significantly enlarged; not prominent; preserved; normal in size; normal size; not
+        grossly enlarged; within limit; within limit of normal; limit of normal; not congested;
+        negative chest; no enlargement; non dilated; are within; are within this; is within this;
+        not definitely enlarged; not cardiomegaly; are unchanged and normal; within the limits of
         normal; without enlargement; not overtly enlarged
     """,
     Cue.LARGE: """
-        enlarged; widened; wide; enlargement; prominent; generous; borderline large; borderline
-        enlarged; borderline enlargement; widening; prominence; more prominent; accentuated;
-        globular
+        enlarged; widened; wide; enlargement; prominent; widening; prominence; more prominent; is
+        large; are large; slightly large; mildly large; moderately large; remain large; markedly
+        large; very large
     """,
     Cue.BORDERLINE: """
-        upper limit of normal; upper normal; top normal; borderline; borderline in size; at the
-        upper limit; high normal; upper limit normal; borderline size; upper limit; borderline
-        normal; top normal size; upper limits for normal; near normal; low normal; the upper limit
-        of normal
+        borderline; borderline in size; borderline size; borderline enlarged; borderline
+        enlargement; borderline large; borderline prominent; borderline increased
+    """,
+    Cue.NEAR_NORMAL: """
+        upper limit of normal; upper normal; top normal; at the upper limit; high normal; upper
+        limit normal; upper limit; borderline normal; top normal size; upper limits for normal;
+        near normal; low normal; the upper limit of normal
     """,
     Cue.OTHERWISE: "otherwise; remainder; remaining; rest; else",
     Cue.ABNORMALITY: """
-        abnormality; disease; process; finding; pathology; acute cardiopulmonary; acute pulmonary;
-        abnormal finding; acute disease; infiltrative disease; illness; acute change
+        abnormality; disease; process; finding; pathology; abnormal finding; acute disease;
+        illness; acute change
     """,
     Cue.NEUTRAL: """
         no change; not only; not changed; not significantly changed; no resolution; not resolved;
         no doubt; not cleared; not completely resolved; has not resolved; have not resolved;
-        unresolved; not well; no improvement; not entirely resolved; not optimally; compared; not
-        improved; not included; not significantly improved; no significant change; no interval
-        change; no new; right away; mass effect; no comparison; density material; no prior; not
-        available; no priors; no previous; left ventricular assist; no increase; heart rate;
-        consistent; normal variant; bone density; density of the bone; bone mineral density; bony
-        density; soft tissue density; normal variation; mid lung volume; line of sight; shift of
-        the mediastinum; right heart border; left heart border; in line; lead to; chest pain;
-        pleural line; clearly; no significant interval change
+        unresolved; no improvement; not entirely resolved; not optimally; compared; not improved;
+        not included; not significantly improved; no significant change; no interval change; no
+        new; right away; mass effect; no comparison; density material; no prior; not available; no
+        priors; no previous; left ventricular assist; no increase; heart rate; consistent; normal
+        variant; bone density; density of the bone; bone mineral density; bony density; soft
+        tissue density; normal variation; mid lung volume; line of sight; shift of the
+        mediastinum; right heart border; left heart border; in line; lead to; chest pain; pleural
+        line; clearly; no significant interval change; strongly suggestive of; most suggestive of;
+        strongly suggest; previous exam; prior exam; prior study; previous study; prior
+        examination; previous examination; prior radiograph; previous radiograph; prior chest
+        radiograph; previous chest radiograph; prior film; last exam; last examination; last
+        study; interval examination; hemithorax; recent exam; recent study; prior chest x ray; the
+        study; study of; comparison exam; comparison study
     """,
     Cue.LEFT: "left; lt; left sided; leftward; lingula; lingular",
     Cue.RIGHT: "right; rt; right sided; rightward; right middle lobe; rml; rll; rul",

@@ -10,17 +10,19 @@ FINDINGS_OF: dict[str, tuple[str, ...]] = {
     "Cardiomegaly": ("Cardiomegaly",),
     "Consolidation": ("Consolidation",),
     "Edema": ("Edema",),
-    "Congestion": (),
     "Wide Mediastinum": ("Enlarged Cardiomediastinum",),
     "Fracture": ("Fracture",),
     "Mass": ("Lung Lesion",),
     "Nodule": ("Lung Lesion",),
+    "Nodular Opacity": ("Lung Lesion",),
     "Opacity": ("Lung Opacity",),
     "Infiltrate": ("Lung Opacity",),
     "Fibrosis": ("Lung Opacity",),
     "Effusion": ("Pleural Effusion",),
     "Pleural Thickening": ("Pleural Other",),
+    "Pleural Scar": ("Pleural Other",),
     "Pneumonia": ("Pneumonia",),
+    "Infection": ("Pneumonia",),
     "Pneumothorax": ("Pneumothorax",),
     "Hydropneumothorax": ("Pleural Effusion", "Pneumothorax"),
     "Device": ("Support Devices",),
@@ -30,33 +32,44 @@ FINDINGS_OF: dict[str, tuple[str, ...]] = {
 }
 """Concept -> CheXpert findings; none: something abnormal that CheXpert does not name."""
 
+LEFT_OPEN_BY = {
+    "Volume Loss": ("Atelectasis",),
+    "Large Normal Heart": ("Cardiomegaly",),
+    "Congestion": ("Edema",),
+    "Blunting": ("Pleural Effusion",),
+}
+"""Concept -> findings that it makes possible: asserted it hedges them, denied it denies them."""
+
 PHRASES_OF = {
     "Atelectasis": """
-        atelectasis; atelectases; atelectatic; atelectatic change; volume loss; lobar collapse;
-        lung collapse; collapsed lung; collapsed lobe; lobe collapse; plate like collapse; partial
-        collapse; collapse of the lung; collapse of the lobe; atelectasia
+        atelectasis; atelectases; atelectatic; atelectatic change; collapsed lung; collapsed lobe;
+        atelectasia; collapse
     """,
+    "Volume Loss": "volume loss; loss of volume",
     "Cardiomegaly": """
         cardiomegaly; cardiac enlargement; enlargement of the heart; heart enlargement; enlarged
-        heart; cardiac hypertrophy; ventricular enlargement; atrial enlargement; ventricular
-        hypertrophy; enlargement of the cardiac silhouette; enlargement of cardiac silhouette;
-        enlargement of the cardiopericardial silhouette; cardiac silhouette enlargement; enlarged
-        cardiac silhouette; enlarged heart size; heart is large; heart is big; large heart; heart
-        size is increased; increased heart size; heart size is large; heart is increased in size
+        heart; cardiac hypertrophy; enlargement of the cardiac silhouette; enlargement of cardiac
+        silhouette; enlargement of the cardiopericardial silhouette; cardiac silhouette
+        enlargement; enlarged cardiac silhouette; enlarged heart size; heart is large; heart is
+        big; large heart; heart size is increased; increased heart size; heart size is large;
+        heart is increased in size; increase in heart size; increase in cardiac size; increase in
+        size of the heart; increase in size of the cardiac silhouette; increase in the size of the
+        heart
     """,
     "Consolidation": """
         consolidation; consolidative; consolidated; consolidative opacity; consolidating;
         consolidative change; airspace consolidation; air space consolidation
     """,
     "Edema": """
-        edema; oedema; pulmonary edema; interstitial edema; edematous; alveolar edema; fluid
-        overload; volume overload; kerley line; kerley b line; septal line
+        edema; oedema; pulmonary edema; interstitial edema; edematous; alveolar edema; kerley
+        line; kerley b line; septal line
     """,
     "Congestion": """
         vascular congestion; pulmonary congestion; venous congestion; congestive change;
         congested; congestion; vascular engorgement; engorged; cephalization; heart failure; chf;
         congestive heart failure; congestive failure; cardiac decompensation; vascular prominence;
-        vascular redistribution; pulmonary venous hypertension; cardiac failure
+        vascular redistribution; pulmonary venous hypertension; cardiac failure; fluid overload;
+        volume overload
     """,
     "Wide Mediastinum": """
         widened mediastinum; mediastinal widening; mediastinal enlargement; wide mediastinum;
@@ -73,13 +86,12 @@ PHRASES_OF = {
     "Mass": """
         mass; masslike; mass like; mass like opacity; masslike opacity; mass density; tumor;
         tumour; neoplasm; malignancy; carcinoma; lung cancer; neoplastic; cavitary lesion;
-        metastasis; metastases; metastatic disease; lung lesion; pulmonary lesion; cavitation;
-        lesion
+        metastasis; metastases; metastatic disease; lung lesion; pulmonary lesion; lesion
     """,
-    "Nodule": """
-        nodule; nodular density; nodular opacity; nodular opacification; nodularity; micronodule;
-        pulmonary nodule; coin lesion; nodular lesion; nodular focus; nodular infiltrate; nodular
-        shadow; noduled; round density; rounded density; rounded opacity
+    "Nodule": "nodule; micronodule; pulmonary nodule; coin lesion; nodular lesion",
+    "Nodular Opacity": """
+        nodular density; nodular opacity; nodular opacification; nodularity; nodular focus;
+        nodular shadow; round density; rounded density; rounded opacity; round opacity; nodular
     """,
     "Opacity": """
         opacity; opacification; opacified; airspace disease; air space disease; airspace opacity;
@@ -94,7 +106,7 @@ PHRASES_OF = {
     """,
     "Infiltrate": """
         infiltrate; infiltration; infiltrative; infiltrative change; interstitial infiltrate;
-        airspace infiltrate; alveolar infiltrate
+        airspace infiltrate; alveolar infiltrate; nodular infiltrate
     """,
     "Fibrosis": """
         fibrosis; fibrotic; fibrotic change; pulmonary fibrosis; interstitial fibrosis;
@@ -106,17 +118,22 @@ PHRASES_OF = {
         fluid in the fissure; pleural collection; fissural fluid; subpulmonic fluid; parapneumonic
         effusion; layering fluid; empyema
     """,
+    "Blunting": "blunting; blunted",
     "Pleural Thickening": """
-        pleural thickening; apical thickening; pleural plaque; pleural scarring; pleural scar;
-        apical cap; apical capping; thickened pleura; fibrothorax; pleural calcification; pleural
-        based density; pleural parenchymal scarring; pleuroparenchymal scarring; thickening of the
-        pleura; thickening of the fissure; fissural thickening; pleural disease; apical pleural
-        thickening; pleural reaction; pleural parenchymal thickening; thickening of the minor
-        fissure; thickening of the major fissure
+        pleural thickening; apical thickening; pleural plaque; apical cap; apical capping;
+        thickened pleura; thickening of the pleura; thickening of the fissure; fissural
+        thickening; apical pleural thickening; pleural reaction; pleural parenchymal thickening;
+        thickening of the minor fissure; thickening of the major fissure; pleural capping; apical
+        pleural capping; thickening in the fissure; fissure thickening
     """,
-    "Pneumonia": """
-        pneumonia; bronchopneumonia; pneumonic; pneumonitis; infection; infectious process;
-        infectious; infectious infiltrate; bronchiolitis
+    "Pleural Scar": """
+        pleural scarring; pleural scar; pleural calcification; pleural based density; pleural
+        parenchymal scarring; pleuroparenchymal scarring; fibrothorax; pleural disease; pleural
+        abnormality
+    """,
+    "Pneumonia": "pneumonia; bronchopneumonia; pneumonic; pneumonitis",
+    "Infection": """
+        infection; infectious process; infectious; infectious infiltrate; infectious etiology
     """,
     "Pneumothorax": """
         pneumothorax; pneumothoraces; pneumothoraxes; pneumothorace; pneumothoracy; pleural air;
@@ -165,12 +182,17 @@ PHRASES_OF = {
         emphysema; subcutaneous air; foreign body; bullet; shrapnel; azygos lobe; azygous lobe;
         azygos fissure; cervical rib; dislocation; separation; situs; bone island; pectus; pectus
         excavatum; spurring; healed; goiter; shift; deviation; dilated; dilatation; distended;
-        obesity; nipple shadow; thickening; blunting; blunted; inflammatory change; reactive
-        airway disease; tuberculosis; sarcoidosis; asthma; lucency; fat pad; body habitus;
-        prominence; surgical absence; air fluid level; contour abnormality; abnormal; pulmonary
-        artery hypertension; pulmonary arterial hypertension; pulmonary hypertension; chronic
-        change; chronic lung disease; chronic appearing change; chronic lung change; diffuse lung
-        disease
+        obesity; nipple shadow; thickening; inflammatory change; reactive airway disease;
+        tuberculosis; sarcoidosis; asthma; lucency; fat pad; body habitus; surgical absence; air
+        fluid level; contour abnormality; abnormal; pulmonary artery hypertension; pulmonary
+        arterial hypertension; pulmonary hypertension; chronic change; chronic lung disease;
+        chronic appearing change; chronic lung change; diffuse lung disease; vertebral collapse;
+        vertebral body collapse; collapse of the vertebral body; collapsed vertebra; pericardial
+        effusion; pericardial fluid; granulomatous infection; old granulomatous infection;
+        previous infection; prior infection; old infection; remote infection; prior pneumonia;
+        previous pneumonia; bony lesion; bone lesion; lucent lesion; osseous lesion; lytic lesion;
+        blastic lesion; sclerotic lesion; expansile lesion; cavitation; ventricular enlargement;
+        atrial enlargement; ventricular hypertrophy
     """,
 }
 """Concept -> phrases, separated by semicolons."""
@@ -220,9 +242,10 @@ REGIONS_OF = {
     """,
     "chest": """
         chest; exam; examination; study; radiograph; x ray; chest x ray; chest radiograph; thorax;
-        film; cxr; chest film; cardiopulmonary; cardiothoracic; pulmonary; thoracic;
-        intrathoracic; cardiopulmonary exam; appearance of the chest; chest radiographic
-        examination
+        film; cxr; chest film; appearance of the chest; chest radiographic examination
+    """,
+    "heart and lungs": """
+        cardiopulmonary; cardiothoracic; pulmonary; thoracic; intrathoracic; cardiopulmonary exam
     """,
 }
 """Part of the film -> phrases that name it."""
@@ -246,6 +269,7 @@ NEGATED_WHERE_NORMAL = {
     "vessels": ("Congestion",),
     "bones": ("Fracture",),
     "chest": (),
+    "heart and lungs": (),
 }
 """Part of the film -> concepts that are denied by calling it normal or clear."""
 

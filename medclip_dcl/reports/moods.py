@@ -1,0 +1,131 @@
+"""Clause -> the polarity of every concept in it.
+
+A clause is read left to right in a mood: asserting, denying, hedging, past. A cue sets
+it. It ends where an independent statement begins: at "with" after a denied finding, and
+at "and" or a comma before words of size, side or place, or after a verb ("no effusion is
+seen, lungs are hazy"). A list with "or" never ends it. Where "no" is followed by a change
+("no change in the effusion") or by another negation ("not without"), nothing is denied.
+
+Cues that look back ("has resolved", "is not seen", "cannot be excluded") then decide the
+concepts before them, back to the last verb.
+"""
+
+from collections.abc import Sequence
+
+from medclip_dcl.reports.cues import Cue
+from medclip_dcl.reports.mentions import Mark, Polarity
+
+_MOODS = {
+    Cue.DENY: Polarity.NEGATED,
+    Cue.NOT: Polarity.NEGATED,
+    Cue.HEDGE: Polarity.UNCERTAIN,
+    Cue.HEDGE_BOTH: Polarity.UNCERTAIN,
+    Cue.PAST: Polarity.PAST,
+}
+_LOOKING_BACK = {Cue.DENY_BEFORE: Polarity.NEGATED, Cue.HEDGE_BEFORE: Polarity.UNCERTAIN}
+_NEGATIONS = {Cue.DENY, Cue.NOT}
+_HEDGES = {Cue.HEDGE, Cue.HEDGE_BOTH}
+_BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+_SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
+
+
+def read_moods(clause: Sequence[Mark]) -> list[Polarity]:
+    """Follow the mood through a clause.
+
+    Args:
+        clause: marks of one clause.
+
+    Returns:
+        The mood at every mark; at a concept, it is the concept's polarity.
+    """
+    moods = _read_forward(clause)
+    for index, mark in enumerate(clause):
+        if mark.cue is Cue.HEDGE_BOTH:
+            _hedge_last_concept(clause, moods, index)
+        polarity = Polarity.NEGATED if _denies_sight(clause, index) else None
+        if mark.cue in _LOOKING_BACK:
+            polarity = _LOOKING_BACK[mark.cue]
+        if polarity is not None:
+            _look_back(clause, moods, index, polarity)
+    return moods
+
+
+def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
+    mood, fresh = Polarity.ASSERTED, False  # fresh: no concept since the cue that set it
+    moods = []
+    for index, mark in enumerate(clause):
+        if mark.cue in _MOODS:
+            mood, fresh = _next_mood(clause, index, mood), True
+        elif mark.cue is Cue.DENY_BEFORE and not any(item.concept for item in clause[:index]):
+            mood, fresh = Polarity.NEGATED, True  # "resolved left effusion"
+        elif mark.concept:
+            fresh = False
+        elif mood is not Polarity.ASSERTED and _ends_mood(clause, index, mood, fresh):
+            mood = Polarity.ASSERTED
+        moods.append(mood)
+    return moods
+
+
+def _next_mood(clause: Sequence[Mark], index: int, mood: Polarity) -> Polarity:
+    mark, previous = clause[index], clause[index - 1] if index else None
+    assert mark.cue is not None
+    adjacent = previous is not None and previous.end == mark.start
+    if mark.cue in _NEGATIONS:
+        if _denies_sight(clause, index):
+            return mood
+        doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
+        return Polarity.ASSERTED if doubled else Polarity.NEGATED
+    if mark.cue in _HEDGES and mood is Polarity.NEGATED:
+        separate = previous is not None and previous.cue is Cue.AND
+        return Polarity.UNCERTAIN if separate else mood
+    return _MOODS[mark.cue]
+
+
+def _ends_mood(clause: Sequence[Mark], index: int, mood: Polarity, fresh: bool) -> bool:
+    cue = clause[index].cue
+    if cue is Cue.CHANGE:
+        return fresh and mood is Polarity.NEGATED
+    if cue is Cue.WITH:
+        return not fresh and mood is Polarity.NEGATED
+    return cue is Cue.AND and not fresh and _begins_statement(clause, index)
+
+
+def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
+    """Whether "and" or a comma begins a statement of its own, not the next item of a list."""
+    rest = clause[index + 1 :]
+    if not rest or any(mark.cue is Cue.OR for mark in rest):
+        return False
+    if rest[0].cue is Cue.AND:
+        return _begins_statement(clause, index + 1)
+    if rest[0].cue in _BEGINS_STATEMENT or rest[0].region:
+        return True
+    for mark in reversed(clause[:index]):
+        if mark.cue in {Cue.VERB, Cue.SEEN}:
+            return True
+        if mark.concept:
+            return False
+    return False
+
+
+def _denies_sight(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a mark is the "not" of "not seen", and not of one projection alone."""
+    cues = [mark.cue for mark in clause[index : index + 3]]
+    return cues[:2] == [Cue.NOT, Cue.SEEN] and cues[2:] != [Cue.VIEW]
+
+
+def _hedge_last_concept(clause: Sequence[Mark], moods: list[Polarity], index: int) -> None:
+    last = next((place for place in range(index - 1, -1, -1) if clause[place].concept), None)
+    if last is not None and moods[last] is Polarity.ASSERTED:
+        moods[last] = Polarity.UNCERTAIN
+
+
+def _look_back(
+    clause: Sequence[Mark], moods: list[Polarity], index: int, polarity: Polarity
+) -> None:
+    reached_subject = False
+    for place in range(index - 1, -1, -1):
+        if clause[place].concept:
+            moods[place] = polarity
+            reached_subject = True
+        elif reached_subject and clause[place].cue in _SUBJECT_ENDS:
+            break
