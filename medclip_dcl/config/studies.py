@@ -62,8 +62,12 @@ class SourceConfig(Section):
     """`mimic_cxr`: the release's tree and tables; `table`: any CSV, Parquet or JSONL table."""
     root: str = "${WORK}/studies"
     """Folder under which every image path of the source lies."""
+    reports: str = ""
+    """Folder whose `files/` holds the report texts (kind `mimic_cxr`); empty: `root`."""
+    image_suffix: Literal[".dcm", ".jpg", ".jpeg", ".png"] = ".dcm"
+    """Ending of the films' names (kind `mimic_cxr`): `.jpg` for MIMIC-CXR-JPG."""
     table: str = ""
-    """Path of the mapped table (kind `table`)."""
+    """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
     columns: ColumnsConfig = ColumnsConfig()
     """Column names of the mapped table (kind `table`)."""
     frontal_views: tuple[str, ...] = ("AP", "PA")
@@ -71,7 +75,7 @@ class SourceConfig(Section):
     keep_blank_views: bool = False
     """Whether a film without a view position is kept."""
     boxes: str = ""
-    """MS-CXR-shaped box table; its patients never train. Empty: none."""
+    """MS-CXR-shaped box table, relative to `root`; its patients are put in `test`. Empty: none."""
     validate_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of patients put into `validate` where the source assigns no split."""
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.1

@@ -21,5 +21,6 @@ REASONS: dict[str, str] = {
     "deadline": "decoding took longer than images.deadline_s",
     "memory": "decoding asked for more than images.memory_mb",
     "worker_died": "the decode worker died on this image",
+    "constant": "all pixels are equal (refused by prepare_images alone)",
 }
 """Reason code -> what it means."""

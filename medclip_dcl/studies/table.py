@@ -1,0 +1,94 @@
+"""Any table with mapped columns -> films and studies, or studies alone."""
+
+from itertools import count
+from pathlib import Path
+
+from medclip_dcl.artifacts.manifest import SPLITS
+from medclip_dcl.config.studies import ColumnsConfig, SourceConfig
+from medclip_dcl.errors import ConfigError, StudyError
+from medclip_dcl.studies.records import Film, RawStudies, ReadSections, Reject, Study, Text
+from medclip_dcl.studies.tabular import read_rows
+
+_SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
+
+
+def read_mapped_table(
+    path: Path, root: Path, settings: SourceConfig, read_sections: ReadSections
+) -> RawStudies:
+    """Read a table by the columns that the settings map.
+
+    Args:
+        path: CSV, Parquet or JSON lines.
+        root: folder that image paths are relative to.
+        settings: settings of the source.
+        read_sections: finds sections in the text of a whole report.
+
+    Returns:
+        One film per row with a path, and the studies in the order of their first row.
+
+    Raises:
+        ConfigError: a column that is needed is not mapped.
+        StudyError: the table cannot be read or lacks a column.
+    """
+    names = settings.columns
+    if not names.subject_id or not (names.findings or names.impression or names.report):
+        raise ConfigError("source.columns must name subject_id, and findings, impression or report")
+    mapped = [name for name in names.model_dump().values() if name]
+    rows = read_rows(path, mapped)
+    total = len(rows[names.subject_id])
+    blank = [""] * total
+    columns = {field: rows[name] if name else blank for field, name in names.model_dump().items()}
+    ids = _ids(columns, names, total)
+    films: list[Film] = []
+    rejects: list[Reject] = []
+    studies: dict[str, Study] = {}
+    splits: dict[str, set[str]] = {}
+    for row, (image_id, study_id) in enumerate(ids):
+        subject = columns["subject_id"][row].strip()
+        if not subject:
+            rejects.append(Reject(image_id, "no_subject"))
+            continue
+        if names.path:
+            view, file = columns["view"][row].strip(), columns["path"][row].strip()
+            films.append(Film(image_id, study_id, subject, view, file))
+        text = _text(columns, row, read_sections)
+        if study_id not in studies or not any(studies[study_id].report):
+            studies[study_id] = Study(study_id, subject, text)
+        if columns["split"][row]:
+            splits.setdefault(subject, set()).add(_split(columns["split"][row]))
+    return RawStudies(
+        films=films,
+        studies=list(studies.values()),
+        splits=splits,
+        labels=None,
+        root=root,
+        reports_root=root,
+        has_films=bool(names.path),
+        rejects=rejects,
+    )
+
+
+def _ids(columns: dict[str, list[str]], names: ColumnsConfig, total: int) -> list[tuple[str, str]]:
+    """Give image and study id of every row, made up where the table has none."""
+    images, studies = columns["image_id"], columns["study_id"]
+    if not names.image_id and not names.study_id:
+        made = [f"row-{row:06d}" for row in range(total)]
+        return [(name, name) for name in made]
+    if not names.image_id:
+        films: dict[str, count[int]] = {}
+        return [(f"{s}-{next(films.setdefault(s, count()))}", s) for s in studies]
+    return [(image, study or image) for image, study in zip(images, studies, strict=True)]
+
+
+def _text(columns: dict[str, list[str]], row: int, read_sections: ReadSections) -> Text:
+    findings, impression = columns["findings"][row].strip(), columns["impression"][row].strip()
+    if findings or impression:
+        return Text(findings, impression, "")
+    return Text(*read_sections(columns["report"][row].replace("\r\n", "\n")))
+
+
+def _split(name: str) -> str:
+    split = _SPELLINGS.get(name.strip().lower(), name.strip().lower())
+    if split not in SPLITS:
+        raise StudyError(f"the table names split {name!r}; it must be one of {SPLITS}")
+    return split

@@ -1,0 +1,177 @@
+"""List the usable frontal films with their reports, labels and boxes, and what was rejected.
+
+Reads a MIMIC-CXR(-JPG) tree or any mapped table; writes `manifest`. A run takes seconds
+to minutes and starts anew when killed.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from medclip_dcl.artifacts import manifest
+from medclip_dcl.artifacts.files import sha256_file
+from medclip_dcl.artifacts.frame import Draft
+from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.errors import StudyError
+from medclip_dcl.reports.sections import read_sections
+from medclip_dcl.studies.boxes import BoxTable, read_boxes
+from medclip_dcl.studies.mimic_cxr import find_tables, read_mimic_cxr
+from medclip_dcl.studies.records import RawStudies
+from medclip_dcl.studies.selection import VIEW_REASONS, Selection, select, stamp
+from medclip_dcl.studies.splits import assign_splits
+from medclip_dcl.studies.table import read_mapped_table
+from pipelines.job import Job, run_job
+
+_NO_BOXES = BoxTable([], set(), 0)
+
+
+def build(job: Job) -> None:
+    """Build the manifest of a recipe.
+
+    Args:
+        job: the job.
+    """
+    source = job.config.source
+    root = resolve_path(source.root, job.config)
+    tables = _tables(job.config, root)
+    raw = _read(job.config, root, tables)
+    boxes = _NO_BOXES
+    if "boxes" in tables:
+        boxes = read_boxes(tables["boxes"], {film.image_id: film.subject_id for film in raw.films})
+
+    def write(draft: Draft) -> Mapping[str, Any]:
+        selection = select(raw, source, read_sections)
+        _require_few_rejects(selection, source.max_reject_share)
+        return _write(draft.directory, job.config, raw, selection, boxes)
+
+    inputs = {name: sha256_file(path) for name, path in tables.items()} | {"reports": stamp(raw)}
+    settings = source.model_dump(mode="json", exclude={"root", "reports", "max_reject_share"})
+    job.make(manifest.KIND, {"source": settings}, inputs, write)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("build_manifest", build, argv)
+
+
+def _tables(config: Config, root: Path) -> dict[str, Path]:
+    source = config.source
+    if source.kind == "mimic_cxr":
+        tables = find_tables(root)
+    else:
+        tables = {"table": _beside(root, resolve_path(source.table, config))}
+    if source.boxes:
+        tables["boxes"] = _beside(root, resolve_path(source.boxes, config))
+    for path in tables.values():
+        if not path.is_file():
+            raise StudyError(f"table {path} is missing; set source.root, table and boxes")
+    return tables
+
+
+def _beside(root: Path, path: Path) -> Path:
+    """Read a relative path from the current folder where it exists there, else from the root."""
+    return path if path.is_file() else root / path
+
+
+def _read(config: Config, root: Path, tables: dict[str, Path]) -> RawStudies:
+    source = config.source
+    if source.kind == "mimic_cxr":
+        reports = resolve_path(source.reports, config) if source.reports else root
+        return read_mimic_cxr(tables, root, reports, source)
+    return read_mapped_table(tables["table"], root, source, read_sections)
+
+
+def _require_few_rejects(selection: Selection, allowed: float) -> None:
+    faults = [item for item in selection.rejects if item.reason not in VIEW_REASONS]
+    share = len(faults) / selection.candidates if selection.candidates else 1.0
+    if share > allowed or not selection.texts:
+        reasons = dict(Counter(item.reason for item in selection.rejects))
+        raise StudyError(
+            f"{len(faults)} rejects among {selection.candidates} rows, {len(selection.texts)} "
+            f"reports left ({reasons}); source.max_reject_share is {allowed}: mend the source or "
+            "raise it"
+        )
+
+
+def _write(
+    folder: Path, config: Config, raw: RawStudies, selection: Selection, boxes: BoxTable
+) -> dict[str, Any]:
+    source = config.source
+    split_of = assign_splits(
+        sorted({*selection.subjects.values(), *(film.subject_id for film in selection.films)}),
+        raw.splits,
+        boxes.subjects,
+        source.validate_share,
+        source.test_share,
+    )
+    images = [
+        {
+            "image_id": film.image_id,
+            "study_id": film.study_id,
+            "subject_id": film.subject_id,
+            "split": split_of[film.subject_id],
+            "view": film.view,
+            "path": film.path,
+        }
+        for film in selection.films
+    ]
+    reports = [
+        {
+            "study_id": study,
+            "subject_id": selection.subjects[study],
+            "split": split_of[selection.subjects[study]],
+            **selection.texts[study]._asdict(),
+        }
+        for study in sorted(selection.texts)
+    ]
+    rejects = [
+        {"id": item.id, "stage": "build_manifest", "reason": item.reason}
+        for item in selection.rejects
+    ]
+    kept = {row["image_id"] for row in images}
+    shown = [row for row in boxes.rows if row["image_id"] in kept]
+    labels = _labels(raw, list(selection.texts))
+    write_table(folder, manifest.IMAGES, images)
+    write_table(folder, manifest.REPORTS, reports)
+    write_table(folder, manifest.STUDY_LABELS, labels)
+    write_table(folder, manifest.BOXES, shown)
+    write_table(folder, manifest.REJECTS, rejects)
+    return {
+        "films": len(images),
+        "reports": len(reports),
+        "patients": len(split_of),
+        "labelled": labels.num_rows,
+        "boxes": len(shown),
+        "boxes_without_film": len(boxes.rows) - len(shown) + boxes.unknown,
+        "splits": dict(sorted(Counter(row["split"] for row in reports).items())),
+        "split_conflicts": sum(len(splits) > 1 for splits in raw.splits.values()),
+        "rejected": len(rejects),
+        "reasons": dict(sorted(Counter(item.reason for item in selection.rejects).items())),
+    }
+
+
+def _labels(raw: RawStudies, studies: list[str]) -> pa.Table:
+    if raw.labels is None:
+        return manifest.STUDY_LABELS.schema.empty_table()
+    wanted = raw.labels.filter(pc.is_in(raw.labels["study_id"], pa.array(studies, pa.string())))
+    first: dict[str, int] = {}
+    for row, study in enumerate(wanted["study_id"].to_pylist()):
+        first.setdefault(study, row)
+    return wanted.take([first[study] for study in sorted(first)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
