@@ -1,0 +1,90 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.training.sampler import Groups, PairSampler
+
+STUDIES, BATCH = 50, 8
+
+
+def sampler(shuffle_reports: bool = False, seed: int = 3) -> PairSampler:
+    """Study i has 1 + i % 3 films and 1 + i % 4 sentences."""
+    films = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
+    sentences = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
+    return PairSampler(
+        Groups(films, STUDIES), Groups(sentences, STUDIES), BATCH, seed, shuffle_reports
+    )
+
+
+def test_a_global_batch_never_holds_a_study_twice() -> None:
+    drawn = sampler()
+    for step in range(60):
+        assert len(set(drawn.draw(step).studies.tolist())) == BATCH
+
+
+def test_an_epoch_shows_every_study_at_most_once_and_fills_no_batch_with_repeats() -> None:
+    drawn = sampler()
+    assert drawn.steps_per_epoch == STUDIES // BATCH == 6
+    for epoch in range(3):
+        steps = range(epoch * 6, epoch * 6 + 6)
+        seen = np.concatenate([drawn.draw(step).studies for step in steps])
+        assert len(seen) == len(set(seen.tolist())) == 48
+
+
+def test_epochs_leave_out_different_studies() -> None:
+    drawn = sampler()
+    seen = Counter(int(study) for step in range(60) for study in drawn.draw(step).studies)
+    assert set(seen) == set(range(STUDIES))
+
+
+def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
+    forward, backward = sampler(), sampler()
+    ahead = [forward.draw(step) for step in range(20)]
+    behind = [backward.draw(step) for step in reversed(range(20))][::-1]
+    for one, other in zip(ahead, behind, strict=True):
+        assert np.array_equal(one.studies, other.studies)
+        assert np.array_equal(one.films, other.films)
+        assert np.array_equal(one.sentences, other.sentences)
+    assert not np.array_equal(ahead[0].studies, sampler(seed=4).draw(0).studies)
+
+
+def test_films_and_sentences_belong_to_their_study() -> None:
+    film_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
+    sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
+    drawn = sampler()
+    for step in range(20):
+        draw = drawn.draw(step)
+        assert np.array_equal(film_of[draw.films], draw.studies)
+        assert np.array_equal(sentence_of[draw.sentences], draw.studies)
+        assert np.array_equal(draw.reports, draw.studies)
+
+
+def test_sentences_of_a_study_are_drawn_equally_often() -> None:
+    drawn = sampler()
+    draws = [drawn.draw(step) for step in range(3000)]
+    counts = Counter(int(s) for draw in draws for s in draw.sentences[draw.studies == 3])
+    share = counts.total() / 4
+    assert len(counts) == 4
+    # Five standard deviations of a binomial count.
+    assert all(abs(count - share) < 5 * (share * 0.75) ** 0.5 for count in counts.values())
+
+
+def test_the_shuffled_control_gives_every_film_one_and_the_same_foreign_report() -> None:
+    sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
+    drawn = sampler(shuffle_reports=True)
+    report_of: dict[int, int] = {}
+    for step in range(60):
+        draw = drawn.draw(step)
+        assert (draw.studies != draw.reports).all()
+        assert np.array_equal(sentence_of[draw.sentences], draw.reports)
+        for study, report in zip(draw.studies.tolist(), draw.reports.tolist(), strict=True):
+            assert report_of.setdefault(study, report) == report
+    assert sorted(report_of.values()) == list(range(STUDIES))
+
+
+def test_fewer_studies_than_places_are_refused() -> None:
+    seven = Groups(np.arange(7), 7)
+    with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 studies"):
+        PairSampler(seven, seven, 8, 0, False)
