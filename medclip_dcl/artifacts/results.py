@@ -15,6 +15,7 @@ A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over 
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,80 @@ def read_figures(artifact: Artifact) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} holds no object; rerun {KIND.job}")
     return tree
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the figures that stand at the top of every account of the results."""
+
+    title: str
+    question: str
+    figure: str
+    group: str = ""
+
+
+HEADLINES = (
+    Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
+    Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
+    Headline("grounding CNR", "grounding", "cnr"),
+    Headline("grounding mIoU, 41 thresholds", "grounding", "miou"),
+    Headline("grounding, pointing game", "grounding", "pointing"),
+    Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),
+    Headline("sentence from box, gallery, R@5", "gallery", "recall_at_5"),
+    Headline("sentence from box, all boxes, R@10", "boxes", "recall_at_10", "box_to_sentence"),
+    Headline("box from sentence, all boxes, R@10", "boxes", "recall_at_10", "sentence_to_box"),
+    Headline("report from film, R@10", "reports", "recall_at_10", "film_to_report"),
+    Headline("film from report, R@10", "reports", "recall_at_10", "report_to_film"),
+)
+"""What the job prints and the report shows first."""
+
+
+def headline_figure(tree: Mapping[str, Any], headline: Headline) -> Mapping[str, Any] | None:
+    """Find a headline's figure.
+
+    Args:
+        tree: content of `results.json`.
+        headline: the headline.
+
+    Returns:
+        The figure; None where its question could not be put.
+    """
+    outcome = tree["questions"][headline.question]
+    figures = outcome["groups"].get(headline.group, {}) if headline.group else outcome["figures"]
+    figure: Mapping[str, Any] | None = figures.get(headline.figure)
+    return None if outcome["absent"] else figure
+
+
+def results_table(tree: Mapping[str, Any]) -> str:
+    """Lay out the headline figures as text.
+
+    Args:
+        tree: content of `results.json`.
+
+    Returns:
+        One line per figure with its interval, what it rests on, and chance; one line per
+        question that could not be put, with the reason.
+    """
+    lines = [
+        f"model {tree['model'][:12]}, split {tree['split']}: {tree['films']} films of "
+        f"{tree['patients']} patients; truth: {tree['truth']}"
+    ]
+    if tree["contaminated"]:
+        lines.append(f"CONTAMINATED: the model was trained on {tree['contaminated']} of them")
+    for headline in HEADLINES:
+        outcome = tree["questions"][headline.question]
+        figure = headline_figure(tree, headline)
+        if figure is None:
+            lines.append(f"  {headline.question}: absent, {outcome['absent']}")
+            continue
+        chance = outcome["chance"].get(headline.figure)
+        beside = "" if chance is None else f"   chance {chance:.3f}"
+        lines.append(f"  {headline.title:36} {_shown(figure)}{beside}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _shown(figure: Mapping[str, Any]) -> str:
+    if figure["value"] is None:
+        return f"undefined: {figure['reason']}"
+    interval = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
+    return f"{figure['value']:.3f}{interval}   n {figure['n']}"

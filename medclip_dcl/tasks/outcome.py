@@ -1,10 +1,11 @@
 """What an examination is given, and what comes of each of its questions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,6 +24,22 @@ class Films:
     sizes_px: tuple[tuple[int, int], ...]
     """Height and width of each original film."""
     regions: Float[Tensor, "films rows columns dim"]
+
+    def select(self, chosen: Sequence[int]) -> "Films":
+        """Give some of the films.
+
+        Args:
+            chosen: their numbers.
+
+        Returns:
+            Those films, in that order.
+        """
+        return Films(
+            tuple(self.image_ids[film] for film in chosen),
+            tuple(self.subject_ids[film] for film in chosen),
+            tuple(self.sizes_px[film] for film in chosen),
+            self.regions[torch.tensor(chosen, dtype=torch.long, device=self.regions.device)],
+        )
 
 
 @dataclass(frozen=True)

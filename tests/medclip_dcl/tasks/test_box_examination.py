@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from medclip_dcl.artifacts.results import BOX_ANSWERS, GROUNDINGS
+from medclip_dcl.tasks.box_examination import examine_boxes, examine_gallery, examine_grounding
+from medclip_dcl.tasks.outcome import BoxedSentence, Sampling
+from tests.synthetic.oracle import Oracle, shown
+
+# Films of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
+FILMS = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
+SAMPLING = Sampling(20, 0)
+
+
+def unit(film, word, row, column):
+    cell = np.array([[column * 20.0, row * 10.0, 20.0, 10.0]])
+    return BoxedSentence(film, word.capitalize(), f"{word.capitalize()}.", word, cell)
+
+
+UNITS = [unit(0, "fluid", 0, 1), unit(1, "cyst", 2, 3), unit(2, "fluid", 3, 0)]
+
+
+def test_a_heatmap_in_its_box_stands_out():
+    outcome, rows = examine_grounding(Oracle(), FILMS, UNITS, 80, SAMPLING)
+    assert outcome.figures["pointing"].value == 1.0
+    assert outcome.figures["cnr"].value == outcome.figures["cnr_signed"].value > 1
+    assert outcome.chance["pointing"] == pytest.approx(1 / 16)
+    assert set(outcome.groups) == {"Cyst", "Fluid"}
+    assert outcome.groups["Fluid"]["cnr"].n == 2
+    assert set(rows[0]) == set(GROUNDINGS.schema.names)
+    assert np.argmax(rows[0]["grid"]) == 1
+
+
+def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
+    wrong = [unit(0, "fluid", 3, 3), unit(1, "cyst", 0, 0)]
+    figures = examine_grounding(Oracle(), FILMS, wrong, 80, SAMPLING)[0].figures
+    assert figures["pointing"].value == 0.0
+    assert figures["cnr_signed"].value < 0 < figures["cnr"].value
+
+
+def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
+    large = shown({(0, 1): "fluid"}, size_px=(400, 800))
+    box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", UNITS[0].boxes * 10)
+    whole, bounded = (
+        examine_grounding(Oracle(), large, [box], longest, SAMPLING)[0].figures
+        for longest in (800, 200)
+    )
+    for name in ("cnr", "miou", "pointing"):
+        assert bounded[name].value == pytest.approx(whole[name].value, rel=0.02)
+
+
+def test_each_box_finds_its_sentence_and_back():
+    outcome, rows, vectors = examine_boxes(Oracle(), FILMS, UNITS, SAMPLING)
+    assert outcome.pool == {"boxes": 3, "distinct_sentences": 2}
+    for direction in ("box_to_sentence", "sentence_to_box"):
+        assert outcome.groups[direction]["recall_at_1"].value == 1.0
+    # Two boxes read alike, so chance is (2/3 + 1/3 + 2/3) / 3.
+    assert outcome.chance["recall_at_1"] == pytest.approx(5 / 9)
+    assert vectors.shape == (3, 7)
+    assert [row["sentence_rank"] for row in rows] == [1, 1, 1]
+    assert set(rows[0]) == set(BOX_ANSWERS.schema.names)
+
+
+def test_a_box_on_the_wrong_film_misses():
+    units = [unit(1, "fluid", 2, 3), unit(0, "cyst", 0, 1)]
+    outcome, rows, _ = examine_boxes(Oracle(), FILMS, units, SAMPLING)
+    assert [row["sentence_rank"] for row in rows] == [2, 2]
+    assert outcome.groups["sentence_to_box"]["median_rank"].value == 2.0
+
+
+def test_the_gallery_ranks_the_true_sentence_of_each_box():
+    _, rows, vectors = examine_boxes(Oracle(), FILMS, UNITS, SAMPLING)
+    gallery = ["Dust.", "Fluid.", "Cyst.", "Bone."]
+    outcome = examine_gallery(Oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
+    assert outcome.figures["recall_at_1"].value == 1.0
+    assert outcome.figures["recall_at_1"].n == 2
+    assert outcome.chance["recall_at_1"] == pytest.approx(0.25)
+    assert outcome.pool == {"boxes": 2, "sentences": 4}
+    assert rows[0]["gallery_best"][0] == 1
+    assert (rows[2]["gallery_rank"], rows[2]["gallery_true"]) == (None, None)
+
+
+def test_a_gallery_without_a_true_sentence_says_so():
+    _, rows, vectors = examine_boxes(Oracle(), FILMS, UNITS, SAMPLING)
+    outcome = examine_gallery(Oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
+    assert "no box has its sentence" in outcome.absent
+    assert outcome.figures["recall_at_1"].value is None
