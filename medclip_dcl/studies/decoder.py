@@ -34,6 +34,8 @@ _QUIET_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "268435456",  # films reuse memory that is already mapped
+    "MALLOC_TRIM_THRESHOLD_": "268435456",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _BOOT = (

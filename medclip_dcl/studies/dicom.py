@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pydicom.config
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
@@ -22,8 +23,17 @@ from pydicom.tag import BaseTag, Tag
 
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies import frames
-from medclip_dcl.studies.grey import TOP, GreyImage
-from medclip_dcl.studies.intensities import Layout, Shades, padding_mask, shade, stored_values
+from medclip_dcl.studies.grey import DecodedFilm
+from medclip_dcl.studies.intensities import (
+    TOP,
+    Layout,
+    Meaning,
+    Shades,
+    Values,
+    padding_mask,
+    shade,
+    stored_values,
+)
 from medclip_dcl.studies.limits import Limits
 
 pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
@@ -80,7 +90,7 @@ class _Header:
     at: int
 
 
-def read_dicom(data: bytes, limits: Limits) -> GreyImage:
+def read_dicom(data: bytes, limits: Limits) -> DecodedFilm:
     """Read one film.
 
     Args:
@@ -106,20 +116,12 @@ def read_dicom(data: bytes, limits: Limits) -> GreyImage:
     words = frames.decode(
         header.body, header.at, header.syntax, (rows, columns), layout.bits_allocated
     )
-    values = stored_values(layout)
-    valid = padding_mask(
-        values,
-        layout,
-        _whole(tags, "PixelPaddingValue", None),
-        _whole(tags, "PixelPaddingRangeLimit", None),
-    )
-    picture = shade(words, _intensity(tags, values, voi=limits.voi), valid, inverted=inverted)
-    return GreyImage(
-        pixels=picture.pixels,
+    picture = shade(words, _meaning(tags, layout, voi=limits.voi), inverted=inverted)
+    return DecodedFilm(
+        shades=picture,
         bits_stored=layout.bits_stored,
         source="dicom",
         inverted=inverted,
-        constant=picture.constant,
         spacing_mm=_spacing(tags),
         window=None if limits.voi else _window(tags, picture, inverted=inverted),
         tags={name: code for name in PUBLIC_TAGS if (code := _code(tags, name))},
@@ -130,15 +132,16 @@ def _read_header(data: bytes, limits: Limits) -> _Header:
     syntax, start = _file_meta(data)
     if syntax not in frames.SYNTAXES:
         raise ImageError("transfer_syntax", "the transfer syntax is not decoded; convert the file")
-    body = data[start:]
+    body = data
     if syntax == _DEFLATED:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        body = inflater.decompress(body, limits.max_bytes)
+        body, start = inflater.decompress(data[start:], limits.max_bytes), 0
         if not inflater.eof:
             code = "too_many_bytes" if len(body) >= limits.max_bytes else "truncated"
             raise ImageError(code, "the deflated data set is cut, or too large once inflated")
     form = frames.SYNTAXES[syntax]
     stream = io.BytesIO(body)
+    stream.seek(start)
     seen = 0
 
     def stop(tag: BaseTag, _vr: str | None, _length: int) -> bool:
@@ -212,17 +215,23 @@ def _layout(tags: Dataset) -> Layout:
     return Layout(allocated, stored, high, signed == 1)
 
 
-def _intensity(
-    tags: Dataset, values: np.typing.NDArray[np.int32], *, voi: bool
-) -> np.typing.NDArray[np.float64]:
-    """Give the intensity of every word: modality table or rescale, then VOI if asked for."""
+def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
+    """Say what words mean: modality table or rescale, then VOI if asked for; padding aside."""
     slope = _real(tags, "RescaleSlope")
     if slope is not None and (not math.isfinite(slope) or slope == 0):
         raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
-    table = apply_modality_lut(values, tags)
-    if voi:
-        table = apply_voi_lut(table, tags)
-    return np.asarray(table, dtype=np.float64)
+    padding = _whole(tags, "PixelPaddingValue", None)
+    limit = _whole(tags, "PixelPaddingRangeLimit", None)
+
+    def meaning(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        values = stored_values(words, layout)
+        table = apply_modality_lut(values, tags)
+        if voi:
+            table = apply_voi_lut(table, tags)
+        valid = padding_mask(values, layout, padding, limit)
+        return np.asarray(table, dtype=np.float64), valid
+
+    return meaning
 
 
 def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, float] | None:

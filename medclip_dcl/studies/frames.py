@@ -187,7 +187,8 @@ def _as_words(words: npt.NDArray[np.generic], bits_allocated: int) -> Words:
     if words.dtype.kind not in "iu" or words.dtype.itemsize > 2:
         raise ImageError("corrupt", "the decoder gave no 8- or 16-bit samples")
     if bits_allocated == 16:
-        return words.astype(np.int32).astype(np.uint16)
+        wide = words.astype(np.int16 if words.dtype.kind == "i" else np.uint16, copy=False)
+        return wide.view(np.uint16)
     if words.dtype.itemsize > 1:
         raise ImageError("size_mismatch", "the stream has more bits than BitsAllocated")
     return words.view(np.uint8)

@@ -6,10 +6,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Source = Literal["dicom", "jpeg", "png"]
+from medclip_dcl.studies.intensities import Shades
 
-TOP = 65535
-"""Brightest grey of a picture."""
+Source = Literal["dicom", "jpeg", "png"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,24 @@ class GreyImage:
     source: Source
     inverted: bool = False
     constant: bool = False
+    spacing_mm: tuple[float, float] | None = None
+    window: tuple[float, float] | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecodedFilm:
+    """One film as a reader leaves it: stored words, their shades and the facts beside them.
+
+    Attributes:
+        shades: the stored words and the table that makes them grey.
+        bits_stored: as in `GreyImage`, and so are all others.
+    """
+
+    shades: Shades
+    bits_stored: int
+    source: Source
+    inverted: bool = False
     spacing_mm: tuple[float, float] | None = None
     window: tuple[float, float] | None = None
     tags: dict[str, str] = field(default_factory=dict)

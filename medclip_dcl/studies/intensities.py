@@ -1,19 +1,25 @@
 """What a stored word means as a shade of grey: one table over all words it can hold.
 
 Bit layout, modality and VOI lookup, padding, inversion and scaling all act on single
-pixels, so they are worked out once per possible word (65,536 of them) and applied to the
-film by one look-up.
+pixels, so they are worked out once per word that can occur (65,536 at most) and applied
+to the film by one look-up.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from medclip_dcl.errors import ImageError
-from medclip_dcl.studies.grey import TOP
+
+TOP = 65535
+"""Brightest shade."""
 
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
+Values = npt.NDArray[np.int32]
+Meaning = Callable[[Values], tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]]
+"""Words -> their intensities, and whether each is a pixel rather than padding."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Shades:
-    """The grey picture, and the intensities that became its ends.
+    """A film as stored words and the table that makes them grey.
 
     Attributes:
-        pixels: uint16 (height, width).
-        low: intensity that became 0 before inversion.
-        high: intensity that became 65535 before inversion.
+        words: uint8 or uint16 (height, width).
+        table: uint16, one shade per word: 0 dark, 65535 bright.
+        low: intensity of the lowest valid pixel.
+        high: intensity of the highest valid pixel.
     """
 
-    pixels: npt.NDArray[np.uint16]
+    words: Words
+    table: npt.NDArray[np.uint16]
     low: float
     high: float
 
@@ -45,83 +53,79 @@ class Shades:
         """Whether all valid pixels are equal."""
         return self.low == self.high
 
+    @property
+    def pixels(self) -> npt.NDArray[np.uint16]:
+        """The film, uint16 (height, width)."""
+        return self.table[self.words]
 
-def stored_values(layout: Layout) -> npt.NDArray[np.int32]:
-    """Give the stored value of every word.
+
+def stored_values(words: Values, layout: Layout) -> Values:
+    """Give the stored values of words.
 
     Args:
+        words: int32, in [0, 2**bits_allocated).
         layout: where the value stands.
 
     Returns:
-        int32 (2**bits_allocated,), in [-2**15, 2**16).
+        int32, in [-2**15, 2**16).
 
     Source: DICOM PS3.5, 8.1.1: Bits Stored up to High Bit, two's complement when signed.
     """
-    words = np.arange(1 << layout.bits_allocated, dtype=np.int32)
-    shift = layout.high_bit + 1 - layout.bits_stored
-    values = (words >> shift) & ((1 << layout.bits_stored) - 1)
+    values = (words >> (layout.high_bit + 1 - layout.bits_stored)) & ((1 << layout.bits_stored) - 1)
     if layout.signed:
-        values = np.where(
-            values >> (layout.bits_stored - 1) & 1, values - (1 << layout.bits_stored), values
-        )
-    return values.astype(np.int32)
+        values -= (values >> (layout.bits_stored - 1)) << layout.bits_stored
+    return values
 
 
-def shade(
-    words: Words,
-    intensity: npt.NDArray[np.float64],
-    valid: npt.NDArray[np.bool_],
-    *,
-    inverted: bool,
-) -> Shades:
-    """Turn stored words into grey, scaled by the minimum and maximum of the valid ones.
+def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
+    """Scale stored words to grey by the minimum and maximum of the valid ones.
 
     Args:
-        words: uint8 or uint16 (height, width), as stored.
-        intensity: (words,) intensity of every word that may occur.
-        valid: (words,) False where the word is padding.
+        words: uint8 or uint16 (height, width), as stored; not empty.
+        meaning: what words mean.
         inverted: whether high intensities are dark (MONOCHROME1).
 
     Returns:
-        The picture; zeros where padded, and throughout where all valid pixels are equal.
+        The film; zero where padded, and throughout where all valid pixels are equal.
 
     Raises:
         ImageError: an intensity that occurs is not finite.
 
     Source: DICOM PS3.3, C.7.6.3.1.2; scaling by minimum and maximum as MIMIC-CXR-JPG's.
     """
-    occurs = np.zeros(len(intensity), dtype=bool)
-    occurs[words] = True
-    found = intensity[occurs & valid]
-    if not np.isfinite(found).all():
+    table = np.zeros(1 << (8 * words.dtype.itemsize), dtype=np.uint16)
+    known = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
+    intensity, valid = meaning(known)
+    if not _rises_or_falls(intensity, valid):  # its ends need not be the film's extremes
+        occurs = np.zeros(len(table), dtype=bool)
+        occurs[words] = True
+        known = np.flatnonzero(occurs).astype(np.int32)
+        intensity, valid = meaning(known)
+    known, intensity = known[valid], intensity[valid]
+    if not np.isfinite(intensity).all():
         raise ImageError("bad_intensities", "an intensity is not finite; correct the rescale tags")
-    if found.size == 0 or found.min() == found.max():
-        level = float(found[0]) if found.size else 0.0
-        return Shades(np.zeros(words.shape, dtype=np.uint16), level, level)
-    low, high = float(found.min()), float(found.max())
-    with np.errstate(invalid="ignore", over="ignore"):
+    if intensity.size == 0:
+        return Shades(words, table, 0.0, 0.0)
+    low, high = float(intensity.min()), float(intensity.max())
+    if low < high:
         height = (high - intensity) if inverted else (intensity - low)
-        share = height / (high - low)
-    if not np.isfinite(share[occurs & valid]).all():
-        raise ImageError("bad_intensities", "the span of intensities is not finite")
-    share = np.clip(np.where(valid & np.isfinite(share), share, 0.0), 0.0, 1.0)
-    table = np.rint(share * TOP).astype(np.uint16)
-    return Shades(table[words], low, high)
+        table[known] = np.rint(np.clip(height / (high - low), 0.0, 1.0) * TOP)
+    return Shades(words, table, low, high)
 
 
 def padding_mask(
-    values: npt.NDArray[np.int32], layout: Layout, padding: int | None, limit: int | None
+    values: Values, layout: Layout, padding: int | None, limit: int | None
 ) -> npt.NDArray[np.bool_]:
     """Mark the stored values that are no padding.
 
     Args:
-        values: stored value of every word, from `stored_values`.
+        values: stored values.
         layout: where the value stands.
         padding: PixelPaddingValue as read, signed or not; None: no padding.
         limit: PixelPaddingRangeLimit, where there is one.
 
     Returns:
-        (words,) True where valid.
+        True where valid.
 
     Source: DICOM PS3.3, C.7.5.1.1.2.
     """
@@ -130,6 +134,13 @@ def padding_mask(
     ends = [_as_stored(end, layout) for end in (padding, padding if limit is None else limit)]
     inside: npt.NDArray[np.bool_] = (values >= min(ends)) & (values <= max(ends))
     return ~inside
+
+
+def _rises_or_falls(intensity: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_]) -> bool:
+    if not valid.all() or not np.isfinite(intensity).all():
+        return False
+    steps = np.diff(intensity)
+    return bool((steps >= 0).all() or (steps <= 0).all())
 
 
 def _as_stored(value: int, layout: Layout) -> int:

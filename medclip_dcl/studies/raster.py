@@ -4,18 +4,19 @@ import io
 import warnings
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies.codestreams import read_jpeg, require_bits
-from medclip_dcl.studies.grey import GreyImage, Source
-from medclip_dcl.studies.intensities import shade
+from medclip_dcl.studies.grey import DecodedFilm, Source
+from medclip_dcl.studies.intensities import Values, Words, shade
 from medclip_dcl.studies.limits import Limits
 
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
 
 
-def read_raster(data: bytes, limits: Limits) -> GreyImage:
+def read_raster(data: bytes, limits: Limits) -> DecodedFilm:
     """Read a JPEG or PNG file.
 
     Args:
@@ -39,7 +40,7 @@ def read_raster(data: bytes, limits: Limits) -> GreyImage:
             raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
 
 
-def _read(data: bytes, limits: Limits) -> GreyImage:
+def _read(data: bytes, limits: Limits) -> DecodedFilm:
     source: Source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
@@ -51,17 +52,18 @@ def _read(data: bytes, limits: Limits) -> GreyImage:
         image.load()
         upright = ImageOps.exif_transpose(image)
     words = _words(upright)
-    steps = np.arange(1 << (8 * words.dtype.itemsize), dtype=np.float64)
-    picture = shade(words, steps, np.ones(len(steps), dtype=bool), inverted=False)
-    return GreyImage(
-        pixels=picture.pixels,
+    return DecodedFilm(
+        shades=shade(words, _straight, inverted=False),
         bits_stored=8 * words.dtype.itemsize,
         source=source,
-        constant=picture.constant,
     )
 
 
-def _words(image: Image.Image) -> np.typing.NDArray[np.uint8] | np.typing.NDArray[np.uint16]:
+def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    return words.astype(np.float64), np.ones(len(words), dtype=bool)
+
+
+def _words(image: Image.Image) -> Words:
     if image.mode in _WORD_MODES:
         wide = np.asarray(image).astype(np.int64)
         if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.uint16).max):

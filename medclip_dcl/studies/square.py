@@ -1,10 +1,13 @@
 """Film -> the square 8-bit picture that training, evaluation and the service share."""
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from medclip_dcl.studies.grey import TOP, GreyImage
+from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.studies.intensities import TOP, Words
 
 _WHITE = 255
 
@@ -22,25 +25,49 @@ def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uin
 
     Source: ours; bicubic with the filter widened by the reduction factor (Pillow).
     """
-    table = _equalized(image.pixels) if equalize else _straight()
-    grey = Image.fromarray(table[image.pixels])
+    return stretch(image.pixels, _identity(), size_px, equalize)
+
+
+def stretch(
+    words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
+) -> npt.NDArray[np.uint8]:
+    """Do what `square` does for a film whose shades are still to be looked up.
+
+    Args:
+        words: stored words (height, width).
+        table: shade of every word, 0 to 65535.
+        size_px: height and width of the square, pixels.
+        equalize: whether the film's histogram is equalised first.
+
+    Returns:
+        uint8 (size_px, size_px): `square` of the film `table[words]`, in one look-up less.
+    """
+    eight_bit = _equalized(words, table) if equalize else _straight()
+    grey = Image.fromarray(eight_bit[table][words])
     if grey.size != (size_px, size_px):
         grey = grey.resize((size_px, size_px), Image.Resampling.BICUBIC)
     return np.array(grey, dtype=np.uint8)
 
 
+@cache
+def _identity() -> npt.NDArray[np.uint16]:
+    return np.arange(TOP + 1, dtype=np.uint16)
+
+
+@cache
 def _straight() -> npt.NDArray[np.uint8]:
     levels = np.arange(TOP + 1, dtype=np.float64)
     return np.rint(levels * (_WHITE / TOP)).astype(np.uint8)
 
 
-def _equalized(pixels: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    """Map grey levels so that their cumulative histogram becomes a straight line."""
-    below = np.cumsum(np.bincount(pixels.ravel(), minlength=TOP + 1))
-    first = below[pixels.min()]
-    spread = below[-1] - first
-    if spread == 0:
+def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
+    """Map shades so that their cumulative histogram becomes a straight line."""
+    counts = np.bincount(words.ravel(), minlength=len(table))
+    shades = np.bincount(table, weights=counts, minlength=TOP + 1)
+    below = np.cumsum(shades)
+    first = below[np.flatnonzero(shades)[0]]
+    if first == below[-1]:
         return np.zeros(TOP + 1, dtype=np.uint8)
-    share = np.clip((below - first) / spread, 0.0, 1.0)
-    table: npt.NDArray[np.uint8] = np.rint(share * _WHITE).astype(np.uint8)
-    return table
+    share = np.clip((below - first) / (below[-1] - first), 0.0, 1.0)
+    levels: npt.NDArray[np.uint8] = np.rint(share * _WHITE).astype(np.uint8)
+    return levels

@@ -20,14 +20,14 @@ from typing import Any
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies import wire
 from medclip_dcl.studies.dicom import read_dicom
-from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.studies.grey import DecodedFilm
 from medclip_dcl.studies.limits import Limits
 from medclip_dcl.studies.raster import read_raster
 from medclip_dcl.studies.sniff import is_dicom
-from medclip_dcl.studies.square import square
+from medclip_dcl.studies.square import stretch
 
 
-def read_film(data: bytes, limits: Limits) -> GreyImage:
+def read_film(data: bytes, limits: Limits) -> DecodedFilm:
     """Read a film of any accepted format in this process, without protection.
 
     Args:
@@ -98,23 +98,23 @@ def _answer(
 ) -> tuple[dict[str, Any], Any]:
     try:
         film = read_film(_contents(handle), limits)
-        facts = {name: value for name, value in _facts(film).items() if name != "pixels"}
-        facts["shape"] = film.pixels.shape
         if "size_px" not in request:
-            return facts, film.pixels
-        return facts, square(film, request["size_px"], request["equalize"])
+            return _facts(film), film.shades.pixels
+        size_px, equalize = request["size_px"], request["equalize"]
+        return _facts(film), stretch(film.shades.words, film.shades.table, size_px, equalize)
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:
         return {"code": "memory", "message": "decoding exceeds images.memory_mb"}, None
 
 
-def _facts(film: GreyImage) -> dict[str, Any]:
+def _facts(film: DecodedFilm) -> dict[str, Any]:
     return {
+        "shape": film.shades.words.shape,
         "bits_stored": film.bits_stored,
         "source": film.source,
         "inverted": film.inverted,
-        "constant": film.constant,
+        "constant": film.shades.constant,
         "spacing_mm": film.spacing_mm,
         "window": film.window,
         "tags": film.tags,
