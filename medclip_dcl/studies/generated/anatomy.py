@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from medclip_dcl.studies.generated.canvas import Canvas, Field, Reals, inside, smooth_noise
+from medclip_dcl.studies.generated.canvas import Canvas, Field, Reals, inside, join, smooth_noise
 from medclip_dcl.studies.generated.findings import FineFinding
 
 LUNG_TOP, LUNG_BASE = -0.84, 0.66
@@ -57,7 +57,7 @@ def draw_body(generator: np.random.Generator) -> Body:
         aorta=uniform(0.075, 0.092),
         rib_spacing=uniform(0.150, 0.170),
         rib_slope=uniform(0.5, 0.8),
-        clavicle=uniform(-0.70, -0.62),
+        clavicle=uniform(-0.60, -0.53),
         softness=uniform(0.8, 1.3),
         breast=max(0.0, uniform(-0.08, 0.08)),
         stomach=max(0.0, uniform(-0.1, 0.12)),
@@ -106,6 +106,7 @@ class Chest:
     outer: Field
     inner: Field
     depth: Field
+    core: Field
     heart: Field
     aorta: Field
     domes: Field
@@ -131,26 +132,44 @@ def project(canvas: Canvas, body: Body) -> Chest:
     open_top = (1 - height) ** 2
     outer = body.wall * np.sqrt(np.clip(1 - open_top * np.sqrt(1 - height), 0, None))
     outer -= 0.02 * np.clip(y - 0.3, 0, None)
-    inner = body.mediastinum + 0.16 * open_top * open_top * (1 - height)
+    inner = body.mediastinum + 0.12 * open_top * open_top * (1 - height)
     top = np.where(x < 0, body.dome_right, body.dome_left).astype(np.float32)
     arch = np.clip((across - 0.36) / 0.44, -1, 1.3)
     domes = y - top - body.dome_height * arch * arch
     heart = _heart(m, y, body)
-    aorta = inside(np.hypot(m - 0.13, (y + 0.33) * 0.85) - body.aorta, 0.018)
-    outline = inside(across - outer, 0.014) * inside(inner - across, 0.02)
-    outline *= inside(domes, 0.012) * (y > LUNG_TOP)
-    lungs = outline * (1 - heart) * (1 - aorta)
+    aorta = np.hypot(m - 0.085, (y + 0.36) * 0.8) - body.aorta
+    vessels = join(np.abs(m + 0.01) - 0.8 * body.mediastinum, aorta, 0.06)
+    core = inside(join(vessels, heart, 0.16), 0.02)
+    walls = -join(outer - across, across - inner, 0.16)
+    outline = inside(walls, 0.016) * inside(domes, 0.012) * (y > LUNG_TOP)
     depth = 0.5 + 0.5 * inside(across - outer + 0.16, 0.16)
-    return Chest(body, m, across, outer, inner, depth, heart, aorta, domes, lungs, outline)
+    lungs = outline * (1 - core)
+    return Chest(
+        body,
+        m,
+        across,
+        outer,
+        inner,
+        depth,
+        core,
+        inside(heart, 0.02),
+        inside(aorta, 0.02),
+        domes,
+        lungs,
+        outline,
+    )
 
 
 def _heart(m: Field, y: Field, body: Body) -> Field:
+    """Signed distance: the left ventricle as a tilted ellipse, joined to the right atrium."""
     wide, high = body.heart_width, body.heart_height
-    v = (y - 0.27) / (0.33 * high)
-    u = (m - 0.1 * wide - 0.05 * body.heart_tilt * v) / (0.32 * wide)
-    left = (np.sqrt(u * u + v * v + 0.5 * body.heart_tilt * u * v * (v < 0)) - 1) * 0.32
-    right = np.hypot((m + 0.03) / wide, (y - 0.24) / (1.35 * high)) - 0.19
-    return np.maximum(inside(left, 0.018), inside(right, 0.018))
+    tilt = 0.65 + body.heart_tilt
+    cos, sin = np.float32(np.cos(tilt)), np.float32(np.sin(tilt))
+    x, v = (m - 0.115 * wide) / wide, (y - 0.26) / high
+    along, thick = (x * cos + v * sin) / 0.36, (v * cos - x * sin) / 0.25
+    left = (np.sqrt(along * along + thick * thick) - 1) * 0.27
+    right = np.hypot((m + 0.03) / wide, (y - 0.25) / (1.25 * high)) - 0.18
+    return join(left, right, 0.10)
 
 
 def ribs(canvas: Canvas, chest: Chest) -> Field:
@@ -188,7 +207,7 @@ def spine(canvas: Canvas, chest: Chest) -> Field:
     step = canvas.y / (0.85 * chest.body.rib_spacing)
     disc = np.cos(2 * np.pi * step)
     m = np.abs(chest.m)
-    column = inside(m - 0.078 - 0.006 * disc, 0.012) * (0.7 + 0.3 * inside(-disc - 0.75, 0.3))
+    column = inside(m - 0.080 - 0.003 * disc, 0.012) * (0.72 + 0.28 * inside(-disc - 0.7, 0.25))
     process = inside(m - 0.014, 0.01) * inside(0.35 - disc, 0.2)
     pedicle = inside(np.abs(m - 0.05) - 0.012, 0.008) * inside(0.6 - disc, 0.2)
     return np.asarray(column + 0.35 * process + 0.25 * pedicle, dtype=np.float32)
@@ -226,7 +245,7 @@ def airways(canvas: Canvas, chest: Chest) -> Field:
     """
     y, m = canvas.y, chest.m
     trachea = inside(np.abs(m + 0.012) - 0.036, 0.012) * inside(y + 0.16, 0.02)
-    spread = (y + 0.18) * np.where(m < 0, 0.9, 1.3)
+    spread = (y + 0.18) * np.where(m < 0, np.float32(0.9), np.float32(1.3))
     bronchi = inside(np.abs(np.abs(m + 0.01) - spread) - 0.024, 0.014)
     bronchi *= inside(np.abs(y + 0.09) - 0.09, 0.02)
     return np.asarray(np.maximum(trachea, 0.8 * bronchi), dtype=np.float32)
@@ -269,8 +288,9 @@ def torso(canvas: Canvas) -> Field:
     y, across = canvas.y, np.abs(canvas.x)
     rise = np.clip((y + 1.12) / 0.42, 0, 1)
     edge = 0.27 + 0.95 * rise * rise * (3 - 2 * rise)
-    edge -= 0.28 * np.clip((y + 0.62) / 0.35, 0, 1)
-    edge += 0.04 * y
+    waist = np.clip((y + 0.72) / 0.55, 0, 1)
+    edge -= 0.24 * waist * waist * (3 - 2 * waist)
+    edge += 0.03 * y
     within = np.clip(1 - across / np.maximum(edge, 0.1), 0, 1)
     return np.asarray(np.sqrt(np.minimum(within * 3.2, 1)), dtype=np.float32)
 

@@ -110,8 +110,31 @@ def inside(distance: Reals, softness: float) -> Field:
     Returns:
         1 inside, 0 outside, a smooth step between.
     """
-    t = np.clip(0.5 - distance / (2 * softness), 0, 1)
-    return np.asarray(t * t * (3 - 2 * t), dtype=np.float32)
+    t: Field = np.multiply(distance, np.float32(-0.5 / softness), dtype=np.float32)
+    t += np.float32(0.5)
+    np.clip(t, 0, 1, out=t)
+    step = t * np.float32(-2)
+    step += np.float32(3)
+    step *= t
+    step *= t
+    return step
+
+
+def join(one: Reals, other: Reals, rounding: float) -> Field:
+    """Unite two shapes, given as signed distances, with a rounded groove between them.
+
+    Args:
+        one: negative inside the first shape.
+        other: negative inside the second.
+        rounding: width of the blend.
+
+    Returns:
+        Signed distance of the union.
+
+    Source: Quilez, polynomial smooth minimum.
+    """
+    overlap = np.maximum(rounding - np.abs(one - other), 0)
+    return np.asarray(np.minimum(one, other) - overlap**2 / (4 * rounding), dtype=np.float32)
 
 
 def smooth_noise(

@@ -40,14 +40,16 @@ def draw_frontal(
         generator: source of randomness.
 
     Returns:
-        Intensities in [0, 1], bright where little passes, and the exact boxes.
+        Intensities in [0, 1], bright where little passes, and the exact boxes. The same
+        generator without a finding gives the same film but for that finding.
     """
-    canvas = _draw_canvas(size_px, generator)
+    chance, sign_chance, exposure = generator.spawn(3)
+    canvas = _draw_canvas(size_px, chance)
     shaped = anatomy.with_findings(body, findings)
     chest = anatomy.project(canvas, shaped)
-    scene = Scene(canvas, chest, _compose(canvas, chest, generator), generator)
+    scene = Scene(canvas, chest, _compose(canvas, chest, chance), sign_chance)
     boxes = {finding: draw_sign(scene, finding, level) for finding, level in findings.items()}
-    pixels = _expose(_mark(scene.image, generator), generator)
+    pixels = _expose(_mark(scene.image, exposure), exposure)
     return Film(pixels, {finding: found for finding, found in boxes.items() if found})
 
 
@@ -64,15 +66,15 @@ def draw_lateral(body: Body, size_px: int, generator: np.random.Generator) -> Fi
     """
     canvas = _draw_canvas(size_px, generator)
     x, y = canvas.x, canvas.y
-    trunk = np.sqrt(np.clip(1.6 * (1 - np.hypot(x / 0.86, (y - 0.25) / 1.25)), 0, 1))
+    trunk = np.sqrt(np.clip(1.6 * (1 - np.hypot(x / 0.9, (y - 0.15) / 1.55)), 0, 1))
     lung = inside((np.hypot((x - 0.05) / 0.58, (y + 0.1) / 0.78) - 1) * 0.5, 0.03)
     lung *= inside(y - 0.42 - 0.35 * (x - 0.1) ** 2 - 0.2 * x, 0.02)
-    heart = inside(np.hypot((x + 0.18) / 0.3, (y - 0.22) / 0.3) - body.heart_width, 0.08)
+    heart = inside(np.hypot((x + 0.18) / 0.3, (y - 0.22) / 0.3) - body.heart_width, 0.25)
     column = x - 0.46 - 0.1 * np.cos(2.2 * (y - 0.1))
     bone = inside(np.abs(column) - 0.075, 0.02) * (0.75 + 0.25 * np.cos(44 * y))
     arch = np.abs(np.sin((y - 0.5 * x) / body.rib_spacing * np.pi / 1.2))
-    image = 0.55 * trunk - 0.34 * lung * (1 - 0.8 * heart) + 0.16 * bone + 0.1 * heart
-    image += 0.04 * lung * arch
+    image = 0.55 * trunk - 0.34 * lung * (1 - 0.8 * heart) + 0.16 * bone + 0.05 * heart
+    image += 0.05 * lung * arch
     return Film(_expose(image.astype(np.float32), generator), {})
 
 
@@ -91,15 +93,15 @@ def _compose(canvas: Canvas, chest: anatomy.Chest, generator: np.random.Generato
     body = chest.body
     tissue = anatomy.torso(canvas)
     belly = inside(-chest.domes - 0.02, 0.03) * inside(chest.across - chest.outer - 0.04, 0.05)
-    middle = inside(chest.across - body.mediastinum - 0.03, 0.05)
-    image = tissue * (0.50 + 0.04 * body.softness + 0.16 * belly + 0.09 * middle)
+    middle = inside(chest.across - body.mediastinum - 0.10, 0.12)
+    image = tissue * (0.47 + 0.05 * body.softness + 0.17 * belly + 0.05 * middle)
     image -= 0.40 * chest.lungs * chest.depth
-    image += 0.10 * chest.heart * (1 - belly) + 0.09 * chest.aorta
+    image += (0.11 * chest.core + 0.05 * chest.heart + 0.04 * chest.aorta) * (1 - belly) * tissue
     image -= 0.07 * anatomy.airways(canvas, chest) * inside(canvas.y - 0.05, 0.1)
-    image += 0.13 * anatomy.spine(canvas, chest) * tissue
-    image += 0.085 * anatomy.ribs(canvas, chest) * (0.4 + 0.6 * chest.lung_outline)
+    image += 0.085 * anatomy.spine(canvas, chest) * tissue * (1 - 0.4 * belly)
+    image += 0.095 * anatomy.ribs(canvas, chest) * (0.4 + 0.6 * chest.lung_outline)
     image += 0.11 * anatomy.clavicles(canvas, chest) * tissue
-    image += 0.14 * anatomy.vessels(canvas, chest, generator) * chest.lungs
+    image += 0.16 * anatomy.vessels(canvas, chest, generator) * chest.lungs
     if body.breast:
         fold = np.hypot((chest.across - 0.5) / 1.1, canvas.y - 0.12) - 0.3
         image += body.breast * inside(fold, 0.02) * inside(-canvas.y - 0.05, 0.2)

@@ -111,6 +111,12 @@ def _around(scene: Scene, x: float, y: float, reach: float) -> Area:
     return scene.canvas.window(x - reach, y - reach, x + reach, y + reach)
 
 
+def _aerated(scene: Scene, area: Area) -> Field:
+    """Weight of a lung opacity: full where there is air to replace, little behind the heart."""
+    lungs, outline = scene.chest.lungs[area], scene.chest.lung_outline[area]
+    return np.asarray(0.05 + 0.2 * outline + 0.75 * lungs, dtype=np.float32)
+
+
 def _cardiomegaly(scene: Scene, _finding: FineFinding, _severity: float) -> list[Box]:
     return _bounds(scene.chest.heart)
 
@@ -149,21 +155,21 @@ def _edema(scene: Scene, _finding: FineFinding, severity: float) -> list[Box]:
     shape = canvas.x.shape
     web = np.exp(-((smooth_noise(shape, (34, 34), scene.generator) / 0.22) ** 2))
     cloud = np.clip(0.75 + 0.25 * smooth_noise(shape, (9, 9), scene.generator), 0.2, 1.3)
-    scene.image[:] += np.float32(0.17 + 0.10 * severity) * wing * cloud
-    scene.image[:] += np.float32(0.07 + 0.03 * severity) * web.astype(np.float32) * wing
+    scene.image[:] += np.float32(0.23 + 0.10 * severity) * wing * cloud
+    scene.image[:] += np.float32(0.08 + 0.03 * severity) * web.astype(np.float32) * wing
     return _bounds(wing * (canvas.x < 0)) + _bounds(wing * (canvas.x > 0))
 
 
 def _pneumonia(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
     x, y = scene.place(finding)
-    radius = 0.15 + 0.07 * severity
+    radius = 0.17 + 0.08 * severity
     area = _around(scene, x, y, 1.9 * radius)
     u, v = (scene.canvas.x[area] - x) / (1.1 * radius), (scene.canvas.y[area] - y) / radius
     shape = u.shape
     edge = np.hypot(u, v) + 0.22 * smooth_noise(shape, (5, 5), scene.generator)
-    patch = inside(edge - 1, 0.38) * (0.15 + 0.85 * scene.chest.lung_outline[area])
-    mottle = 0.80 + 0.22 * smooth_noise(shape, (13, 13), scene.generator)
-    return scene.add(area, patch * np.clip(mottle, 0.3, 1.3), 0.25 + 0.05 * severity)
+    patch = inside(edge - 0.95, 0.45) * _aerated(scene, area)
+    mottle = 0.85 + 0.18 * smooth_noise(shape, (13, 13), scene.generator)
+    return scene.add(area, patch * np.clip(mottle, 0.3, 1.3), 0.30 + 0.06 * severity)
 
 
 def _pneumothorax(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
@@ -200,7 +206,7 @@ def _nodule(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
     radius = 0.055 + 0.025 * severity
     area = _around(scene, x, y, 1.5 * radius)
     distance = np.hypot(scene.canvas.x[area] - x, scene.canvas.y[area] - y)
-    return scene.add(area, inside(distance - radius, 0.016), 0.30)
+    return scene.add(area, inside(distance - radius, 0.018), 0.33)
 
 
 def _granuloma(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
@@ -220,7 +226,7 @@ def _cavity(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
     distance = np.hypot(dx, dy)
     mass = inside(distance - radius, 0.014)
     hollow = inside(distance - 0.6 * radius, 0.012) * inside(dy - 0.25 * radius, 0.008)
-    scene.image[area] -= np.float32(0.46) * hollow
+    scene.image[area] -= np.float32(0.34) * hollow
     return scene.add(area, mass, 0.40)
 
 
@@ -239,7 +245,7 @@ def _fracture(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
             (centre[0] + 0.045, centre[1] + 0.045 * tilt),
         ]
         distance = distance_to_path(scene.canvas, area, ends)
-        np.maximum(callus, inside(distance - 0.026, 0.010), out=callus)
+        np.maximum(callus, inside(distance - 0.022, 0.010), out=callus)
     gap = distance_to_path(
         scene.canvas, area, [(x - 0.05 * tilt, y + 0.05), (x + 0.05 * tilt, y - 0.05)]
     )
@@ -330,7 +336,7 @@ def _hilum(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
     ):
         size = radius * (1 + 0.25 * severity)
         np.maximum(lumps, inside(np.hypot(dx - u, dy - v) - size, 0.018), out=lumps)
-    return scene.add(area, lumps, 0.26)
+    return scene.add(area, lumps * (0.3 + 0.7 * scene.chest.lungs[area]), 0.30)
 
 
 def _apical(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
