@@ -4,7 +4,8 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from medclip_dcl.artifacts.files import write_text
 
@@ -63,8 +64,15 @@ class MetricsLog:
         """Flush the log to the disk: a checkpoint is about to claim its steps."""
         os.fsync(self._stream.fileno())
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stream.close()
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,9 +146,10 @@ def train(
         from_step=loop.place.step,
         passed_over=list(loop.passed_over),
     )
-    log = MetricsLog(folder, loop.place.step) if accelerator.is_main_process else None
-    journal = Journal(accelerator, encoder, loop.optimizer, config.train, log, loop.place.step, say)
-    finished = loop.run(journal)
+    start = loop.place.step
+    with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
+        journal = Journal(accelerator, encoder, loop.optimizer, config.train, log, start, say)
+        finished = loop.run(journal)
     side = encoder.image.grid(config.model.image.input_px)
     return Trained(
         finished,

@@ -38,7 +38,9 @@ KINDS = (
 """Label, and the sentences that studies of a kind say."""
 
 
-def write_corpus(work: Path, studies: int = 40, size_px: int = 40, eta: float = ETA) -> Path:
+def write_corpus(
+    work: Path, studies: int = 40, size_px: int = 40, eta: float = ETA, dropout: float = 0.1
+) -> Path:
     """Write all artifacts of a tiny corpus.
 
     Args:
@@ -46,6 +48,7 @@ def write_corpus(work: Path, studies: int = 40, size_px: int = 40, eta: float = 
         studies: number of studies.
         size_px: height and width of the prepared films, pixels.
         eta: class probability of every sentence.
+        dropout: dropout of the language model.
 
     Returns:
         `work`.
@@ -56,7 +59,7 @@ def write_corpus(work: Path, studies: int = 40, size_px: int = 40, eta: float = 
     _write_prepared(work, rows, size_px)
     _write_sentences(work, rows)
     _write_claims(work, rows)
-    _write_language_model(work)
+    _write_language_model(work, dropout)
     write_eta(work, eta)
     return work
 
@@ -200,7 +203,7 @@ def _claims_of(label: str) -> dict[str, Any]:
     }
 
 
-def _write_language_model(work: Path) -> None:
+def _write_language_model(work: Path, dropout: float) -> None:
     texts = [text for _, *said in KINDS for text in said]
     tokenizer = train_tokenizer(texts, 200, 32)
     settings = BertConfig(
@@ -210,6 +213,8 @@ def _write_language_model(work: Path) -> None:
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=32,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     kind = language_model.KIND
     with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:

@@ -5,11 +5,11 @@ from medclip_dcl.training.metrics_log import FILE, MetricsLog, read_metrics
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0)
-    for step in range(1, 6):
-        log.write({"step": step, "loss": 1 / step})
-    log.close()
-    MetricsLog(tmp_path, 3).close()
+    with MetricsLog(tmp_path, 0) as log:
+        for step in range(1, 6):
+            log.write({"step": step, "loss": 1 / step})
+    with MetricsLog(tmp_path, 3):
+        pass
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
     assert read_metrics(tmp_path)[2]["loss"] == 1 / 3
 
@@ -17,9 +17,8 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 def test_a_line_cut_short_by_a_kill_ends_the_log(tmp_path: Path) -> None:
     whole = json.dumps({"step": 1, "loss": 2.0})
     (tmp_path / FILE).write_text(f'{whole}\n{{"step": 2, "lo')
-    log = MetricsLog(tmp_path, 2)
-    log.write({"step": 2, "loss": 1.5})
-    log.close()
+    with MetricsLog(tmp_path, 2) as log:
+        log.write({"step": 2, "loss": 1.5})
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}]
 
 

@@ -1,0 +1,269 @@
+"""The trainer as users start it: whole runs, kills, launchers, several processes."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medclip_dcl.artifacts import published
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts.published import read_published, subject_hash
+from medclip_dcl.training.metrics_log import TIMINGS, read_metrics
+from pipelines.train import main
+from tests.synthetic.corpus import write_corpus, write_eta, write_recipe
+
+STEPS = 240
+LONG = {"steps": STEPS, "save_every_steps": 20}
+LAUNCH = "accelerate.commands.launch --config_file configs/accelerate/cpu.yaml"
+TORCHRUN = "torch.distributed.run --nproc-per-node=2 --master-addr=127.0.0.1"
+DEADLINE_S = 90
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    work = copy_of(corpus, tmp_path_factory.mktemp("whole"))
+    assert train(work, train=LONG) == 0
+    return work
+
+
+def copy_of(corpus: Path, folder: Path) -> Path:
+    return shutil.copytree(corpus, folder / "work")
+
+
+def train(work: Path, **sections: Mapping[str, Any]) -> int:
+    return main(["--config", str(write_recipe(work / "recipe.yaml", work, **sections))])
+
+
+def figures(work: Path) -> list[dict[str, Any]]:
+    """The metrics log without what differs from run to run."""
+    lines = read_metrics(work / "checkpoints")
+    return [{key: line[key] for key in line if key not in TIMINGS} for line in lines]
+
+
+def digest(work: Path) -> str:
+    return read_published(published.KIND.at(work)).digest
+
+
+def environment() -> dict[str, str]:
+    own = {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    return {**os.environ, **own, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def start(command: list[str], work: Path, **sections: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+    recipe = write_recipe(work / "recipe.yaml", work, **sections)
+    arguments = [sys.executable, "-m", *command, "--config", str(recipe)]
+    return subprocess.Popen(
+        arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def wait_until(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def wait_for_step(work: Path, step: int) -> None:
+    log = work / "checkpoints" / "metrics.jsonl"
+    wait_until(lambda: log.is_file() and log.read_bytes().count(b"\n") >= step)
+
+
+def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
+    model = read_published(published.KIND.at(whole_run))
+    assert model.card["data"]["studies"] == 24
+    assert model.card["grid"] == {"rows": 4, "columns": 4}
+    assert len(model.card["prompts"]) == 5
+    assert subject_hash("p000") in model.subject_hashes
+    assert subject_hash("p039") not in model.subject_hashes
+    assert {"config.json", "tokenizer.json"} <= {item.name for item in model.text_folder.iterdir()}
+    log = figures(whole_run)
+    assert [line["step"] for line in log] == list(range(1, STEPS + 1))
+    assert log[0].keys() >= {"loss", "frac_floor", "mean_weight", "mean_eta", "gamma_squared", "lr"}
+    assert log[0]["expected_false_negatives"] == pytest.approx(7 * 0.05)
+    assert not list((whole_run / "checkpoints").glob("step-*"))
+
+
+def test_training_learns_and_shuffled_reports_do_not(
+    whole_run: Path, corpus: Path, tmp_path: Path
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    assert train(work, train={**LONG, "shuffle_reports": True}) == 0
+
+    def last(folder: Path) -> float:
+        tail = [line["uncorrected_loss"] for line in figures(folder)[-20:]]
+        return sum(tail) / len(tail)
+
+    assert last(whole_run) < 1.2  # 8 places, 4 kinds: log 2 is the best on average
+    assert last(work) > 1.7  # log 8 = 2.08 knows nothing
+
+
+def test_a_second_run_of_the_same_recipe_reuses_the_model(
+    whole_run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = open_artifact(published.KIND.at(whole_run), published.KIND)
+    assert train(whole_run, train={**LONG, "log_every_steps": 7}) == 0
+    assert '"state": "reused"' in capfd.readouterr().out
+    assert open_artifact(published.KIND.at(whole_run), published.KIND).origin == before.origin
+
+
+def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
+    work = copy_of(corpus, tmp_path)
+    process = start(["pipelines.train"], work, train=LONG)
+    wait_for_step(work, 30)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not published.KIND.at(work).exists()
+    assert train(work, train=LONG) == 0
+    assert figures(work) == figures(whole_run)
+    assert digest(work) == digest(whole_run)
+
+
+def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
+    whole_run: Path, corpus: Path, tmp_path: Path
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    launcher = start(
+        f"{LAUNCH} -m pipelines.train".split(),
+        work,
+        train=LONG,
+    )
+    wait_for_step(work, 30)
+    (child,) = children_of(launcher.pid)
+    launcher.terminate()
+    launcher.communicate()
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
+    (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
+    assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
+    assert train(work, train=LONG) == 0
+    assert figures(work) == figures(whole_run)
+    assert digest(work) == digest(whole_run)
+
+
+def children_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def stop_after(work: Path, step: int, **sections: Mapping[str, Any]) -> int:
+    """Train in this process and send it SIGTERM once a step is logged."""
+
+    def interrupt() -> None:
+        wait_for_step(work, step)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = train(work, **sections)
+    thread.join()
+    return code
+
+
+def test_sigterm_finishes_the_step_saves_and_exits_with_75(corpus: Path, tmp_path: Path) -> None:
+    work = copy_of(corpus, tmp_path)
+    assert stop_after(work, 5, train=LONG) == 75
+    (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
+    assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
+
+
+def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    assert stop_after(work, 5, train=LONG) == 75
+    capfd.readouterr()
+    assert train(work, train={**LONG, "learning_rate": 0.5}) == 4
+    assert "settings.train.learning_rate: 0.01 -> 0.5" in capfd.readouterr().err
+    write_eta(work, 0.1)
+    assert train(work, train=LONG) == 4
+    assert "inputs.eta_cache" in capfd.readouterr().err
+    write_eta(work, 0.05)
+    assert train(work, train={**LONG, "save_every_steps": 50}) == 0
+
+
+def test_a_missing_eta_is_named(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from medclip_dcl.artifacts import eta_cache
+    from medclip_dcl.artifacts.frame import drafting, make_recipe
+    from medclip_dcl.artifacts.tables import write_table
+
+    work = copy_of(corpus, tmp_path)
+    kind = eta_cache.KIND
+    with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
+        write_table(draft.directory, eta_cache.ETA, [])
+        draft.seal({})
+    assert train(work) == 4
+    assert "8 sentences have no eta" in capfd.readouterr().err
+
+
+def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    settings = {"learning_rate": 1e30, "max_skipped": 3, "weight_decay": 0.0}
+    assert train(work, train={**LONG, **settings}) == 1
+    told = capfd.readouterr().err
+    assert "3 steps in a row" in told
+    assert "s0" in told
+    assert "pneumonia" not in told
+
+
+def test_the_validation_loss_is_logged(corpus: Path, tmp_path: Path) -> None:
+    work = copy_of(corpus, tmp_path)
+    assert train(work, train={"validate_every_steps": 6}) == 0
+    lines = [line for line in figures(work) if "validation_loss" in line]
+    assert [line["step"] for line in lines] == [6, 12]
+    assert all(line["validation_uncorrected_loss"] > 0 for line in lines)
+
+
+def test_another_number_of_processes_is_refused(
+    corpus: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(corpus, train={"processes": 2}) == 2
+    assert "train.processes is 2, this run has 1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("directions", ["both"])
+def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path, directions: str) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3}
+    objective = {"directions": directions, "relation": "claims"}
+    write_corpus(one, dropout=0.0, eta=0.2)
+    shutil.copytree(one, two)
+    assert train(one, train=settings, objective=objective) == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start(
+        f"{TORCHRUN} --master-port={port} -m pipelines.train".split(),
+        two,
+        train={**settings, "processes": 2},
+        objective=objective,
+    )
+    _, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, told.decode()
+    ours, theirs = figures(one), figures(two)
+    assert len(ours) == len(theirs) == 10
+    assert ours[0]["loss"] != ours[-1]["loss"]
+    for alone, together in zip(ours, theirs, strict=True):
+        for name in ("loss", "uncorrected_loss", "mean_eta", "mates", "gamma_squared"):
+            assert together[name] == pytest.approx(alone[name], rel=1e-5), name
+    assert json.loads((two / "model" / "model.json").read_text())["training"]["processes"] == 2
