@@ -20,7 +20,7 @@ from medclip_dcl.training.optimizer import (
     optimizer_tensors,
 )
 from medclip_dcl.training.pairs import PairBatch, Pairs, read_ahead
-from medclip_dcl.training.step import StepReport, TrainStep
+from medclip_dcl.training.step import StepReport, TrainStep, set_training_mode
 from medclip_dcl.training.stopping import StopRequest
 from medclip_dcl.training.validation import validation_loss
 
@@ -98,6 +98,7 @@ class Loop:
                 a checkpoint cannot be written.
         """
         settings, place = self._settings, self.place
+        set_training_mode(self._encoder, settings.freeze_batchnorm)
         batches = read_ahead(self._pairs.batch, place.step, settings.steps, settings.loader_workers)
         bar = Progress("train", settings.steps, "step", done=place.step)
         with StopRequest() as request, closing(batches), bar as progress:
