@@ -5,8 +5,9 @@ sentence says is no claim. The reading itself is in `reading`, its words in `lex
 `cues`; here sentences come together:
 
     asserted anywhere beats hedged, hedged beats negated; sides are united;
-    `normal` stands where a sentence calls the film or the lungs normal and nothing
-    abnormal, also beyond the 13 findings, is asserted or hedged.
+    `normal` stands where a sentence calls the film or the lungs normal, or heart, lungs
+    and pleura are each denied a finding, and nothing abnormal, also beyond the 13
+    findings, is asserted or hedged.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,12 @@ FINDINGS = tuple(name for name in LABELS if name != "No Finding")
 """The 13 findings that claims are about, as MIMIC-CXR-JPG's table names them."""
 
 _ABNORMAL = {Polarity.ASSERTED, Polarity.UNCERTAIN}
+_CHECKED_WHERE_NORMAL = (
+    {"Cardiomegaly"},
+    {"Consolidation", "Lung Opacity", "Pneumonia"},
+    {"Pleural Effusion"},
+)
+"""Heart, lungs, pleura: with something denied of each, a text has called the film normal."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,7 @@ def claims_of(readings: Iterable[Reading]) -> Claims:
                     negated.add(finding)
     uncertain -= asserted.keys()
     negated -= asserted.keys() | uncertain
+    normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
     return Claims(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)
 
 

@@ -46,9 +46,7 @@ class Cue(Enum):
     NORMAL = auto()
     """Calls its subject normal."""
     LARGE = auto()
-    """Calls its subject enlarged."""
-    BORDERLINE = auto()
-    """Calls its subject perhaps enlarged."""
+    """Calls its subject enlarged, if only just: readers of films count "borderline" so."""
     NEAR_NORMAL = auto()
     """Calls its subject neither normal nor enlarged."""
     OTHERWISE = auto()
@@ -72,7 +70,8 @@ CUES = {
         suspected; none
     """,
     Cue.NOT: """
-        not; no longer; never; nothing; isn't; aren't; wasn't; doesn't; don't; non; hasn't
+        not; no longer; never; nothing; isn't; aren't; wasn't; doesn't; don't; non; hasn't;
+        cannot; can not; couldn't
     """,
     Cue.DENY_BEFORE: """
         resolved; has resolved; have resolved; cleared; has cleared; have cleared; is absent; are
@@ -156,11 +155,8 @@ CUES = {
     Cue.LARGE: """
         enlarged; widened; wide; enlargement; prominent; widening; prominence; more prominent; is
         large; are large; slightly large; mildly large; moderately large; remain large; markedly
-        large; very large
-    """,
-    Cue.BORDERLINE: """
-        borderline; borderline in size; borderline size; borderline enlarged; borderline
-        enlargement; borderline large; borderline prominent; borderline increased
+        large; very large; borderline; borderline in size; borderline size; borderline enlarged;
+        borderline enlargement; borderline large; borderline prominent; borderline increased
     """,
     Cue.NEAR_NORMAL: """
         upper limit of normal; upper normal; top normal; at the upper limit; high normal; upper
@@ -176,18 +172,19 @@ CUES = {
         no change; not only; not changed; not significantly changed; no resolution; not resolved;
         no doubt; not cleared; not completely resolved; has not resolved; have not resolved;
         unresolved; no improvement; not entirely resolved; not optimally; compared; not improved;
-        not included; not significantly improved; no significant change; no interval change; no
-        new; right away; mass effect; no comparison; density material; no prior; not available; no
-        priors; no previous; left ventricular assist; no increase; heart rate; consistent; normal
-        variant; bone density; density of the bone; bone mineral density; bony density; soft
-        tissue density; normal variation; mid lung volume; line of sight; shift of the
-        mediastinum; right heart border; left heart border; in line; lead to; chest pain; pleural
-        line; clearly; no significant interval change; strongly suggestive of; most suggestive of;
-        strongly suggest; previous exam; prior exam; prior study; previous study; prior
-        examination; previous examination; prior radiograph; previous radiograph; prior chest
-        radiograph; previous chest radiograph; prior film; last exam; last examination; last
-        study; interval examination; hemithorax; recent exam; recent study; prior chest x ray; the
-        study; study of; comparison exam; comparison study
+        not included; not significantly improved; no significant change; no interval change; right
+        away; mass effect; no comparison; density material; no prior; not available; no priors; no
+        previous; left ventricular assist; no increase; heart rate; consistent; normal variant;
+        bone density; density of the bone; bone mineral density; bony density; soft tissue
+        density; normal variation; mid lung volume; line of sight; shift of the mediastinum; right
+        heart border; left heart border; in line; lead to; chest pain; pleural line; clearly; no
+        significant interval change; strongly suggestive of; most suggestive of; strongly suggest;
+        previous exam; prior exam; prior study; previous study; prior examination; previous
+        examination; prior radiograph; previous radiograph; prior chest radiograph; previous chest
+        radiograph; prior film; last exam; last examination; last study; interval examination;
+        hemithorax; recent exam; recent study; prior chest x ray; the study; study of; comparison
+        exam; comparison study; monitor lead; ekg lead; ecg lead; telemetry lead; monitoring lead;
+        external lead; internal
     """,
     Cue.LEFT: "left; lt; left sided; leftward; lingula; lingular",
     Cue.RIGHT: "right; rt; right sided; rightward; right middle lobe; rml; rll; rul",

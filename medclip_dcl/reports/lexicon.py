@@ -34,7 +34,6 @@ FINDINGS_OF: dict[str, tuple[str, ...]] = {
 
 LEFT_OPEN_BY = {
     "Volume Loss": ("Atelectasis",),
-    "Large Normal Heart": ("Cardiomegaly",),
     "Congestion": ("Edema",),
     "Blunting": ("Pleural Effusion",),
 }
@@ -128,8 +127,7 @@ PHRASES_OF = {
     """,
     "Pleural Scar": """
         pleural scarring; pleural scar; pleural calcification; pleural based density; pleural
-        parenchymal scarring; pleuroparenchymal scarring; fibrothorax; pleural disease; pleural
-        abnormality
+        parenchymal scarring; pleuroparenchymal scarring; fibrothorax
     """,
     "Pneumonia": "pneumonia; bronchopneumonia; pneumonic; pneumonitis",
     "Infection": """
@@ -147,12 +145,12 @@ PHRASES_OF = {
         endotracheal tube; et tube; ett; nasogastric tube; ng tube; enteric tube; feeding tube;
         orogastric tube; tracheostomy tube; tracheostomy; dobbhoff; swan ganz; stent; prosthesis;
         prosthetic valve; valve replacement; artificial valve; mechanical valve; valve prosthesis;
-        sternotomy wire; sternal wire; median sternotomy; surgical hardware; orthopedic hardware;
-        fusion hardware; spinal hardware; hardware; intra aortic balloon pump; drain; drainage
-        tube; pigtail catheter; shunt; shunt tubing; support device; lead; leads; electrode; line
-        tip; generator; stimulator; loop recorder; arthroplasty; vascular access; dialysis
-        catheter; venous access device; rod; screw; plate and screw; cannula; vp shunt; support
-        line; lines and tubes; monitoring device; tube; sternotomy; aortic valve replacement
+        sternotomy wire; sternal wire; surgical hardware; orthopedic hardware; fusion hardware;
+        spinal hardware; hardware; intra aortic balloon pump; drain; drainage tube; pigtail
+        catheter; shunt; shunt tubing; support device; lead; electrode; line tip; generator;
+        stimulator; loop recorder; arthroplasty; vascular access; dialysis catheter; venous access
+        device; rod; screw; plate and screw; cannula; vp shunt; support line; lines and tubes;
+        monitoring device; tube; aortic valve replacement
     """,
     "Emphysema": """
         emphysema; emphysematous; emphysematous change; bullous disease; bulla; bullae; bullous;
@@ -182,17 +180,18 @@ PHRASES_OF = {
         emphysema; subcutaneous air; foreign body; bullet; shrapnel; azygos lobe; azygous lobe;
         azygos fissure; cervical rib; dislocation; separation; situs; bone island; pectus; pectus
         excavatum; spurring; healed; goiter; shift; deviation; dilated; dilatation; distended;
-        obesity; nipple shadow; thickening; inflammatory change; reactive airway disease;
-        tuberculosis; sarcoidosis; asthma; lucency; fat pad; body habitus; surgical absence; air
-        fluid level; contour abnormality; abnormal; pulmonary artery hypertension; pulmonary
-        arterial hypertension; pulmonary hypertension; chronic change; chronic lung disease;
-        chronic appearing change; chronic lung change; diffuse lung disease; vertebral collapse;
-        vertebral body collapse; collapse of the vertebral body; collapsed vertebra; pericardial
-        effusion; pericardial fluid; granulomatous infection; old granulomatous infection;
-        previous infection; prior infection; old infection; remote infection; prior pneumonia;
-        previous pneumonia; bony lesion; bone lesion; lucent lesion; osseous lesion; lytic lesion;
-        blastic lesion; sclerotic lesion; expansile lesion; cavitation; ventricular enlargement;
-        atrial enlargement; ventricular hypertrophy
+        thickening; inflammatory change; reactive airway disease; tuberculosis; sarcoidosis;
+        asthma; lucency; fat pad; surgical absence; air fluid level; contour abnormality;
+        abnormal; pulmonary artery hypertension; pulmonary arterial hypertension; pulmonary
+        hypertension; chronic change; chronic lung disease; chronic appearing change; chronic lung
+        change; diffuse lung disease; vertebral collapse; vertebral body collapse; collapse of the
+        vertebral body; collapsed vertebra; pericardial effusion; pericardial fluid; granulomatous
+        infection; old granulomatous infection; previous infection; prior infection; old
+        infection; remote infection; prior pneumonia; previous pneumonia; bony lesion; bone
+        lesion; lucent lesion; osseous lesion; lytic lesion; blastic lesion; sclerotic lesion;
+        expansile lesion; cavitation; ventricular enlargement; atrial enlargement; ventricular
+        hypertrophy; scoliotic; curvature; bronchovascular crowding; low volume; destructive
+        lesion; aggressive lesion; sternotomy; median sternotomy
     """,
 }
 """Concept -> phrases, separated by semicolons."""

@@ -61,7 +61,9 @@ def _terms() -> Iterator[tuple[str, _Term]]:
         yield from ((phrase, _Term(cue=cue)) for phrase in split_phrases(text))
 
 
-_TABLE = PhraseTable(dict(_terms()))
+_NAMES = [phrase for text in PHRASES_OF.values() for phrase in split_phrases(text)]
+_LONGEST_CLAUSE = 100
+_TABLE = PhraseTable(dict(_terms()), forgiven=_NAMES)
 
 
 def find_marks(sentence: str) -> list[Mark]:
@@ -79,6 +81,9 @@ def find_marks(sentence: str) -> list[Mark]:
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
     """Cut a sentence where nothing said before reaches what comes after.
 
+    A clause is cut at its hundredth mark as well, so that no text, however written, is
+    read in more than a time that grows with its length.
+
     Args:
         marks: marks of one sentence.
 
@@ -87,9 +92,9 @@ def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
     """
     clause: list[Mark] = []
     for mark in marks:
-        if mark.cue is Cue.BREAK:
+        if mark.cue is Cue.BREAK or len(clause) == _LONGEST_CLAUSE:
             yield clause
             clause = []
-        else:
+        if mark.cue is not Cue.BREAK:
             clause.append(mark)
     yield clause

@@ -42,10 +42,11 @@ def read_moods(clause: Sequence[Mark]) -> list[Polarity]:
     for index, mark in enumerate(clause):
         if mark.cue is Cue.HEDGE_BOTH:
             _hedge_last_concept(clause, moods, index)
-        polarity = Polarity.NEGATED if _denies_sight(clause, index) else None
         if mark.cue in _LOOKING_BACK:
-            polarity = _LOOKING_BACK[mark.cue]
-        if polarity is not None:
+            _look_back(clause, moods, index, _LOOKING_BACK[mark.cue])
+        elif _denies_sight(clause, index):
+            hedged = index > 0 and clause[index - 1].cue is Cue.HEDGE  # "may not be seen"
+            polarity = Polarity.UNCERTAIN if hedged else Polarity.NEGATED
             _look_back(clause, moods, index, polarity)
     return moods
 
@@ -92,11 +93,9 @@ def _ends_mood(clause: Sequence[Mark], index: int, mood: Polarity, fresh: bool) 
 
 def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
     """Whether "and" or a comma begins a statement of its own, not the next item of a list."""
-    rest = clause[index + 1 :]
+    rest = [mark for mark in clause[index + 1 :] if mark.cue is not Cue.AND]
     if not rest or any(mark.cue is Cue.OR for mark in rest):
         return False
-    if rest[0].cue is Cue.AND:
-        return _begins_statement(clause, index + 1)
     if rest[0].cue in _BEGINS_STATEMENT or rest[0].region:
         return True
     for mark in reversed(clause[:index]):
@@ -109,8 +108,10 @@ def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
 
 def _denies_sight(clause: Sequence[Mark], index: int) -> bool:
     """Whether a mark is the "not" of "not seen", and not of one projection alone."""
-    cues = [mark.cue for mark in clause[index : index + 3]]
-    return cues[:2] == [Cue.NOT, Cue.SEEN] and cues[2:] != [Cue.VIEW]
+    if clause[index].cue is not Cue.NOT:
+        return False
+    following = [mark.cue for mark in clause[index + 1 : index + 4] if mark.cue is not Cue.VERB]
+    return following[:1] == [Cue.SEEN] and following[1:2] != [Cue.VIEW]
 
 
 def _hedge_last_concept(clause: Sequence[Mark], moods: list[Polarity], index: int) -> None:

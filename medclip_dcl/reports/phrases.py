@@ -5,7 +5,7 @@ there is no pattern that could backtrack.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -43,9 +43,10 @@ class PhraseTable(Generic[Value]):
 
     Args:
         phrases: phrase -> what it stands for. Phrases are cut as `words` cuts text.
+        forgiven: phrases in whose long words one slip of the pen is forgiven.
     """
 
-    def __init__(self, phrases: Mapping[str, Value]) -> None:
+    def __init__(self, phrases: Mapping[str, Value], forgiven: Iterable[str]) -> None:
         self._root = _Node[Value]()
         vocabulary = set()
         for phrase, value in phrases.items():
@@ -54,7 +55,9 @@ class PhraseTable(Generic[Value]):
                 node = node.following.setdefault(word, _Node())
                 vocabulary.add(word)
             node.value = value
-        self._spelling = _Spelling(vocabulary)
+        self._spelling = _Spelling(
+            vocabulary, {word for phrase in forgiven for word in words(phrase)}
+        )
 
     def find(self, text: str) -> list[Match[Value]]:
         """Find the phrases of a text.
@@ -97,12 +100,12 @@ class _Node(Generic[Value]):
 
 
 class _Spelling:
-    """Corrects one wrong, missing, added or swapped letter in long words of a vocabulary."""
+    """Corrects one wrong, missing, added or swapped letter in the long words among some."""
 
-    def __init__(self, vocabulary: Iterable[str]) -> None:
+    def __init__(self, vocabulary: Set[str], forgiven: Set[str]) -> None:
         self._vocabulary = frozenset(vocabulary)
         self._shortened: dict[str, str] = {}
-        for word in sorted(self._vocabulary):
+        for word in sorted(forgiven):
             if len(word) >= _FORGIVEN_LENGTH:
                 for short in _shortened(word):
                     self._shortened.setdefault(short, word)

@@ -12,7 +12,7 @@ from medclip_dcl.reports.cues import Cue
 from medclip_dcl.reports.lexicon import ASSERTED_WHERE_LARGE, NEGATED_WHERE_NORMAL
 from medclip_dcl.reports.mentions import Mark, Mention, Polarity
 
-_QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.BORDERLINE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
+_QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
 _STOPS_BEFORE = _QUALITIES | {Cue.WITH}
 _SKIPPED_AFTER = {Cue.AND, Cue.OR, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 _WHOLE_FILM = {
@@ -45,8 +45,6 @@ def read_regions(clause: Sequence[Mark], moods: Sequence[Polarity]) -> tuple[lis
         names = {clause[place].region for place in subjects if _is_whole(clause, place)}
         if mark.cue is Cue.LARGE:
             mentions += _enlarged(names, moods[index])
-        elif mark.cue is Cue.BORDERLINE and "heart" in names:
-            mentions.append(Mention("Large Normal Heart", moods[index]))
         elif mark.cue is Cue.NORMAL and _is_said(clause, index):
             normal |= bool(names & _WHOLE_FILM[Cue.NORMAL])
             mentions += _denied(names)

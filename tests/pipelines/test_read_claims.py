@@ -1,0 +1,88 @@
+"""The job: sentences in, claims of sentences and of whole reports out."""
+
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.artifacts import claims, sentences
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.tables import read_table, write_table
+from pipelines.read_claims import main
+
+REPORTS = {
+    "s1": ["Small left effusion.", "No pneumothorax."],
+    "s2": ["No acute disease.", "Heart size is normal."],
+    "s3": ["No acute disease.", "Scoliosis is noted.", "Two views were obtained."],
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    rows = [
+        {
+            "study_id": study,
+            "subject_id": study,
+            "split": "train",
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": sentences.text_key(text),
+        }
+        for study, texts in REPORTS.items()
+        for position, text in enumerate(texts)
+    ]
+    path = sentences.KIND.at(tmp_path)
+    with drafting(path, sentences.KIND, make_recipe(sentences.KIND, {}, {})) as draft:
+        write_table(draft.directory, sentences.SENTENCES, rows)
+        draft.seal({})
+    config = tmp_path / "recipe.yaml"
+    config.write_text(f"work: {tmp_path}\n")
+    return config
+
+
+def test_sentences_and_reports_get_their_claims(recipe: Path) -> None:
+    assert main(["--config", str(recipe)]) == 0
+    artifact = open_artifact(claims.KIND.at(recipe.parent), claims.KIND)
+
+    reports = read_table(artifact.path, claims.REPORT_CLAIMS).to_pylist()
+    assert [row["study_id"] for row in reports] == ["s1", "s2", "s3"]
+    assert reports[0]["asserted"] == ["Pleural Effusion|left"]
+    assert reports[0]["negated"] == ["Pneumothorax"]
+    # the second report is normal; the third names an abnormality beyond the findings
+    assert [row["normal"] for row in reports] == [False, True, False]
+
+    said = {
+        row["text_key"]: row
+        for row in read_table(artifact.path, claims.SENTENCE_CLAIMS).to_pylist()
+    }
+    assert list(said) == sorted(said)
+    assert len(said) == 6
+    assert said[sentences.text_key("No acute disease.")]["normal"]
+
+
+def test_summary_counts_occurrences_and_findings(recipe: Path) -> None:
+    main(["--config", str(recipe)])
+    summary = open_artifact(claims.KIND.at(recipe.parent), claims.KIND).summary
+    assert summary["sentences"] == 7
+    assert summary["distinct_sentences"] == 6
+    assert summary["share_with_claims"] == pytest.approx(5 / 7, abs=1e-4)
+    assert summary["reports_per_finding"]["Pleural Effusion"] == {
+        "asserted": 1,
+        "negated": 0,
+        "uncertain": 0,
+    }
+
+
+def test_a_second_run_reuses_the_artifact(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--config", str(recipe)])
+    capsys.readouterr()
+    main(["--config", str(recipe)])
+    assert '"reused"' in capsys.readouterr().out
+
+
+def test_without_sentences_the_job_names_the_one_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"work: {tmp_path}\n")
+    assert main(["--config", str(tmp_path / "recipe.yaml")]) == 4
+    assert "split_sentences" in capsys.readouterr().err
