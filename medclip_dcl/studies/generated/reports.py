@@ -17,7 +17,7 @@ from medclip_dcl.studies.generated.statements import (
 )
 
 _OMITTED_SHARE = 0.08
-_COARSE_SHARE = 0.3
+_COARSE_SHARE = 0.35
 _HEDGED_SHARE = 0.06
 _DENIED_SHARE = 0.3
 _COMBINED_SHARE = 0.5

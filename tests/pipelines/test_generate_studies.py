@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines.generate_studies import main
+
+SMALL = (
+    "generate.patients=3",
+    "generate.coverage_films=0",
+    "generate.size_px=64",
+    "generate.workers=1",
+)
+
+
+def run(folder: Path, *overrides: str) -> int:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(f"work: {folder / 'work'}\n")
+    settings = [part for text in (*SMALL, *overrides) for part in ("--set", text)]
+    return main(["--config", str(recipe), *settings])
+
+
+def last(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_tree_is_made_once_and_reused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    made = last(capsys)
+    assert made["state"] == "made"
+    assert made["patients"] == 3
+    assert (tmp_path / "work/studies/mimic-cxr-2.0.0-metadata.csv.gz").is_file()
+    assert run(tmp_path, "generate.unit_patients=1") == 0  # speed settings change no content
+    assert last(capsys)["state"] == "reused"
+
+
+def test_another_seed_makes_another_tree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    first = json.loads((tmp_path / "work/studies/artifact.json").read_text())["digest"]
+    assert run(tmp_path, "seed=5") == 0
+    assert last(capsys)["state"] == "made"
+    second = json.loads((tmp_path / "work/studies/artifact.json").read_text())["digest"]
+    assert first != second
+
+
+def test_damaged_tree_is_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 0
+    report = next((tmp_path / "work/studies").glob("files/*/*/*.txt"))
+    whole = report.read_text()
+    report.write_text(whole.upper())
+    capsys.readouterr()
+    assert run(tmp_path) == 0
+    assert last(capsys)["state"] == "made"
+    assert report.read_text() == whole
+
+
+def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "note.txt").write_text("mine")
+    assert run(tmp_path, f"generate.root={real}") == 4
+    assert [item.name for item in real.iterdir()] == ["note.txt"]
