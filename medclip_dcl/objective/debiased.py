@@ -197,4 +197,4 @@ def _log_mean_positive(
         return 0.0  # M = 1 and v = x+
     v = known_positives.scatter(1, positive.unsqueeze(1), True)
     log_sum = s.masked_fill(~v, -torch.inf).logsumexp(dim=1)
-    return log_sum - v.sum(dim=1).log() - s_p
+    return log_sum - v.sum(dim=1).to(s.dtype).log() - s_p

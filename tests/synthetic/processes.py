@@ -1,0 +1,25 @@
+"""Real processes that form a gloo group over loopback, for tests of distributed code."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_processes(worker: Callable[[int, Path], None], count: int, folder: Path) -> None:
+    """Run `worker(rank, folder)` in `count` fresh processes; the worker must be importable."""
+    mp.spawn(_join, args=(worker, count, folder), nprocs=count)
+
+
+def _join(rank: int, worker: Callable[[int, Path], None], count: int, folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    meeting = (folder / "meeting").resolve().as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
+    try:
+        worker(rank, folder)
+    finally:
+        dist.destroy_process_group()
