@@ -35,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", help="address to bind")
     parser.add_argument("--port", type=int, help="port to bind; 0: a free one")
     arguments = parser.parse_args(argv)
-    start_journal()
     try:
         settings = read_settings(
             arguments.config, os.environ, host=arguments.host, port=arguments.port
@@ -46,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MedclipError as error:
         print(f"api: {error}", file=sys.stderr)
         return error.exit_code
+    start_journal()
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     line = {"service": "listening", "host": host, "port": port, "url": f"http://{shown}:{port}/"}

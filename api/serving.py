@@ -3,6 +3,7 @@
 import asyncio
 import io
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from api.settings import ServeSettings
 from medclip_dcl.artifacts.published import Published, read_published
 from medclip_dcl.errors import ArtifactStale, MedclipError
 from medclip_dcl.index import Filters, Query, RetrievalIndex
-from medclip_dcl.studies.images import Decoder
+from medclip_dcl.studies.images import Decoder, GreyImage
 from medclip_dcl.tasks.predictor import Predictor, build_predictor
 
 _WARM_UP_PX = 64
@@ -123,7 +124,7 @@ class Serving:
             device = torch.device(self.settings.device or default)
             predictor = build_predictor(published, device)
             decoder = Decoder(published.config.images, self.settings.decode_workers)
-            predictor.classify(decoder.open(_blank_film()))
+            predictor.classify(_warm_up(decoder, self.settings.decode_workers))
         except MedclipError as error:
             # Ours name paths, settings and digests, never contents.
             log("model_unusable", logging.ERROR, error=type(error).__name__, reason=str(error))
@@ -149,7 +150,14 @@ class Serving:
         return "ready"
 
 
-def _blank_film() -> bytes:
+def _warm_up(decoder: Decoder, workers: int) -> GreyImage:
+    """Start all decode workers, by as many films at once."""
+    with ThreadPoolExecutor(workers) as threads:
+        first, *_ = threads.map(decoder.open, [_ramp()] * workers)
+        return first
+
+
+def _ramp() -> bytes:
     ramp = np.tile(np.arange(_WARM_UP_PX, dtype=np.uint8), (_WARM_UP_PX, 1))
     stream = io.BytesIO()
     Image.fromarray(ramp).save(stream, "PNG")

@@ -29,6 +29,7 @@ from tests.synthetic.films import random_films
 
 FILMS = 12
 PATIENCE_S = 90.0
+ROOT = Path(__file__).parents[2]
 
 
 class PixelRows:
@@ -139,6 +140,7 @@ def running(
             stdout=subprocess.PIPE,
             stderr=stream,
             text=True,
+            cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         try:

@@ -1,0 +1,82 @@
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from api.admission import Places, Turns
+from api.failures import Refusal
+from api.journal import Figures
+
+
+class Caller:
+    """What `Turns` needs to know of a request."""
+
+    def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
+        self.state = SimpleNamespace(deadline=time.monotonic() + left_s)
+        self._gone = gone
+
+    async def is_disconnected(self) -> bool:
+        return self._gone
+
+
+def test_places_are_as_many_as_were_made() -> None:
+    places = Places(2, Figures())
+    assert [places.take(), places.take(), places.take()] == [True, True, False]
+    places.leave()
+    assert places.take()
+
+
+def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
+    seen: list[int] = []
+    inside = threading.Semaphore(1)
+
+    def work(number: int) -> int:
+        assert inside.acquire(blocking=False)
+        time.sleep(0.01)
+        seen.append(number)
+        inside.release()
+        return number
+
+    async def ask() -> list[int]:
+        turns = Turns("model", 1, Figures())
+        asked = [turns.run(Caller(), lambda number=number: work(number)) for number in range(5)]
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(ask()) == [0, 1, 2, 3, 4]
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
+    begun: list[str] = []
+
+    async def ask() -> None:
+        turns = Turns("model", 1, Figures())
+        long = asyncio.create_task(turns.run(Caller(), lambda: time.sleep(0.3)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Refusal) as late:
+            await turns.run(Caller(left_s=0.05), lambda: begun.append("late"))
+        assert late.value.code == "deadline"
+        with pytest.raises(Refusal) as gone:
+            await turns.run(Caller(gone=True), lambda: begun.append("gone"))
+        assert gone.value.code == "client_gone"
+        await long
+        assert await turns.run(Caller(), lambda: "next") == "next"
+
+    asyncio.run(ask())
+    assert begun == []
+
+
+def test_a_device_without_memory_refuses_and_goes_on() -> None:
+    def exhaust() -> None:
+        raise MemoryError
+
+    async def ask() -> None:
+        turns = Turns("model", 1, Figures())
+        with pytest.raises(Refusal) as refusal:
+            await turns.run(Caller(), exhaust)
+        assert (refusal.value.code, refusal.value.status_code) == ("out_of_memory", 503)
+        assert await turns.run(Caller(), lambda: 1) == 1
+
+    asyncio.run(ask())

@@ -1,0 +1,55 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from api.__main__ import main
+from tests.synthetic.service import png, running, store
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "code", "words"),
+    [
+        ({"model": "m", "allow_anonymous": True, "host": "0.0.0.0"}, {}, 2, "loopback"),
+        ({"model": "m", "allow_anonymous": True}, {}, 4, "no model in m"),
+        ({"model": "m", "allow_anonymous": True}, {"MEDCLIP_QUEU": "1"}, 2, "MEDCLIP_QUEU"),
+        ({"allow_anonymous": True}, {}, 2, "model"),
+    ],
+    ids=["anonymous beyond loopback", "no model", "unknown variable", "no model named"],
+)
+def test_what_cannot_start_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: dict[str, object],
+    environment: dict[str, str],
+    code: int,
+    words: str,
+) -> None:
+    file = tmp_path / "serve.json"
+    file.write_text(json.dumps(config))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--config", str(file), "--port", "0"]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert words in said.err
+
+
+def test_with_a_key_any_address_may_be_bound_and_the_index_must_fit(tmp_path: Path) -> None:
+    store(tmp_path, model_digest="f" * 64)
+    key = tmp_path / "key"
+    key.write_text("s" * 32)
+    key.chmod(0o400)
+    with running(tmp_path, "--host", "127.0.0.1", wait=False, key_file=str(key)) as service:
+        with service.client() as client:
+            answer = client.get("/ready")
+            while answer.json()["code"] == "loading":
+                answer = client.get("/ready")
+            assert (answer.status_code, answer.json()["code"]) == (503, "index_mismatch")
+            assert client.post("/classify", files={"image": ("a", png())}).status_code == 401
+        with service.client(**{"X-API-Key": "s" * 32}) as client:
+            asked = {"target": "image", "text": "x"}
+            assert client.post("/retrieve", data=asked).json()["code"] == "index_mismatch"
+            assert client.post("/classify", files={"image": ("a", png())}).status_code == 200
+        assert any(line["event"] == "index_unusable" for line in service.lines())

@@ -1,0 +1,421 @@
+"""The service as a real process over real HTTP."""
+
+import io
+import json
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from medclip_dcl.tasks.predictor import load
+from tests.synthetic import published
+from tests.synthetic.service import PATIENCE_S, Service, png, running, store
+
+JPEG = b"\xff\xd8"
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    with running(folder, max_body_mb=4, publish_schema=True) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[httpx.Client]:
+    with service.client() as client:
+        yield client
+
+
+def film(data: bytes | None = None) -> dict[str, tuple[str, bytes]]:
+    return {"image": ("../../etc/passwd", png() if data is None else data)}
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    """A few bytes that say they are a grey PNG of that size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    pixels = zlib.compress(bytes(1000))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def cut_dicom() -> bytes:
+    """The first bytes of a DICOM file: preamble, magic and a half element."""
+    return bytes(128) + b"DICM" + b"\x02\x00\x00\x00UL\x04\x00\xc0\x00\x00\x00\x02\x00\x01\x00OB"
+
+
+def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -> None:
+    answer = client.post("/classify", files=film())
+    assert answer.status_code == 200
+    model = load(folder / "model", "cpu")
+    with Image.open(io.BytesIO(png())) as picture:
+        pixels = np.asarray(picture)
+    assert answer.json()["image"] == {
+        "width_px": pixels.shape[1],
+        "height_px": pixels.shape[0],
+        "source": "png",
+        "flags": [],
+    }
+    from medclip_dcl.studies.images import open_image
+
+    expected = model.classify(open_image(png()))
+    found = answer.json()["findings"]
+    assert [item["name"] for item in found] == [item.name for item in expected]
+    np.testing.assert_allclose(
+        [item["score"] for item in found], [item.score for item in expected], atol=1e-6
+    )
+    assert found[0]["probability"] is None
+    assert found[0]["probability_note"]
+    assert answer.json()["model"] == model.digest
+
+
+def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
+    asked = [{"name": "cat", "positive": ["A cat.", "Cats."], "negative": "No cat."}]
+    form = {"findings": json.dumps(asked), "explain": "true"}
+    (finding,) = client.post("/classify", files=film(), data=form).json()["findings"]
+    assert finding["name"] == "cat"
+    assert np.shape(finding["heatmap"]) == (4, 4)
+
+
+def test_grid_and_affine_place_the_peak_on_the_film(client: httpx.Client) -> None:
+    answer = client.post("/ground", files=film(), data={"phrase": ["effusion", "heart"]}).json()
+    assert len(answer["phrases"]) == 2
+    for found in answer["phrases"]:
+        grid = np.asarray(found["grid"])
+        row, column = np.unravel_index(grid.argmax(), grid.shape)
+        a, b, c, d, e, f = found["affine"]
+        assert found["peak"]["x"] == pytest.approx(a * column + b * row + c)
+        assert found["peak"]["y"] == pytest.approx(d * column + e * row + f)
+        box = found["box"]
+        assert box["x"] <= found["peak"]["x"] <= box["x"] + box["width"]
+
+
+def test_overlay_is_a_picture_of_bounded_size(client: httpx.Client) -> None:
+    tall = film(png((3000, 20)))
+    answer = client.post(
+        "/ground", files=tall, data={"phrase": "effusion"}, headers={"Accept": "image/png"}
+    )
+    assert answer.headers["content-type"] == "image/png"
+    with Image.open(io.BytesIO(answer.content)) as picture:
+        assert picture.size == (7, 1024)
+
+
+def test_a_picture_of_two_phrases_is_refused(client: httpx.Client) -> None:
+    form = {"phrase": ["effusion", "heart"]}
+    answer = client.post("/ground", files=film(), data=form, headers={"Accept": "image/png"})
+    assert (answer.status_code, answer.json()["code"]) == (406, "not_acceptable")
+
+
+@pytest.mark.parametrize("target", ["image", "text"])
+@pytest.mark.parametrize("asked", ["text", "image", "box"])
+def test_every_kind_of_question_finds_ranked_hits(
+    client: httpx.Client, asked: str, target: str
+) -> None:
+    form = {"target": target, "k": "3"}
+    files = film() if asked != "text" else {"unused": ("", b"")}
+    form |= {"text": {"text": "Heart size is normal."}, "box": {"box": "[4, 8, 30.5, 40]"}}.get(
+        asked, {}
+    )
+    answer = client.post("/retrieve", files=files, data=form)
+    assert answer.status_code == 200, answer.text
+    hits = answer.json()["hits"]
+    assert len(hits) == 3
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert all((hit["thumbnail"] is None) == (target == "text") for hit in hits)
+
+
+def test_the_same_sentence_is_its_own_best_match(client: httpx.Client) -> None:
+    form = {"target": "text", "text": " Heart  size is\nnormal. ", "k": "1"}
+    (hit,) = client.post("/retrieve", data=form).json()["hits"]
+    assert hit["texts"] == ["Heart size is normal."]
+    assert hit["score"] == pytest.approx(1, abs=1e-5)
+
+
+def test_filters_and_excluded_patients_hold(client: httpx.Client) -> None:
+    form = {"target": "image", "text": "x", "k": "100", "split": ["test", "train"], "view": "AP"}
+    hits = client.post("/retrieve", data={**form, "exclude_patient": "patient-0"}).json()["hits"]
+    assert hits
+    assert {hit["view"] for hit in hits} == {"AP"}
+    assert {hit["split"] for hit in hits} == {"test", "train"}
+    assert "patient-0" not in {hit["subject_id"] for hit in hits}
+
+
+def test_thumbnail_is_served_and_others_are_not_found(client: httpx.Client) -> None:
+    answer = client.get("/images/film-03")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+    assert answer.content.startswith(JPEG)
+    for path in ("/images/film-99", "/images/..%2fartifact.json", "/static/..%2fapp.py"):
+        assert client.get(path).status_code == 404
+
+
+def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
+    from medclip_dcl.studies.images import open_image
+
+    answer = client.post("/pixels", files=film())
+    facts = json.loads(answer.headers["x-film"])
+    pixels = np.frombuffer(answer.content, "<u2").reshape(facts["height"], facts["width"])
+    np.testing.assert_array_equal(pixels, open_image(png()).pixels)
+    picture = client.post("/pixels", files=film(), headers={"Accept": "image/png"})
+    with Image.open(io.BytesIO(picture.content)) as decoded:
+        np.testing.assert_array_equal(np.asarray(decoded), pixels)
+
+
+def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -> None:
+    card = client.get("/model").json()
+    assert "not a medical device" in card["notice"]
+    assert card["index"]["films"] == 12
+    assert card["limits"]["max_body_mb"] == 4
+    assert len(card["digest"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"", 422, "empty"),
+        (b"This is a report, not a film.", 415, "unknown_format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415, "unknown_format"),
+        (b"II*\x00" + bytes(100), 415, "unknown_format"),
+        (png_claiming(60_000, 60_000), 413, "too_many_pixels"),
+        (png()[:60], 422, "corrupt"),
+    ],
+    ids=["empty", "text", "eps", "tiff", "bomb", "cut png"],
+)
+def test_what_is_no_film_is_refused_by_name(
+    client: httpx.Client, data: bytes, status: int, code: str
+) -> None:
+    answer = client.post("/classify", files=film(data))
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    assert client.post("/classify", files=film()).status_code == 200
+
+
+def test_a_cut_dicom_is_refused(client: httpx.Client) -> None:
+    answer = client.post("/classify", files=film(cut_dicom()))
+    assert 400 <= answer.status_code < 500
+    assert set(answer.json()) == {"code", "message", "request_id"}
+    assert client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"target": "image"},
+        {"target": "painting", "text": "x"},
+        {"target": "image", "text": "x", "k": "0"},
+        {"target": "image", "text": "x", "k": "101"},
+        {"target": "image", "text": "x", "k": "9" * 5000},
+        {"target": "image", "text": "x", "box": "[0, 0, 1, 1]"},
+        {"target": "image", "text": "   "},
+        {"target": "image", "text": "nul\0"},
+        {"target": "image", "text": "w" * 1001},
+        {"target": "image", "text": "x", "split": "tomorrow"},
+    ],
+    ids=lambda form: "+".join(form),
+)
+def test_malformed_questions_are_refused_without_echo(
+    client: httpx.Client, form: dict[str, str]
+) -> None:
+    answer = client.post("/retrieve", data=form)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "tomorrow" not in answer.text
+    assert "painting" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "[0, 0, 10]",
+        "[NaN, 0, 1, 1]",
+        "[0, 0, 1e999, 1]",
+        "[-1, 0, 10, 10]",
+        "[0, 0, -5, 5]",
+        "[0, 0, 65, 10]",
+        "[60, 0, 10, 10]",
+        "[true, 0, 10, 10]",
+        '{"x": 1}',
+        "[" * 20_000,
+        f"[{'9' * 5000}, 0, 1, 1]",
+        f"[1{'0' * 400}, 0, 1, 1]",
+    ],
+    ids=lambda text: text[:14],
+)
+def test_boxes_that_lie_on_no_film_are_refused(client: httpx.Client, box: str) -> None:
+    answer = client.post("/retrieve", files=film(), data={"target": "image", "box": box})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("findings", "code"),
+    [
+        ("{", "invalid_request"),
+        ("[]", "invalid_query"),
+        ('[{"name": "a"}]', "invalid_query"),
+        ('[{"name": "a", "positive": 1, "negative": "b"}]', "invalid_query"),
+        ('[{"name": "a", "positive": "b\\u0000", "negative": "b"}]', "invalid_request"),
+        ('[{"name": "a", "positive": "\\ud800", "negative": "b"}]', "invalid_request"),
+    ],
+)
+def test_malformed_findings_are_refused(client: httpx.Client, findings: str, code: str) -> None:
+    answer = client.post("/classify", files=film(), data={"findings": findings})
+    assert (answer.status_code, answer.json()["code"]) == (422, code)
+
+
+def test_lone_surrogates_in_a_field_are_refused(client: httpx.Client) -> None:
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n\\ud800\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="target"\r\n\r\nimage\r\n--x--\r\n'
+    )
+    kind = "multipart/form-data; boundary=x; charset=unicode_escape"
+    answer = client.post("/retrieve", content=body, headers={"content-type": kind})
+    assert answer.status_code == 422
+
+
+def test_too_many_phrases_or_fields_are_refused(client: httpx.Client) -> None:
+    answer = client.post("/ground", files=film(), data={"phrase": ["x"] * 17})
+    assert answer.json()["code"] == "invalid_request"
+    answer = client.post("/ground", files=film(), data={"phrase": ["x"] * 200})
+    assert answer.json()["code"] == "malformed_body"
+    answer = client.post("/ground", files=film(), data={"phrase": "x" * 100_000})
+    assert answer.json()["code"] == "malformed_body"
+    answer = client.post("/classify", files=[("image", ("a", b"x"))] * 5)
+    assert answer.json()["code"] == "malformed_body"
+
+
+def test_bodies_that_are_no_form_are_refused(client: httpx.Client) -> None:
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x", "text/plain"):
+        answer = client.post("/classify", content=b"hello", headers={"content-type": kind})
+        assert answer.status_code in {400, 422}
+        assert set(answer.json()) == {"code", "message", "request_id"}
+
+
+def test_large_bodies_are_refused_declared_or_not(client: httpx.Client, service: Service) -> None:
+    before = service.resident_mb()
+    answer = client.post("/classify", files=film(bytes(5 << 20)))
+    assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+
+    def pieces() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+        for _ in range(64):
+            yield bytes(1 << 20)
+
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    try:
+        answer = client.post("/classify", content=pieces(), headers=kind)
+        assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
+    except httpx.WriteError:
+        pass  # the connection was closed while we were still sending
+    assert service.resident_mb() < before + 32
+    assert client.get("/health").status_code == 200
+
+
+def test_compressed_bodies_are_refused(client: httpx.Client) -> None:
+    answer = client.post("/classify", files=film(), headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "content_encoding")
+
+
+def test_a_request_that_asks_for_another_host_is_refused(client: httpx.Client) -> None:
+    answer = client.get("/model", headers={"Host": "evil.example"})
+    assert (answer.status_code, answer.json()["code"]) == (421, "host_refused")
+
+
+def test_every_answer_bears_its_headers(client: httpx.Client) -> None:
+    for path in ("/model", "/nowhere", "/metrics"):
+        answer = client.get(path, headers={"X-Request-ID": "mine-1"})
+        assert answer.headers["x-request-id"] == "mine-1"
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert "server" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+    answer = client.get("/health", headers={"X-Request-ID": "two words\t{}"})
+    assert answer.headers["x-request-id"] != "two words\t{}"
+
+
+def test_routes_and_methods_that_are_none_say_so(client: httpx.Client) -> None:
+    assert client.get("/docs").status_code == 404
+    assert client.get("/redoc").status_code == 404
+    assert client.get("/classify").json()["code"] == "method_not_allowed"
+    assert client.options("/classify").status_code == 405
+    assert client.get("/model/").status_code == 404
+
+
+def test_everything_is_reachable_under_v1(client: httpx.Client) -> None:
+    assert client.get("/v1/ready").status_code == 200
+    assert client.post("/v1/classify", files=film()).status_code == 200
+
+
+def test_schema_names_routes_and_failures(client: httpx.Client) -> None:
+    schema = client.get("/openapi.json").json()
+    assert {"/classify", "/ground", "/retrieve", "/pixels", "/model", "/ready"} <= set(
+        schema["paths"]
+    )
+    classify = schema["paths"]["/classify"]["post"]["responses"]
+    assert {"200", "400", "401", "408", "413", "415", "422", "503"} <= set(classify)
+
+
+def test_figures_count_answers_by_route(client: httpx.Client) -> None:
+    client.post("/classify", files=film())
+    text = client.get("/metrics").text
+    assert 'medclip_requests_total{route="/classify",status="200"}' in text
+    assert 'medclip_stage_seconds_count{stage="model"}' in text
+    assert "medclip_inside 0.0" in text
+    assert "medclip_ready 1.0" in text
+
+
+def test_the_page_and_its_files_need_nothing_from_elsewhere(client: httpx.Client) -> None:
+    for path, kind in (
+        ("/", "text/html"),
+        ("/static/viewer.js", "text/javascript"),
+        ("/static/viewer.css", "text/css"),
+    ):
+        answer = client.get(path)
+        assert answer.headers["content-type"].startswith(kind)
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        assert "http://" not in answer.text
+        assert "https://" not in answer.text
+    page = client.get("/").text
+    assert "not a medical device" in page
+    assert "style=" not in page  # the policy would drop it
+    assert "onclick" not in page
+
+
+def test_logs_hold_no_contents(client: httpx.Client, service: Service) -> None:
+    client.get("/model?patient=Doe")
+    client.post("/ground", files={"image": ("JaneDoe.png", png())}, data={"phrase": "Zyzzyva"})
+    client.post("/retrieve", data={"target": "image", "text": "Zyzzyva", "k": "Zyzzyva"})
+    time.sleep(0.2)
+    text = service.log.read_text()
+    for secret in ("Doe", "Zyzzyva", "passwd", published.SENTENCES[0]):
+        assert secret not in text
+    lines = [line for line in service.lines() if line["event"] == "request"]
+    assert {"request_id", "route", "status", "ms"} <= set(lines[-1])
+
+
+def test_the_service_stops_when_asked(folder: Path) -> None:
+    with running(folder, index="") as service:
+        with service.client() as client:
+            answer = client.post("/retrieve", data={"target": "image", "text": "x"})
+            assert (answer.status_code, answer.json()["code"]) == (503, "no_index")
+        service.process.terminate()
+        assert service.process.wait(PATIENCE_S) in {0, -15}
