@@ -8,7 +8,6 @@ and bars were fixed before the first run.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -26,12 +25,17 @@ from medclip_dcl.artifacts import (
     results,
     sentences,
 )
+from medclip_dcl.artifacts.frame import open_artifact
 from medclip_dcl.config import load_config, resolve_path
 
 RECIPE = Path("configs/demo.yaml")
 SEEDS = (0, 1, 2, 3, 4)
 SHARED = (claims, eta_cache, language_model, manifest, prepared, sentences)
-FIGURES = {"auc": "zero_shot_auc", "cnr": "cnr", "gallery_r_at_5": "gallery_r_at_5"}
+FIGURES = {
+    "auc": ("zero_shot", "mean_auc"),
+    "cnr": ("grounding", "cnr"),
+    "gallery_r_at_5": ("gallery", "recall_at_5"),
+}
 
 
 def read_figures(work: Path) -> dict[str, float]:
@@ -43,9 +47,14 @@ def read_figures(work: Path) -> dict[str, float]:
     Returns:
         Figure -> value: mean AUC, CNR, R@5 in the gallery and what chance gives.
     """
-    headline = json.loads((results.KIND.at(work) / "results.json").read_text())["headline"]
-    figures = {name: float(headline[key]["value"]) for name, key in FIGURES.items()}
-    return figures | {"gallery_chance": float(headline["gallery_r_at_5"]["chance"])}
+    questions = results.read_figures(open_artifact(results.KIND.at(work), results.KIND))[
+        "questions"
+    ]
+    figures = {
+        name: float(questions[question]["figures"][figure]["value"])
+        for name, (question, figure) in FIGURES.items()
+    }
+    return figures | {"gallery_chance": float(questions["gallery"]["chance"]["recall_at_5"])}
 
 
 def train_control(work: Path, seed: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from medclip_dcl.artifacts import index, manifest, published, sentences
+from medclip_dcl.artifacts import embeddings, manifest, published, sentences
 from medclip_dcl.artifacts.files import path_under, write_text
 from medclip_dcl.artifacts.frame import Artifact
 from medclip_dcl.artifacts.tables import read_table
@@ -21,6 +21,7 @@ from medclip_dcl.errors import QueryError
 from pipelines.job import Job, run_job
 
 ANSWERS = "service_answers.json"
+_SETTINGS = Path("configs/serve.yaml")
 _START_S = 90.0
 
 
@@ -37,7 +38,7 @@ def build(job: Job) -> None:
     film, phrase = _choose(films, job.open(sentences.KIND))
     root = resolve_path(job.config.source.root, job.config)
     picture = path_under(root, film["path"]).read_bytes()
-    with serving(published.KIND.at(job.work), index.KIND.at(job.work)) as client:
+    with serving(published.KIND.at(job.work), embeddings.KIND.at(job.work)) as client:
         answers = {
             "classify": _ask(client, "/classify", picture, {}),
             "ground": _ask(client, "/ground", picture, {"phrase": phrase}),
@@ -67,11 +68,9 @@ def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
         "MEDCLIP_MODEL": str(model),
         "MEDCLIP_INDEX": str(vectors),
         "MEDCLIP_ALLOW_ANONYMOUS": "true",
-        "MEDCLIP_HOST": "127.0.0.1",
-        "MEDCLIP_PORT": "0",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "api"],
+        [sys.executable, "-m", "api", "--config", str(_SETTINGS), "--port", "0"],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
         text=True,
@@ -134,7 +133,7 @@ def _announced_address(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline() if process.stdout is not None else ""
     try:
         announced: dict[str, str] = json.loads(line)
-        return announced["address"]
+        return announced["url"]
     except (json.JSONDecodeError, KeyError) as error:
         raise QueryError("the service did not start; its reason stands above") from error
 

@@ -155,6 +155,21 @@ def open_artifact(path: Path, kind: Kind, *, verify: bool = True) -> Artifact:
     return artifact
 
 
+def peek_artifact(path: Path) -> Artifact:
+    """Read what an artifact says of itself, whatever its kind, without checking its files.
+
+    Args:
+        path: its folder.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        ArtifactCorrupt: its header is missing or damaged.
+    """
+    return _read_header(path, Kind(path.name, 0, "its job"))
+
+
 def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List the settings and inputs in which two recipes differ.
 
