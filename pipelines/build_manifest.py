@@ -23,7 +23,7 @@ from medclip_dcl.reports.sections import read_sections
 from medclip_dcl.studies.boxes import BoxTable, read_boxes
 from medclip_dcl.studies.mimic_cxr import find_tables, read_mimic_cxr
 from medclip_dcl.studies.records import RawStudies
-from medclip_dcl.studies.selection import VIEW_REASONS, Selection, select, stamp
+from medclip_dcl.studies.selection import Selection, select, stamp
 from medclip_dcl.studies.splits import assign_splits
 from medclip_dcl.studies.table import read_mapped_table
 from pipelines.job import Job, run_job
@@ -95,14 +95,13 @@ def _read(config: Config, root: Path, tables: dict[str, Path]) -> RawStudies:
 
 
 def _require_few_rejects(selection: Selection, allowed: float) -> None:
-    faults = [item for item in selection.rejects if item.reason not in VIEW_REASONS]
-    share = len(faults) / selection.candidates if selection.candidates else 1.0
+    share = selection.lost / selection.candidates if selection.candidates else 1.0
     if share > allowed or not selection.texts:
         reasons = dict(Counter(item.reason for item in selection.rejects))
         raise StudyError(
-            f"{len(faults)} rejects among {selection.candidates} rows, {len(selection.texts)} "
-            f"reports left ({reasons}); source.max_reject_share is {allowed}: mend the source or "
-            "raise it"
+            f"{selection.lost} of {selection.candidates} rows are unusable ({reasons}), "
+            f"{len(selection.texts)} reports are left; source.max_reject_share is {allowed}: "
+            "mend the source or raise it"
         )
 
 

@@ -17,6 +17,7 @@ from medclip_dcl.config import resolve_path
 from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.progress import Progress
+from medclip_dcl.studies.selection import stamp_files
 from medclip_dcl.studies.shards import Film, Outcome, write_shards
 from pipelines.job import Job, run_job
 
@@ -47,7 +48,8 @@ def build(job: Job) -> None:
         return summary
 
     settings = config.images.model_dump(mode="json", exclude=_SPEED_ALONE)
-    job.make(prepared.KIND, {"images": settings}, {"manifest": source}, write)
+    inputs = {"manifest": source, "films": stamp_files(root, (film.path for film in films))}
+    job.make(prepared.KIND, {"images": settings}, inputs, write)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -225,6 +225,8 @@ class _Worker:
     def _started(self) -> socket.socket:
         if self._closed:
             raise ImageError("worker_died", "the decoder has been closed")
+        if self._process is not None and self._process.poll() is not None:
+            self.kill()  # it died idle, which is no film's fault
         if self._channel is None:
             channel, process = _spawn(self._limits)
             with self._lock:

@@ -15,6 +15,7 @@ REASONS: dict[str, str] = {
     "bad_id": "an id is empty or holds characters that no path may",
     "no_subject": "the row names no patient",
     "duplicate_id": "an earlier row has the same id",
+    "patient_conflict": "the film and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
     "no_view": "the view position is blank and source.keep_blank_views is off",
     "missing_image": "the film's file is missing or lies outside the root",
@@ -42,7 +43,8 @@ class Selection:
             are no films.
         subjects: study -> patient.
         rejects: everything else.
-        candidates: rows that the right view leaves, the whole for the share of rejects.
+        candidates: films of the right view, or studies where there are no films.
+        lost: those of the candidates that are left out.
     """
 
     films: list[Film]
@@ -50,6 +52,7 @@ class Selection:
     subjects: dict[str, str]
     rejects: list[Reject]
     candidates: int
+    lost: int
 
 
 def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections) -> Selection:
@@ -79,10 +82,17 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
             rejects.append(Reject(study.study_id, answer))
             continue
         texts[study.study_id], subjects[study.study_id] = answer, study.subject_id
-    films = [film for film in present if film.study_id in texts]
-    rejects += [Reject(f.image_id, "no_report") for f in present if f.study_id not in texts]
-    candidates = len(frontal) if raw.has_films else len(raw.studies)
-    return Selection(sorted(films), texts, subjects, rejects, candidates)
+    films = [film for film in present if subjects.get(film.study_id) == film.subject_id]
+    rejects += [
+        Reject(film.image_id, "patient_conflict" if film.study_id in texts else "no_report")
+        for film in present
+        if subjects.get(film.study_id) != film.subject_id
+    ]
+    views = sum(item.reason in VIEW_REASONS for item in rejects)
+    rows = len(raw.films) - views if raw.has_films else len(raw.studies)
+    candidates = rows + len(raw.rejects)
+    lost = candidates - len(films if raw.has_films else texts)
+    return Selection(sorted(films), texts, subjects, rejects, candidates, lost)
 
 
 def stamp(raw: RawStudies) -> str:

@@ -1,0 +1,204 @@
+"""The manifest: what is usable, whose it is, and a reason for everything else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medclip_dcl.artifacts import manifest
+from medclip_dcl.artifacts.frame import Artifact, open_artifact
+from medclip_dcl.artifacts.tables import TableFormat, read_table
+from pipelines.build_manifest import main
+from tests.synthetic.release import Release, release
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+def run(tmp_path: Path, source: dict[str, Any]) -> int:
+    recipe = tmp_path / "recipe.yaml"
+    root = {"root": str(tmp_path / "source"), "max_reject_share": 1.0}
+    recipe.write_text(json.dumps({"work": str(tmp_path / "work"), "source": root | source}))
+    return main(["--config", str(recipe)])
+
+
+def made(tmp_path: Path) -> Artifact:
+    return open_artifact(tmp_path / "work/manifest", manifest.KIND)
+
+
+def rows(tmp_path: Path, form: TableFormat) -> list[dict[str, Any]]:
+    return read_table(made(tmp_path).path, form).to_pylist()
+
+
+def build(tmp_path: Path, source: Release, **settings: Any) -> None:
+    (tmp_path / "source").mkdir()
+    source.write(tmp_path / "source")
+    assert run(tmp_path, settings) == 0
+
+
+def test_whole_release_comes_through(tmp_path: Path) -> None:
+    build(tmp_path, release(5))
+    images = rows(tmp_path, manifest.IMAGES)
+    assert [row["image_id"] for row in images] == sorted(row["image_id"] for row in images)
+    assert len(images) == 5
+    assert images[0]["path"].startswith("files/p10/p10000000/s50000000/")
+    report = rows(tmp_path, manifest.REPORTS)[0]
+    assert " ".join(report["findings"].split()) == "The lungs are clear. No pleural effusion."
+    assert report["impression"] == "No acute process."
+    labels = rows(tmp_path, manifest.STUDY_LABELS)[0]
+    assert (labels["Atelectasis"], labels["Cardiomegaly"], labels["Consolidation"]) == (1, 0, -1)
+    assert labels["Pneumonia"] is None
+    assert rows(tmp_path, manifest.REJECTS) == []
+
+
+def test_every_fault_has_its_reason(tmp_path: Path) -> None:
+    source = release(8)
+    films = [row[0] for row in source.films]
+    studies = [row[2] for row in source.films]
+    source.films += [
+        ("lateral-film", "10000000", "50000000", "LATERAL"),
+        ("blank-film", "10000000", "50000000", ""),
+        source.films[0],
+        ("../../escape", "10000000", "50000000", "AP"),
+        ("stranger", "10000001", "50000000", "AP"),
+    ]
+    source.film = {films[1]: None, films[2]: POINTER}
+    source.report = {
+        studies[3]: None,
+        studies[4]: b" FINDINGS: caf\xe9\n",
+        studies[5]: POINTER,
+        studies[6]: b" \n",
+    }
+    source.film["../../escape"] = source.film["stranger"] = None
+    (tmp_path / "source").mkdir()
+    source.write(tmp_path / "source")
+    stranger = tmp_path / "source/files/p10/p10000001/s50000000/stranger.dcm"
+    stranger.write_bytes(b"film")
+    assert run(tmp_path, {}) == 0
+    assert [row["image_id"] for row in rows(tmp_path, manifest.IMAGES)] == [films[0], films[7]]
+    reasons = {(row["id"], row["reason"]) for row in rows(tmp_path, manifest.REJECTS)}
+    assert reasons == {
+        ("lateral-film", "lateral"),
+        ("blank-film", "no_view"),
+        (films[0], "duplicate_id"),
+        ("../../escape", "bad_id"),
+        ("stranger", "patient_conflict"),
+        (films[1], "missing_image"),
+        (films[2], "pointer_file"),
+        (studies[3], "no_report"),
+        (studies[4], "not_utf8"),
+        (studies[5], "pointer_file"),
+        (studies[6], "empty_report"),
+        *((films[number], "no_report") for number in (3, 4, 5, 6)),
+    }
+
+
+def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path) -> None:
+    source = release(6)
+    films = [row[0] for row in source.films]
+    source.films += [("extra-film", "10000001", "59000000", "AP")]
+    source.splits = {"extra-film": "validate"}  # patient 1 trains, and validates
+    source.boxes = [
+        f"Edema,mild  edema,files/p10/p10000002/x.dcm,1,2,3,4,{films[2]},50,40",
+        "Edema,mild edema,files/p10/p10000003/s5/elsewhere.dcm,1,2,3,4,elsewhere,50,40",
+    ]
+    build(tmp_path, source, boxes="boxes.csv")
+    splits = {row["subject_id"]: row["split"] for row in rows(tmp_path, manifest.IMAGES)}
+    assert splits["10000000"] == "train"
+    assert splits["10000001"] == "validate"
+    assert splits["10000002"] == splits["10000003"] == "test"
+    (box,) = rows(tmp_path, manifest.BOXES)
+    assert (box["phrase"], box["x"], box["height"], box["image_width"]) == ("mild edema", 1, 4, 50)
+    summary = made(tmp_path).summary
+    assert (summary["boxes_without_film"], summary["split_conflicts"]) == (1, 1)
+
+
+def test_too_many_rejects_stop_the_job(tmp_path: Path) -> None:
+    source = release(4)
+    source.film = {source.films[0][0]: None}
+    (tmp_path / "source").mkdir()
+    source.write(tmp_path / "source")
+    assert run(tmp_path, {"max_reject_share": 0.2}) == 3
+    assert run(tmp_path, {"max_reject_share": 0.25}) == 0
+
+
+def test_report_that_changes_changes_the_manifest(tmp_path: Path) -> None:
+    build(tmp_path, release(2))
+    first = made(tmp_path).digest
+    report = tmp_path / "source/files/p10/p10000000/s50000000.txt"
+    report.write_text(report.read_text().replace("clear", "cloudy"))
+    assert run(tmp_path, {}) == 0
+    assert made(tmp_path).digest != first
+
+
+def test_missing_tables_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "source").mkdir()
+    assert run(tmp_path, {}) == 3
+    assert "metadata" in capsys.readouterr().err
+
+
+def test_table_of_reports_alone(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    lines = [
+        {"uid": 7, "findings": "Clear.", "impression": None, "images": [{"a": 1}]},
+        {"uid": 8, "findings": None, "impression": None, "images": []},
+        {"uid": 9, "findings": None, "impression": "Normal.", "images": []},
+    ]
+    table = tmp_path / "source/reports.jsonl"
+    table.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    columns = {"subject_id": "uid", "findings": "findings", "impression": "impression"}
+    settings = {"kind": "table", "table": "reports.jsonl", "columns": columns, "test_share": 0.999}
+    assert run(tmp_path, settings | {"validate_share": 0}) == 0
+    reports = rows(tmp_path, manifest.REPORTS)
+    assert [(row["subject_id"], row["findings"], row["impression"]) for row in reports] == [
+        ("7", "Clear.", ""),
+        ("9", "", "Normal."),
+    ]
+    assert {row["split"] for row in reports} == {"test"}
+    assert rows(tmp_path, manifest.IMAGES) == []
+    assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["empty_report"]
+
+
+def test_table_with_films_and_whole_reports(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        (tmp_path / "source" / name).write_bytes(b"film")
+    (tmp_path / "source/table.csv").write_text(
+        'file,patient,view,text,fold\na.png,p1,AP Supine,"Line one.\nLine two.",val\n'
+        "b.png,p2,L,Side.,train\nc.png,,PA,Clear.,train\n../d.png,p3,PA,Clear.,train\n"
+    )
+    columns = {
+        "path": "file",
+        "subject_id": "patient",
+        "view": "view",
+        "report": "text",
+        "split": "fold",
+    }
+    settings = {
+        "kind": "table",
+        "table": "table.csv",
+        "columns": columns,
+        "frontal_views": ["PA", "AP Supine"],
+    }
+    assert run(tmp_path, settings) == 0
+    (image,) = rows(tmp_path, manifest.IMAGES)
+    assert (image["path"], image["split"], image["image_id"]) == ("a.png", "validate", "row-000000")
+    assert rows(tmp_path, manifest.REPORTS)[0]["last_paragraph"] == "Line one.\nLine two."
+    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
+    assert reasons == {
+        "row-000001": "lateral",
+        "row-000002": "no_subject",
+        "row-000003": "missing_image",
+    }
+
+
+@pytest.mark.real_data
+def test_real_tables_pass(tmp_path: Path, test_data: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TEST_DATA", str(test_data))
+    configs = Path(__file__).parents[2] / "configs"
+    for name, films in (("covid_cxr", True), ("openi", False)):
+        work = tmp_path / name
+        assert main(["--config", str(configs / f"{name}.yaml"), "--set", f"work={work}"]) == 0
+        summary = open_artifact(work / "manifest", manifest.KIND).summary
+        assert summary["reports"] > 20
+        assert (summary["films"] > 20) == films

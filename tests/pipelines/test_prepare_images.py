@@ -1,0 +1,133 @@
+"""Prepared films: right pixels, named rejects, and a kill that changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from medclip_dcl.artifacts import manifest, prepared
+from medclip_dcl.artifacts.frame import Artifact, open_artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.studies.images import open_image
+from medclip_dcl.studies.square import square
+from pipelines import build_manifest, prepare_images
+from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.release import Release, release
+
+ROOT = Path(__file__).parents[2]
+
+
+def recipe(tmp_path: Path, source: Release, name: str = "work", **images: Any) -> Path:
+    root = tmp_path / "source"
+    if not root.exists():
+        root.mkdir()
+        source.write(root)
+    settings = {"size_px": 32, "shard_rows": 4, "workers": 2} | images
+    path = tmp_path / f"{name}.yaml"
+    tree = {"work": str(tmp_path / name), "source": {"root": str(root)}, "images": settings}
+    path.write_text(json.dumps(tree))
+    assert build_manifest.main(["--config", str(path)]) == 0
+    return path
+
+
+def made(work: Path) -> Artifact:
+    return open_artifact(work / "prepared", prepared.KIND)
+
+
+def test_films_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
+    source = release(10)
+    assert prepare_images.main(["--config", str(recipe(tmp_path, source))]) == 0
+    films = PreparedImages(made(tmp_path / "work"))
+    assert (len(films), films.size_px) == (10, 32)
+    assert films.image_ids == sorted(row[0] for row in source.films)
+    table = read_table(tmp_path / "work/manifest", manifest.IMAGES).to_pylist()
+    for row in table:
+        image = open_image(tmp_path / "source" / row["path"])
+        at = films.row_of[row["image_id"]]
+        assert films.original_size(at) == image.pixels.shape
+        assert np.array_equal(films.pixels(at), square(image, 32, False))
+    assert not films.pixels(0).flags.owndata
+    with pytest.raises(IndexError):
+        films.pixels(10)
+
+
+def test_refused_films_are_rows_with_a_reason(tmp_path: Path) -> None:
+    source = release(10)
+    ids = [row[0] for row in source.films]
+    source.film = {
+        ids[2]: dicom_bytes(np.full((9, 9), 5, dtype=np.uint16)),
+        ids[5]: dicom_bytes(ramp())[:900],
+    }
+    path = recipe(tmp_path, source, max_reject_share=0.1)
+    assert prepare_images.main(["--config", str(path)]) == 3
+    command = ["--config", str(path), "--set", "images.max_reject_share=0.2"]
+    assert prepare_images.main(command) == 0
+    rejects = read_table(made(tmp_path / "work").path, manifest.REJECTS).to_pylist()
+    assert [(row["id"], row["reason"]) for row in rejects] == [
+        (ids[2], "constant"),
+        (ids[5], "truncated"),
+    ]
+    films = PreparedImages(made(tmp_path / "work"))
+    assert films.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
+
+
+def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    source = release(60)
+    slow = np.random.default_rng(0).integers(0, 4096, (900, 800)).astype(np.uint16)
+    source.film = {row[0]: dicom_bytes(slow + number) for number, row in enumerate(source.films)}
+    source.film[source.films[1][0]] = b"no film"
+    whole = recipe(tmp_path, source, "whole", max_reject_share=0.1)
+    assert prepare_images.main(["--config", str(whole)]) == 0
+    cut = recipe(tmp_path, source, "cut", max_reject_share=0.1)
+    command = [sys.executable, "-m", "pipelines.prepare_images", "--config", str(cut)]
+    draft = tmp_path / "cut/.prepared.draft"
+    job = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while len(list(draft.glob("shard-*"))) < 2:
+        assert job.poll() is None
+        time.sleep(0.002)
+    workers = psutil.Process(job.pid).children()
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait()
+    kept = {path.name: path.stat().st_mtime_ns for path in draft.glob("shard-*")}
+    assert 2 <= len(kept) < 15
+    assert not (tmp_path / "cut/prepared").exists()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
+    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
+    assert made(tmp_path / "cut").digest == made(tmp_path / "whole").digest
+    for name, written in kept.items():
+        assert (tmp_path / "cut/prepared" / name).stat().st_mtime_ns == written
+
+
+def test_film_that_changes_is_prepared_anew(tmp_path: Path) -> None:
+    path = recipe(tmp_path, release(3))
+    assert prepare_images.main(["--config", str(path)]) == 0
+    first = made(tmp_path / "work").digest
+    assert prepare_images.main(["--config", str(path)]) == 0
+    assert made(tmp_path / "work").digest == first
+    film = next((tmp_path / "source").rglob("*.dcm"))
+    film.write_bytes(dicom_bytes(ramp()[::-1].copy()))
+    assert prepare_images.main(["--config", str(path)]) == 0
+    assert made(tmp_path / "work").digest != first
+
+
+def test_manifest_without_films_gives_no_shards(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    root.mkdir()
+    (root / "t.csv").write_text("id,findings\n1,Clear.\n")
+    columns = {"subject_id": "id", "findings": "findings"}
+    source = {"kind": "table", "root": str(root), "table": "t.csv", "columns": columns}
+    path = tmp_path / "r.yaml"
+    path.write_text(json.dumps({"work": str(tmp_path / "work"), "source": source}))
+    assert build_manifest.main(["--config", str(path)]) == 0
+    assert prepare_images.main(["--config", str(path)]) == 0
+    assert len(PreparedImages(made(tmp_path / "work"))) == 0
