@@ -109,13 +109,15 @@ def _score(folder: Path, recipe: Recipe, units: Sequence[Unit], workers: int) ->
     total = sum(len(unit.keys) for unit in units)
     done = total - sum(len(unit.keys) for unit in left)
     keys_of = {unit.name: unit.keys for unit in units}
-    with Progress("score sentences", total, "sentence", done) as bar:
-        with closing(score_units(recipe, left, workers)) as finished:
-            for scores in finished:
-                table = _table(keys_of[scores.name], scores)
-                likelihoods.write_unit(folder, scores.name, table)
-                tables[scores.name] = table
-                bar.advance(len(table))
+    with (
+        Progress("score sentences", total, "sentence", done) as bar,
+        closing(score_units(recipe, left, workers)) as finished,
+    ):
+        for scores in finished:
+            table = _table(keys_of[scores.name], scores)
+            likelihoods.write_unit(folder, scores.name, table)
+            tables[scores.name] = table
+            bar.advance(len(table))
     return pa.concat_tables([tables[unit.name] for unit in units])
 
 

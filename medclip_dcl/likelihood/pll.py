@@ -166,7 +166,7 @@ def _by_length(encodings: Sequence[Encoding]) -> Iterator[list[Encoding]]:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off, and give every module its own mode back."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    model.train(False)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -62,8 +62,8 @@ class Scorer:
         self._recipe = recipe
         loaded = load_language_model(recipe.folder)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model: Any = loaded.model
-        self._model.to(device=self._device, dtype=getattr(torch, recipe.dtype))
+        self._model = loaded.model
+        cast(Any, self._model).to(device=self._device, dtype=getattr(torch, recipe.dtype))
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
 

@@ -1,0 +1,76 @@
+"""The reader of eta and the reader of given tables."""
+
+import numpy as np
+import pytest
+
+from medclip_dcl.artifacts import eta_cache
+from medclip_dcl.artifacts.eta_cache import EtaCache, read_given_table
+from medclip_dcl.artifacts.frame import drafting, make_recipe
+from medclip_dcl.artifacts.sentences import text_key
+from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.errors import ConfigError, ScoreError
+
+TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
+
+
+def seal(folder, keys, etas):
+    recipe = make_recipe(eta_cache.KIND, {}, {})
+    rows = [
+        {"text_key": key, "eta": eta, "pll_nats": None, "tokens": None, "count": 1}
+        for key, eta in zip(keys, etas, strict=True)
+    ]
+    with drafting(folder, eta_cache.KIND, recipe) as draft:
+        write_table(draft.directory, eta_cache.ETA, rows)
+        return draft.seal({})
+
+
+def test_etas_are_found_by_key_in_the_order_asked(tmp_path):
+    keys = sorted(map(text_key, TEXTS))
+    cache = EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+    found = cache.eta_of([keys[2], keys[0], keys[2]])
+    assert found.dtype == np.float64
+    assert found.tolist() == [0.3, 0.1, 0.3]
+    assert len(cache) == 3
+    assert cache.eta_of([]).shape == (0,)
+
+
+@pytest.mark.parametrize("missing", ["0" * 32, "f" * 32, text_key("Never said before.")])
+def test_a_missing_key_is_named_with_the_remedy(tmp_path, missing):
+    keys = sorted(map(text_key, TEXTS))
+    cache = EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+    with pytest.raises(ScoreError, match=rf"1 sentences have no eta.*{missing}.*build_eta_cache"):
+        cache.eta_of([keys[0], missing])
+
+
+def test_an_unsorted_cache_is_refused(tmp_path):
+    keys = sorted(map(text_key, TEXTS), reverse=True)
+    with pytest.raises(ScoreError, match="order"):
+        EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+
+
+@pytest.mark.parametrize("column", ["eta", "rho"])
+def test_given_values_are_keyed_by_normalised_text(tmp_path, column):
+    path = tmp_path / "given.csv"
+    path.write_text(f'{column},text,more\n0.25,"No  effusion, seen.",x\n0,Clear lungs.,y\n')
+    given = read_given_table(path)
+    assert given == {text_key("No effusion, seen."): 0.25, text_key("Clear lungs."): 0.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,value\na,0.1\n",
+        "eta\n0.1\n",
+        "text,eta\na,high\n",
+        "text,eta\na,1.5\n",
+        "text,eta\na,-0.1\n",
+        "text,eta\na,nan\n",
+        "text,eta\na,0.1\na ,0.2\n",
+        "",
+    ],
+)
+def test_malformed_tables_are_refused(tmp_path, content):
+    path = tmp_path / "given.csv"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"eta\.table"):
+        read_given_table(path)

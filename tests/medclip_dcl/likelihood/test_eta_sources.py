@@ -1,0 +1,48 @@
+"""Frequencies and labels as class probabilities, by hand."""
+
+import numpy as np
+import pytest
+
+from medclip_dcl.errors import ScoreError
+from medclip_dcl.likelihood.eta_sources import (
+    NOT_MENTIONED,
+    SentenceClaims,
+    eta_from_frequency,
+    eta_from_labels,
+)
+
+NAMES = ("Edema", "No Finding", "Pneumonia")
+BLANK = NOT_MENTIONED
+LABELS = np.array(
+    [[1, BLANK, BLANK], [1, BLANK, 1], [0, 1, 0], [-1, BLANK, BLANK], [BLANK, 1, BLANK]], np.int8
+)
+
+
+def test_frequency_is_the_share_of_training_reports():
+    assert eta_from_frequency(np.array([0, 1, 4]), 8).tolist() == [0, 0.125, 0.5]
+    with pytest.raises(ScoreError, match="3 training reports"):
+        eta_from_frequency(np.array([4]), 3)
+    with pytest.raises(ScoreError, match="0 training reports"):
+        eta_from_frequency(np.array([0]), 0)
+
+
+@pytest.mark.parametrize(
+    ("claims", "share"),
+    [
+        (SentenceClaims(("Edema",), (), False), 2 / 5),
+        (SentenceClaims(("Edema", "Pneumonia"), (), False), 1 / 5),
+        (SentenceClaims((), ("Edema",), False), 2 / 5),
+        (SentenceClaims((), ("Edema", "Pneumonia"), False), 2 / 5),
+        (SentenceClaims((), (), True), 2 / 5),
+        (SentenceClaims((), (), False), 0),
+    ],
+)
+def test_labels_give_the_share_of_studies_that_fit(claims, share):
+    assert eta_from_labels([claims, claims], LABELS, NAMES).tolist() == [share, share]
+
+
+def test_labels_that_do_not_cover_the_claims_are_refused():
+    with pytest.raises(ScoreError, match="read_claims"):
+        eta_from_labels([SentenceClaims(("Hernia",), (), False)], LABELS, NAMES)
+    with pytest.raises(ScoreError, match="no training study"):
+        eta_from_labels([], LABELS[:0], NAMES)

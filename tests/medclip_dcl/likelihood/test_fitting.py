@@ -1,0 +1,136 @@
+"""Fitting learns, repeats itself for one seed, and goes on where it stopped."""
+
+import pytest
+import torch
+
+from medclip_dcl.config.text import LanguageModelConfig
+from medclip_dcl.errors import TrainingError
+from medclip_dcl.likelihood.corpus import NOT_ASKED, Corpus
+from medclip_dcl.likelihood.encoding import encode_sentences
+from medclip_dcl.likelihood.fit_state import FitStateFile
+from medclip_dcl.likelihood.fitting import _predict, fit_model, masked_accuracy
+from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
+
+SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3, warmup_share=0.2)
+
+
+def tiny_corpus(repeats: int = 1) -> Corpus:
+    tokenizer = tiny_tokenizer()
+    encodings = encode_sentences(tokenizer, SENTENCES * repeats)
+    return Corpus(encodings, len(tokenizer), tokenizer.mask_token_id)
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_fitting_restores_masked_pieces_of_the_corpus():
+    model, corpus = tiny_bert(scale=0, dropout=0.0), tiny_corpus()
+    before = masked_accuracy(model, corpus, 0.15, 4, seed=1)
+    fit_model(model, corpus, SETTINGS.model_copy(update={"steps": 150}), seed=0)
+    after = masked_accuracy(model, corpus, 0.15, 4, seed=1)
+    assert before["held_out_accuracy"] < 0.4
+    assert after["held_out_accuracy"] > 0.6
+    assert after["held_out_nats"] < before["held_out_nats"] / 2
+    assert not model.training
+
+
+def test_same_seed_same_weights_other_seed_other_weights():
+    results = []
+    for seed in (3, 3, 4):
+        model = tiny_bert()
+        fit_model(model, tiny_corpus(), SETTINGS, seed=seed)
+        results.append(weights(model))
+    first, second, third = results
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], third[name]) for name in first)
+
+
+def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path):
+    whole, stopped, resumed = tiny_bert(), tiny_bert(), tiny_bert(scale=1.0)
+    fit_model(whole, tiny_corpus(), SETTINGS, seed=5)
+    file = FitStateFile(tmp_path)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step, _loss, state):
+        if step == 12:
+            file.write(state())
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit_model(stopped, tiny_corpus(), SETTINGS, seed=5, after_step=kill)
+    start = file.read()
+    assert start is not None
+    assert start.step == 12
+    fit_model(resumed, tiny_corpus(), SETTINGS, seed=5, start=start)
+    expected, got = weights(whole), weights(resumed)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_fitting_leaves_the_callers_random_state_alone():
+    before = torch.get_rng_state()
+    fit_model(tiny_bert(), tiny_corpus(), SETTINGS.model_copy(update={"steps": 2}), seed=0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_missing_or_damaged_state_means_a_fresh_start(tmp_path):
+    file = FitStateFile(tmp_path)
+    assert file.read() is None
+    (tmp_path / "fit_state.safetensors").write_bytes(b"half a fi")
+    assert file.read() is None
+    file.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gradient_that_is_no_number_stops_the_fit():
+    model = tiny_bert()
+    model.cls.predictions.bias.data[0] = torch.nan
+    with pytest.raises(TrainingError, match="learning_rate"):
+        fit_model(model, tiny_corpus(), SETTINGS, seed=0)
+
+
+def test_trimmed_forward_pass_equals_the_whole_model():
+    model, corpus = tiny_bert(), tiny_corpus()
+    batch = corpus.draw(6, 0.3, torch.Generator().manual_seed(0))
+    logits, labels = _predict(model, batch)
+    asked = batch.labels != NOT_ASKED
+    torch.testing.assert_close(logits, model(batch.ids).logits[asked], atol=1e-5, rtol=1e-5)
+    assert torch.equal(labels, batch.labels[asked])
+
+
+def test_batches_hold_one_length_and_every_sentence_gives_a_piece():
+    corpus = tiny_corpus()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        batch = corpus.draw(5, 0.15, generator)
+        asked = batch.labels != NOT_ASKED
+        assert asked.any(1).all()
+        assert not asked[:, 0].any()
+        assert not asked[:, -1].any()
+        assert (batch.ids[:, 0] == 2).all()
+        assert (batch.ids[:, -1] == 3).all()
+
+
+def test_sentences_are_drawn_alike_whatever_their_length():
+    tokenizer = tiny_tokenizer()
+    encodings = encode_sentences(tokenizer, ["no ."] * 30 + ["no effusion ."] * 10)
+    corpus = Corpus(encodings, len(tokenizer), tokenizer.mask_token_id)
+    generator = torch.Generator().manual_seed(0)
+    short = sum(corpus.draw(1, 0.15, generator).ids.shape[1] == 4 for _ in range(400))
+    assert 270 <= short <= 330
+
+
+def test_eight_of_ten_asked_pieces_are_masks():
+    corpus = tiny_corpus(100)
+    generator = torch.Generator().manual_seed(0)
+    masks = asked = same = 0
+    for batch in corpus.all_once(50, 0.3, generator):
+        where = batch.labels != NOT_ASKED
+        asked += int(where.sum())
+        masks += int((batch.ids[where] == 4).sum())
+        same += int((batch.ids[where] == batch.labels[where]).sum())
+    assert sum(len(b.ids) for b in corpus.all_once(50, 0.3, generator)) == len(corpus) == 600
+    assert masks / asked == pytest.approx(0.8, abs=0.04)
+    assert same / asked == pytest.approx(0.1, abs=0.04)

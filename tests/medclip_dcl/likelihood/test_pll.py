@@ -1,0 +1,162 @@
+"""Pseudo-log-likelihoods against a loop over single masks in float64."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+from transformers import DistilBertConfig, DistilBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+
+from medclip_dcl.errors import ScoreError
+from medclip_dcl.likelihood.encoding import encode_sentences
+from medclip_dcl.likelihood.pll import pseudo_log_likelihood
+from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
+
+VARIANTS = ("original", "within_word_l2r")
+
+
+def by_hand(model, tokenizer, sentence: str, variant: str) -> float:
+    """Mask one piece at a time, one copy per forward pass, in float64."""
+    exact = copy.deepcopy(model).double().eval()
+    pieces = tokenizer.tokenize(sentence)
+    ids = tokenizer.convert_tokens_to_ids(pieces)
+    total = 0.0
+    for place in range(len(ids)):
+        masked = list(ids)
+        masked[place] = tokenizer.mask_token_id
+        if variant == "within_word_l2r":
+            later = place + 1
+            while later < len(ids) and pieces[later].startswith("##"):
+                masked[later] = tokenizer.mask_token_id
+                later += 1
+        row = [tokenizer.cls_token_id, *masked, tokenizer.sep_token_id]
+        with torch.no_grad():
+            logits = exact(input_ids=torch.tensor([row])).logits[0, place + 1]
+        total += float(logits.log_softmax(-1)[ids[place]])
+    return total
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scores_equal_a_brute_force_loop_in_float64(variant):
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    scores = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant=variant)
+    expected = [by_hand(model, tokenizer, sentence, variant) for sentence in SENTENCES]
+    assert scores.dtype == torch.float32
+    assert min(expected) < -20
+    assert scores.tolist() == pytest.approx(expected, abs=2e-4)
+
+
+def test_variants_differ_only_where_a_word_has_several_pieces():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    one = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant="original")
+    other = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant="within_word_l2r")
+    differs = [abs(float(a - b)) > 1e-3 for a, b in zip(one, other, strict=True)]
+    assert differs == ["cardiomegaly" in sentence for sentence in SENTENCES]
+
+
+@pytest.mark.parametrize("token_budget", [1, 7, 19, 4096])
+def test_scores_do_not_depend_on_order_company_repeats_or_budget(token_budget):
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    alone = {
+        sentence: float(pseudo_log_likelihood(model, tokenizer, [sentence])[0])
+        for sentence in SENTENCES
+    }
+    mixed = [*SENTENCES, *SENTENCES[2:5]]
+    random.Random(3).shuffle(mixed)
+    scores = pseudo_log_likelihood(model, tokenizer, mixed, token_budget=token_budget)
+    assert scores.tolist() == pytest.approx([alone[sentence] for sentence in mixed], abs=2e-4)
+
+
+def test_a_uniform_model_gives_minus_n_log_vocabulary_so_own_tokens_are_not_scored():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    model.cls.predictions.transform.LayerNorm.weight.data.zero_()
+    model.cls.predictions.transform.LayerNorm.bias.data.zero_()
+    model.cls.predictions.bias.data.fill_(0.5)
+    score = pseudo_log_likelihood(model, tokenizer, ["The lungs are clear."])
+    assert float(score[0]) == pytest.approx(-5 * math.log(34), abs=1e-5)
+
+
+def test_train_mode_has_no_effect_and_is_given_back():
+    model, tokenizer = tiny_bert(dropout=0.25), tiny_tokenizer()
+    quiet = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    model.train()
+    model.bert.embeddings.eval()
+    again = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    assert torch.equal(quiet, again)
+    assert model.training
+    assert model.bert.encoder.training
+    assert not model.bert.embeddings.training
+
+
+def test_each_distinct_sentence_is_scored_once():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    rows = []
+    model.bert.embeddings.register_forward_hook(lambda *call: rows.append(len(call[2])))
+    scores = pseudo_log_likelihood(model, tokenizer, ["No effusion."] * 5 + ["no  EFFUSION ."])
+    assert sum(rows) == 3
+    assert len(set(scores.tolist())) == 1
+
+
+def test_no_forward_pass_exceeds_the_budget_even_for_one_long_sentence():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    sizes = []
+    model.bert.embeddings.register_forward_hook(lambda *call: sizes.append(call[2].shape[:2]))
+    pseudo_log_likelihood(model, tokenizer, ["no effusion or " * 15], token_budget=200)
+    assert len(sizes) > 1
+    assert max(rows * length for rows, length in sizes) <= 200
+
+
+@pytest.mark.parametrize("family", ["distilbert", "roberta"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_masked_language_models_are_scored_too(family, variant):
+    tokenizer = tiny_tokenizer()
+    if family == "distilbert":
+        config = DistilBertConfig(
+            vocab_size=34, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64
+        )
+        model = DistilBertForMaskedLM(config)
+    else:
+        config = RobertaConfig(
+            vocab_size=34,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=40,
+            pad_token_id=0,
+        )
+        model = RobertaForMaskedLM(config)
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    scores = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant=variant)
+    expected = [by_hand(model, tokenizer, sentence, variant) for sentence in SENTENCES]
+    assert scores.tolist() == pytest.approx(expected, abs=2e-4)
+
+
+def test_an_empty_or_overlong_sentence_is_refused():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    with pytest.raises(ScoreError, match="sentence 1 has no word piece"):
+        pseudo_log_likelihood(model, tokenizer, ["No effusion.", "  "])
+    with pytest.raises(ScoreError, match="72 word pieces, the model reads 64"):
+        pseudo_log_likelihood(model, tokenizer, ["no " * 70])
+    assert pseudo_log_likelihood(model, tokenizer, []).shape == (0,)
+
+
+def test_a_model_that_returns_nan_is_refused():
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    model.cls.predictions.bias.data[3] = torch.nan
+    with pytest.raises(ScoreError, match="no finite number"):
+        pseudo_log_likelihood(model, tokenizer, ["No effusion."])
+
+
+def test_progress_counts_masked_copies(capsys):
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    pseudo_log_likelihood(model, tokenizer, ["No effusion."] * 3, progress=True)
+    assert '"done": 3, "total": 3' in capsys.readouterr().err
+
+
+def test_literal_special_tokens_in_a_text_are_its_own_pieces():
+    encoding = encode_sentences(tiny_tokenizer(), ["no [MASK] ."])[0]
+    assert encoding.tokens == 3
+    assert encoding.words[0] == encoding.words[-1] == -1

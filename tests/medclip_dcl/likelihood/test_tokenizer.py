@@ -1,0 +1,43 @@
+"""The trained tokenizer reads text as bert-base-uncased does, and is the same in every process."""
+
+import json
+import subprocess
+import sys
+
+from medclip_dcl.likelihood.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from tests.synthetic.bert import SENTENCES
+
+CODE = """
+import json
+from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from tests.synthetic.bert import SENTENCES
+print(json.dumps(train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()))
+"""
+
+
+def test_text_is_lower_cased_and_marks_are_words_of_their_own():
+    tokenizer = train_tokenizer(SENTENCES * 3, 200, 64)
+    assert tokenizer.convert_ids_to_tokens(range(5)) == list(SPECIAL_TOKENS)
+    assert tokenizer.tokenize("NO Pleural, effusion.") == [
+        "no",
+        "pleural",
+        "[UNK]",
+        "effusion",
+        ".",
+    ]
+    ids = tokenizer("No effusion.")["input_ids"]
+    assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+
+
+def test_every_character_of_the_corpus_can_be_written():
+    tokenizer = train_tokenizer(SENTENCES, 100, 64)
+    assert len(tokenizer) <= 100
+    assert tokenizer.unk_token not in tokenizer.tokenize("unclear lungs flung apart")
+
+
+def test_vocabulary_is_the_same_in_every_process():
+    vocabulary = train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()
+    other = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert json.loads(other.stdout) == vocabulary

@@ -1,0 +1,151 @@
+"""Golden splits, and every rule that drops a sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+from medclip_dcl.config.text import SentencesConfig
+from medclip_dcl.reports.sentences import (
+    MASK,
+    RULES,
+    broken_rule,
+    segment,
+    split_section,
+    split_sections,
+)
+
+SETTINGS = SentencesConfig()
+
+
+def kept(text: str, **changes) -> list[str]:
+    split = split_section(text, SETTINGS.model_copy(update=changes))
+    return [sentence for _, sentence in split.sentences]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "There is no focal consolidation,\n effusion, or pneumothorax.",
+            ["There is no focal consolidation, effusion, or pneumothorax."],
+        ),
+        (
+            "Discussed with Dr. ___ by phone. The tube is 1.5 cm above the carina.",
+            ["Discussed with Dr. ___ by phone.", "The tube is 1.5 cm above the carina."],
+        ),
+        (
+            "Findings were called at 3:15 p.m. on ___ by the resident. No change is seen.",
+            [
+                "Findings were called at 3:15 p.m. on ___ by the resident.",
+                "No change is seen.",
+            ],
+        ),
+        (
+            "1. No acute process seen.\n2. Stable enlarged heart.",
+            ["1. No acute process seen.", "2. Stable enlarged heart."],
+        ),
+        (
+            "PA and lateral views.  The lungs\nare clear\r\n\tand well expanded.",
+            ["PA and lateral views.", "The lungs are clear and well expanded."],
+        ),
+        (
+            "Heart size is normal . . Lungs are clear bilaterally.",
+            ["Heart size is normal .", "Lungs are clear bilaterally."],
+        ),
+        ("", []),
+        (" \n\t ", []),
+    ],
+)
+def test_golden_splits(text, sentences):
+    assert kept(text) == sentences
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rule"),
+    [
+        (".", "punctuation"),
+        ("- .", "punctuation"),
+        ("1.", "enumerator"),
+        ("(12).", "enumerator"),
+        ("b)", "enumerator"),
+        ("___.", "masked"),
+        ("XXXX XXXX 12/33.", "masked"),
+        ("19/33.", "masked"),
+        ("Normal chest.", "short"),
+        ("No XXXX edema.", "short"),
+        ("No pleural effusion.", ""),
+        ("Stable ___ in the ___ lobe.", ""),
+    ],
+)
+def test_every_rule_drops_what_it_says(sentence, rule):
+    assert broken_rule(sentence, min_words=3) == rule
+    assert rule in {"", *RULES}
+
+
+def test_dropped_sentences_are_counted_by_rule_and_places_keep_their_numbers():
+    split = split_section("The lungs are clear. Normal chest. No effusion is seen.", SETTINGS)
+    assert split.sentences == ((0, "The lungs are clear."), (2, "No effusion is seen."))
+    assert split.dropped == {"punctuation": 0, "enumerator": 0, "masked": 0, "short": 1}
+
+
+def test_least_number_of_words_is_a_setting():
+    assert kept("Normal chest.", min_words=2) == ["Normal chest."]
+
+
+def test_lengths_are_capped_and_counted():
+    settings = SETTINGS.model_copy(update={"max_characters": 20, "max_section_characters": 60})
+    split = split_section("The lungs are clear and well expanded. " * 5, settings)
+    assert split.truncated_sections == 1
+    assert split.truncated_sentences == 2
+    assert [sentence for _, sentence in split.sentences] == ["The lungs are clear"] * 2
+
+
+def test_nothing_is_lost_or_changed_by_segmenting():
+    text = "No effusion. Dr. ___ was told; 1.5 cm nodule... unchanged? Yes! (See above.) End"
+    assert "".join(segment(text)).replace(" ", "") == text.replace(" ", "")
+
+
+def test_every_distinct_section_is_split_once_and_found_by_its_text():
+    splits = split_sections(["The lungs are clear."] * 3 + ["No effusion is seen."], SETTINGS)
+    assert list(splits) == ["The lungs are clear.", "No effusion is seen."]
+
+
+@pytest.mark.parametrize("token", ["___", "XXXX", "XXXXs", "_____"])
+def test_de_identification_tokens_are_recognised(token):
+    assert MASK.fullmatch(token)
+    assert not MASK.search("XX MAXXXX a_b")
+
+
+def test_import_is_quiet_where_warnings_are_errors():
+    code = "import medclip_dcl.reports.sentences, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text", ["a." * 10_000, "(" * 20_000, "1. " * 6_000, "'\"" * 10_000, "a" * 20_000]
+)
+def test_hostile_sections_end(text):
+    split_section(text, SETTINGS)
+
+
+@pytest.mark.real_data
+def test_open_i_gives_the_known_number_of_sentences(test_data):
+    import json
+
+    lines = (test_data / "openi" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    sections = [row[name] for row in rows for name in ("findings", "impression") if row[name]]
+    splits = split_sections(sections, SETTINGS)
+    dropped = {rule: sum(splits[text].dropped[rule] for text in sections) for rule in RULES}
+    left = sum(len(splits[text].sentences) for text in sections)
+    assert (len(rows), left + sum(dropped.values())) == (2400, 14074)
+    assert dropped == {"punctuation": 317, "enumerator": 6, "masked": 3, "short": 858}

@@ -1,0 +1,141 @@
+"""fit_language_model: a small BERT, a fine-tuned one, or the given one as it is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.artifacts import language_model
+from medclip_dcl.artifacts.frame import Artifact, open_artifact
+from medclip_dcl.likelihood.language_model import load_language_model
+from pipelines import fit_language_model, split_sentences
+from tests.synthetic.bert import tiny_bert, write_cxr_bert
+from tests.synthetic.reports import write_reports
+
+SMALL = {
+    "vocabulary": 150,
+    "hidden_size": 16,
+    "layers": 1,
+    "heads": 2,
+    "steps": 8,
+    "batch": 8,
+    "threads": 1,
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return write_recipe(tmp_path, "work")
+
+
+def write_recipe(folder: Path, work: str) -> Path:
+    path = folder / f"{work}.yaml"
+    path.write_text(f"work: {folder / work}\n", encoding="utf-8")
+    write_reports(folder / work)
+    assert split_sentences.main(["--config", str(path)]) == 0
+    return path
+
+
+def arguments(recipe: Path, **settings) -> list[str]:
+    chosen = {**SMALL, **settings}
+    sets = [f"language_model.{name}={value}" for name, value in chosen.items()]
+    return ["--config", str(recipe), *(part for item in sets for part in ("--set", item))]
+
+
+def run(recipe: Path, **settings) -> Artifact:
+    assert fit_language_model.main(arguments(recipe, **settings)) == 0
+    return open_artifact(recipe.with_suffix("") / "language_model", language_model.KIND)
+
+
+def test_a_fitted_model_is_whole_and_measured(recipe):
+    artifact = run(recipe)
+    assert set(artifact.files) == set(language_model.FILES)
+    assert artifact.summary["fitted"] is True
+    assert 0 <= artifact.summary["held_out_accuracy"] <= 1
+    assert artifact.summary["held_out_sentences"] > 0
+    loaded = load_language_model(artifact.path)
+    assert loaded.model.config.hidden_size == 16
+    assert len(loaded.tokenizer) == artifact.summary["vocabulary"] <= 150
+    assert language_model.tokenizer_digest(artifact) == artifact.files["tokenizer.json"]["sha256"]
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
+    first = run(write_recipe(tmp_path, "first"))
+    second = run(write_recipe(tmp_path, "second"))
+    assert first.digest == second.digest
+    third = tmp_path / "second.yaml"
+    assert fit_language_model.main([*arguments(third), "--set", "seed=1"]) == 0
+    assert open_artifact(tmp_path / "second" / "language_model", language_model.KIND).digest != (
+        first.digest
+    )
+
+
+def test_valid_model_is_reused(recipe, capsys):
+    run(recipe)
+    run(recipe, threads=2, save_every_s=5)
+    assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(recipe, tmp_path):
+    model = tiny_bert()
+    write_cxr_bert(tmp_path / "cxr", model, pickled=True)
+    artifact = run(recipe, fit="false", pretrained=tmp_path / "cxr")
+    assert artifact.summary["fitted"] is False
+    assert artifact.summary["ignored_keys"] == 6
+    assert "model.safetensors" in artifact.files
+    ids = torch.tensor([[2, 8, 13, 3]])
+    with torch.no_grad():
+        copied = load_language_model(artifact.path).model(ids).logits
+        assert torch.equal(copied, model(ids).logits)
+
+
+def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(recipe, tmp_path):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+    artifact = run(recipe, pretrained=tmp_path / "cxr")
+    tuned = load_language_model(artifact.path).model
+    changed = [
+        not torch.equal(a, b)
+        for a, b in zip(tuned.parameters(), tiny_bert().parameters(), strict=True)
+    ]
+    assert all(changed)
+    write_cxr_bert(tmp_path / "other", tiny_bert(scale=2.0))
+    assert run(recipe, pretrained=tmp_path / "other").digest != artifact.digest
+
+
+def test_neither_fitting_nor_a_given_model_is_a_configuration_fault(recipe, capsys):
+    assert fit_language_model.main(arguments(recipe, fit="false")) == 2
+    assert "language_model.fit" in capsys.readouterr().err
+
+
+def test_damaged_pretrained_model_ends_with_4(recipe, tmp_path):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+    (tmp_path / "cxr" / "model.safetensors").write_bytes(b"no tensors")
+    assert fit_language_model.main(arguments(recipe, pretrained=tmp_path / "cxr")) == 4
+
+
+def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
+    settings = {"steps": 40, "save_every_s": 0.0001}
+    whole = run(write_recipe(tmp_path, "whole"), **settings)
+    recipe = write_recipe(tmp_path, "killed")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.fit_language_model", *arguments(recipe, **settings)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    state = tmp_path / "killed" / ".language_model.draft" / "fit_state.safetensors"
+    deadline = time.monotonic() + 120
+    while not state.is_file() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert state.is_file()
+    resumed = run(recipe, **settings)
+    assert set(resumed.files) == set(language_model.FILES)
+    assert resumed.digest == whole.digest
