@@ -85,7 +85,8 @@ PHRASES_OF = {
     "Mass": """
         mass; masslike; mass like; mass like opacity; masslike opacity; mass density; tumor;
         tumour; neoplasm; malignancy; carcinoma; lung cancer; neoplastic; cavitary lesion;
-        metastasis; metastases; metastatic disease; lung lesion; pulmonary lesion; lesion
+        metastasis; metastases; metastatic disease; lung lesion; pulmonary lesion; lesion;
+        cavitary mass; cavity
     """,
     "Nodule": "nodule; micronodule; pulmonary nodule; coin lesion; nodular lesion",
     "Nodular Opacity": """
@@ -133,10 +134,7 @@ PHRASES_OF = {
     "Infection": """
         infection; infectious process; infectious; infectious infiltrate; infectious etiology
     """,
-    "Pneumothorax": """
-        pneumothorax; pneumothoraces; pneumothoraxes; pneumothorace; pneumothoracy; pleural air;
-        pleural air collection; collapsed right lung apex; ptx
-    """,
+    "Pneumothorax": "pneumothorax; pneumothoraces; pleural air; pleural air collection; ptx",
     "Hydropneumothorax": "hydropneumothorax; hydropneumothoraces; hemopneumothorax",
     "Device": """
         pacemaker; pacer; pacing lead; pacemaker lead; defibrillator; icd; aicd; picc; picc line;
@@ -150,7 +148,9 @@ PHRASES_OF = {
         catheter; shunt; shunt tubing; support device; lead; electrode; line tip; generator;
         stimulator; loop recorder; arthroplasty; vascular access; dialysis catheter; venous access
         device; rod; screw; plate and screw; cannula; vp shunt; support line; lines and tubes;
-        monitoring device; tube; aortic valve replacement
+        monitoring device; tube; aortic valve replacement; intubated; intubation; cardiac pacing
+        device; pacing device; support apparatus; internal jugular line; subclavian line; jugular
+        catheter; subclavian catheter; tubing; median sternotomy wire
     """,
     "Emphysema": """
         emphysema; emphysematous; emphysematous change; bullous disease; bulla; bullae; bullous;
@@ -179,19 +179,18 @@ PHRASES_OF = {
         lymphadenopathy; adenopathy; pneumomediastinum; pneumoperitoneum; free air; subcutaneous
         emphysema; subcutaneous air; foreign body; bullet; shrapnel; azygos lobe; azygous lobe;
         azygos fissure; cervical rib; dislocation; separation; situs; bone island; pectus; pectus
-        excavatum; spurring; healed; goiter; shift; deviation; dilated; dilatation; distended;
-        thickening; inflammatory change; reactive airway disease; tuberculosis; sarcoidosis;
-        asthma; lucency; fat pad; surgical absence; air fluid level; contour abnormality;
-        abnormal; pulmonary artery hypertension; pulmonary arterial hypertension; pulmonary
-        hypertension; chronic change; chronic lung disease; chronic appearing change; chronic lung
-        change; diffuse lung disease; vertebral collapse; vertebral body collapse; collapse of the
-        vertebral body; collapsed vertebra; pericardial effusion; pericardial fluid; granulomatous
-        infection; old granulomatous infection; previous infection; prior infection; old
-        infection; remote infection; prior pneumonia; previous pneumonia; bony lesion; bone
-        lesion; lucent lesion; osseous lesion; lytic lesion; blastic lesion; sclerotic lesion;
-        expansile lesion; cavitation; ventricular enlargement; atrial enlargement; ventricular
-        hypertrophy; scoliotic; curvature; bronchovascular crowding; low volume; destructive
-        lesion; aggressive lesion; sternotomy; median sternotomy
+        excavatum; spurring; healed; goiter; shift; deviation; dilatation; distended; thickening;
+        inflammatory change; reactive airway disease; tuberculosis; sarcoidosis; asthma; lucency;
+        fat pad; surgical absence; air fluid level; contour abnormality; abnormal; pulmonary
+        artery hypertension; pulmonary arterial hypertension; pulmonary hypertension; chronic
+        change; chronic lung disease; chronic appearing change; chronic lung change; diffuse lung
+        disease; vertebral collapse; vertebral body collapse; collapse of the vertebral body;
+        collapsed vertebra; pericardial effusion; pericardial fluid; granulomatous infection;
+        previous infection; prior infection; old infection; remote infection; prior pneumonia;
+        previous pneumonia; bony lesion; bone lesion; lucent lesion; osseous lesion; lytic lesion;
+        blastic lesion; sclerotic lesion; expansile lesion; cavitation; ventricular enlargement;
+        atrial enlargement; ventricular hypertrophy; scoliotic; curvature; bronchovascular
+        crowding; low volume; destructive lesion; aggressive lesion; sternotomy; median sternotomy
     """,
 }
 """Concept -> phrases, separated by semicolons."""
@@ -200,8 +199,8 @@ REGIONS_OF = {
     "heart": """
         heart; heart size; cardiac; cardiac size; cardiac silhouette; cardiac contour; cardiac
         shadow; heart silhouette; heart contour; heart shadow; cardiopericardial silhouette; size
-        of the heart; cardiac silhouette size; cardiac and pericardial silhouette; cor; heart
-        border; cardiac border
+        of the heart; cardiac silhouette size; cardiac and pericardial silhouette; heart border;
+        cardiac border
     """,
     "cardiomediastinum": """
         cardiomediastinal; cardiomediastinal silhouette; cardiomediastinal contour;
@@ -219,7 +218,7 @@ REGIONS_OF = {
         lung; lung field; lung parenchyma; pulmonary parenchyma; lung volume and clarity;
         pulmonary field; lung space
     """,
-    "part of a lung": """
+    "other": """
         lung base; base; lung apex; apex; apices; lobe; lung zone; midlung; upper lung; lower
         lung; lung volume; retrocardiac region; airway; trachea; bronchi; diaphragm;
         hemidiaphragm; hila; hilum; hilar; aorta; upper abdomen; abdomen; aortic; aortic contour;
@@ -263,7 +262,7 @@ NEGATED_WHERE_NORMAL = {
         "Opacity",
         "Pneumonia",
     ),
-    "part of a lung": (),
+    "other": (),
     "pleura": ("Effusion",),
     "vessels": ("Congestion",),
     "bones": ("Fracture",),

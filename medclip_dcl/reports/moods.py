@@ -20,10 +20,16 @@ _MOODS = {
     Cue.NOT: Polarity.NEGATED,
     Cue.HEDGE: Polarity.UNCERTAIN,
     Cue.HEDGE_BOTH: Polarity.UNCERTAIN,
+    Cue.EXCLUDE: Polarity.UNCERTAIN,
     Cue.PAST: Polarity.PAST,
 }
-_LOOKING_BACK = {Cue.DENY_BEFORE: Polarity.NEGATED, Cue.HEDGE_BEFORE: Polarity.UNCERTAIN}
+_LOOKING_BACK = {  # what stands before is, and what it is where a "not" stands between
+    Cue.DENY_BEFORE: (Polarity.NEGATED, Polarity.ASSERTED),
+    Cue.EXCLUDED: (Polarity.NEGATED, Polarity.UNCERTAIN),
+    Cue.HEDGE_BEFORE: (Polarity.UNCERTAIN, Polarity.UNCERTAIN),
+}
 _NEGATIONS = {Cue.DENY, Cue.NOT}
+_LISTS = {Cue.AND, Cue.COMMA}
 _HEDGES = {Cue.HEDGE, Cue.HEDGE_BOTH}
 _BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 _SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
@@ -43,7 +49,9 @@ def read_moods(clause: Sequence[Mark]) -> list[Polarity]:
         if mark.cue is Cue.HEDGE_BOTH:
             _hedge_last_concept(clause, moods, index)
         if mark.cue in _LOOKING_BACK:
-            _look_back(clause, moods, index, _LOOKING_BACK[mark.cue])
+            plain, after_not = _LOOKING_BACK[mark.cue]
+            denied = _follows_not(clause, index)
+            _look_back(clause, moods, index, after_not if denied else plain)
         elif _denies_sight(clause, index):
             hedged = index > 0 and clause[index - 1].cue is Cue.HEDGE  # "may not be seen"
             polarity = Polarity.UNCERTAIN if hedged else Polarity.NEGATED
@@ -57,8 +65,10 @@ def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
     for index, mark in enumerate(clause):
         if mark.cue in _MOODS:
             mood, fresh = _next_mood(clause, index, mood), True
-        elif mark.cue is Cue.DENY_BEFORE and not any(item.concept for item in clause[:index]):
-            mood, fresh = Polarity.NEGATED, True  # "resolved left effusion"
+        elif mark.cue in _LOOKING_BACK:
+            has_subject = any(item.concept for item in clause[:index])
+            denies = mark.cue is Cue.DENY_BEFORE and not has_subject  # "resolved effusion"
+            mood, fresh = (Polarity.NEGATED, True) if denies else (Polarity.ASSERTED, False)
         elif mark.concept:
             fresh = False
         elif mood is not Polarity.ASSERTED and _ends_mood(clause, index, mood, fresh):
@@ -77,7 +87,7 @@ def _next_mood(clause: Sequence[Mark], index: int, mood: Polarity) -> Polarity:
         doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
         return Polarity.ASSERTED if doubled else Polarity.NEGATED
     if mark.cue in _HEDGES and mood is Polarity.NEGATED:
-        separate = previous is not None and previous.cue is Cue.AND
+        separate = previous is not None and previous.cue in _LISTS
         return Polarity.UNCERTAIN if separate else mood
     return _MOODS[mark.cue]
 
@@ -88,12 +98,12 @@ def _ends_mood(clause: Sequence[Mark], index: int, mood: Polarity, fresh: bool) 
         return fresh and mood is Polarity.NEGATED
     if cue is Cue.WITH:
         return not fresh and mood is Polarity.NEGATED
-    return cue is Cue.AND and not fresh and _begins_statement(clause, index)
+    return cue in _LISTS and not fresh and _begins_statement(clause, index)
 
 
 def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
     """Whether "and" or a comma begins a statement of its own, not the next item of a list."""
-    rest = [mark for mark in clause[index + 1 :] if mark.cue is not Cue.AND]
+    rest = [mark for mark in clause[index + 1 :] if mark.cue not in _LISTS]
     if not rest or any(mark.cue is Cue.OR for mark in rest):
         return False
     if rest[0].cue in _BEGINS_STATEMENT or rest[0].region:
@@ -112,6 +122,16 @@ def _denies_sight(clause: Sequence[Mark], index: int) -> bool:
         return False
     following = [mark.cue for mark in clause[index + 1 : index + 4] if mark.cue is not Cue.VERB]
     return following[:1] == [Cue.SEEN] and following[1:2] != [Cue.VIEW]
+
+
+def _follows_not(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a "not" stands between a cue that looks back and the concept before it."""
+    for mark in reversed(clause[:index]):
+        if mark.concept:
+            return False
+        if mark.cue is Cue.NOT:
+            return True
+    return False
 
 
 def _hedge_last_concept(clause: Sequence[Mark], moods: list[Polarity], index: int) -> None:

@@ -14,7 +14,7 @@ from medclip_dcl.reports.mentions import Mark, Mention, Polarity
 
 _QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
 _STOPS_BEFORE = _QUALITIES | {Cue.WITH}
-_SKIPPED_AFTER = {Cue.AND, Cue.OR, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+_SKIPPED_AFTER = {Cue.AND, Cue.COMMA, Cue.OR, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 _WHOLE_FILM = {
     Cue.NORMAL: {"chest", "lungs"},
     Cue.ABNORMALITY: {"chest", "lungs", "heart and lungs", "heart"},

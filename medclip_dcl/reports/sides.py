@@ -2,8 +2,8 @@
 
 Of the side words between two concepts, those after the last joint ("and", "with", a
 comma, a verb ...) belong to the later concept and the rest to the earlier. A concept
-without a side takes its neighbour's, where only joints and words of size lie between
-them: "left effusion and atelectasis", "effusion and atelectasis on the left".
+without a side takes its neighbour's, where only "and", "or", "with" and words of size
+lie between them: "left effusion and atelectasis", "effusion and atelectasis on the left".
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SIDES = {
     Cue.BOTH: frozenset({"left", "right"}),
 }
 _SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
-_JOINTS = _SHARING_JOINTS | {Cue.HEDGE, Cue.DENY, Cue.VERB}
+_JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
 
 Sides = frozenset[str]
 

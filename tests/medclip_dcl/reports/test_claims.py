@@ -62,6 +62,10 @@ ASSERTIONS = [
     ("A right PICC terminates in the SVC.", "+dev:r"),
     ("Plate-like atelectasis at both bases.", "+ate:lr"),
     ("Partial collapse of the right middle lobe.", "+ate:r"),
+    ("Non-displaced rib fracture.", "+fra"),
+    ("The patient is intubated.", "+dev"),
+    ("Bibasilar opacities likely reflect atelectasis.", "+ate:lr +opa:lr"),
+    ("Cardiac silhouette remains enlarged.", "+car"),
 ]
 
 SAME_AS_BEFORE = [
@@ -73,6 +77,8 @@ SAME_AS_BEFORE = [
     ("Not only edema but effusion.", "+ede +eff"),
     ("Resolving right lower lobe pneumonia.", "+pna:r"),
     ("The nodule is not seen on the lateral view.", "+les"),
+    ("The pneumothorax is not resolved.", "+ptx"),
+    ("Compared to the prior, the left effusion has decreased.", "+eff:l"),
 ]
 
 NEGATIONS = [
@@ -99,6 +105,11 @@ NEGATIONS = [
     ("No findings of pulmonary edema.", "-ede"),
     ("No new consolidation.", "-con"),
     ("No large effusion and no pneumothorax.", "-eff -ptx"),
+    ("Pneumothorax: none.", "-ptx"),
+    ("Effusion is ruled out.", "-eff"),
+    ("No overt heart failure.", "-ede"),
+    ("Interval removal of the chest tube.", "-dev"),
+    ("There is no consolidation, effusion or evidence of pneumothorax.", "-con -eff -ptx"),
 ]
 
 SCOPES = [
@@ -113,6 +124,9 @@ SCOPES = [
     ("Although no fracture is seen, there is a pneumothorax.", "-fra +ptx"),
     ("No pneumothorax. There are bilateral opacities.", "-ptx +opa:lr"),
     ("Nodule of 1.5 cm. No effusion.", "+les -eff"),
+    ("Pneumonia cannot be excluded and the left effusion is stable.", "?pna +eff:l"),
+    ("There is no pneumothorax, and the left effusion is unchanged.", "-ptx +eff:l"),
+    ("Opacity in the left base, which may be edema.", "+opa:l ?ede"),
 ]
 
 HEDGES = [
@@ -133,6 +147,9 @@ HEDGES = [
     ("Pulmonary vascular congestion.", "?ede"),
     ("Blunting of the left costophrenic angle.", "?eff"),
     ("Left lower lobe volume loss.", "?ate"),
+    ("Pneumonia cannot be entirely excluded.", "?pna"),
+    ("Cannot entirely rule out a fracture.", "?fra"),
+    ("Right opacity may be due to atelectasis or pneumonia.", "+opa:r ?ate ?pna"),
 ]
 
 NORMAL = [
@@ -161,6 +178,10 @@ NORMAL = [
     ("Lungs are clear except for left basilar atelectasis.", "+ate:l -con -ede -les -opa -pna"),
     ("No acute abnormality. Calcified granuloma on the left.", ""),
     ("Heart normal. No consolidation. No effusion.", "-car -con -eff normal"),
+    ("Lungs: clear. Heart: normal.", f"-car {CLEAR_LUNGS} normal"),
+    ("No acute fracture or other osseous abnormality.", "-fra"),
+    ("The aorta is tortuous. Otherwise normal chest.", ""),
+    ("Bony structures reveal no acute abnormality.", "-fra"),
 ]
 
 SIDES = [
