@@ -21,12 +21,15 @@ from medclip_dcl.artifacts import (
     prepared,
     sentences,
 )
+from medclip_dcl.artifacts.eta_cache import EtaCache
 from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import Artifact, Kind, drafting, make_recipe
+from medclip_dcl.artifacts.frame import Artifact, Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
 from medclip_dcl.artifacts.sentences import text_key
 from medclip_dcl.artifacts.tables import write_table
 from medclip_dcl.likelihood.language_model import save_language_model
 from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from medclip_dcl.training.corpus import Corpus, read_corpus
 
 ETA = 0.05
 KINDS = (
@@ -71,6 +74,16 @@ def write_eta(work: Path, eta: float) -> Artifact:
         {"text_key": key, "eta": eta, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
     ]
     return _seal(work, eta_cache.KIND, {"eta": eta}, {eta_cache.ETA: table})
+
+
+def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
+    """Read the studies of a split as the trainer does."""
+
+    def opened(kind: Kind) -> Artifact:
+        return open_artifact(kind.at(work), kind)
+
+    films, eta = PreparedImages(opened(prepared.KIND)), EtaCache(opened(eta_cache.KIND))
+    return read_corpus(opened(manifest.KIND), films, opened(sentences.KIND), eta, split)
 
 
 def write_recipe(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:

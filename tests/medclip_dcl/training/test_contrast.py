@@ -1,0 +1,105 @@
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional
+
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.objective.relations import encode_claims
+from medclip_dcl.reports.claims import Claims
+from medclip_dcl.training.augment import jitter
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.pairs import PairBatch
+from tests.synthetic.batches import pair_batch
+from tests.synthetic.films import tiny_dual_encoder
+
+
+def loss_of(
+    batch: PairBatch, encoder: DualEncoder | None = None, **settings: object
+) -> tuple[float, dict[str, torch.Tensor]]:
+    model = (encoder or tiny_dual_encoder()).eval()
+    contrast = Contrast(ObjectiveConfig.model_validate(settings), 0, model)
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    output = contrast(model, *model(pixels, batch.input_ids, batch.attention_mask), batch)
+    return output.loss.item(), output.gauges
+
+
+def scores(batch: PairBatch) -> torch.Tensor:
+    model = tiny_dual_encoder().eval()
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
+    return (model.gamma**2 * model.score(regions, sentences)).detach()
+
+
+def test_without_eta_the_loss_is_cross_entropy_over_images() -> None:
+    batch = pair_batch(6, eta=0.0)
+    diagonal = torch.arange(6)
+    loss, _ = loss_of(batch)
+    assert loss == pytest.approx(functional.cross_entropy(scores(batch), diagonal).item(), rel=1e-5)
+    loss, _ = loss_of(batch, directions="i2t")
+    other = functional.cross_entropy(scores(batch).T, diagonal).item()
+    assert loss == pytest.approx(other, rel=1e-5)
+
+
+def test_both_directions_are_their_mean() -> None:
+    batch = pair_batch(6)
+    parts = [loss_of(batch, directions=name)[0] for name in ("t2i", "i2t")]
+    assert loss_of(batch, directions="both")[0] == pytest.approx(sum(parts) / 2, rel=1e-6)
+    assert parts[0] != parts[1]
+
+
+def test_eta_belongs_to_the_sentence_of_the_anchor() -> None:
+    plain = pair_batch(6, eta=0.0)
+    eta = torch.zeros(6)
+    eta[2] = 0.2
+    s, diagonal = scores(plain), torch.arange(6)
+    row = functional.cross_entropy(s, diagonal, reduction="none")
+    # Off the floor L = log1p((exp(InfoNCE) - 1 - N eta) / (1 - eta)).
+    expected = row.clone()
+    expected[2] = torch.log1p((row[2].exp() - 1 - 5 * 0.2) / 0.8)
+    loss, _ = loss_of(dataclasses.replace(plain, eta=eta))
+    assert loss == pytest.approx(expected.mean().item(), rel=1e-5)
+
+
+def claims(*names: str) -> Claims:
+    return Claims({name: frozenset() for name in names}, frozenset(), frozenset(), normal=False)
+
+
+def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report() -> None:
+    sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
+    reports = encode_claims(
+        [claims("Edema"), claims("Edema", "Fracture"), claims("Fracture"), claims()]
+    )
+    batch = dataclasses.replace(pair_batch(4), sentence_codes=sentences, report_codes=reports)
+    # Sentences 0 and 1 are true of images 0 and 1, sentence 2 of images 1 and 2.
+    _, of_texts = loss_of(batch, relation="claims", directions="t2i")
+    _, of_images = loss_of(batch, relation="claims", directions="i2t")
+    assert of_texts["mates"].item() == pytest.approx((1 + 1 + 1 + 0) / 4)
+    assert of_images["mates"].item() == pytest.approx((1 + 2 + 0 + 0) / 4)
+    assert loss_of(batch, relation="claims")[0] != loss_of(batch)[0]
+
+
+def test_shared_labels_leave_the_negatives() -> None:
+    labels = torch.tensor([[1, 0], [1, 1], [0, 1], [0, 0]], dtype=torch.bool)
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), labels=labels)
+    s = scores(batch)
+    kept = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
+    expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
+    loss, _ = loss_of(batch, kind="infonce", negatives="remove_labels")
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_texts_are_compared_by_the_encoder_before_its_first_step() -> None:
+    model = tiny_dual_encoder().eval()
+    contrast = Contrast(ObjectiveConfig(negatives="reweight_similar"), 0, model)
+    batch = pair_batch(5)
+    before = contrast._text_similarity(batch)
+    with torch.no_grad():
+        for parameter in model.text.parameters():
+            parameter.add_(1.0)
+    after = contrast._text_similarity(batch)
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after)
+    torch.testing.assert_close(before.diagonal(), torch.ones(5))

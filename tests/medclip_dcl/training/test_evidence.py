@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.artifacts import claims, manifest
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.objective.relations import SAME, relation_matrix
+from medclip_dcl.training.evidence import Evidence, needs_claims, read_evidence
+from tests.synthetic.corpus import read_tiny_corpus, write_corpus
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("evidence") / "work")
+
+
+def evidence_of(work: Path, **settings: object) -> Evidence:
+    objective = ObjectiveConfig.model_validate(settings)
+    said = open_artifact(claims.KIND.at(work), claims.KIND) if needs_claims(objective) else None
+    films = open_artifact(manifest.KIND.at(work), manifest.KIND)
+    return read_evidence(objective, read_tiny_corpus(work), films, said)
+
+
+def test_the_paper_s_objective_reads_nothing(work: Path) -> None:
+    assert evidence_of(work) == Evidence(None, None, None)
+
+
+@pytest.mark.parametrize("relation", ["claims", "labels"])
+def test_sentences_are_true_of_studies_of_their_kind(work: Path, relation: str) -> None:
+    corpus = read_tiny_corpus(work)
+    found = evidence_of(work, relation=relation)
+    assert found.sentence_codes is not None
+    assert found.report_codes is not None
+    same = relation_matrix(found.sentence_codes, found.report_codes) == SAME
+    kind_of_study = torch.tensor([int(study[1:]) % 4 for study in corpus.study_ids])
+    for text, row in zip(corpus.texts, same, strict=True):
+        kinds = set(kind_of_study[row].tolist())
+        assert len(kinds) == 1, text
+        assert row.sum() == 6
+
+
+def test_labels_are_those_of_the_five_findings(work: Path) -> None:
+    labels = evidence_of(work, negatives="remove_labels").labels
+    assert labels is not None
+    assert labels.shape == (24, 5)
+    assert labels.sum(dim=0).tolist() == [6, 0, 0, 6, 6]

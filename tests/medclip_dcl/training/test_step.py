@@ -1,0 +1,89 @@
+import math
+
+import torch
+from accelerate import Accelerator
+
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.optimizer import build_optimizer, optimizer_tensors
+from medclip_dcl.training.step import TrainStep, set_training_mode
+from tests.synthetic.batches import pair_batch
+from tests.synthetic.films import tiny_dual_encoder
+
+SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
+
+
+def make() -> tuple[DualEncoder, torch.optim.Optimizer, TrainStep]:
+    encoder = tiny_dual_encoder().train()
+    optimizer = build_optimizer(encoder, SETTINGS)
+    contrast = Contrast(ObjectiveConfig(), 0, encoder)
+    step = TrainStep(Accelerator(cpu=True), encoder, contrast, optimizer, SETTINGS, seed=0)
+    return encoder, optimizer, step
+
+
+def copies(encoder: DualEncoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    everything = {**encoder.state_dict(), **optimizer_tensors(optimizer, encoder)}
+    return {name: tensor.clone() for name, tensor in everything.items()}
+
+
+def test_a_step_moves_every_weight_and_leaves_no_gradient() -> None:
+    encoder, optimizer, step = make()
+    before = copies(encoder, optimizer)
+    report = step(pair_batch(6), stop=False)
+    assert report.updated
+    assert math.isfinite(report.output.loss.item())
+    moved = [
+        not torch.equal(before[name], parameter) for name, parameter in encoder.named_parameters()
+    ]
+    assert sum(moved) > 0.9 * len(moved)  # some word pieces do not occur
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+
+
+def test_a_step_with_a_loss_that_is_no_number_changes_nothing() -> None:
+    encoder, optimizer, step = make()
+    step(pair_batch(6), stop=False)
+    before = copies(encoder, optimizer)
+    broken = pair_batch(6, step=1, eta=math.nan)
+    report = step(broken, stop=False)
+    assert not report.updated
+    after = copies(encoder, optimizer)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert step(pair_batch(6, step=2), stop=False).updated
+
+
+def test_gamma_stays_within_its_range() -> None:
+    encoder, _, step = make()
+    with torch.no_grad():
+        encoder.gamma.fill_(10.0)
+    step(pair_batch(6), stop=False)
+    assert 1 <= encoder.gamma.item() ** 2 <= 100 + 1e-4
+
+
+def test_a_request_to_stop_is_passed_on() -> None:
+    *_, step = make()
+    assert step(pair_batch(6), stop=True).stop
+    assert not step(pair_batch(6, step=1), stop=False).stop
+
+
+def test_dropout_is_a_function_of_the_step() -> None:
+    losses = []
+    for noise in (1, 2):
+        encoder, _, step = make()
+        encoder.text.backbone.embeddings.dropout.p = 0.5
+        torch.manual_seed(noise)
+        losses.append(step(pair_batch(6), stop=False).output.loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_frozen_batch_norms_keep_their_statistics() -> None:
+    encoder = tiny_dual_encoder()
+    norms = [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
+    set_training_mode(encoder, freeze_batchnorm=True)
+    assert norms
+    assert not any(norm.training for norm in norms)
+    assert encoder.text.training
+    set_training_mode(encoder, freeze_batchnorm=False)
+    assert all(norm.training for norm in norms)
