@@ -68,7 +68,8 @@ PHRASES_OF = {
         congested; congestion; vascular engorgement; engorged; cephalization; heart failure; chf;
         congestive heart failure; congestive failure; cardiac decompensation; vascular prominence;
         vascular redistribution; pulmonary venous hypertension; cardiac failure; fluid overload;
-        volume overload
+        volume overload; indistinct vessel; indistinct vasculature; vascular indistinctness;
+        indistinctness of the vasculature; pulmonary vascular congestion
     """,
     "Wide Mediastinum": """
         widened mediastinum; mediastinal widening; mediastinal enlargement; wide mediastinum;
@@ -130,7 +131,10 @@ PHRASES_OF = {
         pleural scarring; pleural scar; pleural calcification; pleural based density; pleural
         parenchymal scarring; pleuroparenchymal scarring; fibrothorax
     """,
-    "Pneumonia": "pneumonia; bronchopneumonia; pneumonic; pneumonitis",
+    "Pneumonia": """
+        pneumonia; bronchopneumonia; pneumonic; pneumonitis; aspiration pneumonia; aspiration
+        pneumonitis
+    """,
     "Infection": """
         infection; infectious process; infectious; infectious infiltrate; infectious etiology
     """,
@@ -150,7 +154,9 @@ PHRASES_OF = {
         device; rod; screw; plate and screw; cannula; vp shunt; support line; lines and tubes;
         monitoring device; tube; aortic valve replacement; intubated; intubation; cardiac pacing
         device; pacing device; support apparatus; internal jugular line; subclavian line; jugular
-        catheter; subclavian catheter; tubing; median sternotomy wire
+        catheter; subclavian catheter; tubing; median sternotomy wire; port; device; assist
+        device; embolization coil; coil; dialysis line; venous line; impella; ecmo cannula;
+        endovascular graft
     """,
     "Emphysema": """
         emphysema; emphysematous; emphysematous change; bullous disease; bulla; bullae; bullous;
@@ -190,7 +196,9 @@ PHRASES_OF = {
         previous pneumonia; bony lesion; bone lesion; lucent lesion; osseous lesion; lytic lesion;
         blastic lesion; sclerotic lesion; expansile lesion; cavitation; ventricular enlargement;
         atrial enlargement; ventricular hypertrophy; scoliotic; curvature; bronchovascular
-        crowding; low volume; destructive lesion; aggressive lesion; sternotomy; median sternotomy
+        crowding; low volume; destructive lesion; aggressive lesion; sternotomy; median
+        sternotomy; aspiration; contusion; hemorrhage; hematoma; bronchospasm; bronchiolitis;
+        small airway disease; osteophytic
     """,
 }
 """Concept -> phrases, separated by semicolons."""
