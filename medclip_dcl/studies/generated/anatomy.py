@@ -3,7 +3,7 @@
 The right lung lies at negative x. All lengths are in units of half the film's width.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -112,6 +112,18 @@ class Chest:
     domes: Field
     lungs: Field
     lung_outline: Field
+
+    def cut(self, area: tuple[slice, slice]) -> "Chest":
+        """Narrow every field to an area of the film.
+
+        Args:
+            area: rows and columns.
+
+        Returns:
+            A chest whose fields are views of that area.
+        """
+        parts = {item.name: getattr(self, item.name)[area] for item in fields(self)[1:]}
+        return Chest(self.body, **parts)
 
 
 def project(canvas: Canvas, body: Body) -> Chest:
@@ -265,7 +277,7 @@ def vessels(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Fie
     dx, dy = chest.across - 0.15, canvas.y - 0.0
     radius = np.hypot(dx, dy)
     angle = np.arctan2(dy, dx) / np.pi  # -1..1; the two lungs read different rows
-    rows, columns = 768, 96
+    rows, columns = 512, 64
     table = smooth_noise((rows, columns), (44, 7), generator)
     table += 0.6 * smooth_noise((rows, columns), (100, 14), generator)
     ridge = np.exp(-((table / 0.17) ** 2)).astype(np.float32)

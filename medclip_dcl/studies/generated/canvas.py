@@ -9,7 +9,7 @@ Fields are float32 arrays (rows, columns) with one value per pixel.
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,17 @@ class Canvas:
         corners = [self.pixel_at(x, y) for x in (x0, x1) for y in (y0, y1)]
         rows, columns = zip(*corners, strict=True)
         return _clipped(rows, self.height), _clipped(columns, self.width)
+
+    def cut(self, area: tuple[slice, slice]) -> "Canvas":
+        """Narrow the coordinates to an area of the film; `pixel_at` stays that of the film.
+
+        Args:
+            area: rows and columns.
+
+        Returns:
+            A canvas whose fields are views of that area.
+        """
+        return replace(self, x=self.x[area], y=self.y[area])
 
 
 def make_canvas(height: int, width: int, pose: Pose) -> Canvas:

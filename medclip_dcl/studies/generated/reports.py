@@ -1,8 +1,8 @@
 """A report of a study: its statements, and their layout as MIMIC-CXR files them."""
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -24,17 +24,48 @@ _COMBINED_SHARE = 0.5
 _COLUMNS = 79
 
 
+Layout = Literal["both", "impression", "plain"]
+
+
 @dataclass(frozen=True)
 class Report:
-    """What a report says, section by section."""
+    """What a report says, section by section.
+
+    Attributes:
+        findings: statements of the findings.
+        impression: statements of the impression.
+        layout: both sections; all in the impression; or plain, without either header.
+        numbered: whether the impression is a numbered list.
+    """
 
     findings: tuple[Statement, ...]
     impression: tuple[Statement, ...]
+    layout: Layout
+    numbered: bool
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """All statements, in order."""
-        return self.findings + self.impression
+        """All statements, in order, as they stand in the text."""
+        return self.findings + self._listed
+
+    @property
+    def _listed(self) -> tuple[Statement, ...]:
+        if not self.numbered:
+            return self.impression
+        return tuple(
+            replace(item, text=f"{place}. {item.text}")
+            for place, item in enumerate(self.impression, 1)
+        )
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """Header -> text; the header of a plain report is empty."""
+        findings = "  ".join(item.text for item in self.findings)
+        impression = ("\n" if self.numbered else "  ").join(item.text for item in self._listed)
+        if self.layout == "both":
+            return {"FINDINGS": findings, "IMPRESSION": impression}
+        header = "IMPRESSION" if self.layout == "impression" else ""
+        return {header: f"{findings}  {impression}".strip()}
 
 
 def draw_report(findings: dict[FineFinding, float], generator: np.random.Generator) -> Report:
@@ -61,7 +92,12 @@ def draw_report(findings: dict[FineFinding, float], generator: np.random.Generat
         summary = [call_normal(generator)]
     else:
         summary = [_state(item, level, generator) for item, level in list(told.items())[:2]]
-    return Report(tuple(body), tuple(summary))
+    draw = float(generator.random())
+    layout: Layout = "plain" if draw < 0.03 else "impression" if draw < 0.13 else "both"
+    if not body:
+        layout = "impression"
+    numbered = layout == "both" and len(summary) > 1 and draw > 0.7
+    return Report(tuple(body), tuple(summary), layout, numbered)
 
 
 def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
@@ -86,15 +122,8 @@ def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
         lines += _section("TECHNIQUE", f"Chest, {view} view.")
     if generator.random() < 0.6:
         lines += _section("COMPARISON", "Chest radiograph ___.")
-    findings, impression = _join(report.findings), _join(report.impression)
-    style = generator.random()
-    if style < 0.03:  # neither section: the reader falls back to the last paragraph
-        lines += ["", *_wrapped(f"{findings} {impression}")]
-    elif style < 0.13 or not report.findings:
-        lines += _section("IMPRESSION", f"{findings} {impression}".strip(), apart=True)
-    else:
-        lines += _section("FINDINGS", findings, apart=True)
-        lines += _section("IMPRESSION", _numbered(report.impression, style), apart=True)
+    for header, text in report.sections.items():
+        lines += _section(header, text, apart=True) if header else ["", *_wrapped(text)]
     return "\n".join(line or " " for line in lines) + "\n"
 
 
@@ -141,16 +170,6 @@ def _denials(findings: dict[FineFinding, float], generator: np.random.Generator)
         listed, order = order[:3], order[3:]
     statements = [deny([name], generator) for name in order]
     return [*statements, deny(listed, generator)] if listed else statements
-
-
-def _join(statements: Sequence[Statement]) -> str:
-    return "  ".join(statement.text for statement in statements)
-
-
-def _numbered(statements: Sequence[Statement], style: float) -> str:
-    if len(statements) < 2 or style < 0.7:
-        return _join(statements)
-    return "\n".join(f"{place}. {item.text}" for place, item in enumerate(statements, 1))
 
 
 def _section(header: str, text: str, *, apart: bool = False) -> list[str]:
