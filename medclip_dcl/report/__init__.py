@@ -1,1 +1,1 @@
-"""Results to one self-contained HTML page."""
+"""One self-contained page about a recipe: what went in, what was learned, what it can do."""

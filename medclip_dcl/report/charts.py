@@ -1,0 +1,174 @@
+"""Charts as inline SVG whose colours follow the page: light, dark or print."""
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Stand-ins that the page's own colours replace once the chart is drawn.
+_COLOURS = {
+    "#010101": "currentColor",
+    "#020202": "var(--muted)",
+    "#030303": "var(--line)",
+    "#0a0001": "var(--series-1)",
+    "#0a0002": "var(--series-2)",
+    "#0a0003": "var(--series-3)",
+    "#0a0004": "var(--series-4)",
+    "#0a0005": "var(--series-5)",
+}
+_INK, _MUTED, _LINE, *_SERIES = _COLOURS
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+_SIZE_IN = (5.4, 3.1)
+_MOST_POINTS = 800
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line of a chart."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a chart says: a description for those who do not see it, and its axes."""
+
+    alt: str
+    x: str
+    y: str
+
+
+def draw_lines(lines: Sequence[Line], labels: Labels, *, diagonal: bool = False) -> Markup:
+    """Draw lines over a common axis.
+
+    Args:
+        lines: at most five.
+        labels: description and axes.
+        diagonal: whether the square from 0 to 1 is shown with its diagonal, as for ROC curves.
+
+    Returns:
+        An SVG element.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels, square=diagonal)
+        if diagonal:
+            axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+            axes.set_xlim(-0.01, 1.01)
+            axes.set_ylim(-0.01, 1.01)
+        for line, colour in zip(lines, _SERIES, strict=False):
+            kept = _thinned(len(line.x))
+            x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
+            axes.plot(x, y, color=colour, label=line.name)
+        if len(lines) > 1:
+            axes.legend(loc="lower right" if diagonal else "best")
+        return _svg(figure, labels.alt)
+
+
+def draw_histogram(
+    values: Float[np.ndarray, " items"],
+    weights: Float[np.ndarray, " items"],
+    labels: Labels,
+    *,
+    bins: int = 40,
+) -> Markup:
+    """Draw how often values occur.
+
+    Args:
+        values: the values.
+        weights: how often each occurs.
+        labels: description and axes.
+        bins: number of bars.
+
+    Returns:
+        An SVG element.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels)
+        axes.hist(values, bins=bins, weights=weights, color=_SERIES[0], rwidth=0.9)
+        axes.grid(visible=False, axis="x")
+        return _svg(figure, labels.alt)
+
+
+def draw_points(
+    x: Float[np.ndarray, " items"],
+    y: Float[np.ndarray, " items"],
+    labels: Labels,
+    *,
+    log_x: bool = False,
+) -> Markup:
+    """Draw points; of more than a few hundred an even sample along x.
+
+    Args:
+        x: places along the horizontal axis.
+        y: places along the vertical axis.
+        labels: description and axes.
+        log_x: whether the horizontal axis is logarithmic.
+
+    Returns:
+        An SVG element.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels)
+        kept = np.argsort(x, kind="stable")[_thinned(len(x))]
+        axes.scatter(x[kept], y[kept], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
+        if log_x:
+            axes.set_xscale("log")
+        return _svg(figure, labels.alt)
+
+
+def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(3.9, 3.6) if square else _SIZE_IN, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(labels.x)
+    axes.set_ylabel(labels.y)
+    axes.tick_params(length=0)
+    return figure, axes
+
+
+def _thinned(count: int) -> np.ndarray:
+    if count <= _MOST_POINTS:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, _MOST_POINTS).round().astype(int))
+
+
+def _svg(figure: Figure, alt: str) -> Markup:
+    stream = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": alt}):  # ids that are stable, and differ between charts
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r"font: [^;\"]*?(\d+(?:\.\d+)?px)[^;\"]*", r"font-size: \1", text)
+    for stand_in, colour in _COLOURS.items():
+        text = text.replace(stand_in, colour)
+    # matplotlib escapes every text that it is given, so its output is safe markup
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1))  # noqa: S704

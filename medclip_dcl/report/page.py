@@ -1,0 +1,78 @@
+"""Sections -> one HTML page that needs nothing but itself."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from medclip_dcl.report.cases import show_answers, show_cases
+from medclip_dcl.report.corpus import describe_data, show_examples
+from medclip_dcl.report.correction import describe_eta, describe_text
+from medclip_dcl.report.learning import describe_training
+from medclip_dcl.report.outcomes import describe_results, show_gallery_answers, show_heatmaps
+from medclip_dcl.report.provenance import describe_provenance
+from medclip_dcl.report.sources import Sources
+
+_FOLDER = Path(__file__).parent
+_THIN_SPACE = "\u202f"
+
+
+def render_report(sources: Sources) -> str:
+    """Make the page.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        HTML with styles, charts and pictures inline; sections without their artifact are
+        left out.
+
+    Raises:
+        ArtifactError: an artifact is damaged.
+    """
+    return _render(
+        {
+            "name": sources.work.name,
+            "is_generated": sources.is_generated,
+            "is_private": sources.settings.private,
+            "results": describe_results(sources),
+            "data": describe_data(sources),
+            "examples": show_examples(sources),
+            "text": describe_text(sources),
+            "eta": describe_eta(sources),
+            "training": describe_training(sources),
+            "heatmaps": show_heatmaps(sources),
+            "gallery": show_gallery_answers(sources),
+            "cases": show_cases(sources),
+            "service": show_answers(sources),
+            "provenance": describe_provenance(sources),
+        }
+    )
+
+
+def _render(view: Mapping[str, Any]) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "count": _count}
+    style = Markup((_FOLDER / "page.css").read_text(encoding="utf-8"))  # noqa: S704 (our own file)
+    return environment.get_template("page.html").render(view, style=style)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """Round to what can be read: 0.862, 12.3, 317, 4.1e-05."""
+    if value is None:
+        return "-"
+    if value != 0 and abs(value) < 10**-digits:
+        return f"{value:.2g}"
+    return f"{value:.{digits if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def _count(value: int) -> str:
+    return f"{value:,}".replace(",", _THIN_SPACE)

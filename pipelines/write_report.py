@@ -1,0 +1,58 @@
+"""Write one self-contained HTML page about the recipe.
+
+Reads every artifact that exists; writes `report.html` in the recipe's folder. Sections
+appear where their artifact does.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import ArtifactMissing
+from medclip_dcl.report.page import render_report
+from medclip_dcl.report.sources import find_sources
+from medclip_dcl.studies.truth import truth_files
+from pipelines.job import Job, run_job
+
+REPORT = "report.html"
+"""Name of the page, in the recipe's folder."""
+
+
+def build(job: Job) -> None:
+    """Write the page.
+
+    Args:
+        job: the job.
+
+    Raises:
+        ArtifactMissing: there is nothing to report yet.
+    """
+    root = job.config.source.root
+    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
+    sources = find_sources(job.work, job.config.report, is_generated)
+    if not sources.artifacts:
+        raise ArtifactMissing(f"no artifact in {job.work}; run build_manifest first")
+    page = render_report(sources)
+    write_text(job.work / REPORT, page)
+    job.say(
+        report=str(job.work / REPORT),
+        artifacts=len(sources.artifacts),
+        megabytes=round(len(page.encode()) / 1e6, 2),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job from its command line.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("write_report", build, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
