@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"api: {error}", file=sys.stderr)
         return error.exit_code
     start_journal()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     line = {"service": "listening", "host": host, "port": port, "url": f"http://{shown}:{port}/"}

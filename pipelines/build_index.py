@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from medclip_dcl.artifacts import embeddings, manifest, prepared, published, sentences
 from medclip_dcl.artifacts.frame import Draft
 from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.published import read_published
 from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.index.build import select, write_index
 from medclip_dcl.tasks.predictor import load
@@ -21,6 +22,7 @@ def build(job: Job) -> None:
     model, studies = job.open(published.KIND), job.open(manifest.KIND)
     films, texts = job.open(prepared.KIND), job.open(sentences.KIND)
     settings = job.config.index
+    similarity = read_published(model.path).config.model.similarity
 
     def write(draft: Draft) -> dict[str, int]:
         images = PreparedImages(films)
@@ -34,7 +36,7 @@ def build(job: Job) -> None:
 
     job.make(
         embeddings.KIND,
-        {"index": settings, "similarity": job.config.model.similarity},
+        {"index": settings, "similarity": similarity},
         {"model": model, "manifest": studies, "prepared": films, "sentences": texts},
         write,
     )

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,7 @@ def running(
     tree = {"model": str(folder / "model"), "index": str(folder / "index"), **settings}
     if "key_file" not in settings:
         tree.setdefault("allow_anonymous", True)
+    folder = Path(tempfile.mkdtemp(dir=folder))
     config, log = folder / "serve.json", folder / "log.jsonl"
     config.write_text(json.dumps(tree))
     with log.open("w") as stream:

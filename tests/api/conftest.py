@@ -1,0 +1,36 @@
+"""One running service for all tests over HTTP."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.service import Service, running, store
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sealed model and index."""
+    return store(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="session")
+def service(folder: Path) -> Iterator[Service]:
+    """The service on them."""
+    with running(folder, max_body_mb=4, publish_schema=True) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def client(service: Service) -> Iterator[httpx.Client]:
+    """A client of the service."""
+    with service.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def dicom() -> bytes:
+    """A film whose brightness is turned round, 96 pixels high and 64 wide."""
+    return dicom_bytes(ramp(96, 64), photometric="MONOCHROME1")
