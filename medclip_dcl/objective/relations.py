@@ -23,6 +23,7 @@ batch gathers them like ids.
 """
 
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int, Int8
@@ -122,22 +123,17 @@ def relation_matrix(
 
     Source: ours.
     """
-    anchor, report = anchor_claims[:, None, :-1], report_claims[None, :, :-1]
-    different, unclear = _compare(anchor, report)
-    is_different, is_unclear = different.any(dim=2), unclear.any(dim=2)
+    anchor, report = _sets(anchor_claims, dim=1), _sets(report_claims, dim=0)
+    is_different, is_unclear = _compare(anchor, report)
 
-    names_finding = (anchor_claims[:, :-1] != 0).any(dim=1)
-    is_normal = (anchor_claims[:, -1] != 0) & ~names_finding
-    report_asserts = _has(report_claims[:, :-1], ASSERTED).any(dim=1)
-    report_normal = report_claims[:, -1] != 0
-    is_different |= is_normal[:, None] & report_asserts[None]
-    is_unclear |= is_normal[:, None] & ~report_normal[None]
-    is_different |= ~(names_finding | is_normal)[:, None]
+    names_finding = anchor.asserted | anchor.negated | anchor.hedged != 0
+    is_normal = (anchor_claims[:, -1:] != 0) & ~names_finding
+    is_different |= is_normal & (report.asserted != 0)
+    is_unclear |= is_normal & (report_claims[None, :, -1] == 0)
+    is_different |= ~(names_finding | is_normal)
 
     relation = torch.full_like(is_different, SAME, dtype=torch.int8)
-    relation[is_unclear] = UNCLEAR
-    relation[is_different] = DIFFERENT
-    return relation
+    return relation.masked_fill_(is_unclear, UNCLEAR).masked_fill_(is_different, DIFFERENT)
 
 
 def relation_gauges(
@@ -168,27 +164,39 @@ def relation_gauges(
     }
 
 
+class _Sets(NamedTuple):
+    """Findings of every text as sets: one integer each, with one bit per finding."""
+
+    asserted: Int[Tensor, "rows columns"]
+    negated: Int[Tensor, "rows columns"]
+    hedged: Int[Tensor, "rows columns"]
+    left: Int[Tensor, "rows columns"]
+    right: Int[Tensor, "rows columns"]
+
+
+def _sets(codes: Int8[Tensor, "texts codes"], dim: int) -> _Sets:
+    """Pack codes into sets that stand along rows (`dim` 1) or columns (`dim` 0)."""
+    place = 2 ** torch.arange(len(FINDINGS), device=codes.device, dtype=torch.int32)
+    findings = codes[:, :-1]
+    return _Sets(
+        *(
+            ((findings & bit != 0) * place).sum(dim=1, dtype=torch.int32).unsqueeze(dim)
+            for bit in (ASSERTED, NEGATED, HEDGED, LEFT, RIGHT)
+        )
+    )
+
+
 def _compare(
-    anchor: Int8[Tensor, "anchors 1 findings"], report: Int8[Tensor, "1 candidates findings"]
-) -> tuple[
-    Bool[Tensor, "anchors candidates findings"], Bool[Tensor, "anchors candidates findings"]
-]:
+    anchor: _Sets, report: _Sets
+) -> tuple[Bool[Tensor, "anchors candidates"], Bool[Tensor, "anchors candidates"]]:
     """Where a claim makes the pair different, and where unclear (different goes first)."""
-    asserts, negates, hedges = (_has(anchor, bit) for bit in (ASSERTED, NEGATED, HEDGED))
-    report_asserts, report_hedges = _has(report, ASSERTED), _has(report, HEDGED)
-    sides, report_sides = anchor & (LEFT | RIGHT), report & (LEFT | RIGHT)
-    lacks_side = (sides & ~report_sides) != 0
-
-    absent = ~(report_asserts | report_hedges)
-    other_side = report_asserts & lacks_side & (report_sides != 0)
-    different = asserts & (absent | other_side) | negates & report_asserts | hedges & absent
-    no_side_known = asserts & report_asserts & lacks_side
-    unclear = no_side_known | negates & ~_has(report, NEGATED) | hedges | asserts & report_hedges
-    return different, unclear
-
-
-def _has(codes: Int8[Tensor, "..."], bit: int) -> Bool[Tensor, "..."]:
-    return (codes & bit) != 0
+    absent = ~(report.asserted | report.hedged)
+    both = anchor.asserted & report.asserted
+    lacks_side = both & (anchor.left & ~report.left | anchor.right & ~report.right)
+    other_side = lacks_side & (report.left | report.right)
+    different = (anchor.asserted | anchor.hedged) & absent | anchor.negated & report.asserted
+    unclear = anchor.negated & ~report.negated | anchor.hedged | anchor.asserted & report.hedged
+    return (different | other_side) != 0, (unclear | lacks_side) != 0
 
 
 def _side_bits(sides: Set[str]) -> int:

@@ -1,5 +1,7 @@
 """Every cell of the relation's table, written out."""
 
+import random
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from medclip_dcl.objective.relations import (
     relation_gauges,
     relation_matrix,
 )
-from medclip_dcl.reports.claims import Claims
+from medclip_dcl.reports.claims import FINDINGS, Claims
 
 
 def claims(asserted: str = "", negated: str = "", hedged: str = "", normal: bool = False) -> Claims:
@@ -155,3 +157,46 @@ def test_gauges_count_other_images_alone() -> None:
         "with_claims": 0.6667,
         "alone": 0.3333,  # the second
     }
+
+
+def told(anchor: Claims, report: Claims) -> int:
+    """The module's table, one claim after the other."""
+    verdicts = set()
+    for name, sides in anchor.asserted.items():
+        if name in report.asserted:
+            known = report.asserted[name]
+            verdicts.add(SAME if sides <= known else DIFFERENT if known else UNCLEAR)
+        else:
+            verdicts.add(UNCLEAR if name in report.uncertain else DIFFERENT)
+    for name in anchor.negated:
+        silent = UNCLEAR if name not in report.negated else SAME
+        verdicts.add(DIFFERENT if name in report.asserted else silent)
+    for name in anchor.uncertain:
+        spoken = name in report.asserted or name in report.uncertain
+        verdicts.add(UNCLEAR if spoken else DIFFERENT)
+    if not verdicts and anchor.normal:
+        rest = SAME if report.normal else UNCLEAR
+        verdicts.add(DIFFERENT if report.asserted else rest)
+    return next((item for item in (DIFFERENT, UNCLEAR, SAME) if item in verdicts), DIFFERENT)
+
+
+def drawn(generator: random.Random, most: int) -> Claims:
+    names = generator.sample(FINDINGS[:5], generator.randint(0, most))
+    kinds = {name: generator.choice("anu") for name in names}
+    sides = [frozenset(), frozenset({"left"}), frozenset({"right"}), frozenset({"left", "right"})]
+    return Claims(
+        {name: generator.choice(sides) for name in names if kinds[name] == "a"},
+        frozenset(name for name in names if kinds[name] == "n"),
+        frozenset(name for name in names if kinds[name] == "u"),
+        generator.random() < 0.3,
+    )
+
+
+def test_matrix_is_the_table_for_any_claims() -> None:
+    generator = random.Random(0)
+    anchors = [drawn(generator, 3) for _ in range(150)]
+    reports = [drawn(generator, 5) for _ in range(150)]
+    expected = [[told(anchor, report) for report in reports] for anchor in anchors]
+    matrix = relation_matrix(encode_claims(anchors), encode_claims(reports))
+    assert matrix.tolist() == expected
+    assert all((matrix == kind).sum() > 500 for kind in (DIFFERENT, SAME, UNCLEAR))
