@@ -34,6 +34,7 @@ from medclip_dcl.artifacts.files import sha256_file
 from medclip_dcl.artifacts.frame import Artifact, Draft, Kind, make_recipe, open_artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError, CheckpointError
+from medclip_dcl.studies.truth import Truth, read_truth, truth_files
 from medclip_dcl.training.evidence import needs_claims
 from medclip_dcl.training.publishing import publish
 from medclip_dcl.training.run import Inputs, Trained, start_accelerator, train
@@ -104,8 +105,15 @@ def _open_inputs(job: Job, verify: bool) -> Inputs:
         eta_cache=open_one(eta_cache.KIND),
         claims=open_one(claims.KIND) if needs_claims(config.objective) else None,
         text_folder=resolve_path(text, config) if text else open_one(language_model.KIND).path,
+        truth=_truth(config),
         image_weights=resolve_path(image, config) if image else None,
     )
+
+
+def _truth(config: Config) -> Truth | None:
+    if config.objective.relation != "truth":
+        return None
+    return read_truth(resolve_path(config.source.root, config))
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -129,6 +137,9 @@ def _digests(config: Config, inputs: Inputs) -> dict[str, Artifact | str]:
     }
     if inputs.claims is not None:
         digests["claims"] = inputs.claims
+    if inputs.truth is not None:
+        root = resolve_path(config.source.root, config)
+        digests |= {file.name: sha256_file(file) for file in truth_files(root)}
     if inputs.image_weights is not None:
         digests["image_weights"] = _weights_digest(inputs.image_weights)
     return digests

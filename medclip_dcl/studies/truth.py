@@ -17,11 +17,13 @@ class Truth:
     """The truth of a generated source.
 
     Attributes:
+        findings_of: film -> fine findings that it shows.
         types_of: film -> types of finding that it shows.
         types: every type there is.
         gallery: fine finding -> its plainest sentence, in the order of the table.
     """
 
+    findings_of: dict[str, frozenset[str]]
     types_of: dict[str, frozenset[str]]
     types: frozenset[str]
     gallery: dict[str, str]
@@ -60,14 +62,14 @@ def read_truth(root: Path) -> Truth | None:
     try:
         films, fine = (_rows(path) for path in files)
         type_of = {row["finding"]: row["type"] for row in fine}
+        findings_of = {row["dicom_id"]: frozenset(json.loads(row["findings"])) for row in films}
         types_of = {
-            row["dicom_id"]: frozenset(type_of[name] for name in json.loads(row["findings"]))
-            for row in films
+            film: frozenset(type_of[name] for name in names) for film, names in findings_of.items()
         }
         gallery = {row["finding"]: json.loads(row["sentences"])[0] for row in fine}
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise StudyError("a truth table is damaged; rerun generate_studies") from error
-    return Truth(types_of, frozenset(type_of.values()), gallery)
+    return Truth(findings_of, types_of, frozenset(type_of.values()), gallery)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

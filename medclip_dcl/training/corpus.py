@@ -30,6 +30,10 @@ class Corpus:
     subject_ids: frozenset[str]
     films: Groups
     """Films of each study."""
+    image_ids: tuple[str, ...]
+    """Id of each film."""
+    study_of_film: Int64[np.ndarray, " films"]
+    """Study of each film."""
     film_rows: Int64[np.ndarray, " films"]
     """Row of each film in the prepared images."""
     sentences: Groups
@@ -82,11 +86,15 @@ def read_corpus(
     subjects = frozenset(images["subject_id"].to_pylist())
     if split == "train":
         _refuse_boxed(manifest, subjects)
+    image_ids = images["image_id"].to_pylist()
+    study_of_film = _places(images["study_id"], study_ids)
     return Corpus(
         study_ids=tuple(study_ids.to_pylist()),
         subject_ids=subjects,
-        films=Groups(_places(images["study_id"], study_ids), len(study_ids)),
-        film_rows=np.array([prepared.row_of[name] for name in images["image_id"].to_pylist()], int),
+        films=Groups(study_of_film, len(study_ids)),
+        image_ids=tuple(image_ids),
+        study_of_film=study_of_film,
+        film_rows=np.array([prepared.row_of[name] for name in image_ids], dtype=np.int64),
         sentences=Groups(_places(said["study_id"], study_ids), len(study_ids)),
         text_of=_places(said["text_key"], pa.array(keys, pa.string())),
         texts=tuple(texts),

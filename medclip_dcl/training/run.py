@@ -22,6 +22,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights
 from medclip_dcl.model.image_encoder import load_image_weights
+from medclip_dcl.studies.truth import Truth
 from medclip_dcl.training.contrast import Contrast
 from medclip_dcl.training.corpus import Corpus, read_corpus
 from medclip_dcl.training.draws import Stream, seed_for
@@ -45,6 +46,8 @@ class Inputs:
     """None where the objective reads no claims."""
     text_folder: Path
     """Folder of the language model that the text encoder starts from."""
+    truth: Truth | None
+    """What a generated source knows; None for any other."""
     image_weights: Path | None
     """Weights that the image encoder starts from; None: random."""
 
@@ -199,7 +202,9 @@ def _pairs(
     start = accelerator.process_index * local
     pairs = Pairs(
         corpus=corpus,
-        evidence=read_evidence(config.objective, corpus, inputs.manifest, inputs.claims),
+        evidence=read_evidence(
+            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
+        ),
         prepared=prepared,
         tokens=TokenTable(tokenizer, corpus.texts, config.model.text.max_tokens),
         sampler=sampler,

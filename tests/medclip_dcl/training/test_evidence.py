@@ -6,7 +6,9 @@ import torch
 from medclip_dcl.artifacts import claims, manifest
 from medclip_dcl.artifacts.frame import open_artifact
 from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.objective.relations import SAME, relation_matrix
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.objective.relations import SAME, encode_truth, relation_matrix
+from medclip_dcl.studies.truth import Truth
 from medclip_dcl.training.evidence import Evidence, needs_claims, read_evidence
 from tests.synthetic.corpus import read_tiny_corpus, write_corpus
 
@@ -16,11 +18,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("evidence") / "work")
 
 
-def evidence_of(work: Path, **settings: object) -> Evidence:
+def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Evidence:
     objective = ObjectiveConfig.model_validate(settings)
     said = open_artifact(claims.KIND.at(work), claims.KIND) if needs_claims(objective) else None
     films = open_artifact(manifest.KIND.at(work), manifest.KIND)
-    return read_evidence(objective, read_tiny_corpus(work), films, said)
+    return read_evidence(objective, read_tiny_corpus(work), films, said, truth)
 
 
 def test_the_paper_s_objective_reads_nothing(work: Path) -> None:
@@ -46,3 +48,24 @@ def test_labels_are_those_of_the_five_findings(work: Path) -> None:
     assert labels is not None
     assert labels.shape == (24, 5)
     assert labels.sum(dim=0).tolist() == [6, 0, 0, 6, 6]
+
+
+def test_truth_takes_findings_and_sides_of_every_film_of_a_study(work: Path) -> None:
+    corpus = read_tiny_corpus(work)
+    shown = {image_id: frozenset({"heart"}) for image_id in corpus.image_ids}
+    shown["film000a"], shown["film000b"] = frozenset({"left"}), frozenset({"right"})
+    sentences = {
+        "heart": "There is cardiomegaly.",
+        "left": "There is a left pneumothorax.",
+        "right": "There is a right pneumothorax.",
+    }
+    found = evidence_of(work, Truth(shown, {}, frozenset(), sentences), relation="truth")
+    expected = [{"Pneumothorax": frozenset({"left", "right"})}]
+    expected += [{"Cardiomegaly": frozenset()}] * 23
+    assert found.report_codes is not None
+    assert torch.equal(found.report_codes, encode_truth(expected))
+
+
+def test_truth_of_a_source_that_has_none_is_refused(work: Path) -> None:
+    with pytest.raises(ConfigError, match="generated studies alone"):
+        evidence_of(work, relation="truth")

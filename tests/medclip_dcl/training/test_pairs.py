@@ -35,6 +35,7 @@ def pairs_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> Pai
             corpus,
             open_artifact(manifest.KIND.at(work), manifest.KIND),
             open_artifact(claims.KIND.at(work), claims.KIND),
+            None,
         ),
         prepared=PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),
         tokens=TokenTable(tokenizer, corpus.texts, 32),
