@@ -78,7 +78,7 @@ def image_sentence_scores(
 
 
 def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
-    h = torch.matmul(y, x.transpose(1, 2))  # (images, texts, regions)
+    h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
     best, k = h.detach().max(dim=-1)
     if settings.kind == "lse":
         f = _log_mean_exp(h, best, settings.tau_lse)
@@ -93,7 +93,7 @@ def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
 def _log_mean_exp(h: Tensor, best: Tensor, tau: float) -> Tensor:
     """Compute tau * log mean_r exp(h_r / tau) relative to the largest h: never above it."""
     relative = torch.add(-best.unsqueeze(-1) / tau, h, alpha=1 / tau)  # one pass over h
-    return best + tau * relative.exp_().mean(dim=-1).log()
+    return best + tau * (relative.exp_().sum(dim=-1) / h.shape[-1]).log()
 
 
 def _non_local(x: Tensor, y: Tensor, k: Tensor, tau: float) -> Tensor:
