@@ -14,14 +14,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.record import finish
-from medclip_dcl.reports.claims import read_claims
+from medclip_dcl.reports.claims import claims_of, read_claims
 from medclip_dcl.reports.mentions import Polarity
-from medclip_dcl.reports.reading import read_report
+from medclip_dcl.reports.reading import Reading, read_report
 
 CONCEPT_OF = {
     "Atelectasis": "Atelectasis",
@@ -95,16 +96,15 @@ def text_of(report: dict[str, Any]) -> str:
     return "\n\n".join(filter(None, (report["findings"], report["impression"])))
 
 
-def concepts_found(text: str) -> Set[str]:
+def concepts_found(reading: Reading) -> Set[str]:
     """The names of the labels that a report's mentions assert, and `normal`."""
-    mentions = read_report(text).mentions
-    found = {mention.concept for mention in mentions if mention.polarity is Polarity.ASSERTED}
-    names = {name for name, concept in CONCEPT_OF.items() if concept in found}
-    return names | {"normal"} if read_claims(text).normal else names
+    asserted = {item.concept for item in reading.mentions if item.polarity is Polarity.ASSERTED}
+    names = {name for name, concept in CONCEPT_OF.items() if concept in asserted}
+    return names | {"normal"} if claims_of([reading]).normal else names
 
 
-def findings_found(text: str) -> Set[str]:
-    return read_claims(text).asserted.keys()
+def findings_found(reading: Reading) -> Set[str]:
+    return claims_of([reading]).asserted.keys()
 
 
 def labels_of(report: dict[str, Any]) -> Set[str]:
@@ -115,13 +115,8 @@ def findings_of(report: dict[str, Any]) -> Set[str]:
     return {name for name, parts in FINDING_OF.items() if labels_of(report) & set(parts)}
 
 
-def score(
-    reports: Sequence[dict[str, Any]],
-    names: Sequence[str],
-    read: Callable[[str], Set[str]],
-    truth: Callable[[dict[str, Any]], Set[str]],
-) -> dict[str, Score]:
-    pairs = [(read(text_of(report)), truth(report)) for report in reports]
+def score(pairs: Sequence[tuple[Set[str], Set[str]]], names: Sequence[str]) -> dict[str, Score]:
+    """Count, over pairs of what was found and what is true."""
     return {
         name: Score(
             sum(name in found and name in true for found, true in pairs),
@@ -167,17 +162,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     lines = (Path(folder) / "openi" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
     reports = [json.loads(line) for line in lines]
+    readings = [read_report(text_of(report)) for report in reports]
     parts = {
-        "development": [report for report in reports if is_development(report)],
-        "held out": [report for report in reports if not is_development(report)],
-        "all": reports,
+        "development": [is_development(report) for report in reports],
+        "held out": [not is_development(report) for report in reports],
+        "all": [True] * len(reports),
     }
     figures: dict[str, float] = {"reports": len(reports)}
     for level, names, read, truth in (
         ("concepts", [*CONCEPT_OF, "normal"], concepts_found, labels_of),
         ("findings", list(FINDING_OF), findings_found, findings_of),
     ):
-        halves = {part: score(rows, names, read, truth) for part, rows in parts.items()}
+        pairs = [
+            (read(reading), truth(report))
+            for reading, report in zip(readings, reports, strict=True)
+        ]
+        halves = {
+            part: score(list(compress(pairs, chosen)), names) for part, chosen in parts.items()
+        }
         judged = [name for name in names if halves["all"][name].positives >= FEWEST_POSITIVES]
         print_table(level, halves, judged)
         for part, scores in halves.items():
