@@ -18,7 +18,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-import medclip_dcl
 from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies import wire
@@ -240,7 +239,7 @@ class _Worker:
 def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start a bare interpreter: spawning by multiprocessing would import the caller's main."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    package = str(Path(medclip_dcl.__file__).resolve().parent.parent)
+    package = str(Path(__file__).resolve().parents[2])
     path = json.dumps([package, *(entry for entry in sys.path if entry)])
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     try:

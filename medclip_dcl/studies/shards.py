@@ -56,7 +56,7 @@ def write_shards(
         What became of them; the same whether or not an earlier run was killed.
     """
     starts = range(0, len(films), settings.shard_rows)
-    workers = settings.workers or os.cpu_count() or 1
+    workers = settings.workers or _cores()
     todo = [number for number in range(len(starts)) if not (folder / SHARD.format(number)).exists()]
     if len(todo) < len(starts):
         finished(sum(_rows(films, settings, n) for n in set(range(len(starts))) - set(todo)))
@@ -73,6 +73,13 @@ def write_shards(
                 _write(folder, number, part, list(threads.map(read, part)), settings.size_px)
     found = [read_shard_rejects(folder, number) for number in range(len(starts))]
     return Outcome(sum(kept for kept, _ in found), [item for _, rows in found for item in rows])
+
+
+def _cores() -> int:
+    """Count the cores that this process may use, where the system says so."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _rows(films: Sequence[Film], settings: ImagesConfig, number: int) -> int:

@@ -122,6 +122,22 @@ def test_too_many_rejects_stop_the_job(tmp_path: Path) -> None:
     assert run(tmp_path, {"max_reject_share": 0.25}) == 0
 
 
+def test_jpg_release_with_reports_elsewhere(tmp_path: Path) -> None:
+    source = release(3)
+    (tmp_path / "source").mkdir()
+    source.write(tmp_path / "source")
+    for film in (tmp_path / "source").rglob("*.dcm"):
+        film.rename(film.with_suffix(".jpg"))
+    for report in (tmp_path / "source").rglob("s*.txt"):
+        place = tmp_path / "reports" / report.relative_to(tmp_path / "source")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        report.rename(place)
+    settings = {"image_suffix": ".jpg", "reports": str(tmp_path / "reports")}
+    assert run(tmp_path, settings) == 0
+    assert [row["path"][-4:] for row in rows(tmp_path, manifest.IMAGES)] == [".jpg"] * 3
+    assert len(rows(tmp_path, manifest.REPORTS)) == 3
+
+
 def test_report_that_changes_changes_the_manifest(tmp_path: Path) -> None:
     build(tmp_path, release(2))
     first = made(tmp_path).digest
