@@ -125,12 +125,12 @@ def _from_table(given: Given) -> Floats:
     values = eta_cache.read_given_table(given.table)
     keys = given.distinct["text_key"].to_pylist()
     missing = [key for key in keys if key not in values]
-    if missing:
+    if missing and given.settings.on_missing == "error":
         raise ScoreError(
             f"eta.table lacks {len(missing)} of {len(keys)} sentences, the first with key "
-            f"{missing[0]}; add them"
+            f"{missing[0]}; add them or set eta.on_missing to 'zero'"
         )
-    return np.array([values[key] for key in keys])
+    return np.array([values.get(key, 0.0) for key in keys])
 
 
 def _from_labels(given: Given) -> Floats:
@@ -203,8 +203,8 @@ _SOURCES = {
     "frequency": Source(_from_frequency, ()),
     "constant": Source(_constant, ("constant",)),
     "labels": Source(_from_labels, (), (claims.KIND, manifest.KIND)),
-    "table": Source(_from_table, (), table=True),
-    "oracle": Source(_from_table, (), table=True),
+    "table": Source(_from_table, ("on_missing",), table=True),
+    "oracle": Source(_from_table, ("on_missing",), table=True),
 }
 
 

@@ -14,6 +14,9 @@ class SentencesConfig(Section):
     """Sections used; `last_paragraph` stands in where a report has neither."""
     min_words: Annotated[int, Field(ge=1)] = 3
     """Fewest words with a letter outside `___` and `XXXX` that a sentence needs."""
+    strip_numbers: bool = True
+    """Whether the number of a list item is cut off ("1. No effusion is seen."), so that equal
+    statements are one sentence."""
     max_characters: Annotated[int, Field(gt=0)] = 1000
     """Longest sentence kept, characters; longer ones are truncated and counted."""
     max_section_characters: Annotated[int, Field(gt=0)] = 20_000
@@ -89,3 +92,5 @@ class EtaConfig(Section):
     """Value of eta where `source` is `constant`."""
     table: str = ""
     """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`."""
+    on_missing: Literal["error", "zero"] = "error"
+    """What a sentence gets that `table` lacks: the job fails, or eta is 0 (no correction)."""

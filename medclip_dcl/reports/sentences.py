@@ -5,6 +5,8 @@ Rules, in the order in which they are tried
     enumerator    a bare list number: "1." or "2)"
     masked        no letter outside the de-identification tokens ___ and XXXX
     short         fewer readable words than the settings ask for
+
+What is kept loses the number of a list item in front, where the settings say so.
 """
 
 import re
@@ -31,6 +33,7 @@ MASK = re.compile(r"_{2,}|\bX{3,}s?\b")
 """De-identification tokens: MIMIC's ___ and Open-i's XXXX."""
 
 _ENUMERATOR = re.compile(r"\(?(\d{1,3}|[A-Za-z])[.):]+")
+_NUMBER = re.compile(r"^(\(?\d{1,2}[.):] +)+(?=\S)")
 _SEGMENTER = pysbd.Segmenter(language="en", clean=False)
 
 
@@ -70,8 +73,9 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
         if rule:
             dropped[rule] += 1
             continue
-        cut += len(sentence) > settings.max_characters
-        kept.append((place, normalise_text(sentence[: settings.max_characters])))
+        stated = _NUMBER.sub("", sentence) if settings.strip_numbers else sentence
+        cut += len(stated) > settings.max_characters
+        kept.append((place, normalise_text(stated[: settings.max_characters])))
     too_long = len(whole) > settings.max_section_characters
     return Split(tuple(kept), dropped, cut, int(too_long))
 

@@ -138,6 +138,14 @@ def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(recipe, capsys
     assert "effusion" not in message
 
 
+def test_sentences_that_a_table_lacks_are_left_uncorrected_where_asked(recipe):
+    path = write_given(recipe, skip=2)
+    artifact = run(recipe, "source=table", f"table={path}", "on_missing=zero")
+    expected = [0.0, 0.0] + [min(n / 40, 0.2) for n in range(20)]
+    assert [row["eta"] for row in rows_of(artifact)] == expected
+    assert artifact.summary["eta_zero_share"] == pytest.approx(3 / 22, abs=1e-6)
+
+
 def test_a_changed_table_makes_the_cache_anew(recipe):
     path = write_given(recipe)
     first = run(recipe, "source=table", f"table={path}").digest

@@ -43,7 +43,7 @@ def kept(text: str, **changes) -> list[str]:
         ),
         (
             "1. No acute process seen.\n2. Stable enlarged heart.",
-            ["1. No acute process seen.", "2. Stable enlarged heart."],
+            ["No acute process seen.", "Stable enlarged heart."],
         ),
         (
             "PA and lateral views.  The lungs\nare clear\r\n\tand well expanded.",
@@ -87,6 +87,21 @@ def test_dropped_sentences_are_counted_by_rule_and_places_keep_their_numbers():
     split = split_section("The lungs are clear. Normal chest. No effusion is seen.", SETTINGS)
     assert split.sentences == ((0, "The lungs are clear."), (2, "No effusion is seen."))
     assert split.dropped == {"punctuation": 0, "enumerator": 0, "masked": 0, "short": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1. No effusion is seen.", "No effusion is seen."),
+        ("(2) No effusion is seen.", "No effusion is seen."),
+        ("3) 5 mm nodule is seen.", "5 mm nodule is seen."),
+        ("1.5 cm nodule is seen.", "1.5 cm nodule is seen."),
+        ("12 mm nodule is seen.", "12 mm nodule is seen."),
+    ],
+)
+def test_numbers_of_list_items_are_cut_off_and_measures_are_not(text, sentence):
+    assert kept(text) == [sentence]
+    assert kept(text, strip_numbers=False) == [text]
 
 
 def test_least_number_of_words_is_a_setting():
