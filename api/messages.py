@@ -1,6 +1,7 @@
 """Answers of the service, as they stand in its OpenAPI schema."""
 
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -217,7 +218,7 @@ class HitAnswer(Message):
             score=hit.score,
             texts=list(hit.texts),
             studies=hit.studies,
-            thumbnail=f"/images/{hit.id}" if has_picture else None,
+            thumbnail=f"/images/{quote(hit.id)}" if has_picture else None,
             study_id=hit.study_id,
             subject_id=hit.subject_id,
             split=hit.split,

@@ -218,7 +218,7 @@ function filmItem(hit) {
   const words = make("div", "words", hit.texts.slice(0, 4).join(" "));
   item.append(picture, head(hit.view ? `${hit.id} · ${hit.view}` : hit.id, hit.score), words);
   if (hit.thumbnail) {
-    call(encodeURI(hit.thumbnail)).then((response) => response.blob()).then((blob) => {
+    call(hit.thumbnail).then((response) => response.blob()).then((blob) => {
       const url = URL.createObjectURL(blob);
       pictures.push(url);
       picture.src = url;
