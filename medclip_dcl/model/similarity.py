@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from medclip_dcl.config.model import SimilarityConfig
 
-_LARGEST_BLOCK = 1 << 24  # scores h of one block of texts; 64 MiB in float32
+_BLOCK = {"cpu": 1 << 18}  # scores h of one block of images; 1 MiB stays in a core's cache
+_BLOCK_ELSEWHERE = 1 << 24
+_LARGEST_KEPT = 1 << 26  # scores h that are kept for the backward pass; beyond, they are redone
 
 
 def region_scores(
@@ -52,8 +54,8 @@ def image_sentence_scores(
         settings: aggregator and its temperatures.
 
     Returns:
-        f in [-1, 1], float32 at least, whatever autocast does elsewhere. Large
-        batches are scored a block of texts at a time, with the same result.
+        f in [-1, 1], float32 at least, whatever autocast does elsewhere. Images are
+        scored a block at a time, with the same result.
 
     Source: Wang et al. 2023 name the aggregators; their formulas here are ours:
         `lse`: tau * log mean_r exp(h_r / tau), between mean and maximum of h;
@@ -66,68 +68,72 @@ def image_sentence_scores(
             return (y @ x.mean(dim=1).T).clamp(-1, 1)
         if settings.kind == "global":
             return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
-        texts = max(1, _LARGEST_BLOCK // (x.shape[0] * x.shape[1]))
-        if texts >= len(y):
-            return _scores(x, y, settings)
-        # Each block's scores h are computed anew in the backward pass, not kept.
-        blocks = [
-            checkpoint(_scores, x, block, settings, use_reentrant=False)
-            for block in torch.split(y, texts)
-        ]
-        return torch.cat(blocks)
+        pairs = max(1, len(y) * x.shape[1])  # scores h of one image
+        images = max(1, _BLOCK.get(x.device.type, _BLOCK_ELSEWHERE) // pairs)
+        blocks = torch.split(x, images)
+        if len(x) * pairs <= _LARGEST_KEPT or not torch.is_grad_enabled():
+            scores = [_scores(block, y, settings) for block in blocks]
+        else:
+            scores = [
+                checkpoint(_scores, block, y, settings, use_reentrant=False) for block in blocks
+            ]
+        return torch.cat(scores).T
 
 
 def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
-    h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
-    best, k = h.detach().max(dim=-1)
+    """Score one block of images; (images, texts)."""
     if settings.kind == "lse":
-        f = _log_mean_exp(h, best, settings.tau_lse)
-    elif settings.kind == "nl":
-        f = _non_local(x, y, k, settings.tau_nl)
-    else:
-        local = _log_mean_exp(h, best, settings.tau_lse)
-        f = (local + _non_local(x, y, k, settings.tau_nl)) / 2
-    return f.T.clamp(-1, 1)
+        h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)
+        best, _ = h.detach().max(dim=-1)
+        excess = ((h - best.unsqueeze(-1)) / settings.tau_lse).exp()
+        return (best + settings.tau_lse * excess.mean(dim=-1).log()).clamp(-1, 1)
+    local: Tensor
+    v: Tensor
+    local, v = _LocalAndAttended.apply(  # type: ignore[no-untyped-call]
+        x, y, settings.tau_lse, settings.tau_nl
+    )
+    non_local = (functional.normalize(v, dim=-1) * y).sum(dim=-1)
+    f = non_local if settings.kind == "nl" else (local + non_local) / 2
+    return f.clamp(-1, 1)
 
 
-def _log_mean_exp(h: Tensor, best: Tensor, tau: float) -> Tensor:
-    """Compute tau * log mean_r exp(h_r / tau) relative to the largest h: never above it."""
-    relative = torch.add(-best.unsqueeze(-1) / tau, h, alpha=1 / tau)  # one pass over h
-    return best + tau * (relative.exp_().sum(dim=-1) / h.shape[-1]).log()
+class _LocalAndAttended(torch.autograd.Function):
+    """What LSE and NL need of each image and text, in as few passes over h as can be.
 
+        f_L = tau * log mean_r exp(h_r / tau)      relative to the largest h: never above it
+        v   = sum_r a_r x_r                        a = softmax_r(<x_r, x_k> / tau)
 
-def _non_local(x: Tensor, y: Tensor, k: Tensor, tau: float) -> Tensor:
-    """Cosine of the sentence and of the regions that look like its best region."""
-    v: Tensor = _AttendToBest.apply(x, k, tau)  # type: ignore[no-untyped-call]
-    return (functional.normalize(v, dim=-1) * y).sum(dim=-1)
-
-
-class _AttendToBest(torch.autograd.Function):
-    """v = sum_r a_r x_r with a = softmax_r(<x_r, x_k> / tau), for every image and text.
-
-    Written out because x enters three times: its gradient is summed in place here,
-    where autograd would make three tensors of the size of all regions and add them.
+    Written out because x enters four times: its gradient is summed in place here, where
+    autograd would make four tensors of the size of all regions and add them.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, k: Tensor, tau: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, tau_lse: float, tau_nl: float
+    ) -> tuple[Tensor, Tensor]:
+        h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
+        best, k = h.max(dim=-1)
+        excess = h.sub_(best.unsqueeze(-1)).div_(tau_lse).exp_()
+        total = excess.sum(dim=-1)
         images = torch.arange(len(x), device=x.device).unsqueeze(1)
-        query = x[images, k] / tau  # (images, texts, dim)
+        query = x[images, k] / tau_nl  # (images, texts, dim)
         a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
-        ctx.save_for_backward(x, query, a, images, k)
-        ctx.tau = tau
-        return a @ x
+        ctx.save_for_backward(x, y, excess, total, query, a, images, k)
+        ctx.tau_nl = tau_nl
+        return best + tau_lse * (total / x.shape[1]).log(), a @ x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dv: Tensor) -> tuple[Tensor, None, None]:
-        x, query, a, images, k = ctx.saved_tensors
-        dx = a.transpose(1, 2) @ dv
+    def backward(ctx: Any, dlocal: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, y, excess, total, query, a, images, k = ctx.saved_tensors
+        dh = excess * (dlocal / total).unsqueeze(-1)
+        dx = dh.transpose(1, 2) @ y
+        dx.baddbmm_(a.transpose(1, 2), dv)
         dlogits = (dv @ x.transpose(1, 2)).mul_(a)
         dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
         dx.baddbmm_(dlogits.transpose(1, 2), query)
-        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau), accumulate=True)
-        return dx, None, None
+        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau_nl), accumulate=True)
+        return dx, (dh @ x).sum(dim=0), None, None
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def test_one_region_scores_its_own_cosine(kind: str) -> None:
 def test_one_region_scores_exactly_its_own_cosine_under_lse() -> None:
     x, y = unit(3, 1, 8, dtype=torch.float32), unit(4, 8, seed=1, dtype=torch.float32)
     f = image_sentence_scores(x, y, SimilarityConfig(kind="lse"))
-    h = torch.matmul(y, x.transpose(1, 2)).squeeze(-1).T
+    h = (y.expand(3, -1, -1) @ x.transpose(1, 2)).squeeze(-1).T
     assert torch.equal(f, h)
 
 
@@ -127,14 +127,16 @@ def test_grid_size_alone_does_not_change_the_score() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lse", "nl", "lse_nl"])
-def test_blocks_of_texts_change_neither_score_nor_gradient(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept", [1 << 26, 0], ids=["kept", "redone"])
+def test_blocks_of_images_change_neither_score_nor_gradient(
+    kind: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = SimilarityConfig(kind=kind)
+    monkeypatch.setattr(similarity, "_LARGEST_KEPT", kept)
     results = []
-    for largest in (1 << 24, 2 * 3 * 7):  # all five texts at once, or two in a block
-        monkeypatch.setattr(similarity, "_LARGEST_BLOCK", largest)
-        x, y = unit(3, 7, 5).requires_grad_(), unit(5, 5, seed=1).requires_grad_()
+    for block in (1 << 18, 2 * 4 * 7):  # all five images at once, or two in a block
+        monkeypatch.setitem(similarity._BLOCK, "cpu", block)
+        x, y = unit(5, 7, 5).requires_grad_(), unit(4, 5, seed=1).requires_grad_()
         f = image_sentence_scores(x, y, config)
         results.append((f, *torch.autograd.grad(f.square().sum(), (x, y))))
     for whole, blocked in zip(*results, strict=True):
