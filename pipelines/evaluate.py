@@ -102,9 +102,7 @@ def _examine(job: Job, draft: Draft) -> dict[str, Any]:
         "questions": {name: outcome.as_json() for name, outcome in questions.items()},
     }
     results.write_figures(draft.directory, tree)
-    figures = {item.title: results.headline_figure(tree, item) for item in results.HEADLINES}
-    summary = {title: figure["value"] for title, figure in figures.items() if figure is not None}
-    return {"films": len(rows), "contaminated": contaminated, **summary}
+    return {"films": len(rows), "contaminated": contaminated, **results.headline_values(tree)}
 
 
 def _film_rows(job: Job, images: PreparedImages) -> Rows:

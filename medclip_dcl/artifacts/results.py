@@ -165,6 +165,24 @@ def headline_figure(tree: Mapping[str, Any], headline: Headline) -> Mapping[str,
     return None if outcome["absent"] else figure
 
 
+def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
+    """Give the headlines as plain numbers.
+
+    Args:
+        tree: content of `results.json`.
+
+    Returns:
+        Question, group and figure joined by a full stop -> value; questions that could not
+        be put are left out.
+    """
+    figures = {
+        ".".join(part for part in (item.question, item.group, item.figure) if part): figure
+        for item in HEADLINES
+        if (figure := headline_figure(tree, item)) is not None
+    }
+    return {name: figure["value"] for name, figure in figures.items()}
+
+
 def results_table(tree: Mapping[str, Any]) -> str:
     """Lay out the headline figures as text.
 

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -24,7 +25,7 @@ _COLOURS = {
     "#0a0005": "var(--series-5)",
 }
 _INK, _MUTED, _LINE, *_SERIES = _COLOURS
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 10,

@@ -34,6 +34,12 @@ PROMPTS = [
     },
 ]
 
+CARD = {
+    "prompts": PROMPTS,
+    "training": {"steps": 12, "global_batch": 8},
+    "data": {"studies": 24, "patients": 24},
+}
+
 
 def publish(folder: Path, subjects: Iterable[str] = ("trained",), seed: int = 0) -> Artifact:
     """Seal a tiny model for 64-pixel films into `folder`."""
@@ -54,7 +60,7 @@ def publish(folder: Path, subjects: Iterable[str] = ("trained",), seed: int = 0)
             draft.directory,
             model.state_dict(),
             config,
-            {"prompts": PROMPTS},
+            CARD,
             subjects,
             write_text_files,
         )

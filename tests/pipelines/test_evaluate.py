@@ -1,0 +1,127 @@
+import json
+import shutil
+
+import pytest
+
+from medclip_dcl.artifacts import results
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts.results import read_figures
+from medclip_dcl.artifacts.tables import read_table
+from pipelines.evaluate import main
+from tests.synthetic.corpus import write_recipe
+from tests.synthetic.evaluated import BOXED, write_evaluated
+from tests.synthetic.published import publish
+
+SETTINGS = {"bootstrap": 20, "batch": 3}
+PROMPTS = """
+format_version: 1
+findings:
+  - {name: pneumonia, label: Pneumonia, positive: pneumonia is seen, negative: the lungs are clear}
+  - {name: effusion, label: Pleural Effusion, positive: effusion, negative: the lungs are clear}
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return write_evaluated(tmp_path_factory.mktemp("evaluated") / "work")
+
+
+def run(work, *overrides, **settings):
+    (work / "prompts.yaml").write_text(PROMPTS)
+    given = SETTINGS | {"prompts": str(work / "prompts.yaml")} | settings
+    recipe = write_recipe(work / "recipe.yaml", work, evaluate=given, source={"root": str(work)})
+    return main(["--config", str(recipe), *overrides])
+
+
+def figures(work):
+    return read_figures(open_artifact(results.KIND.at(work), results.KIND))
+
+
+@pytest.fixture(scope="module")
+def evaluated(work):
+    gallery = work / "gallery.txt"
+    gallery.write_text("\n".join([*BOXED.values(), "the heart is enlarged", ""]))
+    assert run(work, gallery=str(gallery)) == 0
+    return work
+
+
+def test_every_question_is_answered_with_what_it_rests_on(evaluated):
+    tree = figures(evaluated)
+    assert (tree["films"], tree["patients"], tree["contaminated"]) == (10, 8, 0)
+    assert tree["truth"] == "labels"
+    questions = tree["questions"]
+    assert set(questions) == {"zero_shot", "grounding", "boxes", "gallery", "reports"}
+    auc = questions["zero_shot"]["groups"]["pneumonia"]["auc"]
+    assert 0 <= auc["low"] <= auc["value"] <= auc["high"] <= 1
+    assert (auc["n"], auc["subjects"]) == (10, 8)
+    assert questions["grounding"]["figures"]["cnr"]["n"] == 6
+    assert questions["gallery"]["pool"] == {"boxes": 6, "sentences": 3}
+    assert questions["gallery"]["chance"]["recall_at_1"] == pytest.approx(1 / 3)
+    assert questions["reports"]["pool"]["films"] == 8  # one film a study
+
+
+def test_a_finding_that_no_film_has_is_named_undefined(evaluated):
+    auc = figures(evaluated)["questions"]["zero_shot"]["groups"]["effusion"]["auc"]
+    assert auc["value"] is None
+    assert "two classes" in auc["reason"]
+
+
+def test_the_scores_behind_the_figures_are_kept(evaluated):
+    folder = results.KIND.at(evaluated)
+    assert len(read_table(folder, results.SCORES)) == 2 * 10
+    groundings = read_table(folder, results.GROUNDINGS).to_pylist()
+    assert [len(row["grid"]) for row in groundings] == [16] * 6
+    answers = read_table(folder, results.BOX_ANSWERS).to_pylist()
+    assert all(1 <= row["gallery_rank"] <= 3 for row in answers)
+    assert (
+        read_table(folder, results.GALLERY)["sentence"].to_pylist()[-1] == "the heart is enlarged"
+    )
+
+
+def test_a_second_run_reuses_the_results_and_prints_them(evaluated, capsys):
+    before = open_artifact(results.KIND.at(evaluated), results.KIND).origin
+    assert run(evaluated, gallery=str(evaluated / "gallery.txt")) == 0
+    assert open_artifact(results.KIND.at(evaluated), results.KIND).origin == before
+    printed = capsys.readouterr().out
+    assert '"state": "reused"' in printed
+    assert "sentence from box, gallery, R@5" in printed
+    assert "chance" in printed
+
+
+def test_the_results_hold_no_number_that_is_none(evaluated):
+    text = (results.KIND.at(evaluated) / results.FIGURES).read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work", with_truth=False)
+    assert run(work) == 0
+    questions = figures(work)["questions"]
+    assert questions["grounding"]["absent"]
+    assert questions["boxes"]["absent"] == questions["gallery"]["absent"] != ""
+    assert questions["reports"]["groups"]["film_to_report"]["recall_at_1"]["value"] is not None
+    assert "absent" in capsys.readouterr().out
+
+
+def test_patients_that_were_trained_on_are_refused_unless_allowed(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work", subjects=["p032", "p039", "p000"])
+    assert run(work) == 4
+    assert "2 of 8 evaluated patients" in capsys.readouterr().err
+    assert run(work, allow_contaminated=True) == 0
+    assert figures(work)["contaminated"] == 2
+    assert "CONTAMINATED" in capsys.readouterr().out
+
+
+def test_another_model_makes_other_results(tmp_path):
+    work = write_evaluated(tmp_path / "work")
+    assert run(work) == 0
+    before = figures(work)["model"]
+    shutil.rmtree(work / "model")
+    publish(work / "model", ["elsewhere"], seed=1)
+    assert run(work) == 0
+    assert figures(work)["model"] != before
+
+
+def test_prompts_that_are_no_file_are_a_configuration_error(work, capsys):
+    assert run(work, prompts="nowhere.yaml") == 2
+    assert "evaluate.prompts" in capsys.readouterr().err

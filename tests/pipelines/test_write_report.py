@@ -1,0 +1,151 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from pipelines.evaluate import main as evaluate
+from pipelines.write_report import main
+from tests.synthetic.corpus import KINDS, write_recipe
+from tests.synthetic.evaluated import write_evaluated, write_texts
+from tests.synthetic.published import publish
+
+SECTIONS = ("results", "data", "text", "training", "grounding", "retrieval", "provenance")
+
+
+class Page(HTMLParser):
+    """Ids, sources and visible text of a page; every element must be closed."""
+
+    VOID = frozenset({"meta", "img", "br", "link", "input", "hr", "path", "rect", "use"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.sources, self.words, self._open = set(), [], [], []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids.add(given.get("id"))
+        self.sources += [given[name] for name in ("src", "href") if name in given]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self._open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.ids.add(dict(attrs).get("id"))
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.words.append(data)
+
+
+def report(work, **sections):
+    recipe = write_recipe(work / "recipe.yaml", work, **sections)
+    assert main(["--config", str(recipe)]) == 0
+    return (work / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    work = write_evaluated(tmp_path_factory.mktemp("reported") / "work")
+    gallery = work / "gallery.txt"
+    gallery.write_text("\n".join(said for _, said, _ in KINDS))
+    settings = {"bootstrap": 20, "gallery": str(gallery)}
+    recipe = write_recipe(work / "recipe.yaml", work, evaluate=settings)
+    assert evaluate(["--config", str(recipe)]) == 0
+    return work
+
+
+@pytest.fixture(scope="module")
+def open_page(work):
+    return report(work)
+
+
+@pytest.fixture(scope="module")
+def private_page(work):
+    return report(work, report={"private": True})
+
+
+def test_the_page_has_a_section_for_every_artifact(open_page):
+    page = Page(open_page)
+    assert page.ids.issuperset(SECTIONS)
+    assert any(source.startswith("data:image/jpeg") for source in page.sources)
+    assert any(source.startswith("data:image/png") for source in page.sources)
+
+
+def test_the_page_loads_nothing(open_page):
+    text, page = open_page, Page(open_page)
+    assert all(source.startswith(("#", "data:image/")) for source in page.sources)
+    assert not re.search(r"url\((?!#)", text)
+    assert "<script" not in text
+    assert "@import" not in text
+    assert len(text) < 10_000_000
+
+
+def test_research_use_is_said_before_anything_else(open_page):
+    words = " ".join(" ".join(Page(open_page).words).split())
+    assert words.index("Research use only. Not a medical device.") < words.index("What went in")
+
+
+def test_real_studies_are_not_called_generated(open_page):
+    assert "generated" not in " ".join(Page(open_page).words)
+
+
+def test_generated_studies_are_called_so(work, tmp_path):
+    (tmp_path / "truth").mkdir()
+    for name in ("films.csv", "fine.csv"):
+        (tmp_path / "truth" / name).write_text("")
+    text = report(work, source={"root": str(tmp_path)})
+    assert "All films and reports are generated" in text
+
+
+def test_a_private_report_shows_no_text_and_no_picture(private_page):
+    text, page = private_page, Page(private_page)
+    words = " ".join(page.words)
+    assert not any(source.startswith("data:") for source in page.sources)
+    for _, *said in KINDS:
+        assert not any(sentence in text for sentence in said)
+    assert "p032" not in text
+    assert "film032" not in text
+    assert "texts and pictures left out" in words
+    assert page.ids.issuperset(SECTIONS)
+
+
+def test_a_private_report_still_has_its_figures(private_page):
+    assert "grounding CNR" in private_page
+
+
+def test_a_recipe_of_text_alone_has_a_page(tmp_path):
+    work = write_texts(tmp_path / "work")
+    page = Page(report(work))
+    assert page.ids.issuperset({"data", "text", "provenance"})
+    assert page.ids.isdisjoint({"results", "training", "grounding", "service"})
+
+
+def test_a_stage_whose_input_has_changed_is_called_stale(tmp_path):
+    work = write_evaluated(tmp_path / "work")
+    recipe = write_recipe(work / "recipe.yaml", work, evaluate={"bootstrap": 0})
+    assert evaluate(["--config", str(recipe)]) == 0
+    assert ">stale<" not in report(work)
+    (work / "model").rename(work / "old")
+    publish(work / "model", seed=1)
+    assert ">stale<" in report(work)
+
+
+def test_markup_in_a_report_s_sentence_stays_text(tmp_path, monkeypatch):
+    hostile = "<script>alert(1)</script> & heart"
+    kinds = ((KINDS[0][0], hostile, KINDS[0][2]), *KINDS[1:])
+    monkeypatch.setattr("tests.synthetic.corpus.KINDS", kinds)
+    text = report(write_texts(tmp_path / "work"))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    Page(text)
+
+
+def test_there_is_no_page_about_nothing(tmp_path, capsys):
+    recipe = write_recipe(tmp_path / "recipe.yaml", tmp_path / "work")
+    assert main(["--config", str(recipe)]) == 4
+    assert "build_manifest" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""A work folder that can be evaluated: a tiny corpus with labels and boxes, and a tiny model."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts import eta_cache, manifest
+from medclip_dcl.artifacts.frame import drafting, make_recipe
+from medclip_dcl.artifacts.tables import read_table, write_table
+from tests.synthetic.corpus import KINDS, write_corpus
+from tests.synthetic.published import publish
+
+BOXED = {"Pneumonia": KINDS[0][1], "Pneumothorax": KINDS[2][1]}
+"""Label -> sentence of the box that its test films get."""
+
+
+def write_evaluated(
+    work: Path, subjects: Iterable[str] = ("elsewhere",), *, with_truth: bool = True
+) -> Path:
+    """Write a corpus of 40 studies, 8 of them for testing, and a model.
+
+    Args:
+        work: receives the artifacts.
+        subjects: patients that the model says it was trained on.
+        with_truth: whether films have labels and boxes.
+
+    Returns:
+        `work`.
+    """
+    write_texts(work)
+    if with_truth:
+        _annotate(work)
+    publish(work / "model", subjects)
+    return work
+
+
+def write_texts(work: Path) -> Path:
+    """Write a corpus whose eta cache says how it was made, as the job's does."""
+    write_corpus(work)
+    folder = eta_cache.KIND.at(work)
+    settings = {"source": "pll", "a": 0.2, "k": 0.35, "eta_max": 0.2}
+    table = read_table(folder, eta_cache.ETA)
+    recipe = make_recipe(eta_cache.KIND, {"eta": settings}, {})
+    with drafting(folder, eta_cache.KIND, recipe) as draft:
+        write_table(draft.directory, eta_cache.ETA, table)
+        draft.seal({})
+    return work
+
+
+def _annotate(work: Path) -> None:
+    """Put labels 1 and 0, and a box over the bright patch, into the manifest."""
+    folder = manifest.KIND.at(work)
+    images = read_table(folder, manifest.IMAGES).to_pylist()
+    labels = read_table(folder, manifest.STUDY_LABELS).to_pylist()
+    kind_of = {row["study_id"]: _label_of(row) for row in labels}
+    for row in labels:
+        for name in ("Pneumonia", "Pleural Effusion"):
+            row[name] = int(kind_of[row["study_id"]] == name)
+    boxes = [
+        _box(image, kind_of[image["study_id"]])
+        for image in images
+        if image["split"] == "test" and kind_of[image["study_id"]] in BOXED
+    ]
+    tables = {
+        manifest.IMAGES: images,
+        manifest.REPORTS: read_table(folder, manifest.REPORTS),
+        manifest.STUDY_LABELS: labels,
+        manifest.BOXES: boxes,
+        manifest.REJECTS: [{"id": "lost", "stage": "build_manifest", "reason": "missing_file"}],
+    }
+    recipe = make_recipe(manifest.KIND, {"annotated": True}, {})
+    with drafting(folder, manifest.KIND, recipe) as draft:
+        for form, rows in tables.items():
+            write_table(draft.directory, form, rows)
+        draft.seal({})
+
+
+def _label_of(row: dict[str, Any]) -> str:
+    return next(name for name in manifest.LABELS if row[name] == 1)
+
+
+def _box(image: dict[str, Any], label: str) -> dict[str, Any]:
+    return {
+        "image_id": image["image_id"],
+        "subject_id": image["subject_id"],
+        "category": label,
+        "phrase": BOXED[label],
+        "x": 0.0,
+        "y": 0.0 if label == "Pneumonia" else 20.0,
+        "width": 20.0,
+        "height": 20.0,
+        "image_width": 40,
+        "image_height": 40,
+    }
