@@ -16,6 +16,8 @@ from torch import Tensor
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.model.preprocessing import MEAN, SPREAD
 
+_LEAST_SHARE = 0.8
+
 
 @dataclass(frozen=True)
 class Views:
@@ -55,12 +57,18 @@ def slack_px(size_px: int, input_px: int) -> int:
         Pixels by which a crop can move.
 
     Raises:
-        ConfigError: the input is larger than the film.
+        ConfigError: the input is larger than the film, or a small part of it.
     """
     if input_px > size_px:
         raise ConfigError(
             f"model.image.input_px {input_px} exceeds images.size_px {size_px}: the input is a "
             "crop of a prepared film; lower the one or raise the other"
+        )
+    if input_px < _LEAST_SHARE * size_px:
+        raise ConfigError(
+            f"model.image.input_px {input_px} is less than {_LEAST_SHARE} of images.size_px "
+            f"{size_px}: crops would show parts of a film, larger than the service shows the "
+            "whole; the paper cuts 480 out of 512"
         )
     return size_px - input_px
 

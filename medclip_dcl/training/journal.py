@@ -50,7 +50,7 @@ class Journal:
         self._marked_step, self._marked_s = step, time.monotonic()
         self._floor: deque[float] = deque(maxlen=_FLOOR_LINES)
         self._warned = False
-        self.latest: dict[str, float | None] = {}
+        self.latest: dict[str, float | None] = log.last if log is not None else {}
 
     def note(self, step: int, skipped: int, output: ObjectiveOutput) -> dict[str, float]:
         """Write a line where one is due.

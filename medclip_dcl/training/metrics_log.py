@@ -44,10 +44,15 @@ class MetricsLog:
     Args:
         folder: folder of the checkpoints.
         step: steps that the run has done; later lines of a killed run are dropped.
+
+    Attributes:
+        last: the last line of figures that was kept; empty where there is none.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        figures = [line for line in kept if "loss" in line]
+        self.last: dict[str, Any] = figures[-1] if figures else {}
         write_text(folder / FILE, "".join(_line(line) for line in kept))
         self._stream = (folder / FILE).open("a", encoding="utf-8")
 

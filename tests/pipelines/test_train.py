@@ -1,5 +1,6 @@
 """The trainer as users start it: whole runs, kills, launchers, several processes."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifacts import published
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts import eta_cache, published
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.published import read_published, subject_hash
+from medclip_dcl.artifacts.tables import write_table
 from medclip_dcl.training.metrics_log import TIMINGS, read_metrics
 from pipelines.train import main
 from tests.synthetic.corpus import write_corpus, write_eta, write_recipe
@@ -198,13 +200,22 @@ def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
     assert train(work, train={**LONG, "save_every_steps": 50}) == 0
 
 
+def test_a_run_that_ended_before_it_could_publish_publishes_the_same(
+    whole_run: Path, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    with (work / ".model.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert train(work, train=LONG) == 4
+    assert "being written by another process" in capfd.readouterr().err
+    assert train(work, train=LONG) == 0
+    assert f'"from_step": {STEPS}' in capfd.readouterr().out
+    assert digest(work) == digest(whole_run)
+
+
 def test_a_missing_eta_is_named(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from medclip_dcl.artifacts import eta_cache
-    from medclip_dcl.artifacts.frame import drafting, make_recipe
-    from medclip_dcl.artifacts.tables import write_table
-
     work = copy_of(corpus, tmp_path)
     kind = eta_cache.KIND
     with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
@@ -241,11 +252,10 @@ def test_another_number_of_processes_is_refused(
     assert "train.processes is 2, this run has 1" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("directions", ["both"])
-def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path, directions: str) -> None:
+def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {"freeze_batchnorm": True, "steps": 10, "learning_rate": 1e-3}
-    objective = {"directions": directions, "relation": "claims"}
+    objective = {"directions": "both", "relation": "claims"}
     write_corpus(one, dropout=0.0, eta=0.2)
     shutil.copytree(one, two)
     assert train(one, train=settings, objective=objective) == 0

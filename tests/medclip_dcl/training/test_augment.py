@@ -74,3 +74,9 @@ def test_an_input_larger_than_the_film_is_refused() -> None:
     assert slack_px(512, 480) == 32
     with pytest.raises(ConfigError, match=r"input_px 48 exceeds images\.size_px 32"):
         slack_px(32, 48)
+
+
+def test_an_input_that_would_show_small_parts_of_films_is_refused() -> None:
+    assert slack_px(40, 32) == 8
+    with pytest.raises(ConfigError, match=r"96 is less than 0\.8 of images\.size_px 144"):
+        slack_px(144, 96)

@@ -8,8 +8,8 @@ def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     with MetricsLog(tmp_path, 0) as log:
         for step in range(1, 6):
             log.write({"step": step, "loss": 1 / step})
-    with MetricsLog(tmp_path, 3):
-        pass
+    with MetricsLog(tmp_path, 3) as log:
+        assert log.last == {"step": 3, "loss": 1 / 3}
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
     assert read_metrics(tmp_path)[2]["loss"] == 1 / 3
 
