@@ -15,7 +15,8 @@ const view = {
   heat: null, // {canvas, box, peak}
   showHeat: true, region: null, choosing: false,
 };
-let file = null;
+let file = null; // the film on screen
+let waiting = null; // one that was chosen and is not shown yet
 let asked = 0; // counts films, so that late answers to an earlier one are dropped
 let hits = { image: [], text: [] };
 let tab = "image";
@@ -64,9 +65,11 @@ async function guarded(element, work) {
   element.classList.add("busy");
   try {
     await work();
+    return true;
   } catch (error) {
     if (!(error instanceof Failure)) throw error;
     say(error.message);
+    return false;
   } finally {
     element.classList.remove("busy");
   }
@@ -76,12 +79,14 @@ async function guarded(element, work) {
 
 async function open(chosen) {
   const turn = ++asked;
-  file = chosen;
-  await guarded(stage, async () => {
-    const response = await call("/pixels", { image: file });
+  waiting = chosen;
+  const isShown = await guarded(stage, async () => {
+    const response = await call("/pixels", { image: chosen });
     const film = JSON.parse(response.headers.get("X-Film"));
     const bytes = await response.arrayBuffer();
     if (turn !== asked) return;
+    file = chosen;
+    waiting = null;
     film.pixels = new Uint16Array(bytes); // little-endian, as every browser's machine is
     view.film = film;
     view.heat = view.region = null;
@@ -91,7 +96,7 @@ async function open(chosen) {
     find("peak").textContent = "";
     reset();
   });
-  if (turn !== asked || !view.film) return;
+  if (!isShown || turn !== asked) return;
   await Promise.all([
     guarded(find("findings"), () => classify(turn)),
     guarded(find("cases"), () => retrieve(turn)),
@@ -454,7 +459,7 @@ addEventListener("keydown", (event) => {
 
 find("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (file) open(file);
+  if (waiting ?? file) open(waiting ?? file);
 });
 find("open").addEventListener("click", () => find("file").click());
 find("file").addEventListener("change", () => {

@@ -126,7 +126,7 @@ class RetrievalIndex:
         if query.vector is None or not len(allowed):
             return allowed, near
         rows = allowed[np.sort(_best(near, self._kept(query)))]
-        regions = torch.from_numpy(self.regions.gather(rows))
+        regions = self.regions.gather(rows)
         scores = image_sentence_scores(regions, query.vector[None].float().cpu(), self.similarity)
         return rows, scores[0].numpy()
 

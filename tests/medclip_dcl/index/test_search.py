@@ -74,7 +74,7 @@ def test_sentences_of_a_film_are_ranked_by_the_same_score(index: RetrievalIndex)
 
 
 def test_a_film_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
-    regions = torch.from_numpy(index.regions.gather(np.array([21]))).reshape(GRID, GRID, DIM)
+    regions = index.regions.gather(np.array([21])).reshape(GRID, GRID, DIM)
     (film,) = index.search(Query("image", 1, regions=regions))
     assert (film.id, film.texts) == ("image-021", ("Opacity 10.", "Shared 1."))
     assert film.score == pytest.approx(1, abs=1e-3)
@@ -102,7 +102,7 @@ def test_a_patient_can_be_excluded(index: RetrievalIndex) -> None:
 
 def test_filters_that_leave_nothing_give_nothing(index: RetrievalIndex) -> None:
     filters = Filters(views=frozenset({"LATERAL"}))
-    regions = torch.from_numpy(index.regions.gather(np.array([0]))).reshape(GRID, GRID, DIM)
+    regions = index.regions.gather(np.array([0])).reshape(GRID, GRID, DIM)
     for target in ("image", "text"):
         assert index.search(Query(target, 5, vector=sentence("x"), filters=filters)) == []
         assert index.search(Query(target, 5, regions=regions, filters=filters)) == []
