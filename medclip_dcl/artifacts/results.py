@@ -137,6 +137,7 @@ HEADLINES = (
     Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
     Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
     Headline("grounding CNR", "grounding", "cnr"),
+    Headline("grounding CNR, signed", "grounding", "cnr_signed"),
     Headline("grounding mIoU, 41 thresholds", "grounding", "miou"),
     Headline("grounding, pointing game", "grounding", "pointing"),
     Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),

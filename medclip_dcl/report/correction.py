@@ -49,8 +49,8 @@ def describe_eta(sources: Sources) -> View | None:
 
     Returns:
         Charts `histogram`, `likelihood` and `frequency` (None where eta does not come from
-        likelihoods), tables `most` and `least` (empty in a private report) and the `recipe`;
-        None without an eta cache.
+        likelihoods), tables `most` and `least` (empty in a private report), the `recipe` and
+        the cache's `numbers`; None without an eta cache.
     """
     found = sources.get(eta_cache.KIND, sentences.KIND)
     if found is None:
@@ -79,7 +79,11 @@ def describe_eta(sources: Sources) -> View | None:
 
     return {
         "recipe": cache.recipe["settings"]["eta"],
-        "summary": cache.summary,
+        "numbers": {
+            name.replace("_", " "): value
+            for name, value in cache.summary.items()
+            if isinstance(value, int | float)
+        },
         "sentences": len(eta),
         "histogram": _histogram(eta, count),
         "likelihood": _likelihood(pll_nats, eta) if has_pll else None,

@@ -21,13 +21,15 @@ _READINGS = {
     "mean_auc": "chance that a film with the finding scores above one without it",
     "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
     "cnr": "how far the inside of a box stands out of the heatmap, in deviations",
+    "cnr_signed": "the same, negative where the inside scores lower than the outside",
     "miou": "overlap of the thresholded heatmap with the box; low by construction",
     "pointing": "share of sentences whose best point lies in a box",
     "recall_at_1": "the right answer comes first",
     "recall_at_5": "the right answer is among the first five",
     "recall_at_10": "the right answer is among the first ten",
 }
-_UNBOUNDED = {"cnr": 3.0}  # full width of the bar for figures that have no upper end
+_SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
+"""Ends of the bar for figures that do not run from 0 to 1."""
 
 
 def describe_results(sources: Sources) -> View | None:
@@ -139,25 +141,28 @@ def _headlines(tree: Mapping[str, Any]) -> list[View]:
         figure = results.headline_figure(tree, headline)
         if figure is None or figure["value"] is None:
             continue
-        top = _UNBOUNDED.get(headline.figure, 1.0)
+        span = _SPANS.get(headline.figure, (0.0, 1.0))
         chance = tree["questions"][headline.question]["chance"].get(headline.figure)
+        ends = [figure["value"] if figure[end] is None else figure[end] for end in ("low", "high")]
+        start, stop = (_percent(value, span) for value in ends)
         lines.append(
             {
                 "title": headline.title,
                 "reading": _READINGS[headline.figure],
                 "figure": figure,
                 "chance": chance,
-                "start": _percent(figure["low"] or 0.0, top),
-                "stop": _percent(figure["high"] or 0.0, top),
-                "value": _percent(figure["value"], top),
-                "chance_at": None if chance is None else _percent(chance, top),
+                "start": start,
+                "width": round(stop - start, 2),
+                "value": _percent(figure["value"], span),
+                "chance_at": None if chance is None else _percent(chance, span),
             }
         )
     return lines
 
 
-def _percent(value: float, top: float) -> float:
-    return round(100 * min(max(value / top, 0.0), 1.0), 2)
+def _percent(value: float, span: tuple[float, float]) -> float:
+    low, high = span
+    return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
 
 
 def _directions(questions: Mapping[str, Any]) -> list[View]:

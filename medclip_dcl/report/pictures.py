@@ -13,6 +13,7 @@ from medclip_dcl.tasks.grounding import upsample
 _FILM_PX = 288
 _HEAT_PX = 96
 _STRONGEST = 0.7  # opacity of the highest score
+_FAINTEST = 0.4  # share of the range below which nothing is laid over the film
 
 
 def film_uri(film: UInt8[np.ndarray, "size size"]) -> str:
@@ -38,14 +39,15 @@ def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
         grid: region-sentence scores.
 
     Returns:
-        A PNG as data URI. The grid's least score is transparent, its highest strongest;
-        a flat grid is transparent throughout.
+        A PNG as data URI. The highest score is strongest, the lower two fifths of the range
+        are transparent, and so is a flat grid throughout.
     """
     heat = upsample(grid, _HEAT_PX, _HEAT_PX)
     low, high = float(heat.min()), float(heat.max())
     share = (heat - low) / (high - low) if high > low else np.zeros_like(heat)
     colours = mpl.colormaps["plasma"](0.15 + 0.8 * share, bytes=True)
-    colours[..., 3] = np.rint(255 * _STRONGEST * share**1.5)
+    above = np.clip((share - _FAINTEST) / (1 - _FAINTEST), 0, 1)
+    colours[..., 3] = np.rint(255 * _STRONGEST * above)
     stream = io.BytesIO()
     Image.fromarray(colours, "RGBA").quantize(64, Image.Quantize.FASTOCTREE).save(stream, "PNG")
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
