@@ -14,6 +14,7 @@ LONGEST_PX = 1024
 """Longest side of a picture that is drawn here."""
 
 _OPACITY = 0.55
+_EVEN = 1e-3  # scores this close to the mean are shown as weak as they are
 _HEAT = np.array(
     [[0, 0, 0], [68, 1, 84], [187, 55, 84], [249, 142, 9], [252, 255, 164]], dtype=np.float32
 )
@@ -88,10 +89,10 @@ def overlay_png(film: GreyImage, found: Grounding) -> bytes:
 
 
 def _relative(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scores above the film's mean, as shares of the highest."""
+    """Scores above the film's mean, as shares of the highest; none where all are alike."""
     above = np.clip(heat - heat.mean(), 0, None)
-    top = float(above.max())
-    return np.asarray(above / top if top > 0 else above, dtype=np.float32)
+    top = max(float(above.max()), _EVEN)
+    return np.asarray(above / top, dtype=np.float32)
 
 
 def _coloured(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -6,6 +6,7 @@ const stage = document.querySelector(".stage");
 const canvas = find("film");
 const GREYS = 65536;
 const HEAT_PX = 320;
+const EVEN = 1e-3; // scores this close to the mean are shown as weak as they are
 
 const view = {
   film: null, // {pixels, width, height, spacing_mm, window, source, inverted}
@@ -169,7 +170,7 @@ function paintHeat(grid) {
     }
   }
   const mean = sum / scores.length;
-  const top = scores.reduce((best, score) => Math.max(best, score - mean), 0) || 1;
+  const top = scores.reduce((best, score) => Math.max(best, score - mean), EVEN);
   const image = new ImageData(picture.width, picture.height);
   for (let at = 0; at < scores.length; at++) {
     const share = Math.max(0, scores[at] - mean) / top;

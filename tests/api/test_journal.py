@@ -1,0 +1,44 @@
+import json
+import logging
+
+from api.journal import LOGGER, JsonLines, log_fault
+
+
+def line_of(record: logging.LogRecord) -> dict[str, object]:
+    text = JsonLines().format(record)
+    assert "\n" not in text
+    parsed: dict[str, object] = json.loads(text)
+    return parsed
+
+
+def record(name: str, message: str, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord(name, logging.WARNING, "file", 1, message, None, None)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_our_lines_carry_their_facts() -> None:
+    line = line_of(record(LOGGER.name, "request", facts={"request_id": "a\nb", "status": 200}))
+    assert (line["event"], line["request_id"], line["status"]) == ("request", "a\nb", 200)
+
+
+def test_of_other_libraries_the_name_alone_is_written() -> None:
+    assert line_of(record("python_multipart", "byte 48"))["event"] == "record of python_multipart"
+    assert line_of(record("uvicorn.error", "Shutting down"))["event"] == "Shutting down"
+
+
+def test_a_fault_names_its_type_and_place_but_not_its_message() -> None:
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    LOGGER.addHandler(handler)
+    try:
+        raise ValueError("Jane Doe")
+    except ValueError as error:
+        log_fault("fault", error, request_id="r")
+    finally:
+        LOGGER.removeHandler(handler)
+    line = line_of(seen[0])
+    assert line["error"] == "ValueError"
+    assert "test_journal" in str(line["where"])
+    assert "Doe" not in json.dumps(line)

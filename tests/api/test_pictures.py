@@ -1,0 +1,44 @@
+import io
+
+import numpy as np
+from PIL import Image
+
+from api.pictures import LONGEST_PX, film_png, overlay_png
+from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.tasks.grounding import locate
+
+
+def grey(height: int, width: int, shade: int = 32768) -> GreyImage:
+    pixels = np.full((height, width), shade, dtype=np.uint16)
+    return GreyImage(pixels=pixels, bits_stored=16, source="png")
+
+
+def overlay(grid: np.ndarray, film: GreyImage) -> np.ndarray:
+    found = locate(grid.astype(np.float32), *film.pixels.shape, None)
+    with Image.open(io.BytesIO(overlay_png(film, found))) as picture:
+        return np.asarray(picture).astype(int)
+
+
+def test_heat_lies_where_the_score_is_high_and_nowhere_else() -> None:
+    grid = np.zeros((4, 4))
+    grid[0, 3] = 1
+    picture = overlay(grid, grey(80, 120))
+    assert picture.shape == (80, 120, 3)
+    np.testing.assert_array_equal(picture[70, 10], [128, 128, 128])
+    red, _, blue = picture[10, 105]
+    assert red > 160
+    assert red > blue
+
+
+def test_an_even_grid_leaves_the_film_as_it_is() -> None:
+    picture = overlay(np.full((3, 3), 0.5), grey(30, 30))
+    assert np.unique(picture).tolist() == [128]
+
+
+def test_large_films_are_drawn_small() -> None:
+    assert max(overlay(np.eye(3), grey(3000, 2000)).shape) == LONGEST_PX
+
+
+def test_a_film_keeps_its_sixteen_bits() -> None:
+    with Image.open(io.BytesIO(film_png(grey(4, 5, shade=12345)))) as picture:
+        assert np.unique(np.asarray(picture)).tolist() == [12345]
