@@ -34,7 +34,7 @@ def write_model(work: Path, scale: float = 4.0) -> None:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
+    path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     assert split_sentences.main(["--config", str(path)]) == 0
     write_model(tmp_path / "work")
@@ -127,7 +127,7 @@ def run_elsewhere(recipe: Path, scale: float = 4.0) -> Artifact:
     work = recipe.parent / "elsewhere"
     write_reports(work)
     other = recipe.parent / "elsewhere.yaml"
-    other.write_text(f"work: {work}\n", encoding="utf-8")
+    other.write_text(f"work: {work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     assert split_sentences.main(["--config", str(other)]) == 0
     write_model(work, scale)
     assert score_sentences.main(["--config", str(other), *UNITS]) == 0

@@ -15,7 +15,7 @@ from tests.synthetic.reports import write_reports
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
+    path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     return path
 

@@ -15,7 +15,7 @@ from medclip_dcl.reports.sentences import (
     split_sections,
 )
 
-SETTINGS = SentencesConfig()
+SETTINGS = SentencesConfig(min_words=3)
 
 
 def kept(text: str, **changes) -> list[str]:
