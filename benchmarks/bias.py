@@ -14,6 +14,7 @@ near-copy of the anchor, as an augmented view is. The correction then takes away
 """
 
 import argparse
+import functools
 import math
 import statistics
 import sys
@@ -58,12 +59,7 @@ def subset(r: float, generator: torch.Generator) -> Digits:
     Returns:
         `PER_CLASS` images of every even digit, r times as many of every odd one.
     """
-    raw = load_digits()
-    pixels = torch.as_tensor(raw.data / 16)
-    labels = torch.as_tensor(raw.target)
-    centred = pixels - pixels.mean(dim=0)
-    axes = torch.linalg.svd(centred, full_matrices=False).Vh[:16]
-    points = normalize(centred @ axes.T, dim=1)
+    points, labels = _all_digits()
     chosen = []
     for digit in range(10):
         rows = (labels == digit).nonzero().flatten()
@@ -179,6 +175,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, (bar, met) in bars.items():
         print(f"{name:30} {figures[name]:6.3f}  bar {bar}  {'met' if met else 'MISSED'}")
     return finish("bias", figures, bars)
+
+
+@functools.cache
+def _all_digits() -> tuple[Tensor, Tensor]:
+    """Every digit as a unit vector of 16 principal components, and what it shows."""
+    raw = load_digits()
+    pixels = torch.as_tensor(raw.data / 16)
+    centred = pixels - pixels.mean(dim=0)
+    axes = torch.linalg.svd(centred, full_matrices=False).Vh[:16]
+    return normalize(centred @ axes.T, dim=1), torch.as_tensor(raw.target)
 
 
 def _mates(
