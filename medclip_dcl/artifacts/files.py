@@ -1,5 +1,6 @@
 """Files that are either there whole or not at all, and paths that stay under their root."""
 
+import functools
 import hashlib
 import os
 import stat
@@ -81,6 +82,11 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+@functools.lru_cache(maxsize=16)
+def _resolved(root: Path) -> Path:
+    return root.resolve()
+
+
 def path_under(root: Path, relative: str) -> Path:
     """Resolve a path that a table names, refusing everything outside its root.
 
@@ -97,7 +103,7 @@ def path_under(root: Path, relative: str) -> Path:
     """
     if not relative or "\0" in relative or Path(relative).is_absolute():
         raise StudyError("a path in the table is empty, absolute or holds a NUL; make it relative")
-    base = root.resolve()
+    base = _resolved(root)
     path = (base / relative).resolve()
     if not path.is_relative_to(base):
         raise StudyError("a path in the table leaves the source's root; keep files under it")

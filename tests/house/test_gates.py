@@ -21,7 +21,8 @@ GATES = {
     "eval": set(),
     "exec": set(),
     "os.system": set(),
-    "extractall": set(),
+    "tarfile.open": set(),
+    "zipfile.ZipFile": set(),
     "np.load": set(),
 }
 """Raw call -> the files that may make it."""
@@ -46,7 +47,7 @@ def test_raw_call_stands_only_in_its_gate(raw: str) -> None:
         name_of(path)
         for path in files
         for name, _ in calls(path)
-        if name == raw or name.endswith(f".{raw}")
+        if name == raw or ("." in raw and name.endswith(f".{raw}"))
     }
     assert users <= GATES[raw]
 
