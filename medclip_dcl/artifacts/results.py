@@ -73,7 +73,7 @@ BOX_ANSWERS = TableFormat(
         Column("y", pa.float64(), "top edge, pixels of the original film"),
         Column("width", pa.float64(), "width, pixels of the original film"),
         Column("height", pa.float64(), "height, pixels of the original film"),
-        Column("sentence_rank", pa.int32(), "rank of the box's sentence among all boxes'"),
+        Column("sentence_rank", pa.int32(), "rank of the box's sentence among all distinct ones"),
         Column("gallery_rank", pa.int32(), "rank of the true gallery sentence; null: none"),
         Column("gallery_true", pa.int32(), "row of the true sentence in the gallery; null: none"),
         Column("gallery_best", pa.list_(pa.int32()), "rows of the best five, best first"),
@@ -132,6 +132,11 @@ class Headline:
     figure: str
     group: str = ""
 
+    @property
+    def chance(self) -> str:
+        """Name of the figure among the question's levels of chance."""
+        return f"{self.group}.{self.figure}" if self.group else self.figure
+
 
 HEADLINES = (
     Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
@@ -142,7 +147,7 @@ HEADLINES = (
     Headline("grounding, pointing game", "grounding", "pointing"),
     Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),
     Headline("sentence from box, gallery, R@5", "gallery", "recall_at_5"),
-    Headline("sentence from box, all boxes, R@10", "boxes", "recall_at_10", "box_to_sentence"),
+    Headline("sentence from box, all sentences, R@10", "boxes", "recall_at_10", "box_to_sentence"),
     Headline("box from sentence, all boxes, R@10", "boxes", "recall_at_10", "sentence_to_box"),
     Headline("report from film, R@10", "reports", "recall_at_10", "film_to_report"),
     Headline("film from report, R@10", "reports", "recall_at_10", "report_to_film"),
@@ -206,7 +211,7 @@ def results_table(tree: Mapping[str, Any]) -> str:
         if figure is None:
             lines.append(f"  {headline.question}: absent, {outcome['absent']}")
             continue
-        chance = outcome["chance"].get(headline.figure)
+        chance = outcome["chance"].get(headline.chance)
         beside = "" if chance is None else f"   chance {chance:.3f}"
         lines.append(f"  {headline.title:36} {_shown(figure)}{beside}")
     return "\n".join(dict.fromkeys(lines))

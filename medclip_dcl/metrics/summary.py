@@ -145,18 +145,22 @@ def rank_figures(
 
 
 def chance_levels(
-    correct: Bool[np.ndarray, "queries items"], lengths: Sequence[int]
+    correct: Mapping[str, Bool[np.ndarray, "queries items"]], lengths: Sequence[int]
 ) -> dict[str, float | None]:
     """Give the recall that a random order would reach.
 
     Args:
-        correct: whether the item answers the query.
+        correct: direction -> whether the item answers the query; "": the only direction.
         lengths: the K of recall at K.
 
     Returns:
-        `recall_at_K` for each K.
+        `recall_at_K` for each K, after the direction's name and a full stop where it has one.
     """
-    return {f"recall_at_{length}": chance_recall(correct, length) for length in lengths}
+    return {
+        f"{name}.recall_at_{length}" if name else f"recall_at_{length}": chance_recall(own, length)
+        for name, own in correct.items()
+        for length in lengths
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -28,6 +28,7 @@ _READINGS = {
     "recall_at_5": "the right answer is among the first five",
     "recall_at_10": "the right answer is among the first ten",
 }
+_RECALLS = ("recall_at_1", "recall_at_5", "recall_at_10", "recall_at_100")
 _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 """Ends of the bar for figures that do not run from 0 to 1."""
 
@@ -142,7 +143,7 @@ def _headlines(tree: Mapping[str, Any]) -> list[View]:
         if figure is None or figure["value"] is None:
             continue
         span = _SPANS.get(headline.figure, (0.0, 1.0))
-        chance = tree["questions"][headline.question]["chance"].get(headline.figure)
+        chance = tree["questions"][headline.question]["chance"].get(headline.chance)
         ends = [figure["value"] if figure[end] is None else figure[end] for end in ("low", "high")]
         start, stop = (_percent(value, span) for value in ends)
         lines.append(
@@ -176,13 +177,16 @@ def _directions(questions: Mapping[str, Any]) -> list[View]:
     for question in ("boxes", "reports"):
         outcome = questions[question]
         for group, figures in outcome["groups"].items():
-            chance = outcome["chance"]
+            recalls = [
+                {"value": figures[name]["value"], "chance": outcome["chance"][f"{group}.{name}"]}
+                for name in _RECALLS
+            ]
             rows.append(
                 {
                     "name": names[group],
-                    "pool": outcome["pool"],
-                    "figures": figures,
-                    "chance": chance,
+                    "pool": outcome["pool"][group],
+                    "recalls": recalls,
+                    "median_rank": figures["median_rank"]["value"],
                 }
             )
     return rows

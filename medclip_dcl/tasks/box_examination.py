@@ -85,8 +85,8 @@ def examine_boxes(
 
     Returns:
         The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
-        gallery, and the boxes' vectors. The pool has one item per box. Boxes whose
-        sentences read alike answer each other's queries: no model could tell them apart.
+        gallery, and the boxes' vectors. Sentences that read alike are one item, and any
+        box that bears a sentence answers it: no model could tell them apart.
 
     Source: Wang et al. 2023, Section 3.3 and Table 5.
     """
@@ -99,18 +99,20 @@ def examine_boxes(
     distinct, place = np.unique(keys, return_inverse=True)
     text_of = {unit.key: unit.text for unit in units}
     texts = predictor.embed_sentences([text_of[key] for key in distinct])
-    scores = (vectors @ texts.T).cpu().numpy()[:, place]  # (boxes, boxes): box against sentence
+    scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
+    own = place[:, None] == np.arange(len(distinct))[None, :]
     same = keys[:, None] == keys[None, :]
-    sentence_ranks, box_ranks = best_ranks(scores, same), best_ranks(scores.T, same)
-    for row, rank in zip(rows, sentence_ranks, strict=True):
+    asked = {"box_to_sentence": (scores, own), "sentence_to_box": (scores[:, place].T, same)}
+    ranks = {name: best_ranks(*pair) for name, pair in asked.items()}
+    for row, rank in zip(rows, ranks["box_to_sentence"], strict=True):
         row["sentence_rank"] = int(rank)
     subjects = [row["subject_id"] for row in rows]
     groups = {
-        name: summary.rank_figures(ranks, LENGTHS, subjects, sampling.samples, sampling.generator())
-        for name, ranks in (("box_to_sentence", sentence_ranks), ("sentence_to_box", box_ranks))
+        name: summary.rank_figures(found, LENGTHS, subjects, sampling.samples, sampling.generator())
+        for name, found in ranks.items()
     }
-    pool = {"boxes": len(rows), "distinct_sentences": len(distinct)}
-    chance = summary.chance_levels(same, LENGTHS)
+    pool = {"sentence_to_box": len(rows), "box_to_sentence": len(distinct)}
+    chance = summary.chance_levels({name: correct for name, (_, correct) in asked.items()}, LENGTHS)
     return Outcome("", pool, chance, {}, groups), rows, vectors
 
 
@@ -155,7 +157,8 @@ def examine_gallery(
     )
     pool = {"boxes": len(known), "sentences": len(sentences)}
     absent = "" if known else "no box has its sentence in the gallery"
-    return Outcome(absent, pool, summary.chance_levels(correct, _GALLERY_LENGTHS), figures, {})
+    chance = summary.chance_levels({"": correct}, _GALLERY_LENGTHS)
+    return Outcome(absent, pool, chance, figures, {})
 
 
 def _compare(

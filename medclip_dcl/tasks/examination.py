@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int8
+from jaxtyping import Int, Int8
 
 from medclip_dcl.metrics import summary
 from medclip_dcl.metrics.recall import best_ranks
@@ -83,7 +83,8 @@ def examine_reports(
         sampling: of the intervals.
 
     Returns:
-        The outcome. Reports that consist of the same sentences answer each other's queries.
+        The outcome. Reports that consist of the same sentences are one item, and any film
+        of theirs answers them.
 
     Source: ours; a report scores the mean of its sentences' image-sentence scores.
     """
@@ -94,23 +95,22 @@ def examine_reports(
     with torch.inference_mode():
         sentence_scores = predictor.model.score(films.regions, predictor.embed_sentences(texts))
         scores = report_scores(sentence_scores, text, report, len(reports)).cpu().numpy()
-    same = _same_reports(reports)
+    number = _number_reports(reports)
+    distinct, first = np.unique(number, return_index=True)
+    own = number[:, None] == distinct[None, :]
+    same = number[:, None] == number[None, :]
+    asked = {"film_to_report": (scores[first].T, own), "report_to_film": (scores, same)}
+    draw = (LENGTHS, films.subject_ids, sampling.samples)
     groups = {
-        name: summary.rank_figures(
-            best_ranks(matrix, same),
-            LENGTHS,
-            films.subject_ids,
-            sampling.samples,
-            sampling.generator(),
-        )
-        for name, matrix in (("film_to_report", scores.T), ("report_to_film", scores))
+        name: summary.rank_figures(best_ranks(*pair), *draw, sampling.generator())
+        for name, pair in asked.items()
     }
-    pool = {"films": len(reports), "distinct_sentences": len(texts)}
-    return Outcome("", pool, summary.chance_levels(same, LENGTHS), {}, groups)
+    pool = {"report_to_film": len(reports), "film_to_report": len(distinct)}
+    chance = summary.chance_levels({name: correct for name, (_, correct) in asked.items()}, LENGTHS)
+    return Outcome("", pool, chance, {}, groups)
 
 
-def _same_reports(reports: Sequence[Sequence[str]]) -> Bool[np.ndarray, "reports reports"]:
+def _number_reports(reports: Sequence[Sequence[str]]) -> Int[np.ndarray, " reports"]:
+    """Number reports so that those of the same sentences share a number."""
     names: dict[tuple[str, ...], int] = {}
-    number = np.array([names.setdefault(tuple(sorted(set(r))), len(names)) for r in reports])
-    same: np.ndarray = number[:, None] == number[None, :]
-    return same
+    return np.array([names.setdefault(tuple(sorted(set(r))), len(names)) for r in reports])

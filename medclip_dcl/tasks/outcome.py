@@ -68,7 +68,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one question; `absent` says why it could not be put, else is empty."""
+    """What came of one question.
+
+    Attributes:
+        absent: why it could not be put, else empty.
+        pool: how many things it was put to, or chosen from.
+        chance: figure -> its value by chance; `group.figure` where groups differ.
+        figures: the question's own figures.
+        groups: figures by finding, category or direction.
+    """
 
     absent: str = ""
     pool: Mapping[str, int] = field(default_factory=dict)
