@@ -12,6 +12,7 @@ from jaxtyping import Float
 from scipy import ndimage
 
 _FINE = 8  # steps per cell at which a box's edge is traced
+_ROUNDING = 1e-6  # of interpolated cosines, float32
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
     rows, columns = grid.shape
     fine = upsample(grid, rows * _FINE, columns * _FINE)
     centre = (slice(row * _FINE, (row + 1) * _FINE), slice(column * _FINE, (column + 1) * _FINE))
-    label, _ = ndimage.label(fine >= level)
+    label, _ = ndimage.label(fine >= level - _ROUNDING)
     near = fine[centre].argmax()
     own = label[centre].ravel()[near]
     if own == 0:  # a peak thinner than one step

@@ -57,7 +57,7 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert questions["grounding"]["figures"]["cnr"]["n"] == 6
     assert questions["gallery"]["pool"] == {"boxes": 6, "sentences": 3}
     assert questions["gallery"]["chance"]["recall_at_1"] == pytest.approx(1 / 3)
-    assert questions["reports"]["pool"]["films"] == 8  # one film a study
+    assert questions["reports"]["pool"]["report_to_film"] == 8  # one film a study
 
 
 def test_a_finding_that_no_film_has_is_named_undefined(evaluated):

@@ -64,8 +64,12 @@ def test_rank_figures_by_hand():
     assert figures["recall_at_5"].low <= 0.75 <= figures["recall_at_5"].high
 
 
-def test_chance_is_given_for_every_length():
-    assert chance_levels(np.eye(10, dtype=bool), (1, 5)) == {
-        "recall_at_1": pytest.approx(0.1),
-        "recall_at_5": pytest.approx(0.5),
+def test_chance_is_given_for_every_direction_and_length():
+    correct = {"there": np.eye(10, dtype=bool), "back": np.ones((3, 4), dtype=bool)}
+    assert chance_levels(correct, (1, 5)) == {
+        "there.recall_at_1": pytest.approx(0.1),
+        "there.recall_at_5": pytest.approx(0.5),
+        "back.recall_at_1": 1.0,
+        "back.recall_at_5": 1.0,
     }
+    assert chance_levels({"": np.eye(10, dtype=bool)}, (1,)) == {"recall_at_1": pytest.approx(0.1)}

@@ -50,14 +50,22 @@ def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
 
 def test_each_box_finds_its_sentence_and_back():
     outcome, rows, vectors = examine_boxes(Oracle(), FILMS, UNITS, SAMPLING)
-    assert outcome.pool == {"boxes": 3, "distinct_sentences": 2}
+    assert outcome.pool == {"sentence_to_box": 3, "box_to_sentence": 2}
     for direction in ("box_to_sentence", "sentence_to_box"):
         assert outcome.groups[direction]["recall_at_1"].value == 1.0
-    # Two boxes read alike, so chance is (2/3 + 1/3 + 2/3) / 3.
-    assert outcome.chance["recall_at_1"] == pytest.approx(5 / 9)
+    # Two boxes read alike: one of two sentences, and (2/3 + 1/3 + 2/3) / 3 for boxes.
+    assert outcome.chance["box_to_sentence.recall_at_1"] == pytest.approx(1 / 2)
+    assert outcome.chance["sentence_to_box.recall_at_1"] == pytest.approx(5 / 9)
     assert vectors.shape == (3, 7)
     assert [row["sentence_rank"] for row in rows] == [1, 1, 1]
     assert set(rows[0]) == set(BOX_ANSWERS.schema.names)
+
+
+def test_a_sentence_that_many_boxes_bear_is_one_item():
+    units = [unit(0, "fluid", 0, 1), unit(1, "fluid", 0, 0), unit(2, "fluid", 0, 0)]
+    units.append(unit(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
+    _, rows, _ = examine_boxes(Oracle(), FILMS, units, SAMPLING)
+    assert rows[-1]["sentence_rank"] == 2
 
 
 def test_a_box_on_the_wrong_film_misses():

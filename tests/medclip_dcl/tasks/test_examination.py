@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from medclip_dcl.artifacts.results import SCORES
 from medclip_dcl.metrics.summary import UNKNOWN
@@ -38,7 +39,7 @@ def test_a_report_that_names_what_a_film_shows_ranks_first():
     outcome = examine_reports(Oracle(), FILMS.select([0, 1, 3]), reports, SAMPLING)
     assert outcome.groups["film_to_report"]["recall_at_1"].value == 1.0
     assert outcome.groups["report_to_film"]["recall_at_1"].value == 1.0
-    assert outcome.pool == {"films": 3, "distinct_sentences": 2}
+    assert outcome.pool == {"report_to_film": 3, "film_to_report": 2}
 
 
 def test_reports_on_the_wrong_films_rank_last():
@@ -51,7 +52,8 @@ def test_reports_on_the_wrong_films_rank_last():
 def test_reports_of_the_same_sentences_answer_for_each_other():
     reports = [["Fluid.", "Normal."], ["Cyst."], ["Normal."], ["Normal.", "Fluid."]]
     outcome = examine_reports(Oracle(), FILMS, reports, SAMPLING)
-    assert outcome.chance["recall_at_1"] == (2 + 1 + 1 + 2) / 16
+    assert outcome.chance["report_to_film.recall_at_1"] == (2 + 1 + 1 + 2) / 16
+    assert outcome.chance["film_to_report.recall_at_1"] == pytest.approx(1 / 3)
 
 
 def test_an_outcome_is_plain_json_without_nan():

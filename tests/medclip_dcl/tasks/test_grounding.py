@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from medclip_dcl.tasks.grounding import Box, grid_affine, locate, upsample
 
@@ -27,6 +29,15 @@ def test_upsampling_interpolates_between_cell_centres():
     # Two cells over four pixels: centres at 1 and 3, pixel centres at .5, 1.5, 2.5, 3.5.
     heatmap = upsample(np.array([[0.0, 1.0]], dtype=np.float32), 1, 4)
     assert heatmap.tolist() == [[0.0, 0.25, 0.75, 1.0]]
+
+
+@pytest.mark.parametrize("size", [(64, 64), (37, 90), (5, 3)], ids=str)
+def test_upsampling_agrees_with_torch_with_corners_not_aligned(size):
+    grid = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    expected = functional.interpolate(
+        torch.from_numpy(grid)[None, None], size=size, mode="bilinear", align_corners=False
+    )
+    assert upsample(grid, *size) == pytest.approx(expected[0, 0].numpy(), abs=1e-5)
 
 
 def test_the_affine_gives_centres_of_cells_on_a_film_that_is_not_square():
@@ -59,6 +70,7 @@ def test_a_threshold_at_the_peak_still_gives_the_peak_s_cell():
     assert found.box == Box(10, 20, 10, 10)
 
 
-def test_a_flat_grid_is_one_box_over_the_film():
-    found = locate(np.full((4, 4), 0.25, dtype=np.float32), 40, 80, None)
+@pytest.mark.parametrize("level", [0.25, 0.3, -0.7])
+def test_a_flat_grid_is_one_box_over_the_film(level):
+    found = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
     assert found.box == Box(0, 0, 80, 40)
