@@ -84,13 +84,14 @@ class Predictor:
         plain = [" ".join(text.split()) for text in texts]
         if not plain or not all(plain):
             raise QueryError("a sentence is empty; give text with at least one word")
-        order = sorted(range(len(plain)), key=lambda index: len(plain[index]))
+        distinct = sorted(dict.fromkeys(plain), key=len)  # alike in length: little padding
         vectors = [
-            self._encode([plain[index] for index in order[start : start + _TEXTS_PER_PASS]])
-            for start in range(0, len(order), _TEXTS_PER_PASS)
+            self._encode(distinct[start : start + _TEXTS_PER_PASS])
+            for start in range(0, len(distinct), _TEXTS_PER_PASS)
         ]
-        back = torch.tensor(order).argsort().to(self.device)
-        return torch.cat(vectors)[back]
+        row_of = {text: row for row, text in enumerate(distinct)}
+        rows = torch.tensor([row_of[text] for text in plain], device=self.device)
+        return torch.cat(vectors)[rows]
 
     def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
         """Bring a decoded film into the form that the model was trained on.
