@@ -1,7 +1,6 @@
 """What every benchmark says of its machine, and the JSON line with which it ends."""
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.artifacts.provenance import package_versions
+from medclip_dcl.cores import available_cores
 
 
 def machine() -> dict[str, Any]:
@@ -17,9 +17,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": available_cores(),
         "accelerator": _accelerator(),
         "python": platform.python_version(),
         "packages": package_versions(),

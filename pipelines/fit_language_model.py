@@ -19,6 +19,7 @@ from medclip_dcl.artifacts.frame import Artifact, Draft, json_digest
 from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.config import resolve_path
 from medclip_dcl.config.text import LanguageModelConfig
+from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import ConfigError, ReportError
 from medclip_dcl.likelihood.corpus import Corpus
 from medclip_dcl.likelihood.encoding import encode_sentences
@@ -30,7 +31,6 @@ from medclip_dcl.likelihood.language_model import (
     load_language_model,
     save_language_model,
 )
-from medclip_dcl.likelihood.scorer import available_cores
 from medclip_dcl.likelihood.tokenizer import train_tokenizer
 from medclip_dcl.progress import Progress
 from pipelines.job import Job, run_job

@@ -23,9 +23,10 @@ from medclip_dcl.artifacts.frame import Artifact, Draft, json_digest
 from medclip_dcl.artifacts.language_model import tokenizer_digest
 from medclip_dcl.artifacts.tables import read_table, write_table
 from medclip_dcl.config.text import LikelihoodConfig
+from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.likelihood.diagnostics import spearman
-from medclip_dcl.likelihood.scorer import Recipe, Scores, Unit, available_cores, score_units
+from medclip_dcl.likelihood.scorer import Recipe, Scores, Unit, score_units
 from medclip_dcl.progress import Progress
 from pipelines.job import Job, run_job
 

@@ -10,6 +10,7 @@ torchrun report every code but 0 as 1: the run is resumable all the same.
 """
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -80,6 +81,7 @@ def _build(job: Job, accelerator: Accelerator) -> None:
     store = CheckpointStore(folder, recipe, config.train.steps)
     say = job.say if main else _say_nothing
     trained: Trained | None = None
+    begun = time.monotonic()
     if not _is_published(job, recipe, accelerator):
         with store.locked() if main else nullcontext():
             accelerator.wait_for_everyone()
@@ -87,7 +89,7 @@ def _build(job: Job, accelerator: Accelerator) -> None:
         if not trained.finished:
             raise Stopped
     if main:
-        write: Callable[[Draft], dict[str, Any]] = partial(_write, config, inputs, trained)
+        write: Callable[[Draft], dict[str, Any]] = partial(_write, config, inputs, trained, begun)
         job.make(published.KIND, settings, digests, write)
         store.clear()
 
@@ -165,7 +167,10 @@ def _is_published(job: Job, recipe: dict[str, Any], accelerator: Accelerator) ->
     return found[0]
 
 
-def _write(config: Config, inputs: Inputs, trained: Trained | None, draft: Draft) -> dict[str, Any]:
+def _write(
+    config: Config, inputs: Inputs, trained: Trained | None, begun: float, draft: Draft
+) -> dict[str, Any]:
+    draft.started = begun  # the seconds of a model are those of its training
     assert trained is not None, "published by another process meanwhile, or not at all"
     return publish(draft.directory, config, inputs, trained)
 

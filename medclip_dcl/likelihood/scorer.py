@@ -5,7 +5,6 @@ wherever it runs, so its bits depend on the unit alone.
 """
 
 import multiprocessing
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -179,12 +178,3 @@ def _work(connection: Connection, recipe: Recipe) -> None:
                 connection.send(scorer.score(connection.recv()))
         except MedclipError as error:
             connection.send(error)
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use.
-
-    Returns:
-        At least 1.
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

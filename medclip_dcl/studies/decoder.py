@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.errors import ImageError
+from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.studies import wire
 from medclip_dcl.studies.grey import GreyImage
 from medclip_dcl.studies.limits import Limits
@@ -105,6 +105,7 @@ class Decoder:
 
         Raises:
             ImageError: the film is refused; `code` is one of `images.REASONS`.
+            StudyError: no decode worker can be started.
         """
         facts, pixels = self._ask(source, {}, np.uint16)
         spacing, window = facts["spacing_mm"], facts["window"]
@@ -132,6 +133,7 @@ class Decoder:
 
         Raises:
             ImageError: the film is refused; `code` is one of `images.REASONS`.
+            StudyError: no decode worker can be started.
         """
         request = {"size_px": size_px, "equalize": equalize}
         facts, pixels = self._ask(source, request, np.uint8)
@@ -231,7 +233,12 @@ class _Worker:
             with self._lock:
                 self._channel, self._process = channel, process
             channel.settimeout(_START_S)
-            wire.receive(channel)
+            try:
+                wire.receive(channel)
+            except (wire.Closed, TimeoutError) as error:  # no film's fault: none may be rejected
+                raise StudyError(
+                    "a decode worker cannot start; is memory left, and the installation whole?"
+                ) from error
         assert self._channel is not None
         return self._channel
 

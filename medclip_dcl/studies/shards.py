@@ -1,6 +1,5 @@
 """Films of a manifest -> shards of squares: many workers, one shard at a time."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from medclip_dcl.artifacts.files import path_under
 from medclip_dcl.artifacts.prepared import SHARD, read_shard_rejects, write_shard
 from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.studies.images import Decoder, SquareImage
 
@@ -56,7 +56,7 @@ def write_shards(
         What became of them; the same whether or not an earlier run was killed.
     """
     starts = range(0, len(films), settings.shard_rows)
-    workers = settings.workers or _cores()
+    workers = settings.workers or available_cores()
     todo = [number for number in range(len(starts)) if not (folder / SHARD.format(number)).exists()]
     if len(todo) < len(starts):
         finished(sum(_rows(films, settings, n) for n in set(range(len(starts))) - set(todo)))
@@ -73,13 +73,6 @@ def write_shards(
                 _write(folder, number, part, list(threads.map(read, part)), settings.size_px)
     found = [read_shard_rejects(folder, number) for number in range(len(starts))]
     return Outcome(sum(kept for kept, _ in found), [item for _, rows in found for item in rows])
-
-
-def _cores() -> int:
-    """Count the cores that this process may use, where the system says so."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _rows(films: Sequence[Film], settings: ImagesConfig, number: int) -> int:

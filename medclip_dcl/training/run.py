@@ -18,6 +18,7 @@ from medclip_dcl.artifacts.frame import Artifact
 from medclip_dcl.artifacts.prepared import PreparedImages
 from medclip_dcl.config import Config
 from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights
@@ -93,8 +94,7 @@ def start_accelerator(settings: TrainConfig) -> Accelerator:
             f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
             "CPUs `accelerate launch` starts one process whatever it is asked)"
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(settings.torch_threads or max(1, share))
     return accelerator
 

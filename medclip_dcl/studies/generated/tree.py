@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -10,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from medclip_dcl.artifacts.files import write_bytes, write_text
 from medclip_dcl.artifacts.frame import Draft, Kind
 from medclip_dcl.config.studies import GenerateConfig
+from medclip_dcl.cores import available_cores
 from medclip_dcl.progress import Progress
 from medclip_dcl.studies.generated.findings import FINE_FINDINGS
 from medclip_dcl.studies.generated.patients import (
@@ -30,6 +32,7 @@ from medclip_dcl.studies.generated.tables import release_tables, summarize, trut
 KIND = Kind("studies", 1, "generate_studies")
 
 _PARTS = "parts"
+_THREADS = 1  # threads of BLAS a process: small products lose time by sharing cores
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,17 @@ def _patients(unit: Unit, seed: int, settings: GenerateConfig) -> Iterator[Patie
 def _draw_units(
     folder: Path, units: list[Unit], seed: int, settings: GenerateConfig, progress: Progress
 ) -> None:
-    workers = min(settings.workers or len(os.sched_getaffinity(0)), len(units))
+    workers = min(settings.workers or available_cores(), len(units))
     if workers <= 1:
-        for unit in units:
-            write_unit(folder, unit, seed, settings)
-            progress.advance(unit.stop - unit.start)
+        with threadpool_limits(_THREADS):
+            for unit in units:
+                write_unit(folder, unit, seed, settings)
+                progress.advance(unit.stop - unit.start)
         return
     context = multiprocessing.get_context("spawn")
-    executor: Executor = ProcessPoolExecutor(workers, mp_context=context)
+    executor: Executor = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=threadpool_limits, initargs=(_THREADS,)
+    )
     try:
         futures = [executor.submit(write_unit, folder, unit, seed, settings) for unit in units]
         for future in as_completed(futures):

@@ -1,7 +1,9 @@
 """The pool: a worker that hangs or dies costs one film, and no time beyond the deadline."""
 
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ import psutil
 import pytest
 
 from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.errors import ImageError
+from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.studies.images import Decoder
 from medclip_dcl.studies.square import square
 from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
@@ -102,3 +104,9 @@ def test_no_worker_outlives_its_pool() -> None:
     with pytest.raises(ImageError):
         decoder.open(dicom_bytes(ramp()))
     assert threading.active_count() < 50
+
+
+def test_worker_that_cannot_start_is_no_films_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(StudyError, match="cannot start"):
+        decoder.open(dicom_bytes(ramp()))
