@@ -4,7 +4,7 @@ import re
 
 from tests.house.tree import name_of, tracked
 
-FOREIGN = re.compile(r"/work/|/root/|/home/[a-z]|\.\./shared|/tmp/ceo|\+cpu\b")
+FOREIGN = re.compile(r"/(?:work|root|home/[a-z]+|tmp/ceo)/|\.\./(?:shared)|\+(?:cpu)\b")
 SUFFIXES = (
     ".py",
     ".md",
