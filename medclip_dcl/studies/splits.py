@@ -42,7 +42,8 @@ def assign_splits(
 
 
 def _by_hash(subject: str, validate_share: float, test_share: float) -> str:
-    digest = hashlib.sha256(subject.encode("utf-8", "surrogatepass")).digest()
+    named = f"split {subject}"  # another hash of the same id must not be a function of this one
+    digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     if place < test_share:
         return "test"
