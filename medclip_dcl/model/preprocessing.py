@@ -1,10 +1,14 @@
 """Prepared film -> model input: the whole film, resized and normalised."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
+
+from medclip_dcl.config import Config
 
 MEAN = 0.5
 """Grey level, on the scale 0 to 1, that becomes 0."""
@@ -46,3 +50,24 @@ def normalise(pixels: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         (pixels / 255 - MEAN) / SPREAD.
     """
     return pixels.mul(1 / (255 * SPREAD)).sub(MEAN / SPREAD)
+
+
+def preprocessing_facts(config: Config) -> dict[str, Any]:
+    """Say how a film becomes an input, for the card of a published model.
+
+    Args:
+        config: the recipe of the model.
+
+    Returns:
+        Sizes in pixels, normalisation and intensity transforms, JSON-serialisable. Another
+        version of this package that gives other facts for the same recipe would feed the
+        model other numbers than it was trained on.
+    """
+    return {
+        "prepared_px": config.images.size_px,
+        "input_px": config.model.image.input_px,
+        "mean": MEAN,
+        "spread": SPREAD,
+        "voi": config.images.voi,
+        "equalize": config.images.equalize,
+    }

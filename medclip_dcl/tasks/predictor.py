@@ -13,7 +13,7 @@ from medclip_dcl.artifacts.published import Published, read_published
 from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.model.preprocessing import to_input
+from medclip_dcl.model.preprocessing import preprocessing_facts, to_input
 from medclip_dcl.model.similarity import region_scores
 from medclip_dcl.studies.images import GreyImage
 from medclip_dcl.studies.square import square
@@ -242,8 +242,10 @@ def build_predictor(published: Published, device: torch.device) -> Predictor:
         The model, ready for questions.
 
     Raises:
-        CheckpointError: weights and configuration do not fit each other.
+        CheckpointError: weights and configuration do not fit each other, or films were
+            prepared otherwise than this version prepares them.
     """
+    _check_preprocessing(published)
     folder = published.text_folder
     text_config = BertConfig.from_json_file(folder / "config.json")
     model = build_dual_encoder(published.config.model, text_config, seed=0)
@@ -261,3 +263,16 @@ def build_predictor(published: Published, device: torch.device) -> Predictor:
             f"card of model {published.digest[:12]} has no valid prompts; rerun train"
         ) from error
     return Predictor(model, tokenizer, published.config, findings, published.digest, device)
+
+
+def _check_preprocessing(published: Published) -> None:
+    trained_on = published.card.get("preprocessing", {})
+    here = preprocessing_facts(published.config)
+    differing = sorted(name for name in here if trained_on.get(name) != here[name])
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"model {published.digest[:12]} was trained with preprocessing {name} = "
+            f"{trained_on.get(name)}, this version uses {here[name]}; use the version that "
+            "published it, or train again"
+        )

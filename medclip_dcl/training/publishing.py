@@ -9,7 +9,7 @@ from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.artifacts.published import write_published
 from medclip_dcl.config import Config
 from medclip_dcl.likelihood.language_model import CONFIG_FIELDS
-from medclip_dcl.model.preprocessing import MEAN, SPREAD
+from medclip_dcl.model.preprocessing import preprocessing_facts
 from medclip_dcl.tasks.prompts import read_prompts
 from medclip_dcl.training.run import Inputs, Trained
 
@@ -90,14 +90,7 @@ def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, An
         "intended_use": INTENDED_USE,
         "limits": list(LIMITS),
         "prompts": [asdict(finding) for finding in findings],
-        "preprocessing": {
-            "prepared_px": config.images.size_px,
-            "input_px": config.model.image.input_px,
-            "mean": MEAN,
-            "spread": SPREAD,
-            "voi": config.images.voi,
-            "equalize": config.images.equalize,
-        },
+        "preprocessing": preprocessing_facts(config),
         "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
         "objective": config.objective.model_dump(mode="json"),
         "eta": {

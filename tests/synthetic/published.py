@@ -1,13 +1,14 @@
 """A tiny published model with random weights, sealed as `train` would."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
 from medclip_dcl.artifacts.published import KIND, write_published
 from medclip_dcl.config import Config
 from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from medclip_dcl.model.preprocessing import preprocessing_facts
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config, tiny_text_config
 
 SENTENCES = (
@@ -41,12 +42,18 @@ CARD = {
 }
 
 
-def publish(folder: Path, subjects: Iterable[str] = ("trained",), seed: int = 0) -> Artifact:
-    """Seal a tiny model for 64-pixel films into `folder`."""
+def publish(
+    folder: Path,
+    subjects: Iterable[str] = ("trained",),
+    seed: int = 0,
+    preprocessing: Mapping[str, object] | None = None,
+) -> Artifact:
+    """Seal a tiny model for 64-pixel films into `folder`; `preprocessing` changes its card."""
     settings = tiny_model_config()
     config = Config.model_validate(
         {"work": "unused", "model": settings.model_dump(), "images": {"size_px": 64}}
     )
+    facts = preprocessing_facts(config) | dict(preprocessing or {})
     tokenizer = train_tokenizer(SENTENCES, vocabulary=200, max_tokens=32)
     model = tiny_dual_encoder(settings, len(tokenizer), seed)
 
@@ -60,7 +67,7 @@ def publish(folder: Path, subjects: Iterable[str] = ("trained",), seed: int = 0)
             draft.directory,
             model.state_dict(),
             config,
-            CARD,
+            CARD | {"preprocessing": facts},
             subjects,
             write_text_files,
         )

@@ -107,6 +107,13 @@ def test_ground_answers_in_pixels_of_the_original_film(predictor):
         assert -1 <= grounding.peak.score <= 1
 
 
+@pytest.mark.parametrize("name", ["mean", "spread", "input_px", "prepared_px", "voi", "equalize"])
+def test_films_prepared_otherwise_than_in_training_are_refused(tmp_path, name):
+    publish(tmp_path / "model", preprocessing={name: None})
+    with pytest.raises(CheckpointError, match=f"preprocessing {name} = None"):
+        load(tmp_path / "model", "cpu")
+
+
 def test_damaged_weights_are_refused(tmp_path):
     artifact = publish(tmp_path / "model")
     weights = artifact.path / "model.safetensors"
@@ -119,7 +126,8 @@ def test_damaged_weights_are_refused(tmp_path):
 
 def test_a_card_without_prompts_is_refused(artifact):
     published = read_published(artifact.path)
-    bare = type(published)(**{**vars(published), "card": {}})
+    card = {name: fact for name, fact in published.card.items() if name != "prompts"}
+    bare = type(published)(**{**vars(published), "card": card})
     with pytest.raises(CheckpointError, match="no valid prompts"):
         build_predictor(bare, torch.device("cpu"))
 
