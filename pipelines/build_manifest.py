@@ -7,6 +7,7 @@ to minutes and starts anew when killed.
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,42 @@ from pipelines.job import Job, run_job
 _NO_BOXES = BoxTable([], set(), 0)
 
 
+@dataclass(frozen=True)
+class Source:
+    """A source of studies as it was read: its tables, their rows and its boxes."""
+
+    tables: dict[str, Path]
+    raw: RawStudies
+    boxes: BoxTable
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests of the tables and a stamp of the report files."""
+        digests = {name: sha256_file(path) for name, path in self.tables.items()}
+        return digests | {"reports": stamp(self.raw)}
+
+
+def read_source(config: Config) -> Source:
+    """Read the source that a recipe names; no film and no report is opened.
+
+    Args:
+        config: the recipe.
+
+    Returns:
+        Its rows.
+
+    Raises:
+        StudyError: a table is missing or cannot be read.
+    """
+    root = resolve_path(config.source.root, config)
+    tables = _tables(config, root)
+    raw = _read(config, root, tables)
+    boxes = _NO_BOXES
+    if "boxes" in tables:
+        boxes = read_boxes(tables["boxes"], {film.image_id: film.subject_id for film in raw.films})
+    return Source(tables, raw, boxes)
+
+
 def build(job: Job) -> None:
     """Build the manifest of a recipe.
 
@@ -38,21 +75,16 @@ def build(job: Job) -> None:
         job: the job.
     """
     source = job.config.source
-    root = resolve_path(source.root, job.config)
-    tables = _tables(job.config, root)
-    raw = _read(job.config, root, tables)
-    boxes = _NO_BOXES
-    if "boxes" in tables:
-        boxes = read_boxes(tables["boxes"], {film.image_id: film.subject_id for film in raw.films})
+    found = read_source(job.config)
+    raw, boxes = found.raw, found.boxes
 
     def write(draft: Draft) -> Mapping[str, Any]:
         selection = select(raw, source, read_sections)
         _require_few_rejects(selection, source.max_reject_share)
         return _write(draft.directory, job.config, raw, selection, boxes)
 
-    inputs = {name: sha256_file(path) for name, path in tables.items()} | {"reports": stamp(raw)}
     settings = source.model_dump(mode="json", exclude={"root", "reports", "max_reject_share"})
-    job.make(manifest.KIND, {"source": settings}, inputs, write)
+    job.make(manifest.KIND, {"source": settings}, found.inputs, write)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
