@@ -4,10 +4,10 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from medclip_dcl.studies.grey import GreyImage
 from medclip_dcl.studies.intensities import TOP, Words
+from medclip_dcl.studies.resampling import resample
 
 _WHITE = 255
 
@@ -23,7 +23,7 @@ def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uin
     Returns:
         uint8 (size_px, size_px), 0 black; x_square = x * size_px / width of the film.
 
-    Source: ours; bicubic with the filter widened by the reduction factor (Pillow).
+    Source: ours; bicubic with the filter widened by the reduction factor.
     """
     return stretch(image.pixels, _identity(), size_px, equalize)
 
@@ -43,10 +43,16 @@ def stretch(
         uint8 (size_px, size_px): `square` of the film `table[words]`, in one look-up less.
     """
     eight_bit = _equalized(words, table) if equalize else _straight()
-    grey = Image.fromarray(eight_bit[table][words])
-    if grey.size != (size_px, size_px):
-        grey = grey.resize((size_px, size_px), Image.Resampling.BICUBIC)
-    return np.array(grey, dtype=np.uint8)
+    return resample(_look_up(eight_bit[table], words), size_px)
+
+
+def _look_up(levels: npt.NDArray[np.uint8], words: Words) -> npt.NDArray[np.uint8]:
+    if words.dtype != np.uint8:
+        return np.take(levels, words, mode="clip")  # in bounds as it is; the check is slower
+    if np.array_equal(levels, np.arange(_WHITE + 1)):
+        return words.view(np.uint8)
+    looked_up = words.tobytes().translate(levels.tobytes())  # three times as fast as an index
+    return np.frombuffer(looked_up, np.uint8).reshape(words.shape)
 
 
 @cache
