@@ -1,4 +1,4 @@
-"""Eta cache: the class probability of every distinct sentence, sealed."""
+"""Eta cache: the class probability of every distinct sentence, sealed, read by memory map."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from medclip_dcl.artifacts.sentences import text_key
 from medclip_dcl.artifacts.tables import Column, TableFormat, read_table
 from medclip_dcl.errors import ConfigError, ScoreError
 
-KIND = Kind("eta_cache", 1, "build_eta_cache")
+KIND = Kind("eta_cache", 2, "build_eta_cache")
 
 ETA = TableFormat(
-    "eta.parquet",
+    "eta.arrow",
     (
         Column("text_key", pa.string(), "`text_key` of the sentence"),
         Column("eta", pa.float64(), "estimated chance that a random film shares its class, [0, 1)"),
@@ -26,21 +26,33 @@ ETA = TableFormat(
 )
 """One row per distinct sentence, in order of text_key."""
 
+_KEY_BYTES = 32
+
 
 class EtaCache:
-    """Gives the eta of a sentence by its key.
+    """Gives the eta of a sentence by its key; keys and values stay in the mapped file.
 
     Args:
         artifact: a sealed eta cache.
+
+    Raises:
+        ArtifactCorrupt: the file cannot be read.
+        ScoreError: the keys are out of order, or an eta is not in [0, 1).
     """
 
     def __init__(self, artifact: Artifact) -> None:
         table = read_table(artifact.path, ETA, ["text_key", "eta"])
         self.digest = artifact.digest
-        self._keys = table["text_key"].to_numpy(zero_copy_only=False).astype("S32")
+        self._keys = _mapped_keys(table["text_key"])
         self._eta = table["eta"].to_numpy()
         if (self._keys[1:] <= self._keys[:-1]).any():
             raise ScoreError("the eta cache is not in order of text_key; rerun build_eta_cache")
+        wrong = np.flatnonzero(~((self._eta >= 0) & (self._eta < 1)))
+        if len(wrong):
+            raise ScoreError(
+                f"{len(wrong)} etas are not in [0, 1), the first of the sentence with key "
+                f"{self._keys[wrong[0]].decode()}; rerun build_eta_cache"
+            )
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -69,6 +81,19 @@ class EtaCache:
             )
         eta: np.ndarray = self._eta[place]
         return eta
+
+
+def _mapped_keys(column: pa.ChunkedArray) -> np.ndarray:
+    """View 32-byte keys as one array without a copy."""
+    keys = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    _, offsets, data = keys.buffers()
+    count = len(keys)
+    ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + count + 1]
+    if keys.null_count or (np.diff(ends) != _KEY_BYTES).any():
+        raise ScoreError("the eta cache holds a malformed text_key; rerun build_eta_cache")
+    if not count:
+        return np.empty(0, f"S{_KEY_BYTES}")
+    return np.frombuffer(data, f"S{_KEY_BYTES}", count, int(ends[0]))
 
 
 def read_given_table(path: Path) -> dict[str, float]:

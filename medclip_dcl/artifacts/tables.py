@@ -1,4 +1,4 @@
-"""Parquet tables with declared columns and checked pages."""
+"""Tables with declared columns: Parquet with checked pages, or Arrow that is mapped into memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,12 @@ class Column:
 
 @dataclass(frozen=True)
 class TableFormat:
-    """The columns of a table, in order, and the name of its file."""
+    """The columns of a table, in order, and the name of its file.
+
+    A file `.parquet` is compressed and its pages carry checksums. A file `.arrow` is read
+    by memory map, so that the processes of a machine share its pages; its bytes are
+    checked where the artifact is opened.
+    """
 
     file: str
     columns: tuple[Column, ...]
@@ -58,7 +63,11 @@ def write_table(
             raise ValueError(f"a row of {form.file} does not have exactly the columns {names}")
         table = pa.Table.from_pylist(list(rows), schema=form.schema)
     path = folder / form.file
-    pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+    if path.suffix == ".arrow":
+        with pa.ipc.new_file(str(path), form.schema) as writer:
+            writer.write_table(table.combine_chunks())
+    else:
+        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
     sync_file(path)
     return path
 
@@ -79,7 +88,7 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
     """
     path = folder / form.file
     try:
-        table = pq.read_table(path, page_checksum_verification=True, memory_map=False)
+        table = _mapped(path) if path.suffix == ".arrow" else _checked(path)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
     if table.schema.remove_metadata() != form.schema:
@@ -87,3 +96,14 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
             f"table {path} has other columns than {form.file} must; rerun its job"
         )
     return table.select(list(columns)) if columns is not None else table
+
+
+def _checked(path: Path) -> pa.Table:
+    return pq.read_table(path, page_checksum_verification=True, memory_map=False)
+
+
+def _mapped(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+    table.validate(full=True)
+    return table

@@ -1,14 +1,15 @@
 """The reader of eta and the reader of given tables."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from medclip_dcl.artifacts import eta_cache
 from medclip_dcl.artifacts.eta_cache import EtaCache, read_given_table
-from medclip_dcl.artifacts.frame import drafting, make_recipe
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.sentences import text_key
 from medclip_dcl.artifacts.tables import write_table
-from medclip_dcl.errors import ConfigError, ScoreError
+from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
 
 TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
 
@@ -46,6 +47,52 @@ def test_an_unsorted_cache_is_refused(tmp_path):
     keys = sorted(map(text_key, TEXTS), reverse=True)
     with pytest.raises(ScoreError, match="order"):
         EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -0.01, 1.0, None])
+def test_an_entry_that_is_no_probability_is_named(tmp_path, wrong):
+    keys = sorted(map(text_key, TEXTS))
+    with pytest.raises(ScoreError, match=rf"1 etas are not in \[0, 1\).*{keys[1]}.*build_eta"):
+        EtaCache(seal(tmp_path / "eta", keys, [0.1, wrong, 0.3]))
+
+
+@pytest.mark.parametrize("key", [None, "short", "e" * 33])
+def test_a_malformed_key_is_refused(tmp_path, key):
+    keys = sorted(map(text_key, TEXTS))
+    with pytest.raises(ScoreError, match="malformed text_key"):
+        EtaCache(seal(tmp_path / "eta", [*keys[:2], key], [0.1, 0.2, 0.3]))
+
+
+def test_keys_and_values_are_views_of_the_mapped_file(tmp_path):
+    keys = sorted(f"{number:032x}" for number in range(50_000))
+    artifact = seal(tmp_path / "eta", keys, [0.1] * len(keys))
+    before = pa.total_allocated_bytes()
+    cache = EtaCache(artifact)
+    assert pa.total_allocated_bytes() - before < 100_000
+    for values in (cache._keys, cache._eta):
+        assert values.base is not None
+        assert not values.flags.writeable
+    assert cache.eta_of(keys[-1:]).tolist() == [0.1]
+
+
+def test_every_flipped_bit_and_every_cut_is_found_on_opening(tmp_path):
+    keys = sorted(f"{number:032x}" for number in range(40))
+    artifact = seal(tmp_path / "eta", keys, [number / 50 for number in range(40)])
+    path = artifact.path / eta_cache.ETA.file
+    whole = path.read_bytes()
+    draw = np.random.default_rng(0)
+    for place in draw.integers(0, 8 * len(whole), 60).tolist():
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(artifact.path, eta_cache.KIND)
+    for size in draw.integers(0, len(whole), 20).tolist():
+        path.write_bytes(whole[:size])
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(artifact.path, eta_cache.KIND, verify=False)
+        with pytest.raises((ArtifactCorrupt, ScoreError)):
+            EtaCache(artifact)
 
 
 @pytest.mark.parametrize("column", ["eta", "rho"])
