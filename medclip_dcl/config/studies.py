@@ -26,6 +26,8 @@ class GenerateConfig(Section):
     """Share of studies with a second film, lateral or frontal."""
     compressed_share: Annotated[float, Field(ge=0, le=1)] = 0.04
     """Share of films stored as RLE, JPEG 2000, JPEG-LS or lossless JPEG."""
+    faults: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""
     unit_patients: Annotated[int, Field(gt=0)] = 50
     """Patients in one unit of work: what a kill can lose."""
     workers: Annotated[int, Field(ge=0)] = 0

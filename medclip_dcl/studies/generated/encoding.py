@@ -78,6 +78,7 @@ class Tags:
     view: str
     date: str
     time: str
+    burned_in: bool = False
 
 
 def encode_film(pixels: Field, storage: Storage, tags: Tags) -> bytes:
@@ -140,7 +141,7 @@ def _header(tags: Tags, storage: Storage, shape: tuple[int, ...]) -> Dataset:
     dataset.BodyPartExamined = "CHEST"
     dataset.ViewPosition = tags.view
     dataset.PatientOrientation = ["A", "F"] if tags.view == "LATERAL" else ["L", "F"]
-    dataset.BurnedInAnnotation = "NO"
+    dataset.BurnedInAnnotation = "YES" if tags.burned_in else "NO"
     dataset.Rows, dataset.Columns = shape
     spacing = round(_DETECTOR_MM / max(shape), 5)
     dataset.PixelSpacing = [spacing, spacing]

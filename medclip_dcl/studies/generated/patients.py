@@ -117,10 +117,23 @@ def film_bytes(patient: Patient, study: Study, plan: FilmPlan, film: Film) -> by
     Returns:
         A DICOM file.
     """
-    tags = Tags(
+    return encode_film(film.pixels, plan.storage, film_tags(patient, study, plan))
+
+
+def film_tags(patient: Patient, study: Study, plan: FilmPlan) -> Tags:
+    """Give what the header of a film says.
+
+    Args:
+        patient: whose film it is.
+        study: the study that it belongs to.
+        plan: the film.
+
+    Returns:
+        Ids, view, date and time.
+    """
+    return Tags(
         plan.dicom_id, study.study_id, patient.subject_id, plan.view, study.date, study.time
     )
-    return encode_film(film.pixels, plan.storage, tags)
 
 
 def film_path(patient: Patient, study: Study, plan: FilmPlan) -> str:

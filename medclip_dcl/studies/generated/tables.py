@@ -6,7 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from medclip_dcl.artifacts.manifest import LABELS
@@ -27,7 +27,7 @@ Drawn = Mapping[str, Mapping[str, Any]]
 
 BOX_TABLE = "MS_CXR_Local_Alignment_v1.1.0.csv"
 
-_VIEW_NAMES = {"AP": "antero-posterior", "PA": "postero-anterior", "LATERAL": "lateral"}
+_VIEW_NAMES = {"AP": "antero-posterior", "PA": "postero-anterior", "LATERAL": "lateral", "": ""}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,21 @@ class Item:
     patient: Patient
     study: Study
     film: FilmPlan
+
+
+@dataclass(frozen=True)
+class TableFaults:
+    """What is wrong with the tables of a tree that has planted faults.
+
+    Attributes:
+        repeated: films that the metadata table lists twice.
+        boxed: films of training patients that get boxes.
+        split_of: film -> split that differs from its patient's.
+    """
+
+    repeated: frozenset[str] = frozenset()
+    boxed: frozenset[str] = frozenset()
+    split_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def items(patients: Iterable[Patient]) -> Iterator[Item]:
@@ -54,12 +69,17 @@ def items(patients: Iterable[Patient]) -> Iterator[Item]:
                 yield Item(patient, study, film)
 
 
-def release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
+def release_tables(
+    patients: Sequence[Patient],
+    drawn: Drawn,
+    faults: TableFaults = TableFaults(),
+) -> dict[str, bytes]:
     """Make the tables that MIMIC-CXR, MIMIC-CXR-JPG and MS-CXR ship.
 
     Args:
         patients: all patients.
         drawn: size and boxes of every film.
+        faults: what shall be wrong with them.
 
     Returns:
         File name, relative to the tree's root -> content.
@@ -78,14 +98,22 @@ def release_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes
         }
         for patient, study in studies
     ]
-    split = [_ids(item) | {"split": item.patient.split} for item in films]
+    split = [
+        _ids(item) | {"split": faults.split_of.get(item.film.dicom_id, item.patient.split)}
+        for item in films
+    ]
+    twice = [item for item in films if item.film.dicom_id in faults.repeated]
+    metadata = [_metadata(item, drawn) for item in (*films, *twice)]
+    boxed = [
+        item for item in films if item.patient.split == "test" or item.film.dicom_id in faults.boxed
+    ]
     return {
-        "mimic-cxr-2.0.0-metadata.csv.gz": _zipped([_metadata(item, drawn) for item in films]),
+        "mimic-cxr-2.0.0-metadata.csv.gz": _zipped(metadata),
         "mimic-cxr-2.0.0-split.csv.gz": _zipped(split),
         "mimic-cxr-2.0.0-chexpert.csv.gz": _zipped(chexpert),
         "cxr-record-list.csv.gz": _zipped(records),
         "cxr-study-list.csv.gz": _zipped(reports),
-        BOX_TABLE: to_csv(list(_box_rows(films, drawn)), _BOX_COLUMNS),
+        BOX_TABLE: to_csv(list(_box_rows(boxed, drawn)), _BOX_COLUMNS),
     }
 
 
@@ -262,8 +290,6 @@ def _labels(patient: Patient, study: Study) -> Row:
 
 def _box_rows(films: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
     for item in films:
-        if item.patient.split != "test":
-            continue
         film = drawn[item.film.dicom_id]
         for finding in item.study.findings:
             labels = TYPES[finding.type].labels

@@ -16,6 +16,15 @@ from medclip_dcl.artifacts.frame import Draft, Kind
 from medclip_dcl.config.studies import GenerateConfig
 from medclip_dcl.cores import available_cores
 from medclip_dcl.progress import Progress
+from medclip_dcl.studies.generated.faults import (
+    LEDGER,
+    Planted,
+    choose_faults,
+    describe_film,
+    plant_faults,
+    table_faults,
+    write_ledger,
+)
 from medclip_dcl.studies.generated.findings import FINE_FINDINGS
 from medclip_dcl.studies.generated.patients import (
     COVERAGE,
@@ -86,12 +95,19 @@ def write_tree(draft: Draft, seed: int, settings: GenerateConfig) -> dict[str, A
     for unit in units:
         drawn |= json.loads((folder / unit.note).read_text(encoding="utf-8"))
     patients = [patient for unit in units for patient in _patients(unit, seed, settings)]
+    planted: list[Planted] = []
+    if settings.faults:
+        planted = choose_faults(patients, drawn, settings.faults, seed)
+        patients = plant_faults(folder, patients, drawn, planted, settings.size_px)
     (folder / "truth").mkdir(exist_ok=True)
-    tables = release_tables(patients, drawn) | truth_tables(patients, drawn)
+    spoilt = table_faults(patients, planted)
+    tables = release_tables(patients, drawn, spoilt) | truth_tables(patients, drawn)
+    if planted:
+        tables[LEDGER] = write_ledger(planted)
     for name, content in tables.items():
         write_bytes(folder / name, content)
     shutil.rmtree(folder / _PARTS)
-    return summarize(patients)
+    return summarize(patients) | ({"faults": len(planted)} if planted else {})
 
 
 def plan_units(settings: GenerateConfig) -> Iterator[Unit]:
@@ -134,9 +150,7 @@ def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) ->
                 film = draw_film(patient, study, plan, settings.size_px)
                 path = folder / film_path(patient, study, plan)
                 write_bytes(path, film_bytes(patient, study, plan, film))
-                height, width = film.pixels.shape
-                boxes = {finding.name: found for finding, found in film.boxes.items()}
-                drawn[plan.dicom_id] = {"height": height, "width": width, "boxes": boxes}
+                drawn[plan.dicom_id] = describe_film(film)
     write_text(folder / unit.note, json.dumps(drawn))
     return unit
 
