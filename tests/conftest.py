@@ -3,12 +3,14 @@
 import os
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -44,3 +46,11 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("TEST_DATA is not set: no real data at hand")
     return Path(folder)
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Let wrong arguments through to the code, which has to refuse them by itself."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -68,6 +68,7 @@ def test_a_score_that_is_no_number_is_refused():
         roc_auc(np.array([0.1, np.nan]), truth(1, 0))
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_lengths_must_agree():
     with pytest.raises(MetricError, match="do not fit"):
         accuracy(np.zeros(3), truth(1, 0))

@@ -101,6 +101,7 @@ def test_no_scores_point_nowhere():
     assert mean_iou(np.full((4, 4), np.nan), INSIDE, PAPER_THRESHOLDS) is None
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_heatmap_and_mask_must_have_one_shape():
     with pytest.raises(MetricError, match="differ"):
         signed_cnr(HEATMAP, INSIDE[:3])

@@ -311,6 +311,7 @@ def test_not_a_number_is_passed_on(where: str) -> None:
         assert debiased_contrastive_loss(s, None, 0.1, 2.0, floor=floor).isnan()
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
