@@ -86,7 +86,7 @@ def _build(job: Job, accelerator: Accelerator) -> None:
         with store.locked() if main else nullcontext():
             accelerator.wait_for_everyone()
             trained = train(config, inputs, accelerator, store, folder, say)
-        if not trained.finished:
+        if not trained.ending.finished:
             raise Stopped
     if main:
         write: Callable[[Draft], dict[str, Any]] = partial(_write, config, inputs, trained, begun)

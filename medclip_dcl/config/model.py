@@ -22,7 +22,9 @@ class ImageEncoderConfig(Section):
     """`imagenet`: 7x7 stride 2 and max pooling; `cifar`: 3x3 stride 1, no pooling."""
     pretrained: str = ""
     """Directory or safetensors file of ResNet weights; empty: random."""
-    input_px: Annotated[int, Field(ge=32)] = 480
+    channels: Literal[1, 3] = 1
+    """Channels of the input: 1 for films; 3 for colour, which only an image set has."""
+    input_px: Annotated[int, Field(ge=8)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 
     @model_validator(mode="after")

@@ -4,18 +4,21 @@ from typing import Annotated
 
 from pydantic import Field
 
+from medclip_dcl.config.check import CheckConfig
 from medclip_dcl.config.evaluation import EvaluateConfig, IndexConfig, ReportConfig
 from medclip_dcl.config.model import ModelConfig
 from medclip_dcl.config.objective import ObjectiveConfig
 from medclip_dcl.config.section import Section
 from medclip_dcl.config.studies import GenerateConfig, ImagesConfig, SourceConfig
 from medclip_dcl.config.text import (
+    CalibrateConfig,
     EtaConfig,
     LanguageModelConfig,
     LikelihoodConfig,
     SentencesConfig,
 )
 from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.config.views import ImageSetConfig, ProbeConfig, ViewsConfig
 
 
 class Config(Section):
@@ -31,6 +34,8 @@ class Config(Section):
     """Generated studies."""
     source: SourceConfig = SourceConfig()
     """Source of studies."""
+    check: CheckConfig = CheckConfig()
+    """Check of the source before anything is prepared."""
     images: ImagesConfig = ImagesConfig()
     """Prepared images."""
     sentences: SentencesConfig = SentencesConfig()
@@ -41,12 +46,20 @@ class Config(Section):
     """Pseudo-log-likelihoods."""
     eta: EtaConfig = EtaConfig()
     """Class probabilities of sentences."""
+    calibrate: CalibrateConfig = CalibrateConfig()
+    """a and k of the class probabilities, fitted."""
     model: ModelConfig = ModelConfig()
     """Encoders and similarity."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """Loss."""
     train: TrainConfig = TrainConfig()
     """Training loop."""
+    image_set: ImageSetConfig = ImageSetConfig()
+    """Images of the image-only experiment."""
+    views: ViewsConfig = ViewsConfig()
+    """Views of the image-only experiment."""
+    probe: ProbeConfig = ProbeConfig()
+    """Linear probes of the image-only experiment."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
     index: IndexConfig = IndexConfig()

@@ -1,4 +1,4 @@
-"""Film -> feature map: transformers' ResNet on one grey channel, with its own stem and start."""
+"""Image -> feature map: transformers' ResNet, grey or colour, with its own stem and start."""
 
 import math
 from pathlib import Path
@@ -31,13 +31,15 @@ class ImageEncoder(nn.Module):
         if settings.stem == "cifar":
             stem = self.backbone.embedder.embedder
             channels = stem.convolution.out_channels
-            stem.convolution = nn.Conv2d(1, channels, 3, stride=1, padding=1, bias=False)
+            stem.convolution = nn.Conv2d(
+                settings.channels, channels, 3, stride=1, padding=1, bias=False
+            )
             self.backbone.embedder.register_module("pooler", nn.Identity())
         else:
             self.stride *= 4
 
     def forward(
-        self, pixels: Float[Tensor, "images 1 height width"]
+        self, pixels: Float[Tensor, "images channels_in height width"]
     ) -> Float[Tensor, "images channels rows columns"]:
         """Compute the feature map of each film.
 
@@ -96,7 +98,8 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     """
     state = {key.removeprefix("resnet."): value for key, value in read_weights(path).items()}
     stem = state.get(_STEM)
-    if stem is not None and stem.ndim == 4 and stem.shape[1] == 3:
+    own = encoder.backbone.embedder.embedder.convolution.in_channels
+    if stem is not None and stem.ndim == 4 and stem.shape[1] == 3 and own == 1:
         state[_STEM] = stem.sum(dim=1, keepdim=True)
     return fill(encoder.backbone, state, heads=_HEADS)
 
@@ -104,7 +107,7 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
 def _resnet_config(settings: ImageEncoderConfig) -> ResNetConfig:
     first = settings.widths[0]
     return ResNetConfig(
-        num_channels=1,
+        num_channels=settings.channels,
         embedding_size=first if settings.layer == "basic" else first // 4,
         hidden_sizes=list(settings.widths),
         depths=list(settings.depths),

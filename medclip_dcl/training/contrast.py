@@ -23,6 +23,7 @@ from medclip_dcl.model.text_encoder import TextEncoder
 from medclip_dcl.objective.build import ObjectiveInputs, ObjectiveOutput, build_objective, mean_of
 from medclip_dcl.objective.gather import gather_constant, gather_with_grad
 from medclip_dcl.objective.relations import relation_gauges, relation_matrix
+from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.draws import Stream, torch_generator_for
 from medclip_dcl.training.pairs import PairBatch
 
@@ -44,6 +45,22 @@ class Contrast(nn.Module):
         self.frozen_text: TextEncoder | None = None
         if settings.negatives.endswith("_similar"):
             self.frozen_text = copy.deepcopy(encoder.text).eval().requires_grad_(False)
+
+    def read(self, network: nn.Module, encoder: DualEncoder, batch: PairBatch) -> ObjectiveOutput:
+        """Run the model on a batch and compute the loss of this process's anchors.
+
+        Args:
+            network: the model as it is called: itself, or in its distributed wrapper.
+            encoder: the model itself, for its similarity and gamma.
+            batch: the batch, on the model's device.
+
+        Returns:
+            Mean loss of the local anchors, and gauges.
+        """
+        pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+        regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
+        output: ObjectiveOutput = self(encoder, regions, sentences, batch)
+        return output
 
     def forward(
         self,

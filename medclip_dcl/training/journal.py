@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.model.view_encoder import ViewEncoder
 from medclip_dcl.objective.build import ObjectiveOutput
 from medclip_dcl.training.metrics_log import MetricsLog
 
@@ -38,7 +39,7 @@ class Journal:
     def __init__(
         self,
         accelerator: Accelerator,
-        encoder: DualEncoder,
+        encoder: DualEncoder | ViewEncoder,
         optimizer: Optimizer,
         settings: TrainConfig,
         log: MetricsLog | None,

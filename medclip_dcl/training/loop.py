@@ -1,8 +1,7 @@
 """The loop: resume, step, log, validate, save, stop."""
 
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from typing import Generic
 
 import torch
 from accelerate import Accelerator
@@ -10,16 +9,15 @@ from accelerate import Accelerator
 from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.errors import CheckpointError, TrainingError
-from medclip_dcl.model.dual_encoder import DualEncoder
 from medclip_dcl.progress import Progress
-from medclip_dcl.training.contrast import Contrast
 from medclip_dcl.training.journal import Journal
+from medclip_dcl.training.lesson import BatchT, Course, Model, Place
 from medclip_dcl.training.optimizer import (
     build_optimizer,
     load_optimizer_tensors,
     optimizer_tensors,
 )
-from medclip_dcl.training.pairs import PairBatch, Pairs, read_ahead
+from medclip_dcl.training.reading import read_ahead
 from medclip_dcl.training.step import StepReport, TrainStep, set_training_mode
 from medclip_dcl.training.stopping import StopRequest
 from medclip_dcl.training.validation import validation_loss
@@ -27,27 +25,12 @@ from medclip_dcl.training.validation import validation_loss
 _IDS_SHOWN = 8
 
 
-@dataclass
-class Place:
-    """Where a run stands."""
-
-    step: int = 0
-    """Steps done."""
-    skipped: int = 0
-    """Steps whose loss or gradient was not finite."""
-    in_a_row: int = 0
-    """Such steps since the last good one."""
-
-
-class Loop:
+class Loop(Generic[Model, BatchT]):
     """One process's part in a training run.
 
     Args:
         accelerator: device, processes and precision.
-        encoder: the model as it is before the first step.
-        contrast: the loss.
-        pairs: training batches.
-        validation: validation batches; empty: no validation loss.
+        course: model, loss and batches, as they are before the first step.
         store: checkpoints.
         settings: the training loop.
         seed: seed of dropout.
@@ -65,24 +48,24 @@ class Loop:
     def __init__(
         self,
         accelerator: Accelerator,
-        encoder: DualEncoder,
-        contrast: Contrast,
-        pairs: Pairs,
-        validation: Sequence[PairBatch],
+        course: Course[Model, BatchT],
         store: CheckpointStore,
         settings: TrainConfig,
         seed: int,
     ) -> None:
         self._accelerator, self._settings, self._store = accelerator, settings, store
-        self._pairs, self._validation, self._contrast = pairs, validation, contrast
+        self._course: Course[Model, BatchT] = course
+        encoder = course.encoder
         if settings.channels_last:
             encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._encoder = encoder.to(accelerator.device)
-        contrast.to(accelerator.device)
+        self._encoder: Model = encoder.to(accelerator.device)
+        course.contrast.to(accelerator.device)
         self.optimizer = build_optimizer(encoder, settings)
         self.place = Place()
         self.passed_over = self._resume()
-        self._step = TrainStep(accelerator, encoder, contrast, self.optimizer, settings, seed)
+        self._step: TrainStep[Model, BatchT] = TrainStep(
+            accelerator, self._encoder, course.contrast, self.optimizer, settings, seed
+        )
 
     def run(self, journal: Journal) -> bool:
         """Train until the last step, or until asked to stop.
@@ -99,14 +82,16 @@ class Loop:
         """
         settings, place = self._settings, self.place
         set_training_mode(self._encoder, settings.freeze_batchnorm)
-        batches = read_ahead(self._pairs.batch, place.step, settings.steps, settings.loader_workers)
+        batches = read_ahead(
+            self._course.batch, place.step, settings.steps, settings.loader_workers
+        )
         bar = Progress("train", settings.steps, "step", done=place.step)
         with StopRequest() as request, closing(batches), bar as progress:
             for batch in batches:
                 report = self._step(batch, request.requested)
                 self._count(batch, report)
                 progress.advance(1, **journal.note(place.step, place.skipped, report.output))
-                if self._validation and place.step % settings.validate_every_steps == 0:
+                if self._course.validation and place.step % settings.validate_every_steps == 0:
                     journal.note_validation(place.step, self._validate())
                 last = report.stop or place.step == settings.steps
                 if last or place.step % settings.save_every_steps == 0:
@@ -154,7 +139,7 @@ class Loop:
             self._store.save(snapshot, self._settings.keep_checkpoints)
         self._accelerator.wait_for_everyone()
 
-    def _count(self, batch: PairBatch, report: StepReport) -> None:
+    def _count(self, batch: BatchT, report: StepReport) -> None:
         place = self.place
         place.step = batch.step + 1
         if report.updated:
@@ -163,14 +148,18 @@ class Loop:
         place.skipped += 1
         place.in_a_row += 1
         if place.in_a_row >= self._settings.max_skipped:
-            ids = ", ".join(batch.study_ids[:_IDS_SHOWN])
+            ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
             raise TrainingError(
                 f"{place.in_a_row} steps in a row up to step {place.step} had a loss or gradient "
-                f"that is not finite; studies of the last one: {ids}, ...; lower "
-                "train.learning_rate, or look at these studies"
+                f"that is not finite; the last batch: {ids}, ...; lower "
+                "train.learning_rate, or look at these"
             )
 
     def _validate(self) -> dict[str, float]:
         return validation_loss(
-            self._accelerator, self._encoder, self._contrast, self._validation, self._settings
+            self._accelerator,
+            self._encoder,
+            self._course.contrast,
+            self._course.validation,
+            self._settings,
         )

@@ -8,10 +8,9 @@ from torch.optim import AdamW, Optimizer
 
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.errors import CheckpointError
-from medclip_dcl.model.dual_encoder import DualEncoder
 
 
-def build_optimizer(encoder: DualEncoder, settings: TrainConfig) -> AdamW:
+def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """Build the optimiser of a model.
 
     Args:

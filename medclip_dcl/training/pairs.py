@@ -8,9 +8,7 @@ Only films and word pieces are cut to this process's share. Everything small is 
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
 """
 
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +51,11 @@ class PairBatch:
     """Claims of each report."""
     labels: Bool[Tensor, "batch findings"] | None
     """Findings that each report's labels call present."""
+
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        """Study of each place."""
+        return self.study_ids
 
     def to(self, device: torch.device) -> "PairBatch":
         """Move the tensors.
@@ -195,35 +198,6 @@ class Pairs:
             film = self._prepared.pixels(row)
             cut(film, int(views.top[place]), int(views.left[place]), crops[place, 0])
         return torch.from_numpy(crops)
-
-
-def read_ahead(
-    make: Callable[[int], PairBatch], start: int, stop: int, threads: int
-) -> Generator[PairBatch, None, None]:
-    """Make batches in order, some of them before they are asked for.
-
-    Args:
-        make: gives the batch of a step; called from several threads.
-        start: first step.
-        stop: step after the last.
-        threads: threads, each with one batch in hand; 0: batches are made when asked for.
-
-    Yields:
-        The batches, in order of their steps.
-    """
-    if threads == 0:
-        yield from map(make, range(start, stop))
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") as pool:
-        pending: deque[Future[PairBatch]] = deque()
-        try:
-            for step in range(start, stop):
-                while len(pending) <= threads and step + len(pending) < stop:
-                    pending.append(pool.submit(make, step + len(pending)))
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
 
 
 def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:

@@ -49,16 +49,19 @@ def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> d
 
     write_published(
         folder,
-        trained.weights,
+        trained.ending.weights,
         config,
         model_card(config, inputs, trained),
         trained.corpus.subject_ids,
         write_text_files,
     )
     return {
-        "steps": trained.place.step,
-        "skipped": trained.place.skipped,
-        **{name: trained.figures.get(name) for name in ("loss", "uncorrected_loss", "frac_floor")},
+        "steps": trained.ending.place.step,
+        "skipped": trained.ending.place.skipped,
+        **{
+            name: trained.ending.figures.get(name)
+            for name in ("loss", "uncorrected_loss", "frac_floor")
+        },
         "studies": len(trained.corpus.study_ids),
         "patients": len(trained.corpus.subject_ids),
     }
@@ -107,13 +110,13 @@ def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, An
             "texts": len(trained.corpus.texts),
         },
         "training": {
-            "steps": trained.place.step,
-            "skipped": trained.place.skipped,
+            "steps": trained.ending.place.step,
+            "skipped": trained.ending.place.skipped,
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
             "last_figures": {
                 name: value
-                for name, value in trained.figures.items()
+                for name, value in trained.ending.figures.items()
                 if name not in {"step", "skipped", "images_per_s"}
             },
         },

@@ -1,4 +1,4 @@
-"""A configuration and its artifacts -> a trained model, in every process alike."""
+"""Films, sentences and eta -> a trained model; and the frame of every training run."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifacts.checkpoint import CheckpointStore
@@ -29,7 +29,8 @@ from medclip_dcl.training.corpus import Corpus, read_corpus
 from medclip_dcl.training.draws import Stream, seed_for
 from medclip_dcl.training.evidence import read_evidence
 from medclip_dcl.training.journal import Journal
-from medclip_dcl.training.loop import Loop, Place
+from medclip_dcl.training.lesson import BatchT, Course, Ending, Model
+from medclip_dcl.training.loop import Loop
 from medclip_dcl.training.metrics_log import MetricsLog
 from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable
 from medclip_dcl.training.sampler import PairSampler
@@ -55,14 +56,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run whose steps are all done, or that was stopped."""
+    """A run of the image-text model that was ended."""
 
-    finished: bool
-    place: Place
-    figures: dict[str, float | None]
-    """The last line of the metrics log."""
-    weights: dict[str, Tensor]
-    """Parameters and buffers of the model."""
+    ending: Ending
+    """How the run ended."""
     grid: tuple[int, int]
     """Rows and columns of regions of one film."""
     corpus: Corpus
@@ -139,31 +136,51 @@ def train(
         count = min(config.train.validate_batches, turns.steps_per_epoch)
         validation = [held_out.batch(step) for step in range(count)]
     contrast = Contrast(config.objective, config.seed, encoder)
-    loop = Loop(accelerator, encoder, contrast, pairs, validation, store, config.train, config.seed)
+    facts = {"studies": len(corpus.study_ids), "texts": len(corpus.texts)}
+    course = Course(encoder, contrast, pairs.batch, validation, sampler.steps_per_epoch, facts)
+    ending = follow(course, config, accelerator, store, folder, say)
+    side = encoder.image.grid(config.model.image.input_px)
+    return Trained(ending, (side, side), corpus, text_config, tokenizer)
+
+
+def follow(
+    course: Course[Model, BatchT],
+    config: Config,
+    accelerator: Accelerator,
+    store: CheckpointStore,
+    folder: Path,
+    say: Callable[..., None],
+) -> Ending:
+    """Train until the last step, or until asked to stop.
+
+    Args:
+        course: model, loss and batches.
+        config: the configuration.
+        accelerator: device, processes and precision.
+        store: checkpoints of this run.
+        folder: their folder; it receives the metrics log.
+        say: prints facts, as names and plain values.
+
+    Returns:
+        The run's end. Where it is not finished, a checkpoint is on disk.
+
+    Raises:
+        MedclipError: a checkpoint is stale or does not fit, or training cannot go on.
+    """
+    loop = Loop(accelerator, course, store, config.train, config.seed)
     say(
-        studies=len(corpus.study_ids),
-        texts=len(corpus.texts),
-        epochs=round(config.train.steps / sampler.steps_per_epoch, 1),
+        **course.facts,
+        epochs=round(config.train.steps / course.steps_per_epoch, 1),
         device=str(accelerator.device),
         processes=accelerator.num_processes,
         from_step=loop.place.step,
         passed_over=list(loop.passed_over),
     )
-    start = loop.place.step
+    start, encoder = loop.place.step, course.encoder
     with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
         journal = Journal(accelerator, encoder, loop.optimizer, config.train, log, start, say)
         finished = loop.run(journal)
-    side = encoder.image.grid(config.model.image.input_px)
-    return Trained(
-        finished,
-        loop.place,
-        journal.latest,
-        encoder.state_dict(),
-        (side, side),
-        corpus,
-        text_config,
-        tokenizer,
-    )
+    return Ending(finished, loop.place, journal.latest, encoder.state_dict())
 
 
 def _start(

@@ -68,6 +68,44 @@ class Draw:
     """Sentence, as a member of the sentences' `Groups`."""
 
 
+class EpochOrder:
+    """Cuts random orders of all items into global batches.
+
+    Args:
+        items: number of items.
+        global_batch: items in a batch, over all processes; at most all items.
+        seed: the recipe's seed.
+
+    Attributes:
+        steps_per_epoch: full global batches in one pass over the items.
+    """
+
+    def __init__(self, items: int, global_batch: int, seed: int) -> None:
+        self._items, self._global_batch, self._seed = items, global_batch, seed
+        self.steps_per_epoch = items // global_batch
+        self._kept = (-1, np.arange(items, dtype=np.int64))  # one store, so threads may share
+
+    def draw(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """Draw the global batch of a step.
+
+        Args:
+            step: the step, from 0.
+
+        Returns:
+            Items, each at most once, and at most once in an epoch.
+        """
+        epoch, turn = divmod(step, self.steps_per_epoch)
+        start = turn * self._global_batch
+        return self._order_of(epoch)[start : start + self._global_batch]
+
+    def _order_of(self, epoch: int) -> Int64[np.ndarray, " items"]:
+        kept, order = self._kept
+        if kept != epoch:
+            order = generator_for(self._seed, Stream.ORDER, epoch).permutation(self._items)
+            self._kept = (epoch, order)
+        return order
+
+
 class PairSampler:
     """Draws the global batch of any step.
 
@@ -101,12 +139,12 @@ class PairSampler:
         self._report_of = np.arange(len(films), dtype=np.int64)
         if shuffle_reports:
             self._report_of = _derangement(len(films), seed)
-        self._kept = (-1, self._report_of)  # epoch and its order; one store, so threads may share
+        self._order = EpochOrder(len(films), global_batch, seed)
 
     @property
     def steps_per_epoch(self) -> int:
         """Full global batches in one pass over the studies."""
-        return len(self._films) // self._global_batch
+        return self._order.steps_per_epoch
 
     def draw(self, step: int) -> Draw:
         """Draw the global batch of a step.
@@ -117,9 +155,7 @@ class PairSampler:
         Returns:
             The batch. Each study's film and sentence are drawn uniformly and independently.
         """
-        epoch, turn = divmod(step, self.steps_per_epoch)
-        start = turn * self._global_batch
-        studies = self._order_of(epoch)[start : start + self._global_batch]
+        studies = self._order.draw(step)
         reports = self._report_of[studies]
         uniform = generator_for(self._seed, Stream.CHOICE, step).random((2, self._global_batch))
         return Draw(
@@ -128,13 +164,6 @@ class PairSampler:
             films=self._films.pick(studies, uniform[0]),
             sentences=self._sentences.pick(reports, uniform[1]),
         )
-
-    def _order_of(self, epoch: int) -> Int64[np.ndarray, " studies"]:
-        kept, order = self._kept
-        if kept != epoch:
-            order = generator_for(self._seed, Stream.ORDER, epoch).permutation(len(self._films))
-            self._kept = (epoch, order)
-        return order
 
 
 def _derangement(count: int, seed: int) -> Int64[np.ndarray, " studies"]:

@@ -1,6 +1,7 @@
 """One batch -> one update of the weights, or none where a number is not finite."""
 
 from dataclasses import dataclass
+from typing import Generic
 
 import torch
 from accelerate import Accelerator
@@ -9,13 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medclip_dcl.config.training import TrainConfig
-from medclip_dcl.model.dual_encoder import DualEncoder
 from medclip_dcl.objective.build import ObjectiveOutput
-from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.contrast import Contrast
 from medclip_dcl.training.draws import Stream, seed_for
+from medclip_dcl.training.lesson import BatchT, Lesson, Model
 from medclip_dcl.training.optimizer import set_learning_rate
-from medclip_dcl.training.pairs import PairBatch
 from medclip_dcl.training.schedule import learning_rate_share
 
 
@@ -31,7 +29,7 @@ class StepReport:
     """Whether any process has been asked to stop."""
 
 
-class TrainStep:
+class TrainStep(Generic[Model, BatchT]):
     """Moves the weights, one batch at a time.
 
     Args:
@@ -46,19 +44,21 @@ class TrainStep:
     def __init__(
         self,
         accelerator: Accelerator,
-        encoder: DualEncoder,
-        contrast: Contrast,
+        encoder: Model,
+        contrast: Lesson[Model, BatchT],
         optimizer: Optimizer,
         settings: TrainConfig,
         seed: int,
     ) -> None:
-        self._accelerator, self._encoder, self._contrast = accelerator, encoder, contrast
+        self._accelerator = accelerator
+        self._encoder: Model = encoder
+        self._contrast: Lesson[Model, BatchT] = contrast
         self._optimizer, self._settings, self._seed = optimizer, settings, seed
         self._wrapped, self._stepper = accelerator.prepare(encoder, optimizer)
         self._parameters = [item for item in encoder.parameters() if item.requires_grad]
         self._buffers = list(encoder.buffers())
 
-    def __call__(self, batch: PairBatch, stop: bool) -> StepReport:
+    def __call__(self, batch: BatchT, stop: bool) -> StepReport:
         """Do one step.
 
         Args:
@@ -72,7 +72,7 @@ class TrainStep:
         batch = batch.to(self._accelerator.device)
         kept = [buffer.clone() for buffer in self._buffers]
         self._begin(batch.step)
-        output = self._loss(batch)
+        output = self._contrast.read(self._wrapped, self._encoder, batch)
         self._accelerator.backward(output.loss)
         norm = self._accelerator.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         broken, stop = self._agree(output.loss, norm, stop)
@@ -91,12 +91,6 @@ class TrainStep:
         settings = self._settings
         share = learning_rate_share(step, settings.warmup_steps, settings.steps)
         set_learning_rate(self._optimizer, share)
-
-    def _loss(self, batch: PairBatch) -> ObjectiveOutput:
-        pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-        regions, sentences = self._wrapped(pixels, batch.input_ids, batch.attention_mask)
-        output: ObjectiveOutput = self._contrast(self._encoder, regions, sentences, batch)
-        return output
 
     def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
         """Tell whether any process met a number that is not finite, or is to stop."""

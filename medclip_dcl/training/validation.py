@@ -1,4 +1,4 @@
-"""Loss on studies that do not train: same batches, same views, at every visit."""
+"""Loss on items that do not train: same batches, same views, at every visit."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,16 @@ import torch
 from accelerate import Accelerator
 
 from medclip_dcl.config.training import TrainConfig
-from medclip_dcl.model.dual_encoder import DualEncoder
-from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.pairs import PairBatch
+from medclip_dcl.training.lesson import BatchT, Lesson, Model
 from medclip_dcl.training.step import set_training_mode
 
 
 @torch.no_grad()
 def validation_loss(
     accelerator: Accelerator,
-    encoder: DualEncoder,
-    contrast: Contrast,
-    batches: Sequence[PairBatch],
+    encoder: Model,
+    contrast: Lesson[Model, BatchT],
+    batches: Sequence[BatchT],
     settings: TrainConfig,
 ) -> dict[str, float]:
     """Measure the loss on validation batches; the model is left in training mode.
@@ -38,10 +35,7 @@ def validation_loss(
     losses = []
     for item in batches:
         batch = item.to(accelerator.device)
-        with accelerator.autocast():
-            pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-            regions, sentences = encoder(pixels, batch.input_ids, batch.attention_mask)
-        output = contrast(encoder, regions, sentences, batch)
+        output = contrast.read(encoder, encoder, batch)  # prepared: its forward is autocast
         losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
     set_training_mode(encoder, settings.freeze_batchnorm)
     mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()

@@ -1,5 +1,3 @@
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from medclip_dcl.config.objective import ObjectiveConfig
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.training.evidence import read_evidence
-from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable, read_ahead
+from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable
 from medclip_dcl.training.sampler import PairSampler
 from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
 
@@ -101,29 +99,3 @@ def test_sentences_are_padded_to_the_longest_of_the_batch_and_no_further(work: P
     assert torch.equal(ids, expected["input_ids"])
     assert torch.equal(mask, expected["attention_mask"])
     assert TokenTable(tokenizer, texts, 8).padded(np.array([1]))[0].shape[1] <= 8
-
-
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_reading_ahead_keeps_the_order(threads: int) -> None:
-    def make(step: int) -> PairBatch:
-        time.sleep(0.01 * (step % 3))
-        return step  # type: ignore[return-value]
-
-    assert list(read_ahead(make, 4, 20, threads)) == list(range(4, 20))
-
-
-def test_reading_ahead_ends_with_its_reader_and_passes_errors_on() -> None:
-    def make(step: int) -> PairBatch:
-        if step == 3:
-            raise ValueError("broken film")
-        return step  # type: ignore[return-value]
-
-    before = threading.active_count()
-    batches = read_ahead(make, 0, 100, 2)
-    assert [next(batches), next(batches), next(batches)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="broken film"):
-        next(batches)
-    stopped = read_ahead(make, 4, 100, 2)
-    next(stopped)
-    stopped.close()
-    assert threading.active_count() == before
