@@ -32,12 +32,9 @@ from medclip_dcl.config import resolve_path
 from medclip_dcl.config.text import EtaConfig
 from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
-from medclip_dcl.likelihood.eta_sources import (
-    NOT_MENTIONED,
-    SentenceClaims,
-    eta_from_frequency,
-    eta_from_labels,
-)
+from medclip_dcl.likelihood.eta_sources import eta_from_frequency
+from medclip_dcl.likelihood.label_shares import label_shares
+from medclip_dcl.reports.sentences import without_number
 from pipelines.job import Job, run_job
 
 Floats = NDArray[np.float64]
@@ -50,6 +47,8 @@ class Given:
     settings: EtaConfig
     inputs: Mapping[str, Artifact]
     table: Path | None
+    form: Callable[[str], str]
+    """Brings a text into the form in which the corpus keeps sentences."""
     distinct: pa.Table
     """Columns text_key, text, count and reports, in order of text_key."""
 
@@ -69,19 +68,18 @@ def build(job: Job) -> None:
         if not table.is_file():
             raise ConfigError(f"eta.source is {settings.source!r} and eta.table names no file")
         digests["table"] = sha256_file(table)
+    form = without_number if job.config.sentences.strip_numbers else str
+    distinct = sentences.distinct_sentences(inputs[sentences.KIND.name])
     job.make(
         eta_cache.KIND,
         {"eta": _SOURCES[settings.source].asked(settings)},
         {**inputs, **digests},
-        partial(_write, settings=settings, inputs=inputs, table=table),
+        partial(_write, given=Given(settings, inputs, table, form, distinct)),
     )
 
 
-def _write(
-    draft: Draft, settings: EtaConfig, inputs: Mapping[str, Artifact], table: Path | None
-) -> Mapping[str, Any]:
-    distinct = sentences.distinct_sentences(inputs[sentences.KIND.name])
-    given = Given(settings, inputs, table, distinct)
+def _write(draft: Draft, given: Given) -> Mapping[str, Any]:
+    settings, distinct = given.settings, given.distinct
     raw = _SOURCES[settings.source].estimate(given)
     eta = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
     scored = _scored(given) if settings.source == "pll" else None
@@ -113,7 +111,7 @@ def _from_pll(given: Given) -> Floats:
 
 def _from_frequency(given: Given) -> Floats:
     total = sentences.training_reports(given.inputs[sentences.KIND.name])
-    return eta_from_frequency(given.distinct["reports"].to_numpy(), total)
+    return eta_from_frequency(given.distinct["reports"].to_numpy().astype(np.int64), total)
 
 
 def _constant(given: Given) -> Floats:
@@ -122,7 +120,7 @@ def _constant(given: Given) -> Floats:
 
 def _from_table(given: Given) -> Floats:
     assert given.table is not None
-    values = eta_cache.read_given_table(given.table)
+    values = eta_cache.read_given_table(given.table, given.form)
     keys = given.distinct["text_key"].to_pylist()
     missing = [key for key in keys if key not in values]
     if missing and given.settings.on_missing == "error":
@@ -134,34 +132,8 @@ def _from_table(given: Given) -> Floats:
 
 
 def _from_labels(given: Given) -> Floats:
-    folder = given.inputs[claims.KIND.name].path
-    rows = {
-        row["text_key"]: SentenceClaims(
-            tuple(sorted({name.partition("|")[0] for name in row["asserted"]})),
-            tuple(sorted(row["negated"])),
-            row["normal"],
-        )
-        for row in read_table(folder, claims.SENTENCE_CLAIMS).to_pylist()
-    }
-    keys = given.distinct["text_key"].to_pylist()
-    if not rows.keys() >= set(keys):
-        raise ArtifactStale("claims and sentences differ; rerun read_claims")
-    labels = _training_labels(given.inputs[manifest.KIND.name])
-    return eta_from_labels((rows[key] for key in keys), labels, manifest.LABELS)
-
-
-def _training_labels(artifact: Artifact) -> NDArray[np.int8]:
-    if manifest.STUDY_LABELS.file not in artifact.files:
-        raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
-    table = read_table(artifact.path, manifest.STUDY_LABELS).to_pylist()
-    reports = read_table(artifact.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
-    training = {row["study_id"] for row in reports if row["split"] == "train"}
-    rows = [
-        [NOT_MENTIONED if row[name] is None else row[name] for name in manifest.LABELS]
-        for row in table
-        if row["study_id"] in training
-    ]
-    return np.array(rows, dtype=np.int8).reshape(-1, len(manifest.LABELS))
+    artifacts = (given.inputs[kind.name] for kind in (claims.KIND, manifest.KIND))
+    return label_shares(given.distinct["text_key"].to_pylist(), *artifacts)
 
 
 def _figures(

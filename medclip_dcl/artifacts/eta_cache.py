@@ -1,6 +1,6 @@
 """Eta cache: the class probability of every distinct sentence, sealed, read by memory map."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,11 +96,12 @@ def _mapped_keys(column: pa.ChunkedArray) -> np.ndarray:
     return np.frombuffer(data, f"S{_KEY_BYTES}", count, int(ends[0]))
 
 
-def read_given_table(path: Path) -> dict[str, float]:
+def read_given_table(path: Path, form: Callable[[str], str]) -> dict[str, float]:
     """Read class probabilities that someone gives for sentences.
 
     Args:
         path: CSV with a column `text` and a column `eta` or `rho`.
+        form: brings a text into the form in which the corpus keeps sentences.
 
     Returns:
         Text key -> value.
@@ -123,6 +124,6 @@ def read_given_table(path: Path) -> dict[str, float]:
     for text, value in zip(table["text"].to_pylist(), table[values].to_pylist(), strict=True):
         if text is None or value is None or not 0 <= value <= 1:
             raise ConfigError("eta.table has a row without text or a value in [0, 1]; mend it")
-        if given.setdefault(text_key(text), value) != value:
+        if given.setdefault(text_key(form(text)), value) != value:
             raise ConfigError("eta.table gives one sentence two values; keep one row of each")
     return given

@@ -73,11 +73,23 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
         if rule:
             dropped[rule] += 1
             continue
-        stated = _NUMBER.sub("", sentence) if settings.strip_numbers else sentence
+        stated = without_number(sentence) if settings.strip_numbers else sentence
         cut += len(stated) > settings.max_characters
         kept.append((place, normalise_text(stated[: settings.max_characters])))
     too_long = len(whole) > settings.max_section_characters
     return Split(tuple(kept), dropped, cut, int(too_long))
+
+
+def without_number(sentence: str) -> str:
+    """Cut off the number of a list item.
+
+    Args:
+        sentence: one sentence.
+
+    Returns:
+        The sentence from its first word on: "2. No effusion." gives "No effusion.".
+    """
+    return _NUMBER.sub("", sentence)
 
 
 def split_sections(texts: Iterable[str], settings: SentencesConfig) -> dict[str, Split]:
