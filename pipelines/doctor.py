@@ -1,0 +1,186 @@
+"""Say whether this machine can run a recipe: torch, decoders, disk, processes, network.
+
+    python -m pipelines.doctor [--config FILE [--set key=value ...]]
+
+Each line is one question with its answer: `ok`, `note` (something to know) or `fault`
+(something that will break or mislead a run), with the remedy beside it. Exit code 0
+without faults, 2 with one.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from io import BytesIO
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from medclip_dcl.config import Config, load_config, resolve_path
+from medclip_dcl.cores import available_cores
+from medclip_dcl.errors import ConfigError, ImageError
+
+_PYTHON = (3, 11), (3, 14)
+_LEAST_FREE_GIB = 5
+_DECODERS = ("jpeg8_decode", "ljpeg_decode", "jpegls_decode", "jpeg2k_decode", "dicomrle_decode")
+
+
+class Finding(NamedTuple):
+    """The answer to one question."""
+
+    question: str
+    state: Literal["ok", "note", "fault"]
+    words: str
+
+
+def examine(config: Config | None = None) -> Iterator[Finding]:
+    """Put every question to this machine.
+
+    Args:
+        config: a recipe whose folder and process count are asked about as well.
+
+    Yields:
+        One finding per question.
+    """
+    yield _python()
+    yield _torch()
+    yield _torchvision()
+    yield _decoders()
+    yield _gate()
+    yield _offline()
+    yield _cores()
+    yield _disk(Path("." if config is None else resolve_path(config.work, config)))
+    if config is not None:
+        yield _processes(config)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print every finding.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0 without faults; 2 with one, or with a recipe that cannot be read.
+    """
+    parser = argparse.ArgumentParser(prog="python -m pipelines.doctor")
+    parser.add_argument("--config", type=Path, help="recipe, a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        config = load_config(arguments.config, arguments.set) if arguments.config else None
+        findings = list(examine(config))
+    except ConfigError as error:
+        print(f"doctor: {error}", file=sys.stderr)
+        return error.exit_code
+    for finding in findings:
+        print(f"{finding.state:6}{finding.question:14}{finding.words}")
+    return 2 if any(finding.state == "fault" for finding in findings) else 0
+
+
+def _python() -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if not _PYTHON[0] <= sys.version_info[:2] < _PYTHON[1]:
+        return Finding("python", "fault", f"{version}; the lock is for 3.11 to 3.13")
+    return Finding("python", "ok", version)
+
+
+def _torch() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = sorted({torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())})
+        half = "bf16" if torch.cuda.is_bf16_supported() else "fp16 alone"
+        words = f"{torch.__version__}, {torch.cuda.device_count()} x {', '.join(names)}, {half}"
+        return Finding("torch", "ok", words)
+    if torch.version.cuda is not None:
+        return Finding(
+            "torch", "fault", f"{torch.__version__} is a CUDA build without a GPU in sight; "
+            "look at the driver and at CUDA_VISIBLE_DEVICES"
+        )  # fmt: skip
+    return Finding("torch", "note", f"{torch.__version__}, no GPU: everything runs on the CPU")
+
+
+def _torchvision() -> Finding:
+    try:
+        version = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        return Finding("torchvision", "ok", "absent, as it should be")
+    try:
+        import torchvision  # noqa: F401
+    except Exception as error:  # noqa: BLE001 (whatever it is, transformers meets it as well)
+        return Finding(
+            "torchvision", "fault", f"{version} does not import ({type(error).__name__}) and "
+            "breaks transformers with it; pip uninstall torchvision"
+        )  # fmt: skip
+    return Finding("torchvision", "note", f"{version}; nothing here uses it")
+
+
+def _decoders() -> Finding:
+    import imagecodecs
+
+    missing = [name for name in _DECODERS if not hasattr(imagecodecs, name)]
+    if missing:
+        words = f"imagecodecs lacks {', '.join(missing)}; install it from requirements.lock"
+        return Finding("decoders", "fault", words)
+    return Finding("decoders", "ok", "RLE, JPEG, lossless JPEG, JPEG-LS, JPEG 2000")
+
+
+def _gate() -> Finding:
+    from PIL import Image
+
+    from medclip_dcl.studies.images import open_image
+
+    drawn = BytesIO()
+    Image.linear_gradient("L").save(drawn, "PNG")
+    try:
+        film = open_image(drawn.getvalue())
+    except (ImageError, OSError) as error:
+        words = f"no decode worker starts ({type(error).__name__}); are processes forbidden here?"
+        return Finding("image gate", "fault", words)
+    rows, columns = film.pixels.shape
+    return Finding("image gate", "ok", f"a worker process decoded {rows} x {columns} pixels")
+
+
+def _offline() -> Finding:
+    flags = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)]
+    if flags:
+        return Finding(
+            "model hub", "ok", f"offline ({', '.join(flags)}); weights come from folders"
+        )
+    return Finding("model hub", "note", "no weights are ever downloaded; HF_HUB_OFFLINE=1 says so")
+
+
+def _cores() -> Finding:
+    cores, asked = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > cores:
+        words = f"OMP_NUM_THREADS is {asked} on {cores} cores: threads will wait for each other"
+        return Finding("cores", "fault", words)
+    return Finding("cores", "ok", f"{cores} for this process")
+
+
+def _disk(work: Path) -> Finding:
+    folder = next(
+        parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists()
+    )
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", "fault", "the recipe's folder cannot be written; change `work`")
+    free_gib = shutil.disk_usage(folder).free / 2**30
+    state: Literal["ok", "note"] = "ok" if free_gib >= _LEAST_FREE_GIB else "note"
+    return Finding("disk", state, f"{free_gib:.0f} GiB free where the recipe writes")
+
+
+def _processes(config: Config) -> Finding:
+    started, expected = int(os.environ.get("WORLD_SIZE", "1")), config.train.processes
+    share = config.train.global_batch // expected
+    words = (
+        f"train.processes {expected}, {share} pairs each of a batch of {config.train.global_batch}"
+    )
+    if started != expected and "WORLD_SIZE" in os.environ:
+        return Finding("processes", "fault", f"{words}; the launcher started {started}")
+    return Finding("processes", "ok", words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
