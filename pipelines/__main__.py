@@ -23,16 +23,22 @@ STORY = (
 )
 """The jobs in the order in which data flows through them."""
 
+TOOLS = ("check_data",)
+"""Commands that answer a question; no recipe runs them by itself."""
 
-def job_summaries() -> dict[str, str]:
+
+def job_summaries(names: Sequence[str] = (*STORY, *TOOLS)) -> dict[str, str]:
     """Read the first line of every job's docstring without importing it.
 
+    Args:
+        names: jobs and tools.
+
     Returns:
-        Job name -> one line, in the order of the story.
+        Name -> one line, in the order given: that of the story, then the tools.
     """
     folder = Path(__file__).parent
     summaries = {}
-    for name in STORY:
+    for name in names:
         tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         summaries[name] = (ast.get_docstring(tree) or "").splitlines()[0]
     return summaries
@@ -50,11 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
         print("python -m pipelines JOB --config FILE [--set key=value ...]\n")
-        for name, line in job_summaries().items():
+        for name, line in job_summaries(STORY).items():
+            print(f"  {name:20}{line}")
+        print("\ntools")
+        for name, line in job_summaries(TOOLS).items():
             print(f"  {name:20}{line}")
         return 0
     name, *rest = arguments
-    if name not in STORY:
+    if name not in (*STORY, *TOOLS):
         print(f"no job {name!r}; python -m pipelines lists them", file=sys.stderr)
         return 2
     code: int = importlib.import_module(f"pipelines.{name}").main(rest)

@@ -37,7 +37,7 @@ def build(job: Job) -> None:
 
 def _write(draft: Draft, source: Artifact, settings: SentencesConfig) -> Mapping[str, Any]:
     reports = read_table(source.path, manifest.REPORTS).to_pylist()
-    parts = [(report, name) for report in reports for name in _sections(report, settings)]
+    parts = [(report, name) for report in reports for name in used_sections(report, settings)]
     splits = _split(sorted({report[name] for report, name in parts}), settings)
     rows = [
         {
@@ -63,8 +63,16 @@ def _write(draft: Draft, source: Artifact, settings: SentencesConfig) -> Mapping
     }
 
 
-def _sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:
-    """Name the sections that are used: those asked for, or what stands in for them."""
+def used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:
+    """Name the sections of a report that are used: those asked for, or what stands in for them.
+
+    Args:
+        report: name of a section -> its text, empty where there is none.
+        settings: the sections asked for.
+
+    Returns:
+        Names of sections with text.
+    """
     present = [name for name in settings.sections if report[name]]
     return present or (["last_paragraph"] if report["last_paragraph"] else [])
 

@@ -1,0 +1,119 @@
+"""Report files by their encoding, and films as the one gate sees them."""
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from medclip_dcl.artifacts.files import path_under
+from medclip_dcl.errors import ImageError, StudyError
+from medclip_dcl.studies.images import Decoder
+from medclip_dcl.studies.pointers import is_pointer
+from medclip_dcl.studies.records import Film
+
+_KEY_DIGITS = 32
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def encoding_of(data: bytes) -> str:
+    """Name the encoding of a report file.
+
+    Args:
+        data: all its bytes.
+
+    Returns:
+        `ASCII`, `UTF-8`, `UTF-8 with BOM`, `UTF-16`, `pointer file`, `empty`, `with NUL`
+        or `not UTF-8`.
+    """
+    if not data:
+        return "empty"
+    if is_pointer(data):
+        return "pointer file"
+    if data.startswith(_UTF16):
+        return "UTF-16"
+    if b"\0" in data:
+        return "with NUL"
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    if data.startswith(b"\xef\xbb\xbf"):
+        return "UTF-8 with BOM"
+    return "ASCII" if data.isascii() else "UTF-8"
+
+
+def count_encodings(
+    root: Path, paths: Iterable[str], finished: Callable[[int], None]
+) -> dict[str, int]:
+    """Count report files by their encoding.
+
+    Args:
+        root: folder that the paths are relative to.
+        paths: paths of report files; those that are missing are left out.
+        finished: told how many files have been read.
+
+    Returns:
+        Encoding, as `encoding_of` names it, -> files, most frequent first.
+    """
+    counts: Counter[str] = Counter()
+    for path in paths:
+        with contextlib.suppress(StudyError):
+            counts[encoding_of(path_under(root, path).read_bytes())] += 1
+        finished(1)
+    return dict(counts.most_common())
+
+
+def look_at_film(film: Film, root: Path, decoder: Decoder) -> dict[str, Any]:
+    """Open a film and say what it is.
+
+    Args:
+        film: the film.
+        root: folder that its path is relative to.
+        decoder: the gate's workers.
+
+    Returns:
+        A row with the columns of `artifacts.preflight.FILMS`.
+    """
+    row: dict[str, Any] = {
+        "image_id": film.image_id,
+        "code": "",
+        "source": "",
+        "bits_stored": None,
+        "inverted": False,
+        "height_px": None,
+        "width_px": None,
+        "pixels_key": "",
+    }
+    try:
+        image = decoder.open(path_under(root, film.path))
+    except ImageError as error:
+        return row | {"code": error.code}
+    height, width = image.pixels.shape
+    return row | {
+        "code": "constant" if image.constant else "",
+        "source": image.source,
+        "bits_stored": image.bits_stored,
+        "inverted": image.inverted,
+        "height_px": height,
+        "width_px": width,
+        "pixels_key": "" if image.constant else pixels_key(image.pixels),
+    }
+
+
+def pixels_key(pixels: npt.NDArray[np.uint16]) -> str:
+    """Name a picture by what is seen on it, however the file stores it.
+
+    Args:
+        pixels: uint16 (height, width), as the gate gives them.
+
+    Returns:
+        32 hexadecimal digits: half of the SHA-256 of size and grey values.
+    """
+    digest = hashlib.sha256(f"{pixels.shape[0]} {pixels.shape[1]} ".encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.hexdigest()[:_KEY_DIGITS]

@@ -1,0 +1,323 @@
+"""Count what a source holds, name its faults and leaks, before anything is prepared.
+
+Reads the source's tables, reports and films, and the published model where there is one;
+writes `preflight` and the page `preflight.html`. A killed run goes on with the next unit of
+films or sections.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from medclip_dcl.artifacts import preflight
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import HEADER, Draft, peek_artifact
+from medclip_dcl.artifacts.manifest import LABELS, SPLITS
+from medclip_dcl.artifacts.sentences import text_key
+from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.artifacts.units import drop_units, in_units
+from medclip_dcl.config import Config
+from medclip_dcl.cores import available_cores
+from medclip_dcl.errors import StudyError
+from medclip_dcl.progress import Progress
+from medclip_dcl.report.page import render_report
+from medclip_dcl.report.sources import Sources
+from medclip_dcl.reports.sections import read_sections
+from medclip_dcl.reports.sentences import SPLITTER
+from medclip_dcl.reports.survey import ANSWERS, Survey, read_section, survey
+from medclip_dcl.studies import preflight as checks
+from medclip_dcl.studies.images import Decoder
+from medclip_dcl.studies.preflight import Belonging, Found
+from medclip_dcl.studies.preflight_files import count_encodings, look_at_film
+from medclip_dcl.studies.records import Film
+from medclip_dcl.studies.selection import Selection, select
+from medclip_dcl.studies.splits import assign_splits
+from pipelines.build_manifest import Source, read_source
+from pipelines.job import Job, run_job
+from pipelines.split_sentences import used_sections
+
+PAGE = "preflight.html"
+"""Name of the page, in the recipe's folder."""
+
+Rows = list[dict[str, Any]]
+
+
+def build(job: Job) -> None:
+    """Check a recipe's source.
+
+    Args:
+        job: the job.
+
+    Raises:
+        StudyError: the source has more faults than `check` allows.
+    """
+    config = job.config
+    source = read_source(config)
+    settings = {
+        "source": config.source.model_dump(mode="json", exclude={"root", "reports"}),
+        "images": config.images.model_dump(mode="json", exclude={"workers"}),
+        "check": config.check,
+        "sentences": config.sentences,
+        "splitter": SPLITTER,
+        "seed": config.seed,
+        "split": config.evaluate.split,
+    }
+    inputs = source.inputs | {"model": _model_digest(job)}
+    artifact = job.make(preflight.KIND, settings, inputs, lambda draft: _check(job, source, draft))
+    tree = preflight.read_preflight(artifact)
+    page = Sources(job.work, config.report, {artifact.kind: artifact}, is_generated=False)
+    write_text(job.work / PAGE, render_report(page))
+    print(preflight.preflight_table(tree), flush=True)
+    job.say(page=str(job.work / PAGE))
+    if not tree["verdict"]["clean"]:
+        raise StudyError(
+            "the source has more faults than check.max_unusable_share, max_duplicate_share and "
+            f"max_leaks allow; {preflight.FOUND.file} of {artifact.path} names each, mend them"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code: 0 clean, 3 more faults than allowed, else as `pipelines.job` says.
+    """
+    return run_job("check_data", build, argv)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was looked at: selection, belongings, opened films, surveyed reports."""
+
+    chosen: Selection
+    of: Belonging
+    films: Rows
+    reports: int
+    survey: Survey
+    encodings: dict[str, int]
+
+
+def _check(job: Job, source: Source, draft: Draft) -> Mapping[str, Any]:
+    config = job.config
+    chosen = select(source.raw, config.source, read_sections)
+    of = _belonging(config, source, chosen)
+    encodings = _encodings(source)
+    asked = _drawn(sorted(chosen.texts), config.check.reports, config.seed)
+    surveyed = _survey(config, chosen, asked, draft)
+    films = _open_films(config, source, chosen, draft)
+    look = _Look(chosen, of, films, len(asked), surveyed, encodings)
+    found, duplicates = _find(job, source, look, asked)
+    drop_units(draft.directory)
+    tree = _tree(config, source, look, found, duplicates)
+    write_table(draft.directory, preflight.FILMS, films)
+    write_table(draft.directory, preflight.FOUND, [item._asdict() for item in sorted(set(found))])
+    write_text(
+        draft.directory / preflight.FIGURES,
+        json.dumps(tree, indent=1, allow_nan=False) + "\n",
+    )
+    return {
+        "films": len(films),
+        "reports": len(chosen.texts),
+        **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
+        "clean": tree["verdict"]["clean"],
+    }
+
+
+def _belonging(config: Config, source: Source, chosen: Selection) -> Belonging:
+    """Say whose each film and study is, and in which split the manifest will put it."""
+    subject_of = {film.image_id: film.subject_id for film in chosen.films}
+    subject_of |= chosen.subjects
+    splits = assign_splits(
+        sorted(set(subject_of.values())),
+        source.raw.splits,
+        source.boxes.subjects,
+        config.source.validate_share,
+        config.source.test_share,
+    )
+    return Belonging(subject_of, {item: splits[who] for item, who in subject_of.items()})
+
+
+def _drawn(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
+    if not wanted or wanted >= len(ids):
+        return list(ids)
+    places = np.random.default_rng(seed).choice(len(ids), wanted, replace=False)
+    return [ids[place] for place in sorted(places.tolist())]
+
+
+def _encodings(source: Source) -> dict[str, int]:
+    paths = [study.report for study in source.raw.studies if isinstance(study.report, str)]
+    with Progress("report files looked at", len(paths), "file") as progress:
+        return count_encodings(source.raw.reports_root, paths, progress.advance)
+
+
+def _survey(config: Config, chosen: Selection, asked: Sequence[str], draft: Draft) -> Survey:
+    """Split and read every distinct section of the drawn reports once."""
+    texts = {study: chosen.texts[study]._asdict() for study in asked}
+    sections_of = {
+        study: [said[name] for name in used_sections(said, config.sentences)]
+        for study, said in texts.items()
+    }
+    distinct = sorted({text for sections in sections_of.values() for text in sections})
+
+    def read(part: Sequence[str]) -> Rows:
+        return [read_section(text, config.sentences) for text in part]
+
+    with Progress("sections read", len(distinct), "section") as progress:
+        rows = in_units(
+            draft.directory, "sections", distinct, config.check.unit, read, progress.advance
+        )
+    return survey(sections_of, dict(zip(distinct, rows, strict=True)))
+
+
+def _open_films(config: Config, source: Source, chosen: Selection, draft: Draft) -> Rows:
+    by_id = {film.image_id: film for film in chosen.films}
+    films = [by_id[i] for i in _drawn(sorted(by_id), config.check.films, config.seed)]
+    workers = config.images.workers or available_cores()
+    with (
+        Progress("films opened", len(films), "film") as progress,
+        Decoder(config.images, workers) as decoder,
+        ThreadPoolExecutor(workers) as threads,
+    ):
+
+        def look(part: Sequence[Film]) -> Rows:
+            return list(threads.map(lambda f: look_at_film(f, source.raw.root, decoder), part))
+
+        return in_units(draft.directory, "films", films, config.check.unit, look, progress.advance)
+
+
+def _find(
+    job: Job, source: Source, look: _Look, asked: Sequence[str]
+) -> tuple[list[Found], dict[str, Any]]:
+    chosen = look.chosen
+    films = {film.image_id for film in source.raw.films}
+    films -= {study.study_id for study in source.raw.studies}
+    alone = {item for item in chosen.rejects if item.reason == "no_report" and item.id in films}
+    found = [
+        Found("film_without_report" if item in alone else item.reason, item.id)
+        for item in chosen.rejects
+    ]
+    found += [Found(row["code"], row["image_id"]) for row in look.films if row["code"]]
+    found += [Found("monochrome1", row["image_id"]) for row in look.films if row["inverted"]]
+    found += checks.find_leaks(source.raw.splits, source.boxes.subjects)
+    found += [Found("trained_patient", who) for who in _trained(job, look)]
+    found += [Found("no_sentence", study) for study in asked if study not in look.survey.usable]
+    pixels = checks.find_repeats({row["image_id"]: row["pixels_key"] for row in look.films})
+    keys = {study: text_key(" ".join(chosen.texts[study])) for study in chosen.texts}
+    texts = checks.find_repeats(keys)
+    found += checks.name_repeats("same_pixels", pixels) + checks.name_repeats("same_text", texts)
+    found += checks.across_splits(pixels, look.of)
+    return found, {
+        "pixels": checks.count_repeats(pixels, look.of),
+        "text": checks.count_repeats(texts, look.of),
+    }
+
+
+def _trained(job: Job, look: _Look) -> list[str]:
+    """Name evaluated patients that the model beside the source was trained on."""
+    if not _model_digest(job):
+        return []
+    from medclip_dcl.artifacts import published  # here, since it needs torch
+
+    trained = published.read_published(published.KIND.at(job.work)).subject_hashes
+    split = job.config.evaluate.split
+    subjects = {look.of.subject_of[i] for i, name in look.of.split_of.items() if name == split}
+    return sorted(who for who in subjects if published.subject_hash(who) in trained)
+
+
+def _model_digest(job: Job) -> str:
+    folder = job.work / "model"
+    return peek_artifact(folder).digest if (folder / HEADER).is_file() else ""
+
+
+def _tree(
+    config: Config,
+    source: Source,
+    look: _Look,
+    found: Sequence[Found],
+    duplicates: Mapping[str, Any],
+) -> dict[str, Any]:
+    chosen, raw = look.chosen, source.raw
+    films = checks.describe_films(look.films)
+    opened = dict.fromkeys(
+        {row["code"] for row in look.films}
+        | {"same_pixels", "pixels_across_splits", "monochrome1"},
+        films["asked"],
+    )
+    patients = len({*raw.splits, *(film.subject_id for film in raw.films)})
+    of = opened | {
+        "same_text": len(chosen.texts),
+        "no_sentence": look.reports,
+        "two_splits": len(raw.splits),
+        "boxed_training": len(source.boxes.subjects),
+        "trained_patient": patients,
+    }
+    refused = {row["image_id"] for row in look.films if row["code"]}
+    unread = set[str]() if look.reports == len(chosen.texts) else set(chosen.texts)
+    usable = look.survey.usable | unread
+    total = len(raw.films) if raw.has_films else len(raw.studies)
+    return {
+        "source": {
+            "kind": config.source.kind,
+            "has_films": raw.has_films,
+            "all_films": films["asked"] == len(chosen.films),
+            "all_reports": look.reports == len(chosen.texts),
+            "boxes": len(source.boxes.rows),
+        },
+        "steps": checks.count_steps(raw, chosen, usable, refused),
+        "lines": checks.make_lines(found, of, total + len(raw.rejects)),
+        "splits": _splits(look),
+        "encodings": look.encodings,
+        "films": films,
+        "duplicates": dict(duplicates),
+        "text": {
+            "reports": look.reports,
+            "sentences": look.survey.sentences,
+            "masked_sentences": look.survey.masked,
+            "masked_reports": look.survey.masked_studies,
+            "dropped": dict(look.survey.dropped),
+        },
+        "labels": _labels(source, look),
+        "verdict": checks.judge(chosen, films, found, config.check),
+    }
+
+
+def _splits(look: _Look) -> dict[str, dict[str, int]]:
+    of = look.of
+    return {
+        split: {
+            "films": sum(of.split_of[film.image_id] == split for film in look.chosen.films),
+            "reports": sum(of.split_of[study] == split for study in look.chosen.texts),
+            "patients": len({of.subject_of[i] for i, name in of.split_of.items() if name == split}),
+        }
+        for split in SPLITS
+    }
+
+
+def _labels(source: Source, look: _Look) -> dict[str, Any]:
+    """Count studies per finding: from the source's label table, else from what reports say."""
+    table = source.raw.labels
+    if table is None:
+        return {"source": "reports", "studies": look.reports, "findings": look.survey.labels}
+    values = dict(zip((1, 0, -1), ANSWERS, strict=True))
+    seen: set[str] = set()
+    counts = {name: dict.fromkeys(ANSWERS, 0) for name in LABELS}
+    for row in table.to_pylist():
+        if row["study_id"] not in look.chosen.texts or row["study_id"] in seen:
+            continue
+        seen.add(row["study_id"])
+        for name in LABELS:
+            if row[name] in values:
+                counts[name][values[row[name]]] += 1
+    return {"source": "table", "studies": len(seen), "findings": counts}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
