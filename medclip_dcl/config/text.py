@@ -95,3 +95,16 @@ class EtaConfig(Section):
     """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`."""
     on_missing: Literal["error", "zero"] = "error"
     """What a sentence gets that `table` lacks: the job fails, or eta is 0 (no correction)."""
+
+
+class CalibrateConfig(Section):
+    """a and k of eta, fitted to the corpus (`calibrate_eta`)."""
+
+    evidence: Literal["claims", "labels", "frequency", "table"] = "claims"
+    """How a class probability is measured: share of the other training studies whose report's
+    claims, or whose labels, stand `same` or `unclear` to the sentence; that say the very same
+    words; or as `eta.table` gives it."""
+    min_studies: Annotated[int, Field(ge=1)] = 5
+    """Other studies that a share must rest on; a smaller one is known to lie below, no more."""
+    resamples: Annotated[int, Field(ge=0)] = 200
+    """Bootstrap samples of patients for 95 % intervals; 0: none."""
