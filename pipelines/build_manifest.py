@@ -1,7 +1,7 @@
 """List the usable frontal films with their reports, labels and boxes, and what was rejected.
 
-Reads a MIMIC-CXR(-JPG) tree or any mapped table; writes `manifest`. A run takes seconds
-to minutes and starts anew when killed.
+Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM files; writes
+`manifest`. A run takes seconds to minutes and starts anew when killed.
 """
 
 import sys
@@ -20,9 +20,11 @@ from medclip_dcl.artifacts.frame import Draft
 from medclip_dcl.artifacts.tables import write_table
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import StudyError
-from medclip_dcl.reports.sections import read_sections
+from medclip_dcl.reports.sections import read_loose_sections, read_sections
 from medclip_dcl.studies.boxes import BoxTable, read_boxes
+from medclip_dcl.studies.dicom_folder import read_dicom_folder
 from medclip_dcl.studies.mimic_cxr import find_tables, read_mimic_cxr
+from medclip_dcl.studies.open_i import find_open_i, read_open_i
 from medclip_dcl.studies.records import RawStudies
 from medclip_dcl.studies.selection import Selection, select, stamp
 from medclip_dcl.studies.splits import assign_splits
@@ -30,6 +32,8 @@ from medclip_dcl.studies.table import read_mapped_table
 from pipelines.job import Job, run_job
 
 _NO_BOXES = BoxTable([], set(), 0)
+_PLACES = {"root", "tables", "reports", "patient_key", "max_reject_share"}
+"""Settings that say where files lie, not what they hold; and a threshold."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,13 @@ class Source:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Digests of the tables and a stamp of the report files."""
+        """Digests of the tables and a stamp of the report and film files."""
         digests = {name: sha256_file(path) for name, path in self.tables.items()}
         return digests | {"reports": stamp(self.raw)}
 
 
 def read_source(config: Config) -> Source:
-    """Read the source that a recipe names; no film and no report is opened.
+    """Read the source that a recipe names; no film is decoded.
 
     Args:
         config: the recipe.
@@ -83,7 +87,7 @@ def build(job: Job) -> None:
         _require_few_rejects(selection, source.max_reject_share)
         return _write(draft.directory, job.config, raw, selection, boxes)
 
-    settings = source.model_dump(mode="json", exclude={"root", "reports", "max_reject_share"})
+    settings = source.model_dump(mode="json", exclude=_PLACES)
     job.make(manifest.KIND, {"source": settings}, found.inputs, write)
 
 
@@ -102,14 +106,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tables(config: Config, root: Path) -> dict[str, Path]:
     source = config.source
     if source.kind == "mimic_cxr":
-        tables = find_tables(root)
-    else:
+        tables = find_tables(resolve_path(source.tables, config) if source.tables else root)
+    elif source.kind == "open_i":
+        tables = find_open_i(root)
+    elif source.kind == "table":
         tables = {"table": _beside(root, resolve_path(source.table, config))}
+    else:
+        tables = {}
     if source.boxes:
         tables["boxes"] = _beside(root, resolve_path(source.boxes, config))
-    for path in tables.values():
+    if source.patient_key:
+        tables["patient_key"] = resolve_path(source.patient_key, config)
+    for name, path in tables.items():
         if not path.is_file():
-            raise StudyError(f"table {path} is missing; set source.root, table and boxes")
+            raise StudyError(f"the file of source.{name} is missing; set it, or source.root")
     return tables
 
 
@@ -123,17 +133,22 @@ def _read(config: Config, root: Path, tables: dict[str, Path]) -> RawStudies:
     if source.kind == "mimic_cxr":
         reports = resolve_path(source.reports, config) if source.reports else root
         return read_mimic_cxr(tables, root, reports, source)
-    return read_mapped_table(tables["table"], root, source, read_sections)
+    if source.kind == "open_i":
+        return read_open_i(tables, root, source)
+    if source.kind == "dicom":
+        key = tables["patient_key"].read_bytes() if "patient_key" in tables else b""
+        return read_dicom_folder(root, source, key)
+    return read_mapped_table(tables["table"], root, source, read_loose_sections)
 
 
 def _require_few_rejects(selection: Selection, allowed: float) -> None:
     share = selection.lost / selection.candidates if selection.candidates else 1.0
-    if share > allowed or not selection.texts:
+    if share > allowed or not (selection.texts or selection.films):
         reasons = dict(Counter(item.reason for item in selection.rejects))
         raise StudyError(
             f"{selection.lost} of {selection.candidates} rows are unusable ({reasons}), "
-            f"{len(selection.texts)} reports are left; source.max_reject_share is {allowed}: "
-            "mend the source or raise it"
+            f"{len(selection.films)} films and {len(selection.texts)} reports are left; "
+            f"source.max_reject_share is {allowed}: mend the source or raise it"
         )
 
 

@@ -44,7 +44,8 @@ class ColumnsConfig(Section):
     subject_id: str = ""
     """Id of the patient; required, since splits are made by patient."""
     path: str = ""
-    """Image path relative to `source.root`; empty for a table of reports alone."""
+    """Image path relative to `source.root`, or columns that make it up, such as
+    `{ImageDir}/{ImageID}`; empty for a table of reports alone."""
     findings: str = ""
     """Text of the findings section."""
     impression: str = ""
@@ -52,7 +53,8 @@ class ColumnsConfig(Section):
     report: str = ""
     """Text of the whole report, used where findings and impression are empty."""
     view: str = ""
-    """View position; rows with a value outside `source.frontal_views` are rejected."""
+    """View position; rows with a value outside `source.frontal_views` are rejected. A table
+    without this column holds frontal films alone."""
     split: str = ""
     """train, validate or test; assigned by hash of the patient where empty."""
 
@@ -60,24 +62,37 @@ class ColumnsConfig(Section):
 class SourceConfig(Section):
     """Where raw studies come from (`build_manifest`)."""
 
-    kind: Literal["mimic_cxr", "table"] = "mimic_cxr"
-    """`mimic_cxr`: the release's tree and tables; `table`: any CSV, Parquet or JSONL table."""
+    kind: Literal["mimic_cxr", "open_i", "table", "dicom"] = "mimic_cxr"
+    """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
+    or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
+    without tables or reports."""
     root: str = "${WORK}/studies"
     """Folder under which every image path of the source lies."""
+    tables: str = ""
+    """Folder of the release's tables (kind `mimic_cxr`), plain or `.gz`; empty: `root`. The DICOM
+    release has no views in its own: name the folder of MIMIC-CXR-JPG's."""
     reports: str = ""
     """Folder whose `files/` holds the report texts (kind `mimic_cxr`); empty: `root`."""
-    image_suffix: Literal[".dcm", ".jpg", ".jpeg", ".png"] = ".dcm"
-    """Ending of the films' names (kind `mimic_cxr`): `.jpg` for MIMIC-CXR-JPG."""
+    image_suffix: Literal["", ".dcm", ".jpg", ".jpeg", ".png"] = ""
+    """Ending of the films' names (kinds `mimic_cxr`, `open_i`); empty: as the first film that is
+    found."""
     table: str = ""
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
     columns: ColumnsConfig = ColumnsConfig()
     """Column names of the mapped table (kind `table`)."""
-    frontal_views: tuple[str, ...] = ("AP", "PA")
-    """View positions that count as frontal."""
+    frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
+    """Views that count as frontal, in any case; every other is `lateral`."""
     keep_blank_views: bool = False
-    """Whether a film without a view position is kept."""
+    """Whether a film whose view is blank counts as frontal. Left out and counted as `no_view`
+    otherwise: no other field of these sources says reliably what such a film shows."""
+    modalities: tuple[str, ...] = ("CR", "DX")
+    """Modalities of the films wanted (kind `dicom`); other files are counted as `modality`."""
+    patient_key: str = ""
+    """File with a secret (kind `dicom`) that keys the hash by which a PatientID is replaced. Empty:
+    no key, and who knows how ids are formed can find them by trying."""
     boxes: str = ""
-    """MS-CXR-shaped box table, relative to `root`; its patients are put in `test`. Empty: none."""
+    """MS-CXR's box table, CSV or JSON, relative to `root`; its patients are put in `test`. Empty:
+    none."""
     validate_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of patients put into `validate` where the source assigns no split."""
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -99,8 +114,8 @@ class ImagesConfig(Section):
     """Largest declared rows x columns, millions of pixels."""
     max_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
     """Largest file, bytes."""
-    deadline_s: Annotated[float, Field(gt=0)] = 10
-    """Seconds that one image may take to decode."""
+    deadline_s: Annotated[float, Field(gt=0)] = 8
+    """Seconds that one image may take to decode; its refusal then comes within 10."""
     memory_mb: Annotated[int, Field(gt=0)] = 1024
     """Memory that a decode worker may allocate, MiB."""
     reject_burned_in: bool = True

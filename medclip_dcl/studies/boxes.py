@@ -1,8 +1,10 @@
-"""MS-CXR-shaped box tables: phrases with boxes, and the patients that must not train."""
+"""MS-CXR-shaped boxes, CSV or JSON: phrases with boxes, and patients that must not train."""
 
+import gzip
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ _COLUMNS = (
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
 
 
+_Row = tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class BoxTable:
     """The boxes of known films, and every patient that the table names.
@@ -40,30 +45,31 @@ class BoxTable:
 
 
 def read_boxes(path: Path, subject_of: Mapping[str, str]) -> BoxTable:
-    """Read a box table; its columns are found by name.
+    """Read a box table; columns and keys are found by name.
 
     Args:
-        path: CSV with MS-CXR's columns.
+        path: CSV with MS-CXR's columns, or its COCO-like JSON; or either with `.gz`.
         subject_of: film -> patient, all films of the source.
 
     Returns:
         The boxes, in the table's order.
 
     Raises:
-        StudyError: a column is missing, or a box is no box within its film.
+        StudyError: a column or key is missing, or a box is no box within its film.
 
-    Source: PhysioNet, MS-CXR 1.1: x, y, w, h in pixels of the original film.
+    Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original film. In the
+        JSON the film's id is the name of its file without its ending.
     """
-    columns = read_rows(path, list(_COLUMNS))
-    paths = _paths(path)
+    is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
+    table = list(_json_rows(path) if is_json else _csv_rows(path))
     rows: list[dict[str, Any]] = []
     subjects: set[str] = set()
     unknown = 0
-    for place, values in enumerate(zip(*(columns[name] for name in _COLUMNS), strict=True)):
+    for place, (where, values) in enumerate(table):
         image_id, category, phrase = values[:3]
         x, y, width, height, image_width, image_height = _numbers(values[3:], place)
         subject = subject_of.get(image_id)
-        named = subject or _subject_in(paths, place)
+        named = subject or _subject_in(where)
         if named:
             subjects.add(named)
         if subject is None:
@@ -86,23 +92,49 @@ def read_boxes(path: Path, subject_of: Mapping[str, str]) -> BoxTable:
     return BoxTable(rows, subjects, unknown)
 
 
-def _paths(path: Path) -> list[str]:
+def _csv_rows(path: Path) -> Iterator[tuple[str, _Row]]:
+    """Give the path of each row's film, empty where the table has none, and its values."""
+    columns = read_rows(path, list(_COLUMNS))
+    values = zip(*(columns[name] for name in _COLUMNS), strict=True)
     try:
-        return read_rows(path, ["path"])["path"]
+        paths = read_rows(path, ["path"])["path"]
     except StudyError:
-        return []
+        paths = [""] * len(columns["dicom_id"])
+    return zip(paths, values, strict=True)
 
 
-def _subject_in(paths: list[str], place: int) -> str:
-    match = _SUBJECT.search(paths[place]) if paths else None
+def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
+    """Give the same of the JSON form, one row per box and phrase."""
+    try:
+        data = path.read_bytes()
+        tree = json.loads(gzip.decompress(data) if path.suffix.lower() == ".gz" else data)
+        films = {film["id"]: film for film in tree["images"]}
+        names = {item["id"]: str(item["name"]) for item in tree["categories"]}
+        for box in tree["annotations"]:
+            film = films[box["image_id"]]
+            sides = (*box["bbox"], film["width"], film["height"])
+            phrases = box["label_text"]
+            for phrase in [phrases] if isinstance(phrases, str) else phrases:
+                image_id = Path(str(film["file_name"])).stem
+                words = (image_id, names[box["category_id"]], str(phrase))
+                yield str(film.get("path", "")), (*words, *(str(side) for side in sides))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        kind = type(error).__name__
+        raise StudyError(f"the box table is no JSON of MS-CXR's form ({kind})") from error
+
+
+def _subject_in(where: str) -> str:
+    match = _SUBJECT.search(where)
     return match.group(1) if match else ""
 
 
-def _numbers(values: tuple[str, ...], place: int) -> tuple[float, ...]:
+def _numbers(values: _Row, place: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
     except ValueError as error:
         raise StudyError(f"row {place} of the box table holds no number; mend it") from error
+    if len(numbers) != 6:
+        raise StudyError(f"row {place} of the box table has {len(numbers)} numbers, not 6; mend it")
     x, y, width, height, image_width, image_height = numbers
     inside = x + width <= image_width + 1 and y + height <= image_height + 1
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:

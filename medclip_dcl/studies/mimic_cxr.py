@@ -9,43 +9,53 @@ import pyarrow.compute as pc
 from medclip_dcl.artifacts.manifest import LABELS, SPLITS
 from medclip_dcl.config.studies import SourceConfig
 from medclip_dcl.errors import StudyError
+from medclip_dcl.studies.headers import read_header
 from medclip_dcl.studies.records import Film, RawStudies, Reject, Study
 from medclip_dcl.studies.tabular import read_any, read_rows
 
-_TABLES = {"metadata": True, "split": False, "chexpert": False}
+_TABLES = ("metadata", "split", "chexpert")
+_RECORDS = "cxr-record-list"
+_SUFFIXES = (".dcm", ".jpg", ".jpeg", ".png")
+_LOOKED_AT = 200
+"""Films looked for, one after the other, to learn how films end."""
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 
 
 def find_tables(root: Path) -> dict[str, Path]:
-    """Find the release's tables in its root.
+    """Find the release's tables.
 
     Args:
-        root: folder that holds `files/` and the tables.
+        root: folder that holds them, plain or gzipped.
 
     Returns:
-        `metadata`, and `split` and `chexpert` where they exist -> path.
+        `metadata`, `split` and `chexpert` where they exist, and `records` where there is
+        no metadata table -> path.
 
     Raises:
-        StudyError: the metadata table is missing, or a table exists twice.
+        StudyError: neither metadata nor record list is there, or a table exists twice.
     """
     found = {}
-    for name, required in _TABLES.items():
-        paths = sorted(
-            path for suffix in ("csv", "csv.gz") for path in root.glob(f"*-{name}.{suffix}")
-        )
+    for name in (*_TABLES, _RECORDS):
+        shape = name if name == _RECORDS else f"*-{name}"
+        paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
         if len(paths) > 1:
             raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
-        if not paths and required:
-            raise StudyError(f"{root} holds no table *-{name}.csv or .csv.gz; set source.root")
         if paths:
-            found[name] = paths[0]
+            found["records" if name == _RECORDS else name] = paths[0]
+    if "metadata" in found:
+        found.pop("records", None)
+    elif "records" not in found:
+        raise StudyError(
+            f"{root} holds no table *-metadata.csv and no {_RECORDS}.csv, nor their .csv.gz; "
+            "set source.root or source.tables"
+        )
     return found
 
 
 def read_mimic_cxr(
     tables: dict[str, Path], root: Path, reports_root: Path, settings: SourceConfig
 ) -> RawStudies:
-    """Read the tables of a release; no film and no report is opened.
+    """Read the tables of a release; no report is opened, and no film for its pixels.
 
     Args:
         tables: from `find_tables`.
@@ -54,28 +64,38 @@ def read_mimic_cxr(
         settings: settings of the source.
 
     Returns:
-        Every film with a sound id, in the order of the metadata table, and its study.
+        Every film with a sound id, in the order of the table, and its study.
 
     Raises:
         StudyError: a table cannot be read or lacks a column.
 
-    Source: PhysioNet, MIMIC-CXR 2.1 and MIMIC-CXR-JPG 2.1. Views come from ViewPosition: the
-        code-meaning columns of the metadata table can be shifted.
+    Source: PhysioNet, MIMIC-CXR 2.1, MIMIC-CXR-JPG 2.0 and 2.1. Views come from ViewPosition:
+        the code-meaning columns of the metadata table can be shifted. Without that table
+        they come from the headers of the DICOM files.
     """
-    rows = read_rows(tables["metadata"], ["dicom_id", "subject_id", "study_id", "ViewPosition"])
+    listed = tables.get("metadata") or tables["records"]
+    names = ["dicom_id", "subject_id", "study_id"]
+    names += ["ViewPosition"] if "metadata" in tables else []
+    rows = read_rows(listed, names)
+    views = rows.get("ViewPosition", [""] * len(rows["dicom_id"]))
     films: list[Film] = []
     rejects: list[Reject] = []
     studies: dict[str, Study] = {}
-    for image_id, subject, study, view in zip(
-        rows["dicom_id"], rows["subject_id"], rows["study_id"], rows["ViewPosition"], strict=True
+    suffix: str = settings.image_suffix
+    for row, (image_id, subject, study, view) in enumerate(
+        zip(rows["dicom_id"], rows["subject_id"], rows["study_id"], views, strict=True)
     ):
         if not all(_ID.fullmatch(name) for name in (image_id, subject, study)):
-            rejects.append(Reject(image_id, "bad_id"))
+            rejects.append(Reject(f"row-{row:06d}", "bad_id"))
             continue
         folder = f"files/p{subject[:2]}/p{subject}/s{study}"
-        path = f"{folder}/{image_id}{settings.image_suffix}"
-        films.append(Film(image_id, study, subject, view.strip(), path))
+        if not suffix and row < _LOOKED_AT:
+            suffix = _suffix(root / folder / image_id)
+        films.append(Film(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
         studies.setdefault(study, Study(study, subject, f"{folder}.txt"))
+    films = [film._replace(path=f"{film.path}{suffix or _SUFFIXES[0]}") for film in films]
+    if "metadata" not in tables:
+        films = [film._replace(view=_view(root / film.path)) for film in films]
     return RawStudies(
         films=films,
         studies=list(studies.values()),
@@ -88,14 +108,23 @@ def read_mimic_cxr(
     )
 
 
+def _suffix(stem: Path) -> str:
+    return next((end for end in _SUFFIXES if stem.with_name(stem.name + end).is_file()), "")
+
+
+def _view(path: Path) -> str:
+    header = read_header(path) if path.is_file() else None
+    return header.view if header else ""
+
+
 def _splits(path: Path | None) -> dict[str, set[str]]:
     splits: dict[str, set[str]] = {}
     if path is None:
         return splits
     rows = read_rows(path, ["subject_id", "split"])
-    for subject, split in zip(rows["subject_id"], rows["split"], strict=True):
+    for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
         if split not in SPLITS:
-            raise StudyError(f"table {path.name} names split {split!r}; it must be one of {SPLITS}")
+            raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
         splits.setdefault(subject, set()).add(split)
     return splits
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-ReadSections = Callable[[str], tuple[str, str, str]]
-"""Report text -> findings, impression and the paragraph that stands in for both."""
+ReadSections = Callable[[str, str], tuple[str, str, str]]
+"""Report text, study id -> findings, impression and the text that stands in for both."""
 
 
 class Film(NamedTuple):
@@ -56,6 +56,9 @@ class RawStudies:
         root: folder that film paths are relative to.
         reports_root: folder that report paths are relative to.
         has_films: whether the source names films at all.
+        rejects: rows that name nothing usable, with their reasons.
+        has_reports: whether the source has reports at all; without, films stand alone.
+        files: further files that were read, relative to `reports_root`.
     """
 
     films: list[Film]
@@ -66,3 +69,5 @@ class RawStudies:
     reports_root: Path
     has_films: bool
     rejects: list[Reject] = field(default_factory=list)
+    has_reports: bool = True
+    files: list[str] = field(default_factory=list)

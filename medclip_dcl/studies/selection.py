@@ -9,11 +9,15 @@ from medclip_dcl.artifacts.files import path_under
 from medclip_dcl.config.studies import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.studies.pointers import POINTER_BYTES, is_pointer
-from medclip_dcl.studies.records import Film, RawStudies, ReadSections, Reject, Text
+from medclip_dcl.studies.records import Film, RawStudies, ReadSections, Reject, Study, Text
 
 REASONS: dict[str, str] = {
-    "bad_id": "an id is empty or holds characters that no path may",
-    "no_subject": "the row names no patient",
+    "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
+    "no_subject": "the row or the header names no patient",
+    "bad_report": "the report's XML is malformed, too large, or declares entities",
+    "bad_header": "the DICOM header cannot be read, or lacks an id",
+    "not_dicom": "the file in the folder of DICOM is something else",
+    "modality": "the DICOM modality is not one of source.modalities",
     "duplicate_id": "an earlier row has the same id",
     "patient_conflict": "the film and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
@@ -27,10 +31,11 @@ REASONS: dict[str, str] = {
 }
 """Reason code of a manifest's reject -> what it means."""
 
-VIEW_REASONS = {"lateral", "no_view"}
+VIEW_REASONS = {"lateral", "no_view", "modality", "not_dicom"}
 """Reasons that are no fault of the source and count towards no threshold."""
 
-_LONGEST_REPORT = 1_000_000
+LONGEST_REPORT = 1_000_000
+"""Bytes of the longest report file that is read."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Selection:
     Attributes:
         films: usable films, by image id.
         texts: study -> its sections; studies with a usable film, or all where there
-            are no films.
+            are no films; none where the source has no reports.
         subjects: study -> patient.
         rejects: everything else.
         candidates: films of the right view, or studies where there are no films.
@@ -73,18 +78,18 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
     present = [film for film in frontal if _is_present(film, raw.root, rejects)]
     wanted = {film.study_id for film in present} if raw.has_films else None
     texts: dict[str, Text] = {}
-    subjects: dict[str, str] = {}
+    subjects = {} if raw.has_reports else {film.study_id: film.subject_id for film in present}
     for study in raw.studies:
         if wanted is not None and study.study_id not in wanted:
             continue
-        answer = _text(study.report, raw.reports_root, read_sections)
+        answer = _text(study, raw.reports_root, read_sections)
         if isinstance(answer, str):
             rejects.append(Reject(study.study_id, answer))
             continue
         texts[study.study_id], subjects[study.study_id] = answer, study.subject_id
     films = [film for film in present if subjects.get(film.study_id) == film.subject_id]
     rejects += [
-        Reject(film.image_id, "patient_conflict" if film.study_id in texts else "no_report")
+        Reject(film.image_id, "patient_conflict" if film.study_id in subjects else "no_report")
         for film in present
         if subjects.get(film.study_id) != film.subject_id
     ]
@@ -96,16 +101,18 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
 
 
 def stamp(raw: RawStudies) -> str:
-    """Name the state of the report files without reading them.
+    """Name the state of a source's files without reading them.
 
     Args:
         raw: the source's rows.
 
     Returns:
-        64 hexadecimal digits that change when a report file comes, goes or is written.
+        64 hexadecimal digits that change when a report or a film comes, goes or is written.
     """
-    paths = (study.report for study in raw.studies if isinstance(study.report, str))
-    return stamp_files(raw.reports_root, paths)
+    reports = (study.report for study in raw.studies if isinstance(study.report, str))
+    texts = stamp_files(raw.reports_root, (*raw.files, *reports))
+    films = stamp_files(raw.root, (film.path for film in raw.films))
+    return hashlib.sha256(f"{texts}{films}".encode()).hexdigest()
 
 
 def stamp_files(root: Path, paths: Iterable[str]) -> str:
@@ -140,13 +147,13 @@ def _first_of_each(films: Iterable[Film], rejects: list[Reject]) -> Iterator[Fil
 
 
 def _is_frontal(film: Film, settings: SourceConfig, rejects: list[Reject]) -> bool:
-    named = film.view or (not settings.columns.view and settings.kind == "table")
     if not film.view:
-        if settings.keep_blank_views or named:
+        has_views = bool(settings.columns.view) or settings.kind != "table"
+        if settings.keep_blank_views or not has_views:
             return True
         rejects.append(Reject(film.image_id, "no_view"))
         return False
-    if film.view in settings.frontal_views:
+    if film.view.upper() in {view.upper() for view in settings.frontal_views}:
         return True
     rejects.append(Reject(film.image_id, "lateral"))
     return False
@@ -164,21 +171,22 @@ def _is_present(film: Film, root: Path, rejects: list[Reject]) -> bool:
     return True
 
 
-def _text(report: Text | str, root: Path, read_sections: ReadSections) -> Text | str:
+def _text(study: Study, root: Path, read_sections: ReadSections) -> Text | str:
     """Give the sections, or the code of the reason why there are none."""
+    report = study.report
     if isinstance(report, str):
         try:
             path = path_under(root, report)
         except StudyError:
             return "no_report"
-        if path.stat().st_size > _LONGEST_REPORT:
+        if path.stat().st_size > LONGEST_REPORT:
             return "report_too_long"
         text = _decoded(path.read_bytes())
         if text is None:
             return "not_utf8"
         if is_pointer(text.encode()):
             return "pointer_file"
-        report = Text(*read_sections(text))
+        report = Text(*read_sections(text, study.study_id))
     if any(is_pointer(section.encode("utf-8", "surrogatepass")) for section in report):
         return "pointer_file"
     return report if any(section.strip() for section in report) else "empty_report"

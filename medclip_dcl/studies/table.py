@@ -1,5 +1,6 @@
 """Any table with mapped columns -> films and studies, or studies alone."""
 
+import re
 from itertools import count
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.studies.records import Film, RawStudies, ReadSections, Reject, Study, Text
 from medclip_dcl.studies.tabular import read_rows
 
+_FIELD = re.compile(r"\{([^{}]+)\}")
 _SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
 
 
@@ -24,20 +26,25 @@ def read_mapped_table(
         read_sections: finds sections in the text of a whole report.
 
     Returns:
-        One film per row with a path, and the studies in the order of their first row.
+        One film per row with a path, and the studies in the order of their first row; films
+        alone where no column of text is mapped.
 
     Raises:
         ConfigError: a column that is needed is not mapped.
         StudyError: the table cannot be read or lacks a column.
     """
     names = settings.columns
-    if not names.subject_id or not (names.findings or names.impression or names.report):
-        raise ConfigError("source.columns must name subject_id, and findings, impression or report")
-    mapped = [name for name in names.model_dump().values() if name]
-    rows = read_rows(path, mapped)
+    has_reports = bool(names.findings or names.impression or names.report)
+    if not names.subject_id or not (has_reports or names.path):
+        raise ConfigError(
+            "source.columns must name subject_id, and path, findings, impression or report"
+        )
+    fields = names.model_dump(exclude={"path"})
+    parts = _FIELD.findall(names.path) or ([names.path] if names.path else [])
+    rows = read_rows(path, [*(name for name in fields.values() if name), *parts])
     total = len(rows[names.subject_id])
     blank = [""] * total
-    columns = {field: rows[name] if name else blank for field, name in names.model_dump().items()}
+    columns = {field: rows[name] if name else blank for field, name in fields.items()}
     ids = _ids(columns, names, total)
     films: list[Film] = []
     rejects: list[Reject] = []
@@ -45,26 +52,30 @@ def read_mapped_table(
     splits: dict[str, set[str]] = {}
     for row, (image_id, study_id) in enumerate(ids):
         subject = columns["subject_id"][row].strip()
+        if not image_id.strip() or not study_id.strip():
+            rejects.append(Reject(f"row-{row:06d}", "bad_id"))
+            continue
         if not subject:
             rejects.append(Reject(image_id, "no_subject"))
             continue
         if names.path:
-            view, file = columns["view"][row].strip(), columns["path"][row].strip()
+            view, file = columns["view"][row].strip(), _file(names.path, rows, row)
             films.append(Film(image_id, study_id, subject, view, file))
-        text = _text(columns, row, read_sections)
+        text = _text(columns, row, study_id, read_sections)
         if study_id not in studies or not any(studies[study_id].report):
             studies[study_id] = Study(study_id, subject, text)
         if columns["split"][row]:
-            splits.setdefault(subject, set()).add(_split(columns["split"][row]))
+            splits.setdefault(subject, set()).add(_split(columns["split"][row], row))
     return RawStudies(
         films=films,
-        studies=list(studies.values()),
+        studies=list(studies.values()) if has_reports else [],
         splits=splits,
         labels=None,
         root=root,
         reports_root=root,
         has_films=bool(names.path),
         rejects=rejects,
+        has_reports=has_reports,
     )
 
 
@@ -80,15 +91,27 @@ def _ids(columns: dict[str, list[str]], names: ColumnsConfig, total: int) -> lis
     return [(image, study or image) for image, study in zip(images, studies, strict=True)]
 
 
-def _text(columns: dict[str, list[str]], row: int, read_sections: ReadSections) -> Text:
+def _file(pattern: str, rows: dict[str, list[str]], row: int) -> str:
+    """Give the image path of a row, which may be made up from several columns."""
+    if pattern in rows:
+        return rows[pattern][row].strip()
+    return _FIELD.sub(lambda match: rows[match[1]][row].strip(), pattern)
+
+
+def _text(
+    columns: dict[str, list[str]], row: int, study_id: str, read_sections: ReadSections
+) -> Text:
     findings, impression = columns["findings"][row].strip(), columns["impression"][row].strip()
     if findings or impression:
         return Text(findings, impression, "")
-    return Text(*read_sections(columns["report"][row].replace("\r\n", "\n")))
+    report = columns["report"][row].replace("\r\n", "\n").replace("\r", "\n")
+    return Text(*read_sections(report, study_id))
 
 
-def _split(name: str) -> str:
+def _split(name: str, row: int) -> str:
     split = _SPELLINGS.get(name.strip().lower(), name.strip().lower())
     if split not in SPLITS:
-        raise StudyError(f"the table names split {name!r}; it must be one of {SPLITS}")
+        raise StudyError(
+            f"row {row} of the table names no split; source.columns.split must hold one of {SPLITS}"
+        )
     return split

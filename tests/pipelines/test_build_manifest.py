@@ -1,17 +1,23 @@
 """The manifest: what is usable, whose it is, and a reason for everything else."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.artifacts import manifest
 from medclip_dcl.artifacts.frame import Artifact, open_artifact
 from medclip_dcl.artifacts.tables import TableFormat, read_table
 from pipelines.build_manifest import main
+from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.open_i import write_csv_form, write_projections, write_xml_form
 from tests.synthetic.release import Release, release
 
+_IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN7"}
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
@@ -81,7 +87,7 @@ def test_every_fault_has_its_reason(tmp_path: Path) -> None:
         ("lateral-film", "lateral"),
         ("blank-film", "no_view"),
         (films[0], "duplicate_id"),
-        ("../../escape", "bad_id"),
+        ("row-000011", "bad_id"),
         ("stranger", "patient_conflict"),
         (films[1], "missing_image"),
         (films[2], "pointer_file"),
@@ -132,10 +138,86 @@ def test_jpg_release_with_reports_elsewhere(tmp_path: Path) -> None:
         place = tmp_path / "reports" / report.relative_to(tmp_path / "source")
         place.parent.mkdir(parents=True, exist_ok=True)
         report.rename(place)
-    settings = {"image_suffix": ".jpg", "reports": str(tmp_path / "reports")}
-    assert run(tmp_path, settings) == 0
+    assert run(tmp_path, {"reports": str(tmp_path / "reports")}) == 0
     assert [row["path"][-4:] for row in rows(tmp_path, manifest.IMAGES)] == [".jpg"] * 3
     assert len(rows(tmp_path, manifest.REPORTS)) == 3
+
+
+def test_dicom_release_takes_its_views_from_the_headers(tmp_path: Path) -> None:
+    source = release(3)
+    source.film = {source.films[1][0]: dicom_bytes(ramp(), **_IDS, ViewPosition="LL")}
+    source.film |= {row[0]: dicom_bytes(ramp(), **_IDS) for row in source.films[::2]}
+    (tmp_path / "source").mkdir()
+    source.write(tmp_path / "source")
+    for table in (tmp_path / "source").glob("mimic-cxr-*.csv.gz"):
+        table.unlink()
+    lines = [f"{row[1]},{row[2]},{row[0]},files/x.dcm" for row in source.films]
+    text = "\n".join(["subject_id,study_id,dicom_id,path", *lines]) + "\n"
+    (tmp_path / "source/cxr-record-list.csv").write_text(text)
+    assert run(tmp_path, {}) == 0
+    assert [row["view"] for row in rows(tmp_path, manifest.IMAGES)] == ["PA", "PA"]
+    assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["lateral"]
+
+
+def test_tables_may_lie_in_a_folder_of_their_own_and_plain(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "tables").mkdir()
+    release(3).write(tmp_path / "source")
+    for table in (tmp_path / "source").glob("*.csv.gz"):
+        (tmp_path / "tables" / table.stem).write_bytes(gzip.decompress(table.read_bytes()))
+        table.unlink()
+    assert run(tmp_path, {"tables": str(tmp_path / "tables")}) == 0
+    assert len(rows(tmp_path, manifest.IMAGES)) == 3
+
+
+def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Path) -> None:
+    source = release(2)
+    source.films = [("a", "10000000", "51410602", "AP"), ("b", "10000001", "58235663", "AP")]
+    source.report = {"51410602": b"x" * 47 + b"Lungs are clear. ".ljust(273) + b"Signed."}
+    (tmp_path / "source").mkdir()
+    source.write(tmp_path / "source")
+    assert run(tmp_path, {}) == 0
+    (report,) = rows(tmp_path, manifest.REPORTS)
+    assert (report["impression"], report["last_paragraph"]) == ("", "Lungs are clear.")
+    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
+    assert reasons == {"58235663": "empty_report", "b": "no_report"}
+
+
+def test_film_that_appears_later_is_found(tmp_path: Path) -> None:
+    source = release(2)
+    source.film = {source.films[0][0]: None}
+    build(tmp_path, source)
+    assert len(rows(tmp_path, manifest.IMAGES)) == 1
+    source.film = {}
+    source.write(tmp_path / "source")
+    assert run(tmp_path, {}) == 0
+    assert len(rows(tmp_path, manifest.IMAGES)) == 2
+
+
+def test_open_i_passes(tmp_path: Path) -> None:
+    for number, write in enumerate((write_xml_form, write_csv_form)):
+        folder = tmp_path / str(number)
+        (folder / "source").mkdir(parents=True)
+        write(folder / "source")
+        write_projections(folder / "source")
+        assert run(folder, {"kind": "open_i"}) == 0
+        (image,) = rows(folder, manifest.IMAGES)
+        assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
+
+
+def test_folder_of_films_without_reports(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/IM1").write_bytes(dicom_bytes(ramp(), **_IDS))
+    (tmp_path / "key").write_bytes(b"secret")
+    assert run(tmp_path, {"kind": "dicom", "patient_key": str(tmp_path / "key")}) == 0
+    first = rows(tmp_path, manifest.IMAGES)
+    assert (first[0]["image_id"], first[0]["study_id"]) == ("1.2.3", "1.2")
+    assert rows(tmp_path, manifest.REPORTS) == []
+    (tmp_path / "key").write_bytes(b"another")
+    assert run(tmp_path, {"kind": "dicom", "patient_key": str(tmp_path / "key")}) == 0
+    assert rows(tmp_path, manifest.IMAGES)[0]["subject_id"] != first[0]["subject_id"]
+    (tmp_path / "source/IM1").unlink()
+    assert run(tmp_path, {"kind": "dicom"}) == 3
 
 
 def test_report_that_changes_changes_the_manifest(tmp_path: Path) -> None:
@@ -173,6 +255,47 @@ def test_table_of_reports_alone(tmp_path: Path) -> None:
     assert {row["split"] for row in reports} == {"test"}
     assert rows(tmp_path, manifest.IMAGES) == []
     assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["empty_report"]
+
+
+def test_table_of_films_alone_with_paths_made_of_columns(tmp_path: Path) -> None:
+    (tmp_path / "source/7").mkdir(parents=True)
+    (tmp_path / "source/7/a.png").write_bytes(b"film")
+    (tmp_path / "source/t.csv").write_text(
+        "ImageID,ImageDir,PatientID,Projection\na.png,7,p1,Frontal\n ,7,p1,Frontal\nb.png,7,p2,PA\n"
+    )
+    columns = {
+        "image_id": "ImageID",
+        "path": "{ImageDir}/{ImageID}",
+        "subject_id": "PatientID",
+        "view": "Projection",
+    }
+    assert run(tmp_path, {"kind": "table", "table": "t.csv", "columns": columns}) == 0
+    assert [row["path"] for row in rows(tmp_path, manifest.IMAGES)] == ["7/a.png"]
+    reasons = {row["id"]: row["reason"] for row in rows(tmp_path, manifest.REJECTS)}
+    assert reasons == {"row-000001": "bad_id", "b.png": "missing_image"}
+
+
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "parquet", "jsonl", "jsonl.gz"])
+def test_every_form_of_table_says_the_same(tmp_path: Path, form: str) -> None:
+    (tmp_path / "source").mkdir()
+    path = tmp_path / f"source/t.{form}"
+    table = pa.table({"id": [7, 8], "text": ["FINDINGS: Clear.", None], "fold": ["dev", "test"]})
+    if form == "parquet":
+        pq.write_table(table, path)
+    else:
+        lines = [json.dumps(row) for row in table.to_pylist()]
+        if "csv" in form:
+            lines = ["\ufeffid,text,fold", "7,FINDINGS: Clear.,dev", "8,,test"]
+        data = ("\n".join(lines) + "\n").encode()
+        path.write_bytes(gzip.compress(data) if form.endswith("gz") else data)
+    columns = {"subject_id": "id", "report": "text", "split": "fold"}
+    assert run(tmp_path, {"kind": "table", "table": path.name, "columns": columns}) == 0
+    (report,) = rows(tmp_path, manifest.REPORTS)
+    assert (report["subject_id"], report["findings"], report["split"]) == (
+        "7",
+        "Clear.",
+        "validate",
+    )
 
 
 def test_table_with_films_and_whole_reports(tmp_path: Path) -> None:
