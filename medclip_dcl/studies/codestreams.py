@@ -16,7 +16,12 @@ _SOF_LOSSLESS = {0xC3}
 _SOF_LS = {0xF7}
 _MAX_MARKERS = 1000
 _MAX_BOXES = 64
+_MAX_SCANS = 100  # a progressive grey film has about six; each goes over all pixels again
 _DCT_BLOCK = 64
+_SCAN = b"\xff\xda"
+_TILE_PART = b"\xff\x90"
+_TILE_HEADER = 12
+_MAX_TILES = 65_535
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ def read_jpeg(stream: bytes) -> Frame:
         Its declared size; `process` is `dct`, `lossless` or `ls`.
 
     Raises:
-        ImageError: there is no frame header, or the stream is too short for it.
+        ImageError: there is no frame header, the stream is too short for it, or it makes
+            a decoder go over the pixels too many times.
 
     Source: ITU-T T.81, Annex B; T.87, Annex C.
     """
@@ -56,6 +62,8 @@ def read_jpeg(stream: bytes) -> Frame:
             continue
         process = _process(marker)
         if process is not None:
+            if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
+                raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
             return _jpeg_frame(stream, at, process)
         if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
             break
@@ -135,6 +143,42 @@ def require_bits(frame: Frame, stream_bytes: int) -> None:
         raise ImageError(
             "truncated", f"{stream_bytes} bytes cannot hold {frame.rows} x {frame.columns} pixels"
         )
+
+
+def require_tiles(stream: bytes) -> None:
+    """Refuse a JPEG 2000 stream that lacks tiles: a decoder leaves out what is missing.
+
+    Args:
+        stream: a bare code stream whose size segment `read_jpeg2000` has read.
+
+    Raises:
+        ImageError: a tile is missing, cut or numbered beyond the last.
+
+    Source: ITU-T T.800, A.4.2 (tile-part header; a length of 0 reaches to the end) and B.3.
+    """
+    numbers = [int.from_bytes(stream[at : at + 4], "big") for at in range(8, 40, 4)]
+    (right, bottom), (width, height), (left, top) = numbers[:2], numbers[4:6], numbers[6:]
+    if width == 0 or height == 0 or left > right or top > bottom:
+        raise ImageError("corrupt", "the JPEG 2000 stream has impossible tiles")
+    expected = -((left - right) // width) * -((top - bottom) // height)
+    if expected > _MAX_TILES:
+        raise ImageError("corrupt", f"the JPEG 2000 stream has more than {_MAX_TILES} tiles")
+    found = set()
+    at = 2
+    for _ in range(_MAX_MARKERS):  # the main header
+        if stream[at : at + 2] == _TILE_PART:
+            break
+        at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+    while stream[at : at + 2] == _TILE_PART:
+        found.add(int.from_bytes(stream[at + 4 : at + 6], "big"))
+        length = int.from_bytes(stream[at + 6 : at + 10], "big")
+        if length == 0:
+            break
+        if length < _TILE_HEADER or at + length > len(stream):
+            raise ImageError("truncated", "a tile of the JPEG 2000 stream is cut")
+        at += length
+    if found != set(range(expected)):
+        raise ImageError("truncated", "the JPEG 2000 stream lacks tiles that it declares")
 
 
 def _process(marker: int) -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from medclip_dcl.errors import ImageError
-from medclip_dcl.studies.codestreams import read_jpeg, read_jpeg2000, require_size
+from medclip_dcl.studies.codestreams import read_jpeg, read_jpeg2000, require_size, require_tiles
 
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 Size = tuple[int, int]
@@ -178,6 +178,7 @@ def _jpeg(decoder: Callable[[bytes], npt.NDArray[np.generic]], process: str) -> 
 def _jpeg2000(frame: bytes, size: Size, _bits: int) -> npt.NDArray[np.generic]:
     header, stream = read_jpeg2000(frame)
     require_size(header, *size, len(stream))
+    require_tiles(stream)
     _require_end(stream)
     return np.asarray(imagecodecs.jpeg2k_decode(stream, numthreads=1))
 

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
-from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies.images import REASONS, open_image
 
@@ -22,7 +22,9 @@ def rows(test_data: Path) -> list[dict[str, str]]:
 def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
     astray, refused = [], []
     found = rows(test_data)
-    assert len(found) > 20
+    assert len(found) >= 56
+    caller = psutil.Process()
+    before = caller.memory_info().rss
     for row in found:
         start = time.monotonic()
         try:
@@ -35,7 +37,8 @@ def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
         except ImageError as error:
             outcome = "error"
             refused.append(error)
-        assert time.monotonic() - start < ImagesConfig().deadline_s + 5
+        assert time.monotonic() - start < 10
+        assert caller.memory_info().rss - before < 256 * 2**20
         if row["expect"] not in {outcome, "decode_or_error"}:
             astray.append((row["file"], row["expect"], outcome))
     assert astray == []
@@ -45,7 +48,7 @@ def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
 
 def test_all_encodings_of_one_film_give_one_picture(test_data: Path) -> None:
     files = sorted((test_data / "dicom/files").glob("eq_*.dcm"))
-    assert len(files) > 5
+    assert len(files) >= 9
     first, *others = (open_image(path).pixels for path in files)
     assert all(np.array_equal(first, other) for other in others)
 
