@@ -100,13 +100,17 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _losses(splits: Sequence[Split]) -> dict[str, Any]:
+    """Count so that plain_sentences + separated - all that was dropped = sentences."""
     dropped: Counter[str] = Counter()
     for split in splits:
         dropped.update(split.dropped)
     return {
+        "plain_sentences": sum(split.plain for split in splits),
+        "separated": sum(split.separated for split in splits),
         **{f"dropped_{rule}": dropped[rule] for rule in RULES},
         "truncated_sentences": sum(split.truncated_sentences for split in splits),
         "truncated_sections": sum(split.truncated_sections for split in splits),
+        "unsegmented_sections": sum(split.unsegmented for split in splits),
     }
 
 

@@ -22,6 +22,9 @@ class SentencesConfig(Section):
     """Longest sentence kept, characters; longer ones are truncated and counted."""
     max_section_characters: Annotated[int, Field(gt=0)] = 20_000
     """Longest section split, characters; longer ones are truncated and counted."""
+    deadline_s: Annotated[float, Field(gt=0)] = 3
+    """CPU seconds that one section may take to split; one that takes longer is cut at its full
+    stops instead, and counted. A report of usual length takes a thousandth of it."""
 
 
 class LanguageModelConfig(Section):
@@ -72,10 +75,12 @@ class LikelihoodConfig(Section):
     """Precision of the model while scoring; bfloat16 drifts."""
     token_budget: Annotated[int, Field(gt=0)] = 4096
     """Word pieces in one forward pass."""
-    unit_sentences: Annotated[int, Field(gt=0)] = 1000
-    """Sentences in one unit of work: what a kill can lose."""
+    unit_pieces: Annotated[int, Field(ge=0)] = 0
+    """Word pieces that pass through the model in one unit of work; 0: some seconds' worth."""
+    flush_every_s: Annotated[float, Field(ge=0, le=30)] = 15
+    """Seconds between writes of finished scores: what a kill can lose beside the unit at work."""
     workers: Annotated[int, Field(ge=0)] = 0
-    """Scoring processes; 0: one per core on a CPU, one on a GPU."""
+    """Scoring processes of each launched process; 0: one per core on a CPU, one on a GPU."""
 
 
 class EtaConfig(Section):

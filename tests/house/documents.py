@@ -27,7 +27,7 @@ def settings_table() -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in _leaves(Config, ""):
         default = "required" if field.is_required() else f"`{_shown(field.default)}`"
-        rows.append(f"| `{name}` | {default} | {field.description} |")
+        rows.append(f"| `{name}` | {default} | {' '.join((field.description or '').split())} |")
     return "\n".join(rows)
 
 

@@ -53,6 +53,12 @@ def test_summary_counts_everything(recipe):
     assert summary["unique"] < summary["sentences"] < 62 * 4
 
 
+def test_summary_adds_up(recipe):
+    summary = run(recipe).summary
+    dropped = sum(count for name, count in summary.items() if name.startswith("dropped_"))
+    assert summary["plain_sentences"] + summary["separated"] - dropped == summary["sentences"]
+
+
 def test_sections_and_rules_are_settings(recipe):
     summary = run(recipe, "--set", 'sentences.sections=["impression"]').summary
     assert summary["sections"] == 45 + 2
