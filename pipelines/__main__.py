@@ -23,7 +23,7 @@ STORY = (
 )
 """The jobs in the order in which data flows through them."""
 
-TOOLS = ("check_data",)
+TOOLS = ("doctor", "check_data")
 """Commands that answer a question; no recipe runs them by itself."""
 
 
