@@ -32,7 +32,7 @@ from medclip_dcl.studies.table import read_mapped_table
 from pipelines.job import Job, run_job
 
 _NO_BOXES = BoxTable([], set(), 0)
-_PLACES = {"root", "tables", "reports", "patient_key", "max_reject_share"}
+PLACES = {"root", "tables", "reports", "patient_key", "max_reject_share"}
 """Settings that say where files lie, not what they hold; and a threshold."""
 
 
@@ -87,7 +87,7 @@ def build(job: Job) -> None:
         _require_few_rejects(selection, source.max_reject_share)
         return _write(draft.directory, job.config, raw, selection, boxes)
 
-    settings = source.model_dump(mode="json", exclude=_PLACES)
+    settings = source.model_dump(mode="json", exclude=PLACES)
     job.make(manifest.KIND, {"source": settings}, found.inputs, write)
 
 
