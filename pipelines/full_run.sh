@@ -32,12 +32,16 @@ if wanted fit_language_model; then job fit_language_model "$@"; fi
 if wanted score_sentences; then job score_sentences "$@"; fi
 # Likelihood -> eta = min(a * p**k, eta_max): seconds.
 if wanted build_eta_cache; then job build_eta_cache "$@"; fi
-# Films, sentences and eta -> a model. Accelerate starts one process or many.
+# The image-only experiment: labelled images, some classes made rare.
+if wanted prepare_image_set; then job prepare_image_set "$@"; fi
+# Films, sentences and eta, or images alone -> a model. Accelerate starts one process or many.
 if wanted train; then
   "$python" -m accelerate.commands.launch --num_cpu_threads_per_process 1 \
     --config_file "${ACCELERATE_CONFIG:-configs/accelerate/cpu.yaml}" \
     -m pipelines.train --config "$recipe" "$@"
 fi
+# What images alone have taught: linear probes and a map.
+if wanted probe_images; then job probe_images "$@"; fi
 # The papers' questions: zero-shot findings, grounding, retrieval.
 if wanted evaluate; then job evaluate "$@"; fi
 # Vectors of all films and sentences, bound to the model.

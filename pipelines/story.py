@@ -9,6 +9,9 @@ from medclip_dcl.config import Config, load_config
 from medclip_dcl.errors import ConfigError, MedclipError
 from pipelines.__main__ import STORY
 
+_ASKED_FOR = {"generate_studies", "ask_service", "prepare_image_set", "probe_images"}
+"""Jobs that a recipe has to name."""
+
 
 def jobs_of(config: Config) -> tuple[str, ...]:
     """Give the jobs of a recipe, in order.
@@ -17,8 +20,8 @@ def jobs_of(config: Config) -> tuple[str, ...]:
         config: the recipe.
 
     Returns:
-        The names in `config.jobs`; all jobs but `generate_studies` and `ask_service`
-        where it names none.
+        The names in `config.jobs`; where it names none, all jobs but `generate_studies`,
+        `ask_service` and those of the image-only experiment.
 
     Raises:
         ConfigError: a name is no job.
@@ -28,7 +31,7 @@ def jobs_of(config: Config) -> tuple[str, ...]:
         raise ConfigError(f"jobs names {sorted(unknown)}, which are no jobs; use those of {STORY}")
     if config.jobs:
         return tuple(name for name in STORY if name in config.jobs)
-    return tuple(name for name in STORY if name not in {"generate_studies", "ask_service"})
+    return tuple(name for name in STORY if name not in _ASKED_FOR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Train the image-text model: films, sentences and eta -> a published model.
+"""Train: films, sentences and eta -> a published model; or images alone -> an image model.
 
     accelerate launch --config_file configs/accelerate/cpu.yaml -m pipelines.train --config FILE
     torchrun --nproc-per-node 8 -m pipelines.train --config FILE    (train.processes: 8)
@@ -34,24 +34,14 @@ from medclip_dcl.artifacts.checkpoint import CheckpointStore
 from medclip_dcl.artifacts.files import sha256_file
 from medclip_dcl.artifacts.frame import Artifact, Draft, Kind, make_recipe, open_artifact
 from medclip_dcl.config import Config, resolve_path
-from medclip_dcl.errors import ArtifactError, CheckpointError
+from medclip_dcl.errors import ArtifactError
 from medclip_dcl.studies.truth import Truth, read_truth, truth_files
 from medclip_dcl.training.evidence import needs_claims
 from medclip_dcl.training.publishing import publish
 from medclip_dcl.training.run import Inputs, Trained, start_accelerator, train
+from pipelines.image_training import image_run
 from pipelines.job import Job, Stopped, run_job
-
-_HOW_NOT_WHAT = (
-    "torch_threads",
-    "save_every_steps",
-    "keep_checkpoints",
-    "log_every_steps",
-    "validate_every_steps",
-    "validate_batches",
-    "max_skipped",
-    "loader_workers",
-)
-"""Settings of the loop that do not change what is learned."""
+from pipelines.training_run import TrainingRun, loop_settings, weights_digest
 
 
 def build(job: Job) -> None:
@@ -73,25 +63,39 @@ def build(job: Job) -> None:
 
 
 def _build(job: Job, accelerator: Accelerator) -> None:
-    config, main = job.config, accelerator.is_main_process
-    inputs = _open_inputs(job, verify=main)
-    settings, digests = _settings(config), _digests(config, inputs)
-    recipe = make_recipe(published.KIND, settings, digests)
+    main = accelerator.is_main_process
+    run: TrainingRun[Any] = _run_of(job, accelerator)
+    recipe = make_recipe(run.kind, run.settings, run.digests)
     folder = checkpoint.KIND.at(job.work)
-    store = CheckpointStore(folder, recipe, config.train.steps)
+    store = CheckpointStore(folder, recipe, job.config.train.steps)
     say = job.say if main else _say_nothing
-    trained: Trained | None = None
+    trained: Any = None
     begun = time.monotonic()
-    if not _is_published(job, recipe, accelerator):
+    if not _is_published(job, run.kind, recipe, accelerator):
         with store.locked() if main else nullcontext():
             accelerator.wait_for_everyone()
-            trained = train(config, inputs, accelerator, store, folder, say)
-        if not trained.ending.finished:
+            trained = run.train(store, folder, say)
+        if not run.ending(trained).finished:
             raise Stopped
     if main:
-        write: Callable[[Draft], dict[str, Any]] = partial(_write, config, inputs, trained, begun)
-        job.make(published.KIND, settings, digests, write)
+        write: Callable[[Draft], dict[str, Any]] = partial(_write, run, trained, begun)
+        job.make(run.kind, run.settings, run.digests, write)
         store.clear()
+
+
+def _run_of(job: Job, accelerator: Accelerator) -> TrainingRun[Any]:
+    if job.config.image_set.kind != "none":
+        return image_run(job, accelerator)
+    config = job.config
+    inputs = _open_inputs(job, verify=accelerator.is_main_process)
+    return TrainingRun[Trained](
+        kind=published.KIND,
+        settings=loop_settings(config),
+        digests=_digests(config, inputs),
+        train=lambda store, folder, say: train(config, inputs, accelerator, store, folder, say),
+        ending=lambda trained: trained.ending,
+        publish=lambda folder, trained: publish(folder, config, inputs, trained),
+    )
 
 
 def _open_inputs(job: Job, verify: bool) -> Inputs:
@@ -118,23 +122,13 @@ def _truth(config: Config) -> Truth | None:
     return read_truth(resolve_path(config.source.root, config))
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    loop = config.train.model_dump(mode="json", exclude=set(_HOW_NOT_WHAT))
-    return {
-        "seed": config.seed,
-        "model": config.model,
-        "objective": config.objective,
-        "train": loop,
-    }
-
-
 def _digests(config: Config, inputs: Inputs) -> dict[str, Artifact | str]:
     digests: dict[str, Artifact | str] = {
         "manifest": inputs.manifest,
         "prepared": inputs.prepared,
         "sentences": inputs.sentences,
         "eta_cache": inputs.eta_cache,
-        "text_weights": _weights_digest(inputs.text_folder),
+        "text_weights": weights_digest(inputs.text_folder),
         "prompts": sha256_file(Path(config.evaluate.prompts)),
     }
     if inputs.claims is not None:
@@ -143,23 +137,16 @@ def _digests(config: Config, inputs: Inputs) -> dict[str, Artifact | str]:
         root = resolve_path(config.source.root, config)
         digests |= {file.name: sha256_file(file) for file in truth_files(root)}
     if inputs.image_weights is not None:
-        digests["image_weights"] = _weights_digest(inputs.image_weights)
+        digests["image_weights"] = weights_digest(inputs.image_weights)
     return digests
 
 
-def _weights_digest(path: Path) -> str:
-    file = path / language_model.WEIGHTS if path.is_dir() else path
-    if not file.is_file():
-        raise CheckpointError(f"no weights at {file}; give a safetensors file or its directory")
-    return sha256_file(file)
-
-
-def _is_published(job: Job, recipe: dict[str, Any], accelerator: Accelerator) -> bool:
+def _is_published(job: Job, kind: Kind, recipe: dict[str, Any], accelerator: Accelerator) -> bool:
     """Let the main process look, so that all do the same."""
     found = [False]
     if accelerator.is_main_process:
         try:
-            artifact = open_artifact(published.KIND.at(job.work), published.KIND)
+            artifact = open_artifact(kind.at(job.work), kind)
             found = [artifact.recipe == recipe]
         except ArtifactError:
             pass
@@ -167,12 +154,10 @@ def _is_published(job: Job, recipe: dict[str, Any], accelerator: Accelerator) ->
     return found[0]
 
 
-def _write(
-    config: Config, inputs: Inputs, trained: Trained | None, begun: float, draft: Draft
-) -> dict[str, Any]:
+def _write(run: TrainingRun[Any], trained: Any, begun: float, draft: Draft) -> dict[str, Any]:
     draft.started = begun  # the seconds of a model are those of its training
     assert trained is not None, "published by another process meanwhile, or not at all"
-    return publish(draft.directory, config, inputs, trained)
+    return run.publish(draft.directory, trained)
 
 
 def _say_nothing(**_facts: object) -> None:

@@ -69,14 +69,29 @@ class Published:
         Raises:
             CheckpointError: they cannot be read, or one is not finite.
         """
-        try:
-            tensors: dict[str, Tensor] = load_file(self.path / WEIGHTS)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"weights of {self.path} cannot be read; rerun train") from error
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise CheckpointError(f"weight {name} of {self.path} is not finite; rerun train")
-        return tensors
+        return finite_weights(self.path)
+
+
+def finite_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a model.
+
+    Args:
+        folder: folder of the model.
+
+    Returns:
+        Parameters and buffers by name, on the CPU.
+
+    Raises:
+        CheckpointError: they cannot be read, or one is not finite.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"weights of {folder} cannot be read; rerun train") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(f"weight {name} of {folder} is not finite; rerun train")
+    return tensors
 
 
 def subject_hash(subject_id: str) -> str:
@@ -110,14 +125,35 @@ def write_published(
         subject_ids: patients whose studies were trained on.
         write_text_files: fills a folder with `TEXT_FILES`.
     """
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    write_bytes(folder / WEIGHTS, save(plain))
-    # Where the recipe worked is no property of the model, and may name people.
-    _write_json(folder / CONFIG, config.model_copy(update={"work": "."}).model_dump(mode="json"))
-    _write_json(folder / CARD, card)
+    write_weights(folder, weights)
+    write_config_and_card(folder, config, card)
     _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
     (folder / TEXT).mkdir(exist_ok=True)
     write_text_files(folder / TEXT)
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write the weights of a model.
+
+    Args:
+        folder: the draft's directory.
+        weights: parameters and buffers by name.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write_bytes(folder / WEIGHTS, save(plain))
+
+
+def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any]) -> None:
+    """Write what a model was trained with and what it is.
+
+    Args:
+        folder: the draft's directory.
+        config: the configuration; where the recipe worked is no property of the model, and
+            may name people: it is left out.
+        card: facts about the model, JSON-serialisable.
+    """
+    _write_json(folder / CONFIG, config.model_copy(update={"work": "."}).model_dump(mode="json"))
+    _write_json(folder / CARD, card)
 
 
 def read_published(path: Path) -> Published:

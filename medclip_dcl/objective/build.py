@@ -38,6 +38,8 @@ class ObjectiveInputs:
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
     """Cosine of the two texts under a frozen encoder; needed by the `*_similar` negatives."""
+    known_positives: Bool[Tensor, "anchors candidates"] | None = None
+    """Candidates known to be of the anchor's class whatever the relation; `debiased` reads it."""
     label_overlap: Bool[Tensor, "anchors candidates"] | None = None
     """Whether both have a finding in common; needed by `remove_labels`."""
     generator: torch.Generator | None = None
@@ -98,10 +100,12 @@ class Objective:
         return ObjectiveOutput(loss, gauges)
 
     def _mates(self, inputs: ObjectiveInputs) -> Bool[Tensor, "anchors candidates"] | None:
+        known = inputs.known_positives
         if self.settings.relation == "none":
-            return None
+            return known
         relation = _needed(inputs.relation, "relation")
-        return (relation == SAME) | (relation == UNCLEAR)
+        mates = (relation == SAME) | (relation == UNCLEAR)
+        return mates if known is None else mates | known
 
     def _weights(self, inputs: ObjectiveInputs) -> Float[Tensor, "anchors candidates"] | None:
         settings, positive = self.settings, inputs.positive

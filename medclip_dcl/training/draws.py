@@ -27,6 +27,8 @@ class Stream(IntEnum):
     """Negatives that are kept, of each process in a step."""
     VALIDATION = 6
     """Seed of the validation batches."""
+    LOOK = 8
+    """Crop, colours and blur of each view of each image in a step."""
 
 
 def generator_for(seed: int, stream: Stream, *place: int) -> np.random.Generator:

@@ -12,7 +12,11 @@ ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}
 RECIPES = sorted(
     path
-    for path in [*(ROOT / "configs").glob("*.yaml"), *(ROOT / "configs/train").glob("*.yaml")]
+    for path in [
+        *(ROOT / "configs").glob("*.yaml"),
+        *(ROOT / "configs/train").glob("*.yaml"),
+        *(ROOT / "configs/images").glob("*.yaml"),
+    ]
     if path.name not in OTHER
 )
 
