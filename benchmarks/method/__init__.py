@@ -1,0 +1,1 @@
+"""Which objective wins, on known truth: `python -m benchmarks.method`."""

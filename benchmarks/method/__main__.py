@@ -1,0 +1,95 @@
+"""Which objective wins, on known truth, with controls beside: the table as it falls.
+
+    python -m benchmarks.method [--quick] [--bed phantom] [--work FOLDER]
+
+Four beds. `phantom`: films as region vectors, reports as bags of words, a simulated
+imperfect reader of reports; every objective, source of eta, floor, rival and control, eight
+seeds. `tradeoff`: one class a film, constants alone, ten seeds. `studies`: generated films
+and reports through the product's own jobs, with a BERT; the main rows, five seeds.
+`digits`: SimCLR on thinned digits, five seeds at each of three shares.
+
+Sizes of the phantoms and of digits are those of the pages that they rebuild. Those of
+`studies` were chosen by runs of InfoNCE alone on seed 0, so that a run takes half a minute
+and InfoNCE is neither at chance nor at its ceiling. Seeds, sizes, rows and bars stood
+before any other row was run; every row is reported. Rows of a seed share data, first
+weights and batches, so that differences are paired.
+
+A finished run is a line of FOLDER/runs.jsonl and is not done again. The tables and the last
+line are made from whatever is there.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.method.bars import held_against
+from benchmarks.method.beds import BEDS, CONSTANTS, METRICS, Size, run_bed, settings_of
+from benchmarks.method.comparison import print_table, summary
+from benchmarks.method.ledger import Ledger
+from benchmarks.record import finish, machine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, then print the tables.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, whether or not a bar is met.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.method")
+    parser.add_argument("--quick", action="store_true", help="two other seeds, few rows")
+    parser.add_argument("--bed", choices=BEDS, action="append", help="this bed; may be repeated")
+    parser.add_argument("--work", type=Path, default=Path("runs/method"), help="finished runs")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if not arguments.quick:
+        return _measure(arguments, Size(quick=False, work=arguments.work.resolve()))
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(arguments, Size(quick=True, work=Path(folder)))
+
+
+def _measure(arguments: argparse.Namespace, size: Size) -> int:
+    ledger = Ledger(size.work / "runs.jsonl")
+    for bed in arguments.bed or BEDS:
+        if not arguments.tables:
+            run_bed(bed, size, ledger)
+    tables: dict[str, Any] = {}
+    for bed in BEDS:
+        for setting in settings_of(bed):
+            runs, title = ledger.of(bed, setting), f"{bed} {setting}".strip()
+            if runs:
+                print_table(title, runs, METRICS[bed], CONSTANTS[bed])
+                tables[title] = summary(runs, METRICS[bed], CONSTANTS[bed])
+    figures, bars = held_against(ledger)
+    figures["runs"] = len(ledger.figures)
+    figures["cpu_seconds"] = sum(run["cpu s"] for run in ledger.figures.values())
+    print()
+    for name, (bar, met) in bars.items():
+        print(f"{name:48} {figures[name]:7.3f}  bar {bar}  {'met' if met else 'MISSED'}")
+    _keep(size.work / "method.json", tables)
+    return finish("method", figures, bars)
+
+
+def _keep(path: Path, tables: dict[str, Any]) -> None:
+    """Write every table as numbers, one row a line."""
+    lines = [
+        f"  {json.dumps(title)}: {{\n"
+        + ",\n".join(f"   {json.dumps(row)}: {json.dumps(cells)}" for row, cells in rows.items())
+        + "\n  }"
+        for title, rows in tables.items()
+    ]
+    head = f'{{\n "machine": {json.dumps(machine())},\n "tables": {{\n'
+    path.write_text(head + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What the figures are held against; every bar was fixed before the first run."""
+
+from collections.abc import Mapping
+
+from benchmarks.method import beds
+from benchmarks.method.comparison import Runs, best_constant, paired
+from benchmarks.method.ledger import Ledger
+
+GOAL = "multipositive claims"
+GOAL_METRICS = ("auc", "acc", "r1", "cnr")
+GOAL_WINS = 7
+THE_PAPER = "pll, floor"
+DEMO_BARS: Mapping[str, float] = {"auc": 0.82, "cnr": 1.3, "r1": 0.10, "r5": 0.45}
+"""What a pipeline that learns and localises reaches on generated films of 64 pixels."""
+
+Bars = dict[str, tuple[str, bool]]
+Figures = dict[str, float]
+
+
+def held_against(ledger: Ledger) -> tuple[Figures, Bars]:
+    """Compare what has been run with its bars.
+
+    Args:
+        ledger: the finished runs; a bar whose runs are missing is left out.
+
+    Returns:
+        Figures, and bars by the name of their figure.
+    """
+    figures: Figures = {}
+    bars: Bars = {}
+    for bed in (beds.PHANTOM, beds.STUDIES):
+        _goal(bed, ledger.of(bed, ""), figures, bars)
+    _tradeoff(ledger, figures, bars)
+    paper = ledger.of(beds.STUDIES, "").get(THE_PAPER, {})
+    for metric, least in DEMO_BARS.items():
+        if paper:
+            name = f"studies the paper {metric}"
+            figures[name] = sum(run[metric] for run in paper.values()) / len(paper)
+            bars[name] = (f">= {least}", figures[name] >= least)
+    return figures, bars
+
+
+def _goal(bed: str, runs: Runs, figures: Figures, bars: Bars) -> None:
+    """The fewest wins of the goal row over its three rivals, metric by metric."""
+    for metric in GOAL_METRICS:
+        best = best_constant(runs, beds.CONSTANTS[bed], metric)
+        rivals = {"infonce": "infonce", "infonce, early": "infonce, early"}
+        rivals |= {"best constant": best} if best else {}
+        wins = []
+        for name, rival in rivals.items():
+            found = paired(runs, GOAL, rival, metric)
+            if found is None:
+                continue
+            wins.append(found.wins)
+            figures[f"{bed} goal {metric} over {name}"] = found.mean
+            figures[f"{bed} goal {metric} over {name}, wins"] = found.wins
+        if len(wins) == 3 and bed == beds.PHANTOM:
+            name = f"phantom goal {metric}, fewest wins"
+            figures[name] = min(wins)
+            bars[name] = (f">= {GOAL_WINS} of 8", min(wins) >= GOAL_WINS)
+
+
+def _tradeoff(ledger: Ledger, figures: Figures, bars: Bars) -> None:
+    """Medians and wins of one constant against InfoNCE on the phantom of one class a film."""
+    asked = (
+        ("gamma^2 = 2", "const 0.1", "auc", 0.008, 8),
+        ("gamma^2 = 2", "const 0.1", "acc", 0.02, 8),
+        ("gamma^2 = 14", "const 0.05", "r1", 0.005, 7),
+    )
+    for setting, row, metric, least, wins in asked:
+        found = paired(ledger.of(beds.TRADEOFF, setting), row, "infonce", metric)
+        if found is not None:
+            name = f"tradeoff {setting} {row} {metric}"
+            figures[name], figures[f"{name}, wins"] = found.median, found.wins
+            bars[name] = (f">= {least}", found.median >= least)
+            bars[f"{name}, wins"] = (f">= {wins} of 10", found.wins >= wins)
+    for metric in ("r1 rare", "cnr"):
+        runs = ledger.of(beds.TRADEOFF, "gamma^2 = 5")
+        found = paired(runs, "const 0.1", "infonce", metric)
+        if found is not None:
+            name = f"tradeoff gamma^2 = 5 const 0.1 {metric}"
+            figures[name] = found.median
+            bars[name] = ("< 0", found.median < 0)

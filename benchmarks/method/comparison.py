@@ -1,0 +1,149 @@
+"""Runs -> tables of paired differences.
+
+Every row is set against InfoNCE of the same seeds, and against the best constant eta: of
+the constants with M = 1, in each metric the one with the best mean over the seeds. It is
+picked after the fact, so that it is a rival as strong as it can be.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Runs = Mapping[str, Mapping[int, Mapping[str, float]]]
+"""Row -> seed -> metric -> value."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences of two rows in one metric, seed by seed."""
+
+    differences: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return statistics.fmean(self.differences)
+
+    @property
+    def median(self) -> float:
+        """Median difference."""
+        return statistics.median(self.differences)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over seeds; 0 for one."""
+        return spread(self.differences)
+
+    @property
+    def wins(self) -> int:
+        """Seeds in which the row is strictly better."""
+        return sum(value > 0 for value in self.differences)
+
+    def __str__(self) -> str:
+        """Mean, deviation and wins, as the tables show them."""
+        return f"{self.mean:+.3f}+-{self.sd:.3f} {self.wins}/{len(self.differences)}"
+
+
+def spread(values: Sequence[float]) -> float:
+    """Give the standard deviation of a sample; 0 for one value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def paired(runs: Runs, row: str, rival: str, metric: str) -> Paired | None:
+    """Compare two rows on the seeds that both have.
+
+    Args:
+        runs: the runs of one table.
+        row: a row.
+        rival: another.
+        metric: a metric; more is better.
+
+    Returns:
+        The differences; None where no seed has both.
+    """
+    both = sorted(runs.get(row, {}).keys() & runs.get(rival, {}).keys())
+    if not both:
+        return None
+    return Paired(tuple(runs[row][seed][metric] - runs[rival][seed][metric] for seed in both))
+
+
+def best_constant(runs: Runs, constants: Iterable[str], metric: str) -> str | None:
+    """Find the constant with the best mean in a metric.
+
+    Args:
+        runs: the runs of one table.
+        constants: rows with a constant eta.
+        metric: the metric.
+
+    Returns:
+        Its row; None where none has been run.
+    """
+    means = {row: _mean(runs[row], metric) for row in constants if runs.get(row)}
+    return max(means, key=lambda row: means[row]) if means else None
+
+
+def print_table(title: str, runs: Runs, metrics: Sequence[str], constants: Sequence[str]) -> None:
+    """Print one table: InfoNCE as it is, every other row as a paired difference to it.
+
+    Args:
+        title: what the table shows.
+        runs: its runs.
+        metrics: columns.
+        constants: rows that the best constant is picked from.
+    """
+    if "infonce" not in runs:
+        return
+    print(f"\n## {title}: {len(runs['infonce'])} seeds; paired differences to infonce\n")
+    print("| row | " + " | ".join(metrics) + " | floor | n |")
+    print("|---" * (len(metrics) + 3) + "|")
+    for row, seeds in runs.items():
+        if row == "infonce":
+            cells = [
+                f"{_mean(seeds, m):.3f} ({spread([f[m] for f in seeds.values()]):.3f})"
+                for m in metrics
+            ]
+        else:
+            cells = [str(paired(runs, row, "infonce", metric) or "") for metric in metrics]
+        floor = statistics.fmean(figures.get("floor", 0.0) for figures in seeds.values())
+        print(f"| {row} | " + " | ".join(cells) + f" | {floor:.2f} | {len(seeds)} |")
+    winner = "multipositive claims"
+    for metric in metrics:
+        best = best_constant(runs, constants, metric)
+        if winner in runs and best is not None:
+            difference = paired(runs, winner, best, metric)
+            print(f"{winner} minus the best constant in {metric} ({best}): {difference}")
+
+
+def summary(runs: Runs, metrics: Sequence[str], constants: Sequence[str]) -> dict[str, Any]:
+    """Put a table into few numbers.
+
+    Args:
+        runs: its runs.
+        metrics: its columns.
+        constants: rows that the best constant is picked from.
+
+    Returns:
+        Row -> metric -> [mean, sd, mean difference to infonce, its sd, wins, mean
+        difference to the best constant, its sd, wins]; `seeds` and `floor` beside them.
+    """
+    tree: dict[str, Any] = {}
+    for row, seeds in runs.items():
+        tree[row] = {"seeds": sorted(seeds)}
+        tree[row]["floor"] = round(
+            statistics.fmean(figures.get("floor", 0.0) for figures in seeds.values()), 3
+        )
+        for metric in metrics:
+            values = [figures[metric] for figures in seeds.values()]
+            cells: list[float] = [_mean(seeds, metric), spread(values)]
+            best = best_constant(runs, constants, metric)
+            for rival in ("infonce", best):
+                found = paired(runs, row, rival, metric) if rival else None
+                if found is not None:
+                    cells += [found.mean, found.sd, found.wins]
+            tree[row][metric] = [round(cell, 4) for cell in cells]
+    return tree
+
+
+def _mean(seeds: Mapping[int, Mapping[str, float]], metric: str) -> float:
+    return statistics.fmean(figures[metric] for figures in seeds.values())

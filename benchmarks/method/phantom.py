@@ -1,0 +1,232 @@
+"""A small model on the feature phantom: trained with one row's loss, then examined.
+
+Sizes are those of the page that this bed rebuilds: 800 films, 64 pairs a batch, 2,000 steps
+(700 where a row stops early), AdamW 4e-3 on one cycle, gamma squared 14 and fixed, texts as
+anchors. Prototypes, films, reports, the reader's errors and the first weights differ from
+seed to seed; all rows of a seed share them, and the batches.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.method.phantom_corpus import Corpus, build_corpus
+from benchmarks.method.phantom_world import (
+    Films,
+    Sentence,
+    draw_balanced,
+    draw_films,
+    draw_findings,
+    draw_report,
+    prototypes,
+)
+from benchmarks.method.rows import Row
+from medclip_dcl.objective import negatives
+from medclip_dcl.objective.debiased import debiased_contrastive_loss
+from medclip_dcl.objective.gauges import debiasing_gauges
+from medclip_dcl.objective.infonce import info_nce_loss
+from medclip_dcl.objective.multipositive import multi_positive_loss
+from medclip_dcl.objective.relations import SAME, UNCLEAR
+from medclip_dcl.objective.sigmoid import sigmoid_loss
+
+FILMS, NATURAL, PER_FINDING = 800, 1500, 25
+BATCH, STEPS, EARLY_STEPS = 64, 2000, 700
+LEARNING_RATE, GAMMA_SQUARED = 4e-3, 14.0
+GAUGED_EVERY = 20
+SIMILARITY_THRESHOLD, BETA, KEEP_SHARE, SIGMOID_BIAS = 0.9, 1.0, 0.5, -10.0
+"""What the product's settings default to."""
+_TAU = 0.1
+_DIAGONAL = torch.arange(BATCH)
+
+
+class World:
+    """Everything that the rows of one seed share.
+
+    Args:
+        seed: seed of the run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        generator = np.random.default_rng((seed, 0))
+        directions = prototypes(generator)
+        shown = [draw_findings(generator) for _ in range(FILMS)]
+        films = draw_films(shown, directions, generator)
+        reports = [draw_report(findings, generator) for findings in shown]
+        self.corpus: Corpus = build_corpus(films, reports, generator)
+        natural = [draw_findings(generator) for _ in range(NATURAL)]
+        self.natural: Films = draw_films(natural, directions, generator)
+        balanced = draw_balanced(PER_FINDING, generator)
+        self.balanced: Films = draw_films(balanced, directions, generator)
+
+
+class Model(nn.Module):
+    """Regions and bags of words -> unit vectors of one space.
+
+    Args:
+        words: the vocabulary.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        super().__init__()
+        self.number = {word: place for place, word in enumerate(words)}
+        self.first, self.context = nn.Linear(24, 48), nn.Linear(48, 48)
+        self.second, self.last = nn.Linear(48, 48), nn.Linear(48, 32)
+        self.words = nn.Parameter(torch.randn(len(words), 64) * 0.1)
+        self.hidden, self.out = nn.Linear(64, 64), nn.Linear(64, 32)
+
+    def regions(self, films: Tensor) -> Tensor:
+        """Embed regions; each sees the mean of its film."""
+        x = functional.relu(self.first(films))
+        x = x + self.context(x.mean(dim=1, keepdim=True))
+        return functional.normalize(self.last(functional.relu(self.second(x))), dim=-1)
+
+    def texts(self, bags: Tensor) -> Tensor:
+        """Embed sentences, given as rows of word shares."""
+        return functional.normalize(
+            self.out(functional.relu(self.hidden(bags @ self.words))), dim=-1
+        )
+
+    def bags(self, sentences: list[Sentence]) -> Tensor:
+        """Turn sentences into rows of word shares; unknown words count for nothing."""
+        rows = torch.zeros(len(sentences), len(self.number))
+        for row, sentence in zip(rows, sentences, strict=True):
+            for word in sentence:
+                if word in self.number:
+                    row[self.number[word]] += 1 / len(sentence)
+        return rows
+
+    def embed(self, sentences: list[Sentence]) -> Tensor:
+        """Embed sentences."""
+        return self.texts(self.bags(sentences))
+
+
+def lse_scores(regions: Tensor, sentences: Tensor) -> Tensor:
+    """Score films against sentences: log-mean-exp over regions.
+
+    The product's `lse` gives the same. Written out because at nine regions one matrix
+    product is three times as fast, and a score within [-1, 1] needs no care for overflow.
+    """
+    h = (sentences @ regions.flatten(0, 1).T).view(len(sentences), *regions.shape[:2])
+    return _TAU * (h / _TAU).exp().mean(dim=2).log()
+
+
+@functools.lru_cache(maxsize=1)
+def world_of(seed: int) -> World:
+    """Draw the world of a seed, or give the last one again."""
+    return World(seed)
+
+
+def train(row: Row, seed: int) -> tuple[Model, dict[str, float]]:
+    """Train with one row's loss.
+
+    Args:
+        row: the objective.
+        seed: seed of the run.
+
+    Returns:
+        The model, and gauges over the last quarter of training.
+    """
+    corpus = world_of(seed).corpus
+    torch.manual_seed(seed)
+    model = Model(sorted({word for sentence in corpus.sentences for word in sentence}))
+    steps = EARLY_STEPS if row.early else STEPS
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+    bags, films = model.bags(list(corpus.sentences)), torch.from_numpy(corpus.films.regions)
+    drawn = torch.Generator().manual_seed(seed)
+    floors: list[float] = []
+    for step, (images, texts) in enumerate(_batches(corpus, seed, steps)):
+        regions, sentences = model.regions(films[images]), model.texts(bags[texts])
+        s = GAMMA_SQUARED * lse_scores(regions, sentences)
+        loss = loss_of(row, corpus, s, images, texts, drawn)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        cycle.step()
+        if row.kind == "debiased" and 4 * step >= 3 * steps and step % GAUGED_EVERY == 0:
+            floors.append(_on_floor(row, corpus, s, images, texts))
+    return model.eval(), {"floor": float(np.mean(floors)) if floors else 0.0}
+
+
+def loss_of(
+    row: Row, corpus: Corpus, s: Tensor, images: Tensor, texts: Tensor, drawn: torch.Generator
+) -> Tensor:
+    """Compute one row's loss of a batch.
+
+    Args:
+        row: the objective.
+        corpus: what is known of films and sentences.
+        s: scaled similarities, (texts, images).
+        images: numbers of the films.
+        texts: numbers of the sentences.
+        drawn: source of resampled negatives.
+
+    Returns:
+        The loss.
+    """
+    if row.kind == "multipositive":
+        relation = corpus.relations[row.relation][texts][:, images]
+        return multi_positive_loss(s, relation == SAME, relation == UNCLEAR)
+    if row.kind == "sigmoid":
+        return sigmoid_loss(s, bias=SIGMOID_BIAS)
+    if row.kind == "debiased":
+        eta, mates = _correction(row, corpus, images, texts)
+        gamma = math.sqrt(GAMMA_SQUARED)
+        return debiased_contrastive_loss(
+            s, None, eta, gamma, known_positives=mates, floor=row.floor
+        )
+    return info_nce_loss(s, weights=_weights(row, corpus, s, images, texts, drawn))
+
+
+def _correction(
+    row: Row, corpus: Corpus, images: Tensor, texts: Tensor
+) -> tuple[Tensor | float, Tensor | None]:
+    eta = corpus.etas[row.eta][texts] if isinstance(row.eta, str) else row.eta
+    if row.relation == "none":
+        return eta, None
+    relation = corpus.relations[row.relation][texts][:, images]
+    return eta, (relation == SAME) | (relation == UNCLEAR)
+
+
+def _on_floor(row: Row, corpus: Corpus, s: Tensor, images: Tensor, texts: Tensor) -> float:
+    eta, mates = _correction(row, corpus, images, texts)
+    gamma = math.sqrt(GAMMA_SQUARED)
+    gauges = debiasing_gauges(s.detach(), None, eta, gamma, known_positives=mates)
+    return float(gauges["frac_floor"])
+
+
+def _weights(
+    row: Row, corpus: Corpus, s: Tensor, images: Tensor, texts: Tensor, drawn: torch.Generator
+) -> Tensor | None:
+    if row.negatives == "all":
+        return None
+    if row.negatives == "remove_labels":
+        return negatives.remove_by_labels(corpus.overlap[images][:, images], _DIAGONAL)
+    if row.negatives == "hard":
+        return negatives.reweight_hard(s, _DIAGONAL, BETA)
+    similarity = corpus.similarity[texts][:, texts]
+    if row.negatives == "remove_similar":
+        return negatives.remove_by_similarity(similarity, _DIAGONAL, SIMILARITY_THRESHOLD)
+    if row.negatives == "reweight_similar":
+        return negatives.reweight_by_similarity(similarity, _DIAGONAL, BETA)
+    return negatives.resample_by_similarity(similarity, _DIAGONAL, BETA, KEEP_SHARE, drawn)
+
+
+def _batches(corpus: Corpus, seed: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Films of each step, every one once an epoch, and a sentence of each."""
+    generator = np.random.default_rng((seed, 1))
+    lengths = np.array([len(report) for report in corpus.said])
+    starts, flat = np.cumsum(lengths) - lengths, np.concatenate(corpus.said)
+    order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    for _ in range(steps):
+        if len(order) < BATCH:
+            order = generator.permutation(FILMS)
+        films, order = order[:BATCH], order[BATCH:]
+        texts = flat[starts[films] + (generator.random(BATCH) * lengths[films]).astype(np.int64)]
+        yield torch.from_numpy(films), torch.from_numpy(texts)

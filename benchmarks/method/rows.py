@@ -1,0 +1,109 @@
+"""The rows of the tables: one objective each, under the same name in every bed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Floor = Literal["floor", "zero", "fallback"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One objective.
+
+    Attributes:
+        name: how the tables call it.
+        kind: `infonce`, `debiased`, `multipositive` or `sigmoid`.
+        eta: source of eta, or a constant; 0 for none.
+        floor: what stands in for Eq. 8 at its minimum.
+        relation: who is known to be positive: `none`, `claims`, `labels`, `truth`, or
+            `shuffled`, the claims of another film's report.
+        negatives: weights on negatives, as `objective.negatives` names them.
+        early: whether training stops early, with a schedule of its own.
+        directions: anchors, as `objective.directions` names them.
+    """
+
+    name: str
+    kind: Literal["infonce", "debiased", "multipositive", "sigmoid"] = "infonce"
+    eta: str | float = 0.0
+    floor: Floor = "fallback"
+    relation: str = "none"
+    negatives: str = "all"
+    early: bool = False
+    directions: Literal["t2i", "i2t", "both"] = "t2i"
+
+
+CONSTANTS = (0.02, 0.05, 0.1, 0.2)
+CONTROLS = ("pll reversed", "pll shuffled", "oracle reversed", "oracle shuffled")
+FLOORS: tuple[Floor, ...] = ("fallback", "floor", "zero")
+
+MAIN = (
+    Row("infonce"),
+    Row("infonce, early", early=True),
+    Row("const 0.05", "debiased", 0.05),
+    Row("const 0.1", "debiased", 0.1),
+    Row("pll", "debiased", "pll"),
+    Row("pll, floor", "debiased", "pll", "floor"),
+    Row("frequency", "debiased", "frequency"),
+    Row("oracle", "debiased", "oracle"),
+    Row("const 0.1, known", "debiased", 0.1, relation="claims"),
+    Row("multipositive claims", "multipositive", relation="claims"),
+    Row("multipositive labels", "multipositive", relation="labels"),
+    Row("multipositive truth", "multipositive", relation="truth"),
+    Row("multipositive shuffled", "multipositive", relation="shuffled"),
+    Row("remove truth", "debiased", 0.0, relation="truth"),
+    Row("remove labels", negatives="remove_labels"),
+)
+"""What every bed with reports is asked; `pll, floor` is the paper's. `remove truth` is the
+label oracle: every false negative leaves the denominator."""
+
+BOTH = (
+    Row("infonce, both", directions="both"),
+    Row("multipositive claims, both", "multipositive", relation="claims", directions="both"),
+)
+"""The generated studies once more, with films as anchors beside texts."""
+
+RIVALS = (
+    Row("remove similar", negatives="remove_similar"),
+    Row("resample similar", negatives="resample_similar"),
+    Row("reweight similar", negatives="reweight_similar"),
+    Row("hard", negatives="hard"),
+    Row("sigmoid", "sigmoid"),
+)
+
+EARLY = (
+    Row("const 0.1, early", "debiased", 0.1, early=True),
+    Row("const 0.1, known, early", "debiased", 0.1, relation="claims", early=True),
+    Row("multipositive claims, early", "multipositive", relation="claims", early=True),
+)
+
+
+def factorial() -> tuple[Row, ...]:
+    """Give every row of the phantom: source of eta x positives x floor, and all others.
+
+    Returns:
+        The rows, main ones first, each once.
+    """
+    first: dict[tuple[object, ...], Row] = {}
+    for row in (*MAIN, *RIVALS, *EARLY, *_crossed()):
+        first.setdefault(_settings(row), row)
+    return tuple(first.values())
+
+
+def _crossed() -> Iterator[Row]:
+    sources: tuple[str | float, ...] = ("pll", "frequency", "oracle", *CONSTANTS)
+    for source in sources:
+        for relation in ("none", "claims"):
+            for floor in FLOORS:
+                name = source if isinstance(source, str) else f"const {source}"
+                name += ", known" if relation == "claims" else ""
+                name += "" if floor == "fallback" else f", {floor}"
+                yield Row(name, "debiased", source, floor, relation)
+    yield Row("const 0.3", "debiased", 0.3)  # so that the best constant is a strong rival
+    yield Row("const 0.1, known truth", "debiased", 0.1, relation="truth")
+    for control in CONTROLS:
+        yield Row(control, "debiased", control)
+
+
+def _settings(row: Row) -> tuple[object, ...]:
+    return (row.kind, row.eta, row.floor, row.relation, row.negatives, row.early, row.directions)

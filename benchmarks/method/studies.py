@@ -1,0 +1,192 @@
+"""Generated studies from pixels with a BERT: the product's own jobs, one corpus a seed.
+
+The preparation of a seed is shared by all its rows: studies are generated, prepared, split
+into sentences, read, and scored by a language model that is fitted on them. A row then
+builds its eta, trains and is evaluated in a folder of its own that links to the rest. The
+row `multipositive shuffled` reads claims whose reports are shuffled over the training
+studies; films and sentences stay paired.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.method.rows import Row
+from medclip_dcl.artifacts import (
+    claims,
+    language_model,
+    likelihoods,
+    manifest,
+    prepared,
+    published,
+    results,
+    sentences,
+)
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.tables import read_table, write_table
+from pipelines import (
+    build_eta_cache,
+    build_manifest,
+    evaluate,
+    fit_language_model,
+    generate_studies,
+    prepare_images,
+    read_claims,
+    score_sentences,
+    split_sentences,
+    train,
+)
+
+RECIPE = Path(__file__).with_name("studies.yaml")
+STEPS, EARLY_SHARE = 400, 0.5
+_PREPARATION = (
+    generate_studies,
+    build_manifest,
+    prepare_images,
+    split_sentences,
+    read_claims,
+    fit_language_model,
+    score_sentences,
+)
+_SHARED = (claims, language_model, likelihoods, manifest, prepared, sentences)
+
+
+def prepare(work: Path, seed: int, settings: Sequence[str]) -> Path:
+    """Make what the rows of a seed share, or go on where a stopped run left off.
+
+    Args:
+        work: folder of the bed.
+        seed: seed of the corpus.
+        settings: further `key=value` settings.
+
+    Returns:
+        The folder of the seed.
+    """
+    folder = work / f"seed-{seed}"
+    done = folder / "shared" / "done"
+    if not done.exists():
+        for job in _PREPARATION:
+            _run(job.main, folder / "shared", folder, seed, settings)
+        done.touch()
+    return folder
+
+
+def measure(
+    row: Row, work: Path, seed: int, steps: int, settings: Sequence[str]
+) -> dict[str, float]:
+    """Train with one row's loss and evaluate the model.
+
+    Args:
+        row: the objective.
+        work: folder of the bed.
+        seed: seed of corpus and training.
+        steps: training steps of a row that does not stop early.
+        settings: further `key=value` settings.
+
+    Returns:
+        Headline figures of the evaluation, and `floor`, the last logged share of anchors
+        on the floor.
+    """
+    folder = prepare(work, seed, settings)
+    own = folder / row.name.replace(" ", "-").replace(",", "")
+    shutil.rmtree(own, ignore_errors=True)  # a killed run's; rows are short
+    own.mkdir(parents=True)
+    for artifact in _SHARED:
+        link = artifact.KIND.at(own)
+        link.symlink_to(os.path.relpath(artifact.KIND.at(folder / "shared"), own))
+    if row.relation == "shuffled":
+        claims.KIND.at(own).unlink()
+        _shuffle_claims(folder / "shared", own, seed)
+    every = [*settings, *_settings_of(row, folder, steps)]
+    for job in (build_eta_cache, train, evaluate):
+        _run(job.main, own, folder, seed, every)
+    figures = _figures(own)
+    shutil.rmtree(own)
+    return figures
+
+
+def _settings_of(row: Row, folder: Path, steps: int) -> list[str]:
+    count = round(steps * EARLY_SHARE) if row.early else steps
+    relation = "claims" if row.relation == "shuffled" else row.relation
+    settings = [
+        f"train.steps={count}",
+        f"train.warmup_steps={count // 10}",
+        f"objective.kind={row.kind}",
+        f"objective.floor={row.floor}",
+        f"objective.relation={relation}",
+        f"objective.negatives={row.negatives}",
+        f"objective.directions={row.directions}",
+        f"eta.table={folder / 'studies' / 'truth' / 'eta.csv'}",
+    ]
+    if isinstance(row.eta, str):
+        return [*settings, f"eta.source={row.eta}"]
+    return [*settings, "eta.source=constant", f"eta.constant={row.eta}"]
+
+
+def _run(
+    job: Callable[[Sequence[str] | None], int],
+    work: Path,
+    folder: Path,
+    seed: int,
+    settings: Sequence[str],
+) -> None:
+    given = [
+        f"work={work}",
+        f"seed={seed}",
+        f"generate.root={folder / 'studies'}",
+        f"source.root={folder / 'studies'}",
+        *settings,
+    ]
+    code = job(
+        ["--config", str(RECIPE), *(word for setting in given for word in ("--set", setting))]
+    )
+    if code:
+        raise RuntimeError(f"{job.__module__} ended with exit code {code}")
+
+
+def _shuffle_claims(shared: Path, own: Path, seed: int) -> None:
+    """Give every training study the claims of another's report."""
+    source = open_artifact(claims.KIND.at(shared), claims.KIND)
+    rows = read_table(source.path, claims.REPORT_CLAIMS).to_pylist()
+    reports = read_table(manifest.KIND.at(shared), manifest.REPORTS, ["study_id", "split"])
+    training = {row["study_id"] for row in reports.to_pylist() if row["split"] == "train"}
+    places = [place for place, row in enumerate(rows) if row["study_id"] in training]
+    order = np.random.default_rng(seed).permutation(places)
+    turned = list(rows)
+    for place, other in zip(places, order.tolist(), strict=True):
+        turned[place] = {**rows[other], "study_id": rows[place]["study_id"]}
+    recipe = make_recipe(claims.KIND, {"shuffled": seed}, {"claims": source})
+    with drafting(claims.KIND.at(own), claims.KIND, recipe) as draft:
+        write_table(draft.directory, claims.REPORT_CLAIMS, turned)
+        said = read_table(source.path, claims.SENTENCE_CLAIMS)
+        write_table(draft.directory, claims.SENTENCE_CLAIMS, said)
+        draft.seal({})
+
+
+def _figures(own: Path) -> dict[str, float]:
+    tree = results.read_figures(open_artifact(results.KIND.at(own), results.KIND))
+    questions: dict[str, Any] = tree["questions"]
+    summary = open_artifact(published.KIND.at(own), published.KIND).summary
+
+    def of(question: str, figure: str, group: str = "") -> float:
+        asked = questions[question]
+        return float((asked["groups"][group] if group else asked["figures"])[figure]["value"])
+
+    return {
+        "auc": of("zero_shot", "mean_auc"),
+        "acc": of("zero_shot", "mean_balanced_accuracy"),
+        "r1": of("gallery", "recall_at_1"),
+        "r5": of("gallery", "recall_at_5"),
+        "s2b10": of("boxes", "recall_at_10", "sentence_to_box"),
+        "b2s10": of("boxes", "recall_at_10", "box_to_sentence"),
+        "cnr": of("grounding", "cnr_signed"),
+        "cnr abs": of("grounding", "cnr"),
+        "miou": of("grounding", "miou"),
+        "point": of("grounding", "pointing"),
+        "floor": float(summary["frac_floor"]),
+        "train loss": float(summary["uncorrected_loss"]),
+    }
