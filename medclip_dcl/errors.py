@@ -6,11 +6,13 @@
             ArtifactMissing    an earlier stage has not been run
             ArtifactCorrupt    bytes on disk differ from what was sealed
             ArtifactStale      made from other inputs or settings than those asked for
+            ArtifactUnwritable the disk is full, or fails, or may not be written to
         StudyError             a source of studies cannot be read as a whole
         ImageError             one image is refused; `code` says by which rule
         ReportError            one report or sentence is refused
         ScoreError             a likelihood or an eta is missing, or not a valid number
         CheckpointError        weights cannot be loaded, or do not fit
+        LaunchError            processes that were started together lost each other
         TrainingError          training cannot go on
         ObjectiveError         a loss is asked of tensors or settings that do not fit together
         MetricError            a metric is asked of arrays that do not fit together
@@ -51,6 +53,10 @@ class ArtifactStale(ArtifactError):
     """The artifact was made from other inputs or settings than those asked for."""
 
 
+class ArtifactUnwritable(ArtifactError, OSError):
+    """The disk is full, or fails, or may not be written to."""
+
+
 class StudyError(MedclipError):
     """A source of studies cannot be read as a whole, or too much of it was rejected."""
 
@@ -87,6 +93,10 @@ class CheckpointError(MedclipError):
     """Weights cannot be loaded, or do not fit the model that was asked for."""
 
     exit_code = 4
+
+
+class LaunchError(MedclipError):
+    """Processes that were started together lost each other, or share no folder."""
 
 
 class TrainingError(MedclipError):

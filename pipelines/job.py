@@ -20,7 +20,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from medclip_dcl.artifacts.frame import Artifact, Draft, Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.frame import (
+    Artifact,
+    Draft,
+    Kind,
+    changed_parts,
+    drafting,
+    make_recipe,
+    open_artifact,
+)
 from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.errors import ArtifactError, MedclipError
 
@@ -87,10 +95,12 @@ class Job:
         with drafting(path, kind, recipe) as draft:
             summary = write(draft)
             artifact = draft.seal(summary)
+        replaced = {} if existing is None else {"replaced": _differences(existing, recipe)}
         self.say(
             artifact=kind.name,
             state="resumed" if draft.resumed else "made",
             seconds=artifact.origin["seconds"],
+            **replaced,
             **_scalars(artifact.summary),
         )
         return artifact
@@ -142,6 +152,10 @@ def run_job(name: str, work: Callable[[Job], None], argv: Sequence[str] | None) 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
+
+
+def _differences(existing: Artifact, recipe: Mapping[str, Any]) -> str:
+    return "; ".join(changed_parts(existing.recipe, recipe))
 
 
 def _scalars(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from medclip_dcl.errors import StudyError
 
+STAGED = ".staged."
+"""How the name of a file begins that is being written; one that stays was left by a kill."""
+
 _CHUNK = 1 << 20
 
 
@@ -21,7 +24,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     Source: ours; stage in the same folder, fsync, rename, fsync the folder.
     """
-    handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, staged = tempfile.mkstemp(prefix=f"{STAGED}{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
@@ -42,6 +45,16 @@ def write_text(path: Path, text: str) -> None:
         text: whole content.
     """
     write_bytes(path, text.encode("utf-8"))
+
+
+def remove_staged(folder: Path) -> None:
+    """Delete what killed writers of `write_bytes` left half written.
+
+    Args:
+        folder: a folder that nobody writes to now; folders in it included.
+    """
+    for path in folder.rglob(f"{STAGED}*"):
+        path.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:

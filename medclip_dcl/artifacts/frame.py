@@ -5,10 +5,12 @@ beside its final place and renamed there once every byte is on disk and hashed, 
 folder that bears the final name is whole. A draft outlives a kill: the stage that
 finds one made from the same recipe goes on where it stopped.
 
-    recipe   what determines the content: kind, version, settings, digests of inputs
-    digest   what the content is: names, sizes and SHA-256 of all data files
+    recipe    what determines the content: kind, version, settings, digests of inputs
+    digest    what the content is: names, sizes and SHA-256 of all data files
+    checksum  SHA-256 of all that the header says, so that no byte of it changes unseen
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,13 +22,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.artifacts.files import sha256_file, sync_file, sync_folder, write_text
+from medclip_dcl.artifacts.files import (
+    STAGED,
+    remove_staged,
+    sha256_file,
+    sync_file,
+    sync_folder,
+    write_text,
+)
 from medclip_dcl.artifacts.provenance import describe_origin
 from medclip_dcl.config.section import Section
-from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
+from medclip_dcl.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    ArtifactMissing,
+    ArtifactStale,
+    ArtifactUnwritable,
+)
 
 HEADER = "artifact.json"
 _RECIPE = "recipe.json"
+_DISK_FAULTS = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,8 @@ class Kind:
     name: str
     version: int
     job: str
+    costly: bool = False
+    """Whether an unfinished draft of another recipe is refused by name rather than deleted."""
 
     def at(self, work: Path) -> Path:
         """Give the folder of this artifact below a recipe's `work` folder.
@@ -214,9 +240,8 @@ class Draft:
         Returns:
             The sealed artifact.
         """
-        (self.directory / _RECIPE).unlink(missing_ok=True)
         entries = {}
-        for name in _files(self.directory):
+        for name in _data_files(self.directory):
             file = self.directory / name
             sync_file(file)
             entries[name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
@@ -230,7 +255,9 @@ class Draft:
             "summary": dict(summary),
             "origin": describe_origin(time.monotonic() - self.started),
         }
-        write_text(self.directory / HEADER, json.dumps(header, indent=1, sort_keys=True) + "\n")
+        header["checksum"] = json_digest(header)
+        write_text(self.directory / HEADER, _header_text(header))
+        (self.directory / _RECIPE).unlink(missing_ok=True)  # the header holds the recipe by now
         _publish(self.directory, self.final)
         return open_artifact(self.final, self.kind, verify=False)
 
@@ -249,18 +276,55 @@ def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
 
     Raises:
         ArtifactError: another process is writing the same artifact.
+        ArtifactStale: a costly kind has an unfinished draft of another recipe.
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
-        directory = path.with_name(f".{path.name}.draft")
-        note = directory / _RECIPE
-        text = json.dumps(recipe, sort_keys=True)
-        resumed = note.is_file() and note.read_text(encoding="utf-8") == text
-        if not resumed:
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir()
-            write_text(note, text)
-        yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            directory = path.with_name(f".{path.name}.draft")
+            resumed = _take_up(directory, kind, recipe)
+            yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        raise ArtifactUnwritable(
+            f"{path} could not be written: {error.strerror}; what was there before still holds, "
+            "and so does what had been written; make room and run again to go on"
+        ) from error
+
+
+def _take_up(directory: Path, kind: Kind, recipe: dict[str, Any]) -> bool:
+    """Go on with the draft of a killed run, or begin one; tell which."""
+    begun = _begun(directory)
+    if begun == recipe:
+        remove_staged(directory)
+        write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
+        (directory / HEADER).unlink(missing_ok=True)
+        return True
+    if kind.costly and begun is not None and _data_files(directory):
+        raise ArtifactStale(
+            f"{directory} holds an unfinished {kind.name} that was begun with other settings "
+            f"({'; '.join(changed_parts(begun, recipe))}); set them back to go on with it, or "
+            "delete that folder to start anew"
+        )
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
+    return False
+
+
+def _begun(directory: Path) -> dict[str, Any] | None:
+    """Read a draft's recipe from its note or, where it was about to be published, its header."""
+    for name in (_RECIPE, HEADER):
+        try:
+            tree = json.loads((directory / name).read_text(encoding="utf-8"))
+            recipe: dict[str, Any] = tree["recipe"] if name == HEADER else tree
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(recipe, dict):
+            return recipe
+    return None
 
 
 @contextmanager
@@ -269,7 +333,7 @@ def _locked(path: Path) -> Iterator[None]:
     with lock.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ArtifactError(
                 f"{path} is being written by another process; wait for it"
             ) from error
@@ -279,24 +343,46 @@ def _locked(path: Path) -> Iterator[None]:
 def _publish(directory: Path, final: Path) -> None:
     retired = final.with_name(f".{final.name}.retired")
     shutil.rmtree(retired, ignore_errors=True)
-    if final.exists():
+    replaces = final.exists()
+    if replaces:
         Path(final).replace(retired)
-    Path(directory).replace(final)
+    try:
+        Path(directory).replace(final)
+    except OSError:
+        if replaces:
+            Path(retired).replace(final)
+        raise
     sync_folder(final.parent)
     shutil.rmtree(retired, ignore_errors=True)
 
 
 def _read_header(path: Path, kind: Kind) -> Artifact:
     try:
-        tree = json.loads((path / HEADER).read_text(encoding="utf-8"))
+        text = (path / HEADER).read_text(encoding="utf-8")
+        tree = json.loads(text)
+        whole = text == _header_text(tree) and tree.pop("checksum") == json_digest(tree)
         artifact = Artifact(path=path, **tree)
-        whole = artifact.digest == json_digest(artifact.files)
+        whole &= artifact.digest == json_digest(artifact.files)
         whole &= artifact.recipe_digest == json_digest(artifact.recipe)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ArtifactCorrupt(f"header of {path} cannot be read; rerun {kind.job}") from error
     if not whole:
         raise ArtifactCorrupt(f"header of {path} is damaged; rerun {kind.job}")
     return artifact
+
+
+def _header_text(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, indent=1, sort_keys=True) + "\n"
+
+
+def _data_files(directory: Path) -> list[str]:
+    """List a draft's files; the frame's own notes and half-written files are none."""
+    names = _files(directory)
+    return [
+        name
+        for name in names
+        if name not in {HEADER, _RECIPE} and not Path(name).name.startswith(STAGED)
+    ]
 
 
 def _files(directory: Path) -> list[str]:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts.files import path_under, sha256_file, write_bytes, write_text
+from medclip_dcl.artifacts.files import (
+    STAGED,
+    path_under,
+    remove_staged,
+    sha256_file,
+    write_bytes,
+    write_text,
+)
 from medclip_dcl.errors import StudyError
 
 
@@ -29,6 +36,14 @@ def test_failed_write_leaves_the_old_content(
         write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_bytes(tmp_path / "in" / "a", b"abc")
+    (tmp_path / "in" / f"{STAGED}a.x1").write_bytes(b"a")
+    remove_staged(tmp_path)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a"]
 
 
 def test_sha256_of_abc_is_the_published_one(tmp_path: Path) -> None:

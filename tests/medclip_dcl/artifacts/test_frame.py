@@ -1,11 +1,14 @@
 """What bears an artifact's name is whole; what was written before a kill is found again."""
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.files import STAGED, write_text
 from medclip_dcl.artifacts.frame import (
     HEADER,
     Artifact,
@@ -15,9 +18,16 @@ from medclip_dcl.artifacts.frame import (
     make_recipe,
     open_artifact,
 )
-from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
+from medclip_dcl.errors import (
+    ArtifactCorrupt,
+    ArtifactError,
+    ArtifactMissing,
+    ArtifactStale,
+    ArtifactUnwritable,
+)
 
 KIND = Kind("thing", 1, "make_thing")
+COSTLY = Kind("thing", 1, "make_thing", costly=True)
 
 
 def make(path: Path, text: str = "content", **settings: float) -> Artifact:
@@ -101,6 +111,126 @@ def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Pat
     with drafting(path, KIND, make_recipe(KIND, {"a": 2}, {})) as draft:
         assert not draft.resumed
         assert not (draft.directory / "part.txt").exists()
+
+
+def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path) -> None:
+    make(tmp_path / "thing", a=1)
+    header = tmp_path / "thing" / HEADER
+    whole = header.read_bytes()
+    for place in range(0, len(whole), 7):
+        for bit in (1, 8, 32):
+            flipped = bytes([whole[place] ^ bit])
+            header.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+            with pytest.raises((ArtifactCorrupt, ArtifactStale)):
+                open_artifact(tmp_path / "thing", KIND)
+    for length in (0, 1, len(whole) // 2, len(whole) - 1):
+        header.write_bytes(whole[:length])
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(tmp_path / "thing", KIND)
+    header.write_bytes(whole)
+    open_artifact(tmp_path / "thing", KIND)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_a_draft_outlives_a_kill_at_every_step_of_sealing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    path, recipe = tmp_path / "thing", make_recipe(KIND, {"a": 1}, {})
+    make(path, text="old")
+    steps = 0
+
+    def dies(real):  # type: ignore[no-untyped-def]
+        def one(*args, **more):  # type: ignore[no-untyped-def]
+            nonlocal steps
+            steps += 1
+            if steps == step:
+                raise Killed
+            return real(*args, **more)
+
+        return one
+
+    with drafting(path, KIND, recipe) as draft:
+        write_text(draft.directory / "data.txt", "done")
+        with monkeypatch.context() as patch:
+            for name in ("replace", "unlink"):
+                patch.setattr(Path, name, dies(getattr(Path, name)))
+            patch.setattr(shutil, "rmtree", dies(shutil.rmtree))
+            with pytest.raises(Killed):
+                draft.seal({})
+    with drafting(path, KIND, recipe) as draft:
+        assert draft.resumed
+        assert (draft.directory / "data.txt").read_text() == "done"
+        assert set(draft.seal({}).files) == {"data.txt"}
+    assert open_artifact(path, KIND).file("data.txt").read_text() == "done"
+
+
+def test_what_a_killed_writer_left_half_written_is_not_sealed(tmp_path: Path) -> None:
+    recipe = make_recipe(KIND, {}, {})
+    with drafting(tmp_path / "thing", KIND, recipe) as draft:
+        write_text(draft.directory / "data.txt", "done")
+        (draft.directory / f"{STAGED}data.txt.abc").write_text("do")
+    with drafting(tmp_path / "thing", KIND, recipe) as draft:
+        assert draft.resumed
+        assert set(draft.seal({}).files) == {"data.txt"}
+
+
+def test_a_costly_draft_of_another_recipe_is_refused_by_name_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "thing"
+    with drafting(path, COSTLY, make_recipe(COSTLY, {"a": 1}, {})):
+        pass
+    with drafting(path, COSTLY, make_recipe(COSTLY, {"a": 2}, {})) as draft:
+        assert not draft.resumed  # nothing was lost: the first draft was empty
+        write_text(draft.directory / "part.txt", "hours")
+    with (
+        pytest.raises(ArtifactStale, match=r"settings\.a: 2 -> 3.*delete that folder"),
+        drafting(path, COSTLY, make_recipe(COSTLY, {"a": 3}, {})),
+    ):
+        pass
+    with drafting(path, COSTLY, make_recipe(COSTLY, {"a": 2}, {})) as draft:
+        assert draft.resumed
+        assert (draft.directory / "part.txt").read_text() == "hours"
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("spared", [0, 2, 4, 6])
+def test_a_disk_that_fails_is_named_and_spares_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, spared: int
+) -> None:
+    old = make(tmp_path / "thing", text="old")
+    fsync, calls = os.fsync, iter(range(100))
+
+    def fails(handle: int) -> None:
+        if next(calls) >= spared:
+            raise OSError(fault, os.strerror(fault))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(ArtifactUnwritable, match=os.strerror(fault)):
+        make(tmp_path / "thing", text="new", a=1)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert open_artifact(tmp_path / "thing", KIND) == old
+    assert make(tmp_path / "thing", text="new", a=1).recipe["settings"] == {"a": 1}
+
+
+def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make(tmp_path / "thing", text="old")
+    replace = Path.replace
+
+    def fails(self: Path, target: Path) -> Path:
+        if self.name == ".thing.draft":
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(ArtifactUnwritable):
+        make(tmp_path / "thing", text="new", a=2)
+    assert open_artifact(tmp_path / "thing", KIND) == old
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
