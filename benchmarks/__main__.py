@@ -9,16 +9,18 @@ from pathlib import Path
 LONG = ("kills", "demo")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 
-_NOT_ONE = {"__init__", "__main__", "record"}
+_NOT_ONE = {"__init__", "__main__", "record", "warm"}
 
 
 def names() -> tuple[str, ...]:
     """Give the benchmarks' names.
 
     Returns:
-        The modules of this folder that print figures, sorted.
+        The modules and packages of this folder that print figures, sorted.
     """
-    found = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    folder = Path(__file__).parent
+    found = {path.stem for path in folder.glob("*.py")}
+    found |= {path.parent.name for path in folder.glob("*/__main__.py")}
     return tuple(sorted(found - _NOT_ONE))
 
 

@@ -1,16 +1,19 @@
 """Score every distinct sentence by its pseudo-log-likelihood.
 
-Reads sentences and language_model, writes likelihoods. The expensive job: work is cut
-into units that are acknowledged one by one, so a killed run goes on where it stopped
-and ends with the same bits.
+    python -m pipelines.score_sentences --config FILE
+    accelerate launch -m pipelines.score_sentences --config FILE
+    torchrun --nproc-per-node 8 -m pipelines.score_sentences --config FILE
+
+Reads sentences and language_model, writes likelihoods. The expensive job: work is cut into
+units before the first result, and finished units are acknowledged within seconds, so a
+killed run goes on where it stopped and ends with the same bits. A launcher gives each GPU a
+process, on one node or on several that share the recipe's folder; without one the cores of
+a CPU share the work.
 """
 
-import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +22,22 @@ import pyarrow as pa
 import torch
 
 from medclip_dcl.artifacts import language_model, likelihoods, sentences
-from medclip_dcl.artifacts.frame import Artifact, Draft, json_digest
-from medclip_dcl.artifacts.language_model import tokenizer_digest
+from medclip_dcl.artifacts.frame import Artifact, Draft
+from medclip_dcl.artifacts.language_model import model_digest, tokenizer_digest
 from medclip_dcl.artifacts.tables import read_table, write_table
 from medclip_dcl.config.text import LikelihoodConfig
-from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.launch import Launch, joined
 from medclip_dcl.likelihood.diagnostics import spearman
-from medclip_dcl.likelihood.scorer import Recipe, Scores, Unit, score_units
-from medclip_dcl.progress import Progress
+from medclip_dcl.likelihood.scorer import Recipe
+from medclip_dcl.likelihood.scoring import (
+    Floats,
+    Work,
+    collect_scores,
+    plan_work,
+    score_share,
+)
 from pipelines.job import Job, run_job
-
-_UNITS = "units"
-_OPERATIONS_WORTH_A_PROCESS = 3e12  # about a minute of one core; starting a process takes seconds
-_OPERATIONS_PER_WEIGHT = 600  # 2 for each of some 300 word pieces of a sentence's masked copies
 
 
 def build(job: Job) -> None:
@@ -41,39 +46,101 @@ def build(job: Job) -> None:
     Args:
         job: the job's frame.
     """
-    corpus, model = job.open(sentences.KIND), job.open(language_model.KIND)
-    settings = job.config.likelihood
-    asked = {
+    with joined() as launch:
+        scoring = _Scoring(job, launch)
+        if launch.is_main:
+            scoring.lead()
+        else:
+            scoring.follow()
+
+
+class _Scoring:
+    """One process of the job: the main one makes the artifact, the others score their share."""
+
+    def __init__(self, job: Job, launch: Launch) -> None:
+        self._job, self._launch = job, launch
+        self._settings = job.config.likelihood
+        verify = launch.is_main  # one process in many hashes every byte
+        self._source = job.open(sentences.KIND, verify=verify)
+        self._model = job.open(language_model.KIND, verify=verify)
+        self._recipe = Recipe(
+            self._model.path,
+            self._settings.variant,
+            self._settings.dtype,
+            self._settings.token_budget,
+            _device(launch),
+        )
+        self._others_wait = launch.processes > 1
+
+    def lead(self) -> None:
+        """Make the artifact unless it is valid."""
+        try:
+            self._job.make(
+                likelihoods.KIND,
+                _header(self._source, self._model, self._settings),
+                {"sentences": self._source, "language_model": self._model},
+                self._write,
+            )
+        finally:
+            self._tell("")
+
+    def follow(self) -> None:
+        """Score a share where the main process finds something to score."""
+        folder = self._launch.tell("")
+        if folder:
+            self._score(Path(folder), self._plan(sentences.distinct_sentences(self._source)))
+            self._launch.wait()
+
+    def _tell(self, folder: str) -> None:
+        """Tell the others once where to score, or that there is nothing to do."""
+        if self._others_wait:
+            self._others_wait = False
+            self._launch.tell(folder)
+
+    def _write(self, draft: Draft) -> Mapping[str, Any]:
+        distinct = sentences.distinct_sentences(self._source)
+        work = self._plan(distinct)
+        folder = draft.directory / likelihoods.PARTS
+        table = _finished(draft.directory, distinct["text_key"].to_pylist())
+        if table is None:
+            folder.mkdir(exist_ok=True)
+            self._tell(str(folder))
+            self._score(folder, work)
+            self._launch.wait()
+            table = _table(distinct, work, collect_scores(folder, work, self._launch))
+            write_table(draft.directory, likelihoods.LIKELIHOODS, table)
+        shutil.rmtree(folder, ignore_errors=True)
+        return _figures(table) | {
+            "scored": len(work.measured.order),
+            "truncated": work.measured.truncated,
+        }
+
+    def _plan(self, distinct: pa.Table) -> Work:
+        keys, texts = distinct["text_key"].to_pylist(), distinct["text"].to_pylist()
+        return plan_work(keys, texts, self._recipe, self._settings)
+
+    def _score(self, folder: Path, work: Work) -> None:
+        damaged = score_share(folder, work, self._recipe, self._settings, self._launch)
+        if damaged and self._launch.is_main:
+            self._job.say(damaged_parts=damaged, state="their sentences are scored again")
+
+
+def _header(source: Artifact, model: Artifact, settings: LikelihoodConfig) -> dict[str, Any]:
+    """List what scores depend on; a draft that was begun with another value is refused."""
+    return {
         "variant": settings.variant,
         "dtype": settings.dtype,
-        "splitter": corpus.recipe["settings"].get("splitter", ""),
+        "splitter": source.recipe["settings"].get("splitter", ""),
         "normalisation": sentences.NORMALISATION,
+        "model": model_digest(model),
         "tokenizer": tokenizer_digest(model),
     }
-    job.make(
-        likelihoods.KIND,
-        asked,
-        {"sentences": corpus, "language_model": model},
-        partial(_write, corpus=corpus, model=model, settings=settings),
-    )
 
 
-def _write(
-    draft: Draft, corpus: Artifact, model: Artifact, settings: LikelihoodConfig
-) -> Mapping[str, Any]:
-    distinct = sentences.distinct_sentences(corpus)
-    keys = distinct["text_key"].to_pylist()
-    table = _finished(draft.directory, keys)
-    if table is None:
-        units = _units(keys, distinct["text"].to_pylist(), settings)
-        weights = model.files[language_model.WEIGHTS]["bytes"] / 4
-        recipe = Recipe(model.path, settings.variant, settings.dtype, settings.token_budget)
-        workers = settings.workers or _workers(weights * len(keys))
-        scored = _score(draft.directory / _UNITS, recipe, units, workers)
-        table = scored.append_column("count", distinct["count"])
-        write_table(draft.directory, likelihoods.LIKELIHOODS, table)
-    shutil.rmtree(draft.directory / _UNITS, ignore_errors=True)
-    return _figures(table)
+def _device(launch: Launch) -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{launch.local_rank % torch.cuda.device_count()}"
 
 
 def _finished(folder: Path, keys: Sequence[str]) -> pa.Table | None:
@@ -85,51 +152,9 @@ def _finished(folder: Path, keys: Sequence[str]) -> pa.Table | None:
     return table if table["text_key"].to_pylist() == list(keys) else None
 
 
-def _units(keys: Sequence[str], texts: Sequence[str], settings: LikelihoodConfig) -> list[Unit]:
-    """Cut the sorted sentences into units whose names tell what they hold."""
-    units = []
-    for number, start in enumerate(range(0, len(keys), settings.unit_sentences)):
-        part = slice(start, start + settings.unit_sentences)
-        digest = json_digest([settings.token_budget, *keys[part]])[:16]
-        units.append(Unit(f"unit-{number:06d}-{digest}", tuple(keys[part]), tuple(texts[part])))
-    return units
-
-
-def _workers(weighed_sentences: float) -> int:
-    if torch.cuda.is_available():
-        return 1
-    worth = weighed_sentences * _OPERATIONS_PER_WEIGHT / _OPERATIONS_WORTH_A_PROCESS
-    return max(1, min(available_cores(), math.floor(worth)))
-
-
-def _score(folder: Path, recipe: Recipe, units: Sequence[Unit], workers: int) -> pa.Table:
-    """Score the units that no earlier run has acknowledged; put all together."""
-    folder.mkdir(exist_ok=True)
-    tables = {unit.name: likelihoods.read_unit(folder, unit.name, unit.keys) for unit in units}
-    left = [unit for unit in units if tables[unit.name] is None]
-    total = sum(len(unit.keys) for unit in units)
-    done = total - sum(len(unit.keys) for unit in left)
-    keys_of = {unit.name: unit.keys for unit in units}
-    with (
-        Progress("score sentences", total, "sentence", done) as bar,
-        closing(score_units(recipe, left, workers)) as finished,
-    ):
-        for scores in finished:
-            table = _table(keys_of[scores.name], scores)
-            likelihoods.write_unit(folder, scores.name, table)
-            tables[scores.name] = table
-            bar.advance(len(table))
-    return pa.concat_tables([tables[unit.name] for unit in units])
-
-
-def _table(keys: Sequence[str], scores: Scores) -> pa.Table:
-    return pa.table(
-        {
-            "text_key": pa.array(keys, pa.string()),
-            "pll_nats": pa.array(scores.pll_nats, pa.float64()),
-            "tokens": pa.array(scores.tokens, pa.int32()),
-        }
-    )
+def _table(distinct: pa.Table, work: Work, pll_nats: Floats) -> pa.Table:
+    table = distinct.append_column("pll_nats", pa.array(pll_nats, pa.float64()))
+    return table.append_column("tokens", pa.array(work.measured.pieces, pa.int32()))
 
 
 def _figures(table: pa.Table) -> dict[str, Any]:

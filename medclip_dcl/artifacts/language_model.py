@@ -1,6 +1,6 @@
 """Language model: the masked language model and tokenizer that score every sentence."""
 
-from medclip_dcl.artifacts.frame import Artifact, Kind
+from medclip_dcl.artifacts.frame import Artifact, Kind, json_digest
 
 KIND = Kind("language_model", 1, "fit_language_model")
 
@@ -9,6 +9,23 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 FILES = (CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
 """The folder's files, as `transformers.BertForMaskedLM` and `AutoTokenizer` read them offline."""
+
+
+def model_digest(artifact: Artifact) -> str:
+    """Name the weights and sizes of a language model, whatever its card says.
+
+    Args:
+        artifact: a language model.
+
+    Returns:
+        Digest of its weights and config, 64 hexadecimal digits.
+
+    Raises:
+        ArtifactCorrupt: it holds no weights or no config.
+    """
+    for name in (CONFIG, WEIGHTS):
+        artifact.file(name)
+    return json_digest({name: artifact.files[name]["sha256"] for name in (CONFIG, WEIGHTS)})
 
 
 def tokenizer_digest(artifact: Artifact) -> str:

@@ -1,7 +1,9 @@
 """Likelihoods: the pseudo-log-likelihood of every distinct sentence, scored once."""
 
 import io
-from collections.abc import Sequence
+import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +14,7 @@ from medclip_dcl.artifacts.frame import Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat, read_table
 from medclip_dcl.errors import ArtifactCorrupt
 
-KIND = Kind("likelihoods", 1, "score_sentences")
+KIND = Kind("likelihoods", 1, "score_sentences", costly=True)
 
 LIKELIHOODS = TableFormat(
     "likelihoods.parquet",
@@ -25,40 +27,81 @@ LIKELIHOODS = TableFormat(
 )
 """One row per distinct sentence, in order of text_key."""
 
-_UNIT_COLUMNS = LIKELIHOODS.columns[:3]
+PARTS = "parts"
+"""Folder, in the draft, of what has been acknowledged."""
+
+_PART_COLUMNS = (
+    Column("text_key", pa.string(), "`text_key` of the sentence"),
+    Column("first", pa.int32(), "first word piece of the span that was scored, from 0"),
+    Column("last", pa.int32(), "the word piece after the span"),
+    Column("pll_nats", pa.float64(), "sum over the span, nats"),
+)
 
 
-def write_unit(folder: Path, name: str, scores: pa.Table) -> None:
-    """Acknowledge one unit of work: after a kill the file is there whole or not at all.
+class ScoreJournal:
+    """Acknowledges scores: after a kill a part is there whole or not at all.
+
+    Several processes may keep journals in one folder.
 
     Args:
-        folder: folder of the units.
-        name: name of the unit.
-        scores: columns text_key, pll_nats and tokens.
+        folder: folder of the parts.
+        flush_every_s: seconds that a score may wait to be written, as far as the next one
+            can be foreseen.
+        clock: gives the time, seconds.
     """
-    buffer = io.BytesIO()
-    table = scores.cast(_unit(name).schema)
-    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
-    write_bytes(folder / _unit(name).file, buffer.getvalue())
+
+    def __init__(
+        self, folder: Path, flush_every_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._every_s, self._clock = folder, flush_every_s, clock
+        self._waiting: list[pa.Table] = []
+        self._name = _new_name()
+        self._flushed = self._added = clock()
+
+    def add(self, rows: pa.Table) -> None:
+        """Take scores, and write them and those that wait when the next would come too late.
+
+        Args:
+            rows: columns text_key, first, last and pll_nats.
+        """
+        self._waiting.append(rows)
+        now = self._clock()
+        next_s = now - self._added  # the next scores will take as long as these did
+        self._added = now
+        if now - self._flushed + next_s >= self._every_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            form = TableFormat(f"{self._name}.parquet", _PART_COLUMNS)
+            table = pa.concat_tables(self._waiting).cast(form.schema)
+            buffer = io.BytesIO()
+            pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+            write_bytes(self._folder / form.file, buffer.getvalue())
+            self._waiting, self._name = [], _new_name()
+        self._flushed = self._clock()
 
 
-def read_unit(folder: Path, name: str, keys: Sequence[str]) -> pa.Table | None:
-    """Read a unit that an earlier run acknowledged.
+def read_parts(folder: Path) -> tuple[pa.Table, int]:
+    """Read what has been acknowledged.
 
     Args:
-        folder: folder of the units.
-        name: name of the unit.
-        keys: the text keys that it must hold, in order.
+        folder: folder of the parts.
 
     Returns:
-        Its scores, or None where the unit is missing, damaged or holds other keys.
+        Columns text_key, first, last and pll_nats; and the number of parts that are
+        damaged and were left out.
     """
-    try:
-        table = read_table(folder, _unit(name))
-    except ArtifactCorrupt:
-        return None
-    return table if table["text_key"].to_pylist() == list(keys) else None
+    tables = [TableFormat("", _PART_COLUMNS).schema.empty_table()]
+    damaged = 0
+    for path in sorted(folder.glob("part-*.parquet")):
+        try:
+            tables.append(read_table(folder, TableFormat(path.name, _PART_COLUMNS)))
+        except ArtifactCorrupt:
+            damaged += 1
+    return pa.concat_tables(tables), damaged
 
 
-def _unit(name: str) -> TableFormat:
-    return TableFormat(f"{name}.parquet", _UNIT_COLUMNS)
+def _new_name() -> str:
+    return f"part-{secrets.token_hex(8)}"

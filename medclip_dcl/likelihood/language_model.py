@@ -81,9 +81,9 @@ def load_language_model(folder: Path) -> LanguageModel:
     """
     if not folder.is_dir():
         raise CheckpointError("the language model is no directory; give one with config.json")
-    model = BertForMaskedLM(_read_config(folder))
+    model = BertForMaskedLM(read_config(folder))
     ignored = _fill(model, _read_weights(folder))
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     if len(tokenizer) > model.config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {len(tokenizer)} word pieces, the model "
@@ -91,6 +91,53 @@ def load_language_model(folder: Path) -> LanguageModel:
         )
     model.train(False)
     return LanguageModel(model, tokenizer, ignored)
+
+
+def read_config(folder: Path) -> BertConfig:
+    """Read a checkpoint's sizes, and nothing else that its config says.
+
+    Args:
+        folder: the checkpoint's directory.
+
+    Returns:
+        The config; fields outside `CONFIG_FIELDS` are BERT's defaults.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or not BERT's.
+    """
+    try:
+        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = tree.get("position_embedding_type", "absolute")
+        fields = {name: tree[name] for name in CONFIG_FIELDS if name in tree}
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
+    if kind != "absolute":
+        raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
+    try:
+        return BertConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
+
+
+def read_tokenizer(folder: Path) -> BertTokenizer:
+    """Read a checkpoint's tokenizer, offline and without its code.
+
+    Args:
+        folder: the checkpoint's directory.
+
+    Returns:
+        A fast WordPiece tokenizer.
+
+    Raises:
+        CheckpointError: its files are missing or damaged.
+    """
+    if not (folder / TOKENIZER).is_file() and not (folder / _VOCABULARY).is_file():
+        raise CheckpointError(f"neither {TOKENIZER} nor {_VOCABULARY} is there; add one")
+    try:
+        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError("the tokenizer's files cannot be read") from error
+    return tokenizer
 
 
 def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
@@ -131,21 +178,6 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
     if CONFIG not in found:
         raise CheckpointError(f"the language model has no {CONFIG}; give a BERT directory")
     return found
-
-
-def _read_config(folder: Path) -> BertConfig:
-    try:
-        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = tree.get("position_embedding_type", "absolute")
-        fields = {name: tree[name] for name in CONFIG_FIELDS if name in tree}
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
-    if kind != "absolute":
-        raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
-    try:
-        return BertConfig(**fields)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -189,13 +221,3 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
         )
     model.tie_weights()
     return tuple(sorted(ignored))
-
-
-def _read_tokenizer(folder: Path) -> BertTokenizer:
-    if not (folder / TOKENIZER).is_file() and not (folder / _VOCABULARY).is_file():
-        raise CheckpointError(f"neither {TOKENIZER} nor {_VOCABULARY} is there; add one")
-    try:
-        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError("the tokenizer's files cannot be read") from error
-    return tokenizer

@@ -1,11 +1,11 @@
-"""The scorer of a corpus: a language model on disk, and units of work for it.
+"""The scorer of a corpus: a language model on disk, and tasks for it.
 
-A unit is a fixed run of sentences in order of their keys. It is scored by one thread,
-wherever it runs, so its bits depend on the unit alone.
+A task is scored by one thread of a process, or by a GPU, so that on one kind of machine its
+bits depend on the task alone.
 """
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,6 +19,7 @@ from medclip_dcl.errors import MedclipError, ScoreError
 from medclip_dcl.likelihood.encoding import encode_sentences
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.likelihood.pll import Variant, score_encodings
+from medclip_dcl.likelihood.units import part_of
 
 
 @dataclass(frozen=True)
@@ -30,28 +31,30 @@ class Recipe:
     variant: Variant
     dtype: str
     token_budget: int
+    device: str = "cpu"
+    """Device of the model, as torch names it."""
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A run of sentences that is scored and acknowledged as a whole."""
+class Task:
+    """Sentences, or spans of them, that are scored as a whole."""
 
-    name: str
-    keys: tuple[str, ...]
+    number: int
     texts: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...]
+    """First and last scored word piece of each text; the last is not included."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one unit."""
+    """Scores of one task."""
 
-    name: str
+    number: int
     pll_nats: tuple[float, ...]
-    tokens: tuple[int, ...]
 
 
 class Scorer:
-    """Scores units in this process, on the GPU where there is one.
+    """Scores tasks in this process.
 
     Args:
         recipe: how to score.
@@ -60,17 +63,16 @@ class Scorer:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         loaded = load_language_model(recipe.folder)
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = loaded.model
-        cast(Any, self._model).to(device=self._device, dtype=getattr(torch, recipe.dtype))
+        cast(Any, self._model).to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
 
-    def score(self, unit: Unit) -> Scores:
-        """Score a unit.
+    def score(self, task: Task) -> Scores:
+        """Score a task.
 
         Args:
-            unit: sentences; those too long for the model are truncated.
+            task: sentences; those too long for the model are truncated.
 
         Returns:
             Their scores, in order.
@@ -81,43 +83,48 @@ class Scorer:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            encodings = encode_sentences(self._tokenizer, unit.texts, self._limit)
+            whole = encode_sentences(self._tokenizer, task.texts, self._limit)
+            parts = [
+                part_of(encoding, first, last)
+                for encoding, (first, last) in zip(whole, task.spans, strict=True)
+            ]
             pll_nats = score_encodings(
                 self._model,
-                encodings,
+                parts,
                 self._tokenizer.mask_token_id,
                 self._recipe.variant,
                 self._recipe.token_budget,
             )
         finally:
             torch.set_num_threads(threads)
-        tokens = tuple(item.tokens for item in encodings)
-        return Scores(unit.name, tuple(pll_nats.tolist()), tokens)
+        return Scores(task.number, tuple(pll_nats.tolist()))
 
 
-def score_units(recipe: Recipe, units: Sequence[Unit], workers: int) -> Iterator[Scores]:
-    """Score units, each in whatever process is free.
+def score_tasks(
+    recipe: Recipe, tasks: Iterable[Task], workers: int
+) -> Generator[Scores, None, None]:
+    """Score tasks, each in whatever process is free.
 
     Args:
         recipe: how to score.
-        units: what to score.
+        tasks: what to score; taken as processes become free.
         workers: processes; 1: this one.
 
     Yields:
-        Scores of each unit, in the order in which they are finished.
+        Scores of each task, in the order in which they are finished.
 
     Raises:
         ScoreError: a score is no number, or a worker died.
     """
-    if min(workers, len(units)) <= 1:
-        scorer = Scorer(recipe) if units else None
-        for unit in units:
-            assert scorer is not None
-            yield scorer.score(unit)
+    if workers <= 1:
+        scorer = None
+        for task in tasks:
+            scorer = scorer or Scorer(recipe)
+            yield scorer.score(task)
         return
-    crew = [_hire(recipe) for _ in range(min(workers, len(units)))]
+    crew = [_hire(recipe) for _ in range(workers)]
     try:
-        yield from _share_out(units, dict(crew))
+        yield from _share_out(iter(tasks), dict(crew))
     finally:
         for connection, process in crew:
             connection.close()
@@ -125,8 +132,7 @@ def score_units(recipe: Recipe, units: Sequence[Unit], workers: int) -> Iterator
             process.join()
 
 
-def _share_out(units: Sequence[Unit], crew: dict[Connection, BaseProcess]) -> Iterator[Scores]:
-    waiting = list(reversed(units))
+def _share_out(waiting: Iterator[Task], crew: dict[Connection, BaseProcess]) -> Iterator[Scores]:
     busy = [connection for connection in crew if _hand(connection, waiting, crew)]
     while busy:
         for connection in (item for item in wait(busy) if isinstance(item, Connection)):
@@ -141,12 +147,15 @@ def _share_out(units: Sequence[Unit], crew: dict[Connection, BaseProcess]) -> It
             yield answer
 
 
-def _hand(connection: Connection, waiting: list[Unit], crew: dict[Connection, BaseProcess]) -> bool:
-    """Give a process its next unit; tell whether there was one."""
-    if not waiting:
+def _hand(
+    connection: Connection, waiting: Iterator[Task], crew: dict[Connection, BaseProcess]
+) -> bool:
+    """Give a process its next task; tell whether there was one."""
+    task = next(waiting, None)
+    if task is None:
         return False
     try:
-        connection.send(waiting.pop())
+        connection.send(task)
     except ConnectionError as error:
         raise _died(crew[connection]) from error
     return True

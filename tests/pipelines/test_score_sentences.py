@@ -2,25 +2,30 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks import warm
 from medclip_dcl.artifacts import language_model, likelihoods, sentences
 from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.sentences import distinct_sentences
+from medclip_dcl.artifacts.likelihoods import read_parts
+from medclip_dcl.artifacts.sentences import distinct_sentences, text_key
 from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.likelihood.language_model import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
+from medclip_dcl.likelihood.scorer import Scorer
 from pipelines import score_sentences, split_sentences
 from tests.synthetic.bert import tiny_bert, tiny_tokenizer
 from tests.synthetic.reports import write_reports
 
-UNITS = ("--set", "likelihood.unit_sentences=3")
+UNITS = ("--set", "likelihood.unit_pieces=150", "--set", "likelihood.flush_every_s=0")
+HEADER = {"variant", "dtype", "splitter", "normalisation", "model", "tokenizer"}
+DEADLINE_S = 90
 
 
 def write_model(work: Path, scale: float = 4.0) -> None:
@@ -46,8 +51,55 @@ def run(recipe: Path, *more: str) -> Artifact:
     return open_artifact(recipe.parent / "work" / "likelihoods", likelihoods.KIND)
 
 
+def run_elsewhere(recipe: Path) -> Artifact:
+    """An uninterrupted run on equal inputs in a folder of its own."""
+    work = recipe.parent / "elsewhere"
+    for name in ("sentences", "language_model"):
+        shutil.copytree(recipe.parent / "work" / name, work / name)
+    other = recipe.parent / "elsewhere.yaml"
+    other.write_text(f"work: {work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
+    assert score_sentences.main(["--config", str(other), *UNITS]) == 0
+    return open_artifact(work / "likelihoods", likelihoods.KIND)
+
+
+def parts_folder(recipe: Path) -> Path:
+    return recipe.parent / "work" / ".likelihoods.draft" / "parts"
+
+
+def acknowledged(recipe: Path) -> dict[str, float]:
+    """Scores on disk; none of them of a sentence that is cut into spans."""
+    rows = read_parts(parts_folder(recipe))[0].to_pylist()
+    assert all(row["first"] == 0 for row in rows)
+    assert len({row["text_key"] for row in rows}) == len(rows)
+    return {row["text_key"]: row["pll_nats"] for row in rows}
+
+
+def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
+    """Let the scorer be interrupted after some tasks; gives keys and spans that it was handed."""
+    asked: list[tuple[str, tuple[int, int]]] = []
+    score = Scorer.score
+
+    def scored(self, task):
+        if len(asked) and tasks == scored.calls:
+            raise KeyboardInterrupt
+        scored.calls += 1
+        asked.extend(zip(map(text_key, task.texts), task.spans, strict=True))
+        return score(self, task)
+
+    scored.calls = 0
+    monkeypatch.setattr(Scorer, "score", scored)
+    return asked
+
+
+def cut_short(recipe: Path, tasks: int = 2) -> None:
+    """Stop the job after a few units."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(tasks, patch)
+        assert score_sentences.main(["--config", str(recipe), *UNITS]) == 75
+
+
 def test_scores_and_counts_are_those_of_the_sentences(recipe):
-    table = read_table(run(recipe).path, likelihoods.LIKELIHOODS)
+    table = read_table(run(recipe, *UNITS).path, likelihoods.LIKELIHOODS)
     corpus = open_artifact(recipe.parent / "work" / "sentences", sentences.KIND)
     distinct = distinct_sentences(corpus)
     texts = distinct["text"].to_pylist()
@@ -60,18 +112,13 @@ def test_scores_and_counts_are_those_of_the_sentences(recipe):
 
 def test_recipe_names_model_tokenizer_variant_dtype_and_splitter(recipe):
     artifact = run(recipe)
-    assert set(artifact.recipe["settings"]) == {
-        "variant",
-        "dtype",
-        "splitter",
-        "normalisation",
-        "tokenizer",
-    }
+    assert set(artifact.recipe["settings"]) >= HEADER
+    assert all(artifact.recipe["settings"][name] for name in HEADER)
     assert set(artifact.recipe["inputs"]) == {"sentences", "language_model"}
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model"])
-def test_what_changes_scores_makes_them_anew(recipe, capsys, change):
+def test_what_changes_scores_makes_them_anew_and_is_named(recipe, capsys, change):
     digest = run(recipe).digest
     more = {
         "variant": ("--set", "likelihood.variant=within_word_l2r"),
@@ -81,7 +128,9 @@ def test_what_changes_scores_makes_them_anew(recipe, capsys, change):
     if change == "model":
         write_model(recipe.parent / "work", scale=3.0)
     assert run(recipe, *more).digest != digest
-    assert '"state": "made"' in capsys.readouterr().out.splitlines()[-1]
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["state"] == "made"
+    assert f"settings.{change}: " in said["replaced"]
 
 
 def test_what_changes_speed_alone_reuses_scores(recipe, capsys):
@@ -90,81 +139,149 @@ def test_what_changes_speed_alone_reuses_scores(recipe, capsys):
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_draft_of_another_model_is_not_mixed_in(recipe):
-    kill_in_the_middle(recipe)
-    write_model(recipe.parent / "work", scale=3.0)
-    resumed = run(recipe, *UNITS).digest
-    assert resumed == run_elsewhere(recipe, scale=3.0).digest
+@pytest.mark.parametrize("change", ["variant", "dtype", "model", "normalisation", "splitter"])
+def test_an_unfinished_draft_refuses_other_scores_by_name(recipe, capsys, monkeypatch, change):
+    cut_short(recipe)
+    before = acknowledged(recipe)
+    more: list[str] = []
+    if change in {"variant", "dtype"}:
+        value = {"variant": "within_word_l2r", "dtype": "bfloat16"}[change]
+        more = ["--set", f"likelihood.{change}={value}"]
+    elif change == "model":
+        write_model(recipe.parent / "work", scale=3.0)
+    elif change == "normalisation":
+        monkeypatch.setattr(sentences, "NORMALISATION", "lower case")
+    else:
+        monkeypatch.setattr(split_sentences, "SPLITTER", "another one")
+        assert split_sentences.main(["--config", str(recipe)]) == 0
+    capsys.readouterr()
+    assert score_sentences.main(["--config", str(recipe), *more, *UNITS]) == 4
+    said = capsys.readouterr().err
+    assert f"settings.{change}: " in said
+    assert "delete that folder" in said
+    assert acknowledged(recipe) == before
 
 
-def test_killed_at_any_time_the_next_run_ends_with_the_same_bytes(recipe):
-    acknowledged = kill_in_the_middle(recipe)
-    before = {path: path.stat().st_mtime_ns for path in acknowledged}
-    stamps: dict[Path, int] = {}
-    draft_units = acknowledged[0].parent
+def test_another_tokenizer_alone_is_refused_by_name(recipe, capsys):
+    cut_short(recipe)
+    work = recipe.parent / "work"
+    old = shutil.copytree(work / "language_model", recipe.parent / "old")
+    tokenizer = json.loads((old / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["strip_accents"] = True
+    (old / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (old / "artifact.json").unlink()
+    kind = language_model.KIND
+    with drafting(kind.at(work), kind, make_recipe(kind, {"other": 1}, {})) as draft:
+        shutil.copytree(old, draft.directory, dirs_exist_ok=True)
+        draft.seal({})
+    assert score_sentences.main(["--config", str(recipe), *UNITS]) == 4
+    said = capsys.readouterr().err
+    assert "settings.tokenizer: " in said
+    assert "settings.model: " not in said
 
-    write = likelihoods.write_unit
-    written = []
 
-    def watched(folder: Path, name: str, scores: object) -> None:
-        written.append(folder / f"{name}.parquet")
-        stamps.update({path: path.stat().st_mtime_ns for path in before})
-        write(folder, name, scores)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(likelihoods, "write_unit", watched)
-        resumed = run(recipe, *UNITS)
-    assert stamps == before
-    assert not set(written) & set(before)
-    assert written
-    assert not draft_units.exists()
-    assert list(resumed.files) == ["likelihoods.parquet"]
+def test_a_stopped_run_goes_on_without_scoring_anything_twice(recipe, monkeypatch):
+    cut_short(recipe)
+    before = acknowledged(recipe)
+    assert 2 <= len(before) < 20
+    asked = stop_after(-1, monkeypatch)
+    resumed = run(recipe, *UNITS)
+    assert len(set(asked)) == len(asked) > 0
+    assert not {key for key, _ in asked} & before.keys()
+    table = read_table(resumed.path, likelihoods.LIKELIHOODS).to_pylist()
+    final = {row["text_key"]: row["pll_nats"] for row in table}
+    assert {key: final[key] for key in before} == before
     assert resumed.digest == run_elsewhere(recipe).digest
 
 
-def run_elsewhere(recipe: Path, scale: float = 4.0) -> Artifact:
-    """An uninterrupted run on equal inputs in a folder of its own."""
-    work = recipe.parent / "elsewhere"
-    write_reports(work)
-    other = recipe.parent / "elsewhere.yaml"
-    other.write_text(f"work: {work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
-    assert split_sentences.main(["--config", str(other)]) == 0
-    write_model(work, scale)
-    assert score_sentences.main(["--config", str(other), *UNITS]) == 0
-    return open_artifact(work / "likelihoods", likelihoods.KIND)
+def test_a_damaged_part_is_scored_again_and_said_so(recipe, capsys):
+    cut_short(recipe)
+    part = next(parts_folder(recipe).glob("part-*.parquet"))
+    part.write_bytes(part.read_bytes()[:-9])
+    assert run(recipe, *UNITS).digest == run_elsewhere(recipe).digest
+    assert '"damaged_parts": 1' in capsys.readouterr().out
 
 
-def kill_in_the_middle(recipe: Path) -> list[Path]:
-    """Start the job in a process of its own, kill -9 it after its first units."""
-    code = (
-        "import sys, time\n"
-        "from medclip_dcl.artifacts import likelihoods\n"
-        "from pipelines import score_sentences\n"
-        "write = likelihoods.write_unit\n"
-        "likelihoods.write_unit = lambda *unit: (write(*unit), time.sleep(.3))\n"
-        "sys.exit(score_sentences.main(sys.argv[1:]))\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "--config", str(recipe), *UNITS],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    units = recipe.parent / "work" / ".likelihoods.draft" / "units"
-    deadline = time.monotonic() + 120
-    while len(list(units.glob("unit-*.parquet"))) < 2 and process.poll() is None:
+def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(recipe, monkeypatch):
+    cut_short(recipe)
+    before = acknowledged(recipe)
+    asked = stop_after(-1, monkeypatch)
+    other = ("--set", "likelihood.unit_pieces=77", "--set", "likelihood.token_budget=99")
+    table = read_table(run(recipe, *other).path, likelihoods.LIKELIHOODS).to_pylist()
+    assert not {key for key, _ in asked} & before.keys()
+    assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
+
+
+def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(recipe):
+    log = recipe.parent / "log"
+    process = warm.start("score_sentences", ["--config", str(recipe), *UNITS], log)
+    deadline = time.monotonic() + DEADLINE_S
+    while process.is_alive() and not list(parts_folder(recipe).glob("part-*")):
         assert time.monotonic() < deadline
-        time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    acknowledged = sorted(units.glob("unit-*.parquet"))
-    assert 2 <= len(acknowledged) < 7
-    assert not (recipe.parent / "work" / "likelihoods").exists()
-    return acknowledged
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
+    before = acknowledged(recipe)
+    assert before
+    resumed = run(recipe, *UNITS)
+    assert list(resumed.files) == ["likelihoods.parquet"]
+    assert resumed.digest == run_elsewhere(recipe).digest
+    table = read_table(resumed.path, likelihoods.LIKELIHOODS).to_pylist()
+    assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
+
+
+def launch(recipe: Path, processes: int, *more: str) -> list[int]:
+    """Start the job as a launcher does; gives the exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    crew = [
+        warm.start(
+            "score_sentences",
+            ["--config", str(recipe), *UNITS, *more],
+            recipe.parent / f"log-{rank}",
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "LOCAL_WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+        )
+        for rank in range(processes)
+    ]
+    for process in crew:
+        process.join(DEADLINE_S)
+    return [process.exitcode for process in crew]
+
+
+def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(recipe):
+    cut_short(recipe)
+    before = acknowledged(recipe)
+    assert launch(recipe, 2) == [0, 0], (recipe.parent / "log-1").read_text()
+    artifact = open_artifact(recipe.parent / "work" / "likelihoods", likelihoods.KIND)
+    assert artifact.digest == run_elsewhere(recipe).digest
+    table = read_table(artifact.path, likelihoods.LIKELIHOODS).to_pylist()
+    assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
+    assert "1 of 2 shares" in (recipe.parent / "log-0").read_text()
+    assert not (recipe.parent / "work" / ".likelihoods.draft").exists()
+    assert launch(recipe, 2) == [0, 0]
+    assert '"state": "reused"' in (recipe.parent / "log-0").read_text()
+    assert "score sentences" not in (recipe.parent / "log-1").read_text()
+
+
+def test_what_the_main_process_refuses_ends_the_others(recipe):
+    cut_short(recipe)
+    codes = launch(recipe, 2, "--set", "likelihood.dtype=bfloat16")
+    assert codes == [4, 0]
+    assert "settings.dtype: " in (recipe.parent / "log-0").read_text()
 
 
 def test_summary_tells_counts_and_spread(recipe, capsys):
     summary = run(recipe).summary
     assert summary["sentences"] == 22
+    assert summary["truncated"] == 0
     assert summary["pll_p5_nats"] < summary["pll_median_nats"] < summary["pll_p95_nats"] < 0
     assert "effusion" not in json.dumps(summary) + capsys.readouterr().out
