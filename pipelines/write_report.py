@@ -7,12 +7,14 @@ appear where their artifact does.
 import sys
 from collections.abc import Sequence
 
+from medclip_dcl.artifacts.eta_cache import read_given_table
 from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.report.page import render_report
 from medclip_dcl.report.sources import find_sources
-from medclip_dcl.studies.truth import truth_files
+from medclip_dcl.reports.sentences import without_number
+from medclip_dcl.studies.truth import CLASS_PROBABILITIES, truth_files
 from pipelines.job import Job, run_job
 
 REPORT = "report.html"
@@ -30,7 +32,9 @@ def build(job: Job) -> None:
     """
     root = job.config.source.root
     is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
-    sources = find_sources(job.work, job.config.report, is_generated)
+    rho = _true_shares(job) if is_generated else {}
+    negatives = job.config.train.global_batch - 1
+    sources = find_sources(job.work, job.config.report, is_generated, rho, negatives)
     if not sources.artifacts:
         raise ArtifactMissing(f"no artifact in {job.work}; run build_manifest first")
     page = render_report(sources)
@@ -40,6 +44,13 @@ def build(job: Job) -> None:
         artifacts=len(sources.artifacts),
         megabytes=round(len(page.encode()) / 1e6, 2),
     )
+
+
+def _true_shares(job: Job) -> dict[str, float]:
+    """True class probability of every sentence that the generator can say."""
+    path = resolve_path(job.config.source.root, job.config) / CLASS_PROBABILITIES
+    form = without_number if job.config.sentences.strip_numbers else str
+    return read_given_table(path, form) if path.is_file() else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

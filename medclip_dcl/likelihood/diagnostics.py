@@ -25,13 +25,16 @@ class Diagnostics:
     pll_nats: Histogram | None
     """Distinct sentences by pseudo-log-likelihood; None where there is none."""
     most_corrected: NDArray[np.int64]
-    """Sentences with the largest eta, largest first; ties by count."""
+    """Training sentences with the largest eta, largest first; ties by count."""
     least_corrected: NDArray[np.int64]
     """Training sentences with the smallest eta, smallest first; ties by count."""
     spearman_pll_count: float
     """Rank correlation of likelihood and log count over training sentences; nan where undefined."""
+    spearman_eta_count: float
+    """The same of eta and count."""
     mean_eta: float
-    """Mean eta of a training sentence, each as often as it is said."""
+    """Mean eta of a training sentence, each as often as it is said: the share of a batch that is
+    expected to be false negatives."""
     expected_false_negatives: float
     """N * eta of a training sentence on average, for N negatives."""
     truth: "Truth | None"
@@ -50,6 +53,9 @@ class Truth:
     """The same, each sentence as often as it is said."""
     median_ratio: float
     """Median of eta / rho."""
+    log_error: float
+    """Root mean square of log eta - log min(rho, cap), each sentence as often as it is said, nats;
+    nan without a cap."""
 
 
 def diagnose(
@@ -60,6 +66,7 @@ def diagnose(
     *,
     examples: int,
     rho: Floats | None = None,
+    cap: float | None = None,
 ) -> Diagnostics:
     """Describe the etas of a corpus.
 
@@ -70,6 +77,7 @@ def diagnose(
         negatives: N, negatives of one anchor.
         examples: how many most and least corrected sentences are named.
         rho: true class probability; nan where it is not known. None: unknown for all.
+        cap: largest eta, to which the truth is capped before their distance is taken.
 
     Returns:
         The figures; nothing is drawn here.
@@ -77,7 +85,7 @@ def diagnose(
     said = np.flatnonzero(count > 0)
     weights = count[said] / max(1, count[said].sum())
     mean_eta = float((eta[said] * weights).sum())
-    largest_first = np.lexsort((-count, -eta))
+    largest_first = said[np.lexsort((-count[said], -eta[said]))]
     smallest_first = said[np.lexsort((-count[said], eta[said]))]
     correlation = float("nan")
     if pll_nats is not None:
@@ -90,19 +98,23 @@ def diagnose(
         most_corrected=largest_first[:examples],
         least_corrected=smallest_first[:examples],
         spearman_pll_count=correlation,
+        spearman_eta_count=spearman(eta[said], count[said]),
         mean_eta=mean_eta,
         expected_false_negatives=negatives * mean_eta,
-        truth=None if rho is None else compare_with_truth(eta, rho, count),
+        truth=None if rho is None else compare_with_truth(eta, rho, count, cap),
     )
 
 
-def compare_with_truth(eta: Floats, rho: Floats, count: NDArray[np.int64]) -> Truth:
+def compare_with_truth(
+    eta: Floats, rho: Floats, count: NDArray[np.int64], cap: float | None = None
+) -> Truth:
     """Compare estimated with true class probabilities.
 
     Args:
         eta: estimates, one per distinct sentence.
         rho: truths; nan where not known.
         count: how often the training split says each sentence.
+        cap: largest eta, to which rho is capped in `log_error`.
 
     Returns:
         Correlations over the sentences whose rho is known; nan where undefined.
@@ -110,13 +122,18 @@ def compare_with_truth(eta: Floats, rho: Floats, count: NDArray[np.int64]) -> Tr
     known = np.isfinite(rho)
     positive = known & (rho > 0) & (eta > 0)
     log_eta, log_rho = np.log(eta[positive]), np.log(rho[positive])
-    ratio = eta[positive] / rho[positive]
+    ratio, weights = eta[positive] / rho[positive], count[positive].astype(np.float64)
+    log_error = float("nan")
+    if cap is not None and weights.sum() > 0:
+        off = log_eta - np.minimum(log_rho, np.log(cap))
+        log_error = float(np.sqrt((weights * off**2).sum() / weights.sum()))
     return Truth(
         sentences=int(known.sum()),
         spearman=spearman(eta[known], rho[known]),
         pearson_log=_pearson(log_eta, log_rho, np.ones(len(log_eta))),
-        pearson_log_weighted=_pearson(log_eta, log_rho, count[positive].astype(np.float64)),
+        pearson_log_weighted=_pearson(log_eta, log_rho, weights),
         median_ratio=float(np.median(ratio)) if len(ratio) else float("nan"),
+        log_error=log_error,
     )
 
 

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -124,6 +125,8 @@ def draw_points(
     labels: Labels,
     *,
     log_x: bool = False,
+    log_y: bool = False,
+    lines: Sequence[Line] = (),
 ) -> Markup:
     """Draw points; of more than a few hundred an even sample along x.
 
@@ -131,18 +134,44 @@ def draw_points(
         x: places along the horizontal axis.
         y: places along the vertical axis.
         labels: description and axes.
-        log_x: whether the horizontal axis is logarithmic.
+        log_x: whether the horizontal axis is logarithmic; places at or below 0 are left out.
+        log_y: the same of the vertical axis.
+        lines: at most four, drawn over the points.
 
     Returns:
         An SVG element.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(labels)
+        shown = ((x > 0) | (not log_x)) & ((y > 0) | (not log_y))
+        x, y = x[shown], y[shown]
         kept = np.argsort(x, kind="stable")[_thinned(len(x))]
         axes.scatter(x[kept], y[kept], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
+        for line, colour in zip(lines, _SERIES[1:], strict=False):
+            axes.plot(line.x, line.y, color=colour, label=line.name)
         if log_x:
             axes.set_xscale("log")
+        if log_y:
+            axes.set_yscale("log")
+        if lines:
+            figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
         return _svg(figure, labels.alt)
+
+
+def standalone(chart: Markup) -> str:
+    """Make a chart a picture file of its own, light or dark as its reader wishes.
+
+    Args:
+        chart: from a `draw_*` function.
+
+    Returns:
+        An SVG document.
+    """
+    palette = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    palette = palette[: palette.index("* {")]
+    style = f"<style>{palette} svg {{ color: var(--ink); background: var(--card); }}</style>"
+    start = chart.index(">") + 1
+    return f"{chart[:start]}{style}{chart[start:]}"
 
 
 def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:

@@ -1,18 +1,24 @@
 """Sections about the text: sentences, language model, likelihood and the correction eta."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Float, Int
 
 from medclip_dcl.artifacts import claims, eta_cache, language_model, sentences
+from medclip_dcl.artifacts.frame import Artifact
 from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.likelihood.diagnostics import Diagnostics, diagnose
 from medclip_dcl.report.charts import Labels, draw_histogram, draw_points
 from medclip_dcl.report.sources import Sources
+from medclip_dcl.report.truth import CorpusEta, find_truth, truth_chart
 
 View = dict[str, Any]
 
 _SHOWN = 8
+_LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
 
 
 def describe_text(sources: Sources) -> View | None:
@@ -42,88 +48,156 @@ def describe_text(sources: Sources) -> View | None:
 
 
 def describe_eta(sources: Sources) -> View | None:
-    """Show how strongly sentences are corrected, and which.
+    """Show how strongly sentences are corrected, and which, and whether that is right.
 
     Args:
         sources: what the report is made from.
 
     Returns:
-        Charts `histogram`, `likelihood` and `frequency` (None where eta does not come from
-        likelihoods), tables `most` and `least` (empty in a private report), the `recipe` and
-        the cache's `numbers`; None without an eta cache.
+        `charts` of title, picture and meaning; `figures` by name; tables
+        `most` and `least` (empty in a private report) and the `recipe`; None without an eta
+        cache.
     """
     found = sources.get(eta_cache.KIND, sentences.KIND)
     if found is None:
         return None
     cache, texts = found
-    table = read_table(cache.path, eta_cache.ETA)
-    eta, count = _numbers(table, "eta"), _numbers(table, "count")
-    has_pll = table["pll_nats"].null_count == 0
-    pll_nats = _numbers(table, "pll_nats") if has_pll else eta
-    is_private = sources.settings.private
-    said = dict(zip(*_texts(sentences.distinct_sentences(texts)), strict=True))
-    keys = table["text_key"].to_pylist()
-    order = np.lexsort((-count, -eta))
-    spoken = [int(place) for place in order if count[place] > 0]
+    recipe = cache.recipe["settings"]["eta"]
+    distinct = sentences.distinct_sentences(texts)
+    said = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
+    corpus = _read(read_table(cache.path, eta_cache.ETA), said)
+    truth = find_truth(sources, corpus.keys)
+    look = diagnose(
+        corpus.eta,
+        corpus.pll_nats,
+        corpus.count.astype(np.int64),
+        sources.negatives,
+        examples=_SHOWN,
+        rho=None if truth is None else truth.rho,
+        cap=recipe["eta_max"],
+    )
 
-    def rows(places: list[int]) -> list[View]:
+    def rows(places: Int[np.ndarray, " examples"]) -> list[View]:
         return [
             {
-                "text": said[keys[place]],
-                "eta": eta[place],
-                "pll_nats": pll_nats[place] if has_pll else None,
-                "count": int(count[place]),
+                "text": said[corpus.keys[place]],
+                "eta": corpus.eta[place],
+                "pll_nats": None if corpus.pll_nats is None else corpus.pll_nats[place],
+                "count": int(corpus.count[place]),
             }
-            for place in ([] if is_private else places)
+            for place in ([] if sources.settings.private else places)
         ]
 
+    charts = _charts(corpus)
+    if truth is not None and look.truth is not None:
+        charts.append(truth_chart(corpus, truth, look.truth, recipe["eta_max"]))
     return {
-        "recipe": cache.recipe["settings"]["eta"],
-        "numbers": {
-            name.replace("_", " "): value
-            for name, value in cache.summary.items()
-            if isinstance(value, int | float)
-        },
-        "sentences": len(eta),
-        "histogram": _histogram(eta, count),
-        "likelihood": _likelihood(pll_nats, eta) if has_pll else None,
-        "frequency": _frequency(pll_nats, count) if has_pll else None,
-        "most": rows(spoken[:_SHOWN]),
-        "least": rows(spoken[::-1][:_SHOWN]),
+        "recipe": recipe,
+        "charts": charts,
+        "figures": _figures(cache, corpus, look, sources.negatives),
+        "has_likelihood": corpus.pll_nats is not None,
+        "most": rows(look.most_corrected),
+        "least": rows(look.least_corrected),
     }
 
 
-def _histogram(eta: np.ndarray, count: np.ndarray) -> str:
-    labels = Labels(
-        "Histogram of eta over the sentences of the training reports",
-        "eta: assumed chance that another film shares the sentence's class",
-        "sentences, repeats included",
+def _read(table: pa.Table, said: dict[str, str]) -> CorpusEta:
+    keys = table["text_key"].to_pylist()
+    has_pll = table["pll_nats"].null_count == 0
+    has_tokens = table["tokens"].null_count == 0
+    length = _numbers(table, "tokens") if has_tokens else [len(said[key].split()) for key in keys]
+    return CorpusEta(
+        keys=keys,
+        eta=_numbers(table, "eta"),
+        pll_nats=_numbers(table, "pll_nats") if has_pll else None,
+        length=np.asarray(length, dtype=np.float64),
+        unit="word pieces" if has_tokens else "words",
+        count=_numbers(table, "count"),
     )
-    return draw_histogram(eta, count, labels)
 
 
-def _likelihood(pll_nats: np.ndarray, eta: np.ndarray) -> str:
-    labels = Labels(
-        "Eta against the pseudo-log-likelihood of each distinct sentence",
-        "pseudo-log-likelihood, nats",
-        "eta",
-    )
-    return draw_points(pll_nats, eta, labels)
+def _charts(corpus: CorpusEta) -> list[View]:
+    is_said, eta = corpus.count > 0, np.maximum(corpus.eta, _LEAST_DRAWN)
+    charts = [
+        {
+            "title": "How strongly.",
+            "picture": draw_histogram(
+                corpus.eta,
+                corpus.count,
+                Labels(
+                    "Histogram of eta over the sentences of the training reports",
+                    "eta: assumed chance that another film shares its class",
+                    "sentences, repeats included",
+                ),
+            ),
+            "meaning": f"Sentences of the training reports by their eta; {is_said.sum():,} "
+            "distinct ones, each as often as it is said.",
+        },
+        {
+            "title": "Who is said often.",
+            "picture": draw_points(
+                corpus.count,
+                eta,
+                Labels("Eta against the number of occurrences", "times said in training", "eta"),
+                log_x=True,
+                log_y=True,
+            ),
+            "meaning": "Both axes are logarithmic, and smaller etas stand at "
+            f"{_LEAST_DRAWN:g}. Eta should rise with how often a sentence is said.",
+        },
+        {
+            "title": "Who is long.",
+            "picture": draw_points(
+                corpus.length + _jitter(corpus.length),
+                eta,
+                Labels(
+                    "Eta against the length of each distinct sentence",
+                    f"length, {corpus.unit}",
+                    "eta",
+                ),
+                log_y=True,
+            ),
+            "meaning": "A likelihood is a product over word pieces, so it falls with length, "
+            "whatever the sentence means.",
+        },
+    ]
+    if corpus.pll_nats is not None:
+        labels = Labels(
+            "Histogram of the pseudo-log-likelihood of the distinct sentences",
+            "pseudo-log-likelihood, nats",
+            "distinct sentences",
+        )
+        picture = draw_histogram(corpus.pll_nats, np.ones(len(corpus.pll_nats)), labels)
+        meaning = "The closer to 0, the better the language model could have guessed the sentence."
+        charts.insert(1, {"title": "How likely.", "picture": picture, "meaning": meaning})
+    return charts
 
 
-def _frequency(pll_nats: np.ndarray, count: np.ndarray) -> str:
-    labels = Labels(
-        "Pseudo-log-likelihood against how often each sentence occurs in training reports",
-        "occurrences in the training reports",
-        "pseudo-log-likelihood, nats",
-    )
-    return draw_points(np.maximum(count, 0.7), pll_nats, labels, log_x=True)
+def _figures(
+    cache: Artifact, corpus: CorpusEta, look: Diagnostics, negatives: int
+) -> dict[str, float | None]:
+    figures = {
+        "distinct sentences": len(corpus.keys),
+        "mean eta of a training sentence": look.mean_eta,
+        "negatives of an anchor, N": negatives,
+        "of them false, expected: N · eta": look.expected_false_negatives,
+        "sentences at the cap, as said": cache.summary.get("capped_share_weighted"),
+        "distinct sentences at the cap": cache.summary.get("capped_share"),
+        "rank correlation, eta and times said": look.spearman_eta_count,
+    }
+    if corpus.pll_nats is not None:
+        figures["rank correlation, likelihood and times said"] = look.spearman_pll_count
+    return {
+        name: None if value is None or math.isnan(value) else value
+        for name, value in figures.items()
+    }
 
 
-def _numbers(table: pa.Table, column: str) -> np.ndarray:
+def _jitter(values: Float[np.ndarray, " items"]) -> Float[np.ndarray, " items"]:
+    """Move whole numbers apart, so that a column of points shows how many there are."""
+    return np.random.default_rng(0).uniform(-0.35, 0.35, len(values))
+
+
+def _numbers(table: pa.Table, column: str) -> Float[np.ndarray, " items"]:
     values: np.ndarray = table[column].to_numpy().astype(np.float64)
     return values
-
-
-def _texts(distinct: pa.Table) -> tuple[list[str], list[str]]:
-    return distinct["text_key"].to_pylist(), distinct["text"].to_pylist()

@@ -7,11 +7,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.report.calibration import describe_calibration
 from medclip_dcl.report.cases import show_answers, show_cases
 from medclip_dcl.report.corpus import describe_data, show_examples
 from medclip_dcl.report.correction import describe_eta, describe_text
 from medclip_dcl.report.learning import describe_training
 from medclip_dcl.report.outcomes import describe_results, show_gallery_answers, show_heatmaps
+from medclip_dcl.report.preflight import describe_check, show_check
 from medclip_dcl.report.provenance import describe_provenance
 from medclip_dcl.report.sources import Sources
 
@@ -38,10 +41,12 @@ def render_report(sources: Sources) -> str:
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
             "results": describe_results(sources),
+            "check": describe_check(sources),
             "data": describe_data(sources),
             "examples": show_examples(sources),
             "text": describe_text(sources),
             "eta": describe_eta(sources),
+            "calibration": describe_calibration(sources),
             "training": describe_training(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
@@ -52,7 +57,25 @@ def render_report(sources: Sources) -> str:
     )
 
 
-def _render(view: Mapping[str, Any]) -> str:
+def render_check(name: str, artifact: Artifact) -> str:
+    """Make the page about a source alone.
+
+    Args:
+        name: the recipe's name.
+        artifact: its preflight.
+
+    Returns:
+        HTML with styles inline; counts, no ids and no texts.
+
+    Raises:
+        ArtifactCorrupt: the figures of the preflight cannot be read.
+    """
+    facts = {"digest": artifact.digest, "sealed_at": artifact.origin["sealed_at"]}
+    view = facts | {"name": name, "check": show_check(artifact)}
+    return _render(view, "check_page.html")
+
+
+def _render(view: Mapping[str, Any], template: str = "page.html") -> str:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -62,7 +85,7 @@ def _render(view: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"number": _number, "count": _count}
     style = Markup((_FOLDER / "page.css").read_text(encoding="utf-8"))  # noqa: S704 (our own file)
-    return environment.get_template("page.html").render(view, style=style)
+    return environment.get_template(template).render(view, style=style)
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -11,6 +11,7 @@ from medclip_dcl.artifacts import (
     language_model,
     likelihoods,
     manifest,
+    preflight,
     prepared,
     published,
     results,
@@ -21,6 +22,7 @@ from medclip_dcl.config.evaluation import ReportConfig
 from medclip_dcl.errors import ArtifactMissing
 
 KINDS = (
+    preflight.KIND,
     manifest.KIND,
     prepared.KIND,
     sentences.KIND,
@@ -44,12 +46,16 @@ class Sources:
         settings: the report's section of the configuration.
         artifacts: the artifacts that exist, by the name of their kind.
         is_generated: whether films and reports are generated ones.
+        rho: text key -> true class probability; empty where nobody knows it.
+        negatives: N, negatives of one anchor in the recipe's global batch.
     """
 
     work: Path
     settings: ReportConfig
     artifacts: Mapping[str, Artifact]
     is_generated: bool
+    rho: Mapping[str, float]
+    negatives: int
 
     def get(self, *kinds: Kind) -> tuple[Artifact, ...] | None:
         """Give artifacts that are needed together.
@@ -65,13 +71,21 @@ class Sources:
         return present if len(present) == len(kinds) else None
 
 
-def find_sources(work: Path, settings: ReportConfig, is_generated: bool) -> Sources:
+def find_sources(
+    work: Path,
+    settings: ReportConfig,
+    is_generated: bool,
+    rho: Mapping[str, float],
+    negatives: int,
+) -> Sources:
     """Open every artifact of a recipe that exists.
 
     Args:
         work: folder of the recipe.
         settings: the report's section of the configuration.
         is_generated: whether films and reports are generated ones.
+        rho: text key -> true class probability; empty where nobody knows it.
+        negatives: N, negatives of one anchor.
 
     Returns:
         The sources. Sizes are checked, not every byte: the jobs that used an artifact did that.
@@ -85,7 +99,7 @@ def find_sources(work: Path, settings: ReportConfig, is_generated: bool) -> Sour
             artifacts[kind.name] = open_artifact(kind.at(work), kind, verify=False)
         except ArtifactMissing:
             continue
-    return Sources(work, settings, artifacts, is_generated)
+    return Sources(work, settings, artifacts, is_generated, rho, negatives)
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -11,6 +11,9 @@ from medclip_dcl.errors import StudyError
 FILMS, FINE = "truth/films.csv", "truth/fine.csv"
 """Tables of a generated tree, relative to its root."""
 
+CLASS_PROBABILITIES = "truth/eta.csv"
+"""Table of what every sentence's eta should be, relative to the tree's root."""
+
 
 @dataclass(frozen=True)
 class Truth:

@@ -1,0 +1,275 @@
+"""a and k of eta = min(a * p**k, cap), fitted to class probabilities that a corpus shows itself.
+
+Symbols
+    rho    share of the other studies that a sentence fits: the class probability, measured
+    p      exp(pll_nats)
+    floor  smallest share that counts as measured; below it a handful of studies decides
+    cap    largest eta that training uses
+
+The line log rho = log a + k log p + noise is fitted as Tobin's regression with both ends
+censored: a share at or above the cap says no more than "at least the cap", one below the
+floor no more than "below the floor", and everything between counts with its value.
+
+Why not plain least squares: beyond the cap the line is never used, yet common negations,
+true of most films, would turn it; and leaving out the sentences that are too rare to be
+measured selects those that are common by luck, which flattens the slope. Why not least
+squares after capping: noise at the cap then only ever pulls down.
+
+What p can know: it is the chance of one wording, a product over its word pieces, while
+rho belongs to the meaning. Long and rare wordings of a common finding have a small p and
+a large rho. The fit makes the most of what the two share; `correlation` says how little
+that may be, and `best_constant` what an eta that ignores p would do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import optimize, special
+
+from medclip_dcl.errors import ScoreError
+
+Floats = Float[np.ndarray, " sentences"]
+
+LARGEST_A = 0.999
+"""Upper end of a: a sentence that is sure to be said fits every film, and no more."""
+
+_FEWEST = 10
+_SIGMA = (1e-3, 20.0)  # bounds of the noise, nats: far beyond what a corpus shows
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measured class probabilities of sentences.
+
+    Attributes:
+        pll_nats: pseudo-log-likelihood of each sentence, nats, at most 0.
+        share: measured class probability, in [0, 1].
+        weight: how often the sentence counts, at least 0.
+        floor: smallest share that counts as measured, above 0.
+    """
+
+    pll_nats: Floats
+    share: Floats
+    weight: Floats
+    floor: float
+
+    @property
+    def is_measured(self) -> Bool[np.ndarray, " sentences"]:
+        """Sentences whose share is not below the floor."""
+        return self.share >= self.floor
+
+
+@dataclass(frozen=True)
+class Line:
+    """A fitted line.
+
+    Attributes:
+        a: scale, in (0, `LARGEST_A`].
+        k: exponent, at least 0.
+        sigma: standard deviation of log rho about the line, nats.
+    """
+
+    a: float
+    k: float
+    sigma: float
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a fit's sentences divide, as shares of their weight."""
+
+    measured: float
+    below_floor: float
+    above_cap: float
+
+
+def fit_line(evidence: Evidence, cap: float) -> Line:
+    """Fit a and k with both ends censored.
+
+    Args:
+        evidence: measured class probabilities.
+        cap: largest eta that is used, in (0, 1).
+
+    Returns:
+        The line of greatest likelihood with 0 < a <= `LARGEST_A` and k >= 0.
+
+    Raises:
+        ScoreError: fewer than ten sentences are measured below the cap, the floor is not
+            below the cap, or the arrays are malformed.
+
+    Source: Tobin 1958; one optimum, since the likelihood is concave in 1/sigma and
+        coefficients/sigma (Olsen 1978), in which both bounds are linear.
+    """
+    _check(evidence, cap)
+    used = evidence.weight > 0
+    pll_nats, share = evidence.pll_nats[used], evidence.share[used]
+    weight = evidence.weight[used] / evidence.weight[used].mean()
+    below, above = share < evidence.floor, share >= cap
+    between = ~(below | above)
+    scale = max(float(pll_nats.std()), 1e-9)
+    x, y = pll_nats / scale, np.log(np.clip(share, evidence.floor, cap))
+
+    def loss(theta: Floats) -> tuple[float, Floats]:
+        log_a, slope, log_sigma = theta
+        distance = (y - log_a - slope * x) / np.exp(log_sigma)
+        sign = np.where(below, 1.0, -1.0)
+        log_tail = special.log_ndtr(sign * distance)
+        value = np.where(between, log_sigma + distance**2 / 2, -log_tail)
+        # the mean distance of a censored sentence beyond its bound stands in for its distance
+        mills = np.exp(-(distance**2) / 2 - log_tail) / np.sqrt(2 * np.pi)
+        pull = weight * np.where(between, distance, -sign * mills)
+        spread = weight * np.where(between, 1.0 - distance**2, sign * mills * distance)
+        gradient = [-pull.sum() / np.exp(log_sigma), -(pull * x).sum() / np.exp(log_sigma)]
+        return float((weight * value).sum()), np.array([*gradient, spread.sum()])
+
+    bounds = [(-30.0, np.log(LARGEST_A)), (0.0, 30.0), tuple(np.log(_SIGMA))]
+    start = [min(float(np.average(y, weights=weight)), float(bounds[0][1])), 0.0, 0.0]
+    options = {"ftol": 1e-14, "gtol": 1e-9 * len(x), "maxiter": 500}
+    found = optimize.minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    )
+    log_a, slope, log_sigma = found.x
+    return Line(float(np.exp(log_a)), float(slope / scale), float(np.exp(log_sigma)))
+
+
+def resample_lines(
+    measure: Callable[[Float[np.ndarray, " studies"]], Evidence],
+    patient_of: Int[np.ndarray, " studies"],
+    cap: float,
+    resamples: int,
+    generator: np.random.Generator,
+) -> list[Line]:
+    """Fit bootstrap samples of patients, each with all of its studies.
+
+    Args:
+        measure: gives the evidence when study i counts as often as the i-th weight says.
+        patient_of: patient of each study, numbered from 0.
+        cap: largest eta that is used.
+        resamples: number of samples.
+        generator: source of randomness.
+
+    Returns:
+        One line per sample in which enough sentences are measured.
+
+    Source: ours; sentences of one report, and reports of one patient, are not independent.
+    """
+    patients = int(patient_of.max(initial=-1)) + 1
+    lines = []
+    for _ in range(resamples):
+        drawn = np.bincount(generator.integers(0, patients, patients), minlength=patients)
+        try:
+            lines.append(fit_line(measure(drawn[patient_of].astype(np.float64)), cap))
+        except ScoreError:  # too few measured sentences in this sample
+            continue
+    return lines
+
+
+def correlation(evidence: Evidence) -> float:
+    """Correlate likelihood and log share over the measured sentences, as often as they count.
+
+    Args:
+        evidence: measured class probabilities.
+
+    Returns:
+        Pearson's coefficient; nan where either does not vary.
+    """
+    known = evidence.is_measured & (evidence.weight > 0)
+    weight = evidence.weight[known]
+    if not known.any():
+        return float("nan")
+    columns = (evidence.pll_nats[known], np.log(evidence.share[known]))
+    x, y = (column - np.average(column, weights=weight) for column in columns)
+    scale = np.sqrt((weight * x * x).sum() * (weight * y * y).sum())
+    return float((weight * x * y).sum() / scale) if scale > 0 else float("nan")
+
+
+def censored_shares(evidence: Evidence, cap: float) -> Shares:
+    """Tell how much of the evidence the fit sees with its value.
+
+    Args:
+        evidence: measured class probabilities.
+        cap: largest eta that is used.
+
+    Returns:
+        Shares of the weight.
+    """
+    total = max(float(evidence.weight.sum()), 1e-300)
+    below = float(evidence.weight[~evidence.is_measured].sum()) / total
+    above = float(evidence.weight[evidence.share >= cap].sum()) / total
+    return Shares(1 - below - above, below, above)
+
+
+def best_constant(evidence: Evidence, cap: float) -> float:
+    """Give the constant eta with the least log error.
+
+    Args:
+        evidence: measured class probabilities.
+        cap: largest eta that is used.
+
+    Returns:
+        Geometric mean of the capped shares of the measured sentences.
+
+    Raises:
+        ScoreError: no sentence is measured.
+    """
+    known = evidence.is_measured & (evidence.weight > 0)
+    if not known.any():
+        raise ScoreError("no sentence is measured; lower calibrate.min_studies or add studies")
+    capped = np.minimum(evidence.share[known], cap)
+    return float(np.exp(np.average(np.log(capped), weights=evidence.weight[known])))
+
+
+def log_error(eta: Floats, evidence: Evidence, cap: float) -> float:
+    """Measure how far etas lie from the capped class probabilities, on the log scale.
+
+    Args:
+        eta: an eta for each sentence, above 0; it is capped here.
+        evidence: measured class probabilities; sentences below the floor are left out.
+        cap: largest eta that is used.
+
+    Returns:
+        Root of the weighted mean square of log eta - log min(rho, cap), nats: 0.69 is a
+        factor of 2. nan where nothing is measured.
+    """
+    known = evidence.is_measured & (evidence.weight > 0)
+    if not known.any():
+        return float("nan")
+    off = np.log(np.minimum(eta[known], cap)) - np.log(np.minimum(evidence.share[known], cap))
+    return float(np.sqrt(np.average(off**2, weights=evidence.weight[known])))
+
+
+def eta_of_line(pll_nats: Floats, line: Line, cap: float) -> Floats:
+    """Give the eta that a line and the cap make of likelihoods.
+
+    Args:
+        pll_nats: pseudo-log-likelihoods, nats.
+        line: a and k.
+        cap: largest eta that is used.
+
+    Returns:
+        min(a * p**k, cap).
+    """
+    eta: np.ndarray = np.minimum(np.exp(np.log(line.a) + line.k * pll_nats), cap)
+    return eta
+
+
+def _check(evidence: Evidence, cap: float) -> None:
+    if not 0 < evidence.floor < cap < 1:
+        raise ScoreError(
+            f"the smallest share that counts as measured, {evidence.floor:.4g}, must lie above 0 "
+            f"and below the cap, {cap:.4g}; lower calibrate.min_studies or add studies"
+        )
+    columns = (evidence.pll_nats, evidence.share, evidence.weight)
+    wrong = ~np.isfinite(np.stack(columns)).all(axis=0)
+    wrong |= (evidence.pll_nats > 0) | (evidence.share < 0) | (evidence.share > 1)
+    wrong |= evidence.weight < 0
+    if wrong.any():
+        raise ScoreError(f"{int(wrong.sum())} sentences have no valid likelihood, share or weight")
+    inside = evidence.is_measured & (evidence.share < cap) & (evidence.weight > 0)
+    if inside.sum() < _FEWEST:
+        raise ScoreError(
+            f"{int(inside.sum())} sentences are measured below the cap and {_FEWEST} are needed; "
+            "lower calibrate.min_studies, set another calibrate.evidence or add studies"
+        )
