@@ -25,8 +25,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import StudyError
 from medclip_dcl.progress import Progress
-from medclip_dcl.report.page import render_report
-from medclip_dcl.report.sources import Sources
+from medclip_dcl.report.page import render_check
 from medclip_dcl.reports.sections import read_sections
 from medclip_dcl.reports.sentences import SPLITTER
 from medclip_dcl.reports.survey import ANSWERS, Survey, read_section, survey
@@ -37,7 +36,7 @@ from medclip_dcl.studies.preflight_files import count_encodings, look_at_film
 from medclip_dcl.studies.records import Film
 from medclip_dcl.studies.selection import Selection, select
 from medclip_dcl.studies.splits import assign_splits
-from pipelines.build_manifest import Source, read_source
+from pipelines.build_manifest import PLACES, Source, read_source
 from pipelines.job import Job, run_job
 from pipelines.split_sentences import used_sections
 
@@ -59,7 +58,7 @@ def build(job: Job) -> None:
     config = job.config
     source = read_source(config)
     settings = {
-        "source": config.source.model_dump(mode="json", exclude={"root", "reports"}),
+        "source": config.source.model_dump(mode="json", exclude=PLACES),
         "images": config.images.model_dump(mode="json", exclude={"workers"}),
         "check": config.check,
         "sentences": config.sentences,
@@ -67,11 +66,10 @@ def build(job: Job) -> None:
         "seed": config.seed,
         "split": config.evaluate.split,
     }
-    inputs = source.inputs | {"model": _model_digest(job)}
+    inputs = source.inputs | {"trained_model": _model_digest(job)}
     artifact = job.make(preflight.KIND, settings, inputs, lambda draft: _check(job, source, draft))
     tree = preflight.read_preflight(artifact)
-    page = Sources(job.work, config.report, {artifact.kind: artifact}, is_generated=False)
-    write_text(job.work / PAGE, render_report(page))
+    write_text(job.work / PAGE, render_check(job.work.name, artifact))
     print(preflight.preflight_table(tree), flush=True)
     job.say(page=str(job.work / PAGE))
     if not tree["verdict"]["clean"]:
@@ -197,13 +195,7 @@ def _find(
     job: Job, source: Source, look: _Look, asked: Sequence[str]
 ) -> tuple[list[Found], dict[str, Any]]:
     chosen = look.chosen
-    films = {film.image_id for film in source.raw.films}
-    films -= {study.study_id for study in source.raw.studies}
-    alone = {item for item in chosen.rejects if item.reason == "no_report" and item.id in films}
-    found = [
-        Found("film_without_report" if item in alone else item.reason, item.id)
-        for item in chosen.rejects
-    ]
+    found = checks.name_rejects(source.raw, chosen)
     found += [Found(row["code"], row["image_id"]) for row in look.films if row["code"]]
     found += [Found("monochrome1", row["image_id"]) for row in look.films if row["inverted"]]
     found += checks.find_leaks(source.raw.splits, source.boxes.subjects)

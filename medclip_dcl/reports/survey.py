@@ -84,9 +84,7 @@ def survey(
         for row in rows:
             dropped.update(row["dropped"])
         said.append(_united(Claims.from_row(row["claims"]) for row in rows))
-    return Survey(
-        frozenset(usable), sentences, masked, masked_studies, dropped, count_claims(said)
-    )
+    return Survey(frozenset(usable), sentences, masked, masked_studies, dropped, count_claims(said))
 
 
 def count_claims(said: Collection[Claims]) -> dict[str, dict[str, int]]:

@@ -91,6 +91,28 @@ def count_steps(
     return [_step(name, part) for name, part in steps_of.items()]
 
 
+def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
+    """Name what the manifest leaves out; a film that goes with its report is named so.
+
+    Args:
+        raw: all rows of the source.
+        chosen: what can be used of them.
+
+    Returns:
+        What was found.
+    """
+    study_of = {film.image_id: film.study_id for film in raw.films}
+    blamed = {item.id for item in chosen.rejects if item.reason != "no_report"}
+    return [
+        Found("film_without_report", item.id)
+        if item.reason == "no_report"
+        and item.id in study_of
+        and (study_of[item.id] != item.id or item.id in blamed)
+        else Found(item.reason, item.id)
+        for item in chosen.rejects
+    ]
+
+
 def find_repeats(keys: Mapping[str, str]) -> list[list[str]]:
     """Find what has the same key.
 
