@@ -21,7 +21,7 @@ from medclip_dcl.studies.selection import stamp_files
 from medclip_dcl.studies.shards import Film, Outcome, write_shards
 from pipelines.job import Job, run_job
 
-_SPEED_ALONE = {"workers", "max_reject_share"}
+_SPEED_ALONE = {"workers", "dask_scheduler", "max_reject_share"}
 """Settings that change no pixel."""
 
 

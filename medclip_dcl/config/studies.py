@@ -124,5 +124,7 @@ class ImagesConfig(Section):
     """Images in one shard: the unit that is resumed."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Decode processes; 0: one per core."""
+    dask_scheduler: str = ""
+    """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
     max_reject_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of rejected images above which the job fails with exit code 3."""

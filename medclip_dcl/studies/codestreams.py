@@ -19,6 +19,7 @@ _MAX_BOXES = 64
 _MAX_SCANS = 100  # a progressive grey film has about six; each goes over all pixels again
 _DCT_BLOCK = 64
 _SCAN = b"\xff\xda"
+_CODES = b"\xff\xc4"
 _TILE_PART = b"\xff\x90"
 _TILE_HEADER = 12
 _MAX_TILES = 65_535
@@ -62,9 +63,12 @@ def read_jpeg(stream: bytes) -> Frame:
             continue
         process = _process(marker)
         if process is not None:
+            frame = _jpeg_frame(stream, at, process)
             if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
                 raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
-            return _jpeg_frame(stream, at, process)
+            if process == "lossless" and _CODES not in stream:  # its decoder would read none
+                raise ImageError("corrupt", "the stream has no Huffman codes")
+            return frame
         if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
             break
         at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
@@ -194,7 +198,10 @@ def _jpeg_frame(stream: bytes, at: int, process: str) -> Frame:
         raise ImageError("truncated", "the stream ends in its frame header")
     rows = int.from_bytes(stream[at + 5 : at + 7], "big")
     columns = int.from_bytes(stream[at + 7 : at + 9], "big")
-    return Frame(rows, columns, stream[at + 9], stream[at + 4], process)
+    components = stream[at + 9]
+    if int.from_bytes(stream[at + 2 : at + 4], "big") != 8 + 3 * components:
+        raise ImageError("corrupt", "the frame header has another length than its components")
+    return Frame(rows, columns, components, stream[at + 4], process)
 
 
 def _unboxed(stream: bytes) -> bytes:

@@ -10,9 +10,9 @@ from medclip_dcl.studies.decoder import Decoder, SquareImage
 from medclip_dcl.studies.grey import GreyImage
 from medclip_dcl.studies.reasons import REASONS
 
-__all__ = ["REASONS", "Decoder", "GreyImage", "SquareImage", "open_image"]
+__all__ = ["REASONS", "Decoder", "GreyImage", "SquareImage", "open_image", "shared_decoder"]
 
-_decoders: dict[tuple[int, ImagesConfig], Decoder] = {}
+_decoders: dict[tuple[int, ImagesConfig, int], Decoder] = {}
 _lock = threading.Lock()
 
 
@@ -32,14 +32,23 @@ def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) ->
     Raises:
         ImageError: the film is refused; `code` is one of `REASONS`.
     """
-    return _decoder(settings).open(source)
+    return shared_decoder(settings).open(source)
 
 
-def _decoder(settings: ImagesConfig) -> Decoder:
-    key = os.getpid(), settings  # a forked child must not share its parent's sockets
+def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:
+    """Give this process's pool for some settings; it is kept until the process ends.
+
+    Args:
+        settings: settings of images.
+        workers: decode processes; each starts when it is first needed.
+
+    Returns:
+        The same pool at every call.
+    """
+    key = os.getpid(), settings, workers  # a forked child must not share its parent's sockets
     with _lock:
         if key not in _decoders:
-            decoder = Decoder(settings, 1)
+            decoder = Decoder(settings, workers)
             atexit.register(decoder.close)
             _decoders[key] = decoder
         return _decoders[key]

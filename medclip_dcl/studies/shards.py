@@ -1,9 +1,19 @@
-"""Films of a manifest -> shards of squares: many workers, one shard at a time."""
+"""Films of a manifest -> shards of squares: many workers, written here, one shard at a time.
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+The workers are those of a `concurrent.futures` executor: threads that share a pool of decode
+processes, or the processes of a Dask cluster, each with a pool of its own. A film comes out
+the same wherever it is decoded.
+"""
+
+import importlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +21,14 @@ from medclip_dcl.artifacts.files import path_under
 from medclip_dcl.artifacts.prepared import SHARD, read_shard_rejects, write_shard
 from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.cores import available_cores
-from medclip_dcl.errors import ImageError, StudyError
-from medclip_dcl.studies.images import Decoder, SquareImage
+from medclip_dcl.errors import ConfigError, ImageError, LaunchError, StudyError
+from medclip_dcl.studies.images import Decoder, SquareImage, shared_decoder
+
+_BATCH = 4  # films in one task: few enough to share evenly, many enough to pay for the message
+_AHEAD = 2  # shards under way, so that no worker waits while one is written
+
+Answer = SquareImage | str
+"""A film's square, or the code of the reason why there is none."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,9 @@ class Film:
 
     image_id: str
     path: str
+
+
+Reader = Callable[[Sequence[Film]], list[Answer]]
 
 
 @dataclass(frozen=True)
@@ -56,21 +75,14 @@ def write_shards(
         What became of them; the same whether or not an earlier run was killed.
     """
     starts = range(0, len(films), settings.shard_rows)
-    workers = settings.workers or available_cores()
     todo = [number for number in range(len(starts)) if not (folder / SHARD.format(number)).exists()]
     if len(todo) < len(starts):
         finished(sum(_rows(films, settings, n) for n in set(range(len(starts))) - set(todo)))
     if todo:
-        with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
-            for number in todo:
-                part = films[starts[number] : starts[number] + settings.shard_rows]
-
-                def read(film: Film) -> SquareImage | str:
-                    answer = _read(film, root, decoder, settings)
-                    finished(1)
-                    return answer
-
-                _write(folder, number, part, list(threads.map(read, part)), settings.size_px)
+        parts = [(n, films[starts[n] : starts[n] + settings.shard_rows]) for n in todo]
+        with _crew(root, settings) as (executor, read):
+            for number, part, answers in _under_way(executor, read, parts):
+                _write(folder, number, part, list(_counted(answers, finished)), settings.size_px)
     found = [read_shard_rejects(folder, number) for number in range(len(starts))]
     return Outcome(sum(kept for kept, _ in found), [item for _, rows in found for item in rows])
 
@@ -80,13 +92,92 @@ def _rows(films: Sequence[Film], settings: ImagesConfig, number: int) -> int:
     return min(settings.shard_rows, len(films) - start)
 
 
-def _read(film: Film, root: Path, decoder: Decoder, settings: ImagesConfig) -> SquareImage | str:
-    """Give the square, or the code of the reason why there is none."""
+def read_films(films: Sequence[Film], root: Path, settings: ImagesConfig) -> list[Answer]:
+    """Decode and stretch films with this process's own pool, which is kept for the next ones.
+
+    Args:
+        films: the films; what a process of a cluster is sent.
+        root: folder under which their paths lie, the same on every machine.
+        settings: settings of images.
+
+    Returns:
+        The square of each, or the code of the reason why there is none.
+    """
+    workers = settings.workers or available_cores()
+    return _read(films, shared_decoder(settings, workers), root, settings)
+
+
+@contextmanager
+def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, Reader]]:
+    """Give an executor, and what it is to do with films: here, or on a cluster."""
+    if settings.dask_scheduler:
+        with _cluster(settings.dask_scheduler) as client:
+            apart = partial(read_films, root=root.absolute(), settings=settings)
+            try:
+                yield client.get_executor(pure=False), apart
+            except (CancelledError, _dask().KilledWorker) as error:
+                raise LaunchError(
+                    "the Dask cluster was lost, or its workers die; the shards so far are kept: "
+                    "mend the cluster and run the same command again"
+                ) from error
+        return
+    workers = settings.workers or available_cores()
+    with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
+        try:
+            yield threads, partial(_read, decoder=decoder, root=root, settings=settings)
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+def _dask() -> Any:
+    try:
+        return importlib.import_module("distributed")
+    except ImportError as error:
+        raise ConfigError("images.dask_scheduler needs `pip install medclip-dcl[dask]`") from error
+
+
+def _cluster(address: str) -> Any:
+    try:
+        return _dask().Client(address, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no Dask scheduler answers at images.dask_scheduler {address!r}; start one, or leave "
+            "the setting empty to use this machine"
+        ) from error
+
+
+def _under_way(
+    executor: Executor, read: Reader, parts: Iterable[tuple[int, Sequence[Film]]]
+) -> Iterator[tuple[int, Sequence[Film], Iterator[list[Answer]]]]:
+    """Start shards ahead of the one that is waited for."""
+    started: deque[tuple[int, Sequence[Film], Iterator[list[Answer]]]] = deque()
+    for number, part in parts:
+        batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
+        started.append((number, part, executor.map(read, batches)))
+        if len(started) == _AHEAD:
+            yield started.popleft()
+    yield from started
+
+
+def _counted(answers: Iterator[list[Answer]], finished: Callable[[int], None]) -> Iterator[Answer]:
+    for batch in answers:
+        finished(len(batch))
+        yield from batch
+
+
+def _read(
+    films: Sequence[Film], decoder: Decoder, root: Path, settings: ImagesConfig
+) -> list[Answer]:
+    return [_read_one(film, decoder, root, settings) for film in films]
+
+
+def _read_one(film: Film, decoder: Decoder, root: Path, settings: ImagesConfig) -> Answer:
     try:
         path = path_under(root, film.path)
-        image = decoder.square(path, settings.size_px, equalize=settings.equalize)
     except StudyError:
         return "missing"
+    try:
+        image = decoder.square(path, settings.size_px, equalize=settings.equalize)
     except ImageError as error:
         return error.code
     return "constant" if image.constant else image
@@ -96,7 +187,7 @@ def _write(
     folder: Path,
     number: int,
     films: Sequence[Film],
-    answers: Sequence[SquareImage | str],
+    answers: Sequence[Answer],
     size_px: int,
 ) -> None:
     kept = [

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import psutil
 import pytest
+from distributed import Client, LocalCluster
 
 from medclip_dcl.artifacts import manifest, prepared
 from medclip_dcl.artifacts.frame import Artifact, open_artifact
@@ -106,6 +108,37 @@ def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None
     assert made(tmp_path / "cut").digest == made(tmp_path / "whole").digest
     for name, written in kept.items():
         assert (tmp_path / "cut/prepared" / name).stat().st_mtime_ns == written
+
+
+def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> None:
+    source = release(30)
+    source.film = {source.films[3][0]: b"no film", source.films[7][0]: dicom_bytes(ramp())[:900]}
+    here = recipe(tmp_path, source, "here", max_reject_share=0.1)
+    assert prepare_images.main(["--config", str(here)]) == 0
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+    ) as cluster:
+        there = recipe(
+            tmp_path,
+            source,
+            "there",
+            max_reject_share=0.1,
+            dask_scheduler=cluster.scheduler_address,
+        )
+        assert prepare_images.main(["--config", str(there)]) == 0
+        with Client(cluster) as client:
+            busy = client.run(_decode_workers)
+    assert made(tmp_path / "there").digest == made(tmp_path / "here").digest
+    assert len(busy) == 2
+    assert sum(busy.values()) >= 1
+    address = cluster.scheduler_address
+    settings = ["--set", f"images.dask_scheduler={address}", "--set", "images.size_px=40"]
+    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        assert prepare_images.main(["--config", str(here), *settings]) == 2  # it has gone
+
+
+def _decode_workers() -> int:
+    return len(psutil.Process().children())
 
 
 def test_film_that_changes_is_prepared_anew(tmp_path: Path) -> None:
