@@ -1,0 +1,238 @@
+"""The check of a source: every planted fault named, nothing invented, and no text let out."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.archive import compare
+from medclip_dcl.artifacts import preflight
+from medclip_dcl.artifacts.frame import Artifact, open_artifact
+from medclip_dcl.artifacts.preflight import read_preflight
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.studies.generated.faults import read_ledger
+from medclip_dcl.studies.generated.tables import BOX_TABLE
+from pipelines.build_manifest import main as build_manifest
+from pipelines.check_data import PAGE, main
+from pipelines.generate_studies import main as generate_studies
+from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.published import publish
+from tests.synthetic.release import REPORT, Release, release
+
+IMAGES = {"workers": 1}
+GENERATE = {"patients": 50, "coverage_films": 0, "size_px": 64, "workers": 1, "faults": 1}
+
+
+def write_recipe(work: Path, **sections: Any) -> Path:
+    work.mkdir(exist_ok=True, parents=True)
+    path = work.with_suffix(".yaml")
+    path.write_text(json.dumps({"work": str(work), "images": IMAGES} | sections))
+    return path
+
+
+def check(tmp_path: Path, given: Release | None = None, **sections: Any) -> int:
+    root = tmp_path / "source"
+    if given is not None:
+        root.mkdir()
+        given.write(root)
+    source = {"root": str(root), "boxes": "boxes.csv"} | sections.pop("source", {})
+    return main(["--config", str(write_recipe(tmp_path / "work", source=source, **sections))])
+
+
+def made(work: Path) -> Artifact:
+    return open_artifact(preflight.KIND.at(work), preflight.KIND)
+
+
+def tree(tmp_path: Path) -> dict[str, Any]:
+    return read_preflight(made(tmp_path / "work"))
+
+
+def found(work: Path) -> set[tuple[str, str]]:
+    rows = read_table(made(work).path, preflight.FOUND).to_pylist()
+    return {(row["code"], row["id"]) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("archive") / "work"
+    source = {"boxes": BOX_TABLE, "max_reject_share": 1.0}
+    recipe = write_recipe(work, generate=GENERATE, source=source)
+    assert generate_studies(["--config", str(recipe)]) == 0
+    assert build_manifest(["--config", str(recipe)]) == 0
+    assert main(["--config", str(recipe)]) == 3
+    return work
+
+
+def test_every_planted_fault_is_named_and_none_is_invented(archive: Path) -> None:
+    figures, lines = compare(archive)
+    assert figures["planted"] == figures["kinds_of_fault"] == 16
+    names = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
+    assert {
+        name: figures[name] for name in (*names, "bit_depths_differ", "leaks")
+    } == dict.fromkeys((*names, "bit_depths_differ", "leaks"), 0)
+    assert len(lines) > 16
+
+
+def test_a_fault_beside_the_ledger_is_told(archive: Path, tmp_path: Path) -> None:
+    ledger = archive / "studies/truth/faults.csv"
+    whole = ledger.read_text()
+    ledger.write_text("".join(line for line in whole.splitlines(True) if "burned_in" not in line))
+    try:
+        figures, _ = compare(archive)
+    finally:
+        ledger.write_text(whole)
+    assert figures["check_invented"] == 1
+    assert figures["check_missed"] == figures["manifest_invented"] == 0
+
+
+def test_the_verdict_stays_on_disk_beside_the_exit_code(archive: Path) -> None:
+    verdict = read_preflight(made(archive))["verdict"]
+    assert not verdict["clean"]
+    assert verdict["leaks"] >= 2
+    assert "More faults than allowed" in (archive / PAGE).read_text()
+
+
+def test_the_page_and_the_output_hold_no_id(
+    archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(archive.with_suffix(".yaml"))]) == 3
+    printed = capsys.readouterr()
+    ids = {getattr(p, name) for p in read_ledger(archive / "studies") for name in p._fields[1:]}
+    assert len(ids - {""}) > 40
+    for text in (printed.out, printed.err, (archive / PAGE).read_text()):
+        assert not [name for name in ids - {""} if name in text]
+    assert '"state": "reused"' in printed.out
+
+
+def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = release(3)
+    given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
+    assert check(tmp_path, given) == 0
+    facts = tree(tmp_path)
+    assert facts["verdict"]["clean"]
+    assert [(step["films"], step["patients"]) for step in facts["steps"]] == [(3, 3)] * 6
+    assert facts["encodings"] == {"ASCII": 3}
+    assert facts["films"]["bits"] == {"12": 3}
+    assert facts["labels"]["source"] == "table"
+    assert facts["labels"]["findings"]["Atelectasis"]["present"] == 3
+    assert facts["labels"]["findings"]["Cardiomegaly"]["absent"] == 3
+    assert facts["duplicates"]["text"]["extra"] == 2
+    printed = capsys.readouterr().out
+    assert "with usable sentences" in printed
+    assert printed.count("clean") >= 2
+
+
+def test_thresholds_are_settings(tmp_path: Path) -> None:
+    given = release(4)
+    given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
+    given.report = {given.films[0][2]: b"\xff\xfe"}
+    assert check(tmp_path, given) == 3
+    assert check(tmp_path, check={"max_unusable_share": 0.25}) == 0
+
+
+def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
+    given = release(4)
+    same = dicom_bytes(ramp(40, 50))
+    given.film = {row[0]: dicom_bytes(ramp(50 + n, 50)) for n, row in enumerate(given.films)}
+    given.film |= {given.films[0][0]: same, given.films[2][0]: same}
+    given.splits = {given.films[2][0]: "test"}
+    assert check(tmp_path, given, check={"max_duplicate_share": 1}) == 3
+    assert found(tmp_path / "work") >= {
+        ("same_pixels", given.films[2][0]),
+        ("pixels_across_splits", given.films[2][0]),
+    }
+    assert tree(tmp_path)["verdict"]["leaks"] == 1
+
+
+def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
+    given = release(4)
+    given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
+    given.splits = {row[0]: "test" for row in given.films[:2]}
+    assert check(tmp_path, given) == 0
+    publish(tmp_path / "work/model", [given.films[1][1], given.films[2][1]])
+    assert check(tmp_path) == 3
+    assert ("trained_patient", given.films[1][1]) in found(tmp_path / "work")
+    assert tree(tmp_path)["verdict"]["leaks"] == 1
+
+
+def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> None:
+    sample = {"films": 3, "reports": 2, "unit": 2, "max_duplicate_share": 1}
+    assert check(tmp_path, release(8), check=sample) == 0
+    facts = tree(tmp_path)
+    assert (facts["films"]["asked"], facts["text"]["reports"]) == (3, 2)
+    assert not facts["source"]["all_films"]
+    first = read_table(made(tmp_path / "work").path, preflight.FILMS)["image_id"].to_pylist()
+    assert check(tmp_path, check=sample, seed=1) == 0
+    again = read_table(made(tmp_path / "work").path, preflight.FILMS)["image_id"].to_pylist()
+    assert first != again
+    assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
+
+
+def test_a_killed_check_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"unit": 2, "max_duplicate_share": 1}
+    assert check(tmp_path, release(6), check=settings) == 0
+    whole = made(tmp_path / "work").digest
+    (tmp_path / "work/preflight").rename(tmp_path / "first")
+    opened: list[str] = []
+    from pipelines import check_data
+
+    look = check_data.look_at_film
+
+    def stop_at_fourth(film: Any, *rest: Any) -> dict[str, Any]:
+        opened.append(film.image_id)
+        if len(opened) == 4:
+            raise KeyboardInterrupt
+        return look(film, *rest)
+
+    monkeypatch.setattr(check_data, "look_at_film", stop_at_fourth)
+    assert check(tmp_path, check=settings) == 75
+    before = len(opened)
+    assert check(tmp_path, check=settings) == 0
+    assert len(opened) - before == 4  # two units of two are left of three
+    assert made(tmp_path / "work").digest == whole
+
+
+def test_no_text_and_no_name_leaves_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = release(2)
+    said = REPORT.replace("The lungs are clear.", "PHISENTINEL has clear lungs.")
+    given.report = {row[2]: said.encode() for row in given.films}
+    given.film = {row[0]: dicom_bytes(ramp(), PatientName="PHISENTINEL") for row in given.films}
+    assert check(tmp_path, given) == 3  # one picture, two patients
+    printed = capsys.readouterr()
+    assert "PHISENT" not in printed.out + printed.err
+    for path in (tmp_path / "work").rglob("*"):
+        assert not path.is_file() or b"PHISENT" not in path.read_bytes()
+
+
+def test_a_table_of_reports_alone_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    lines = [{"uid": n, "text": text} for n, text in enumerate(["No edema.", "Mild edema.", ""])]
+    table = tmp_path / "source/reports.jsonl"
+    table.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    columns = {"subject_id": "uid", "report": "text"}
+    source = {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
+    assert check(tmp_path, source=source) == 3
+    facts = tree(tmp_path)
+    assert [step["studies"] for step in facts["steps"]] == [3, 2, 2]
+    assert facts["labels"]["source"] == "reports"
+    assert facts["labels"]["findings"]["Edema"] == {"present": 1, "absent": 1, "uncertain": 0}
+    assert not re.search(r"<th[^>]*>films</th>", (tmp_path / "work" / PAGE).read_text())
+
+
+@pytest.mark.real_data
+def test_real_sources_are_checked(
+    tmp_path: Path, test_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_DATA", str(test_data))
+    config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
+    assert main(["--config", str(config), "--set", f"work={tmp_path}"]) == 0
+    facts = read_preflight(made(tmp_path))
+    assert facts["steps"][0]["films"] == 127
+    assert facts["films"]["formats"] == {"jpeg": facts["films"]["asked"]}
+    assert facts["duplicates"]["pixels"]["groups"] == 0
