@@ -124,14 +124,6 @@ def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert printed.count("clean") >= 2
 
 
-def test_thresholds_are_settings(tmp_path: Path) -> None:
-    given = release(4)
-    given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
-    given.report = {given.films[0][2]: b"\xff\xfe"}
-    assert check(tmp_path, given) == 3
-    assert check(tmp_path, check={"max_unusable_share": 0.25}) == 0
-
-
 def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
     given = release(4)
     same = dicom_bytes(ramp(40, 50))
@@ -150,9 +142,8 @@ def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
     given = release(4)
     given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
     given.splits = {row[0]: "test" for row in given.films[:2]}
-    assert check(tmp_path, given) == 0
     publish(tmp_path / "work/model", [given.films[1][1], given.films[2][1]])
-    assert check(tmp_path) == 3
+    assert check(tmp_path, given) == 3
     assert ("trained_patient", given.films[1][1]) in found(tmp_path / "work")
     assert tree(tmp_path)["verdict"]["leaks"] == 1
 
@@ -210,14 +201,15 @@ def test_no_text_and_no_name_leaves_the_check(
         assert not path.is_file() or b"PHISENT" not in path.read_bytes()
 
 
-def test_a_table_of_reports_alone_is_checked(tmp_path: Path) -> None:
+def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     lines = [{"uid": n, "text": text} for n, text in enumerate(["No edema.", "Mild edema.", ""])]
     table = tmp_path / "source/reports.jsonl"
     table.write_text("\n".join(map(json.dumps, lines)) + "\n")
     columns = {"subject_id": "uid", "report": "text"}
     source = {"kind": "table", "table": "reports.jsonl", "columns": columns, "boxes": ""}
-    assert check(tmp_path, source=source) == 3
+    assert check(tmp_path, source=source, check={"max_unusable_share": 0.3}) == 3
+    assert check(tmp_path, source=source, check={"max_unusable_share": 0.4}) == 0
     facts = tree(tmp_path)
     assert [step["studies"] for step in facts["steps"]] == [3, 2, 2]
     assert facts["labels"]["source"] == "reports"
@@ -231,8 +223,9 @@ def test_real_sources_are_checked(
 ) -> None:
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
-    assert main(["--config", str(config), "--set", f"work={tmp_path}"]) == 0
+    settings = ["--set", f"work={tmp_path}", "--set", "check.films=30"]
+    assert main(["--config", str(config), *settings]) == 0
     facts = read_preflight(made(tmp_path))
     assert facts["steps"][0]["films"] == 127
-    assert facts["films"]["formats"] == {"jpeg": facts["films"]["asked"]}
+    assert facts["films"]["formats"] == {"jpeg": 30}
     assert facts["duplicates"]["pixels"]["groups"] == 0
