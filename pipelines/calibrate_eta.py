@@ -151,7 +151,8 @@ def _by_labels(job: Job, corpus: Corpus) -> Measure:
     if manifest.STUDY_LABELS.file not in listed.files:
         raise ConfigError("calibrate.evidence is 'labels' and the source has none; set another")
     rows = {
-        row["study_id"]: row for row in read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
+        row["study_id"]: {name: row[name] for name in manifest.LABELS}
+        for row in read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
     }
     labels = encode_labels([rows.get(study, {}) for study in corpus.study_ids])
     known = np.array([study in rows for study in corpus.study_ids])

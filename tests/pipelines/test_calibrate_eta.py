@@ -1,0 +1,167 @@
+"""calibrate_eta: a and k from a corpus whose likelihoods follow its own claims."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from medclip_dcl.artifacts import likelihoods, manifest, sentences
+from medclip_dcl.artifacts.frame import drafting, make_recipe
+from medclip_dcl.artifacts.sentences import text_key
+from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.config import load_config
+from medclip_dcl.reports.claims import FINDINGS
+from pipelines import calibrate_eta, read_claims
+
+STUDIES = 240
+A, K = 0.5, 0.2
+WORDS = {
+    "Cardiomegaly": "cardiomegaly",
+    "Pleural Effusion": "pleural effusion",
+    "Edema": "pulmonary edema",
+    "Pneumothorax": "pneumothorax",
+    "Atelectasis": "atelectasis",
+    "Pneumonia": "pneumonia",
+    "Fracture": "rib fracture",
+    "Consolidation": "consolidation",
+}
+FORMS = ("There is {}.", "{} is present.", "Again seen is {}.", "{} is noted.")
+
+
+def seal(work, kind, form, rows):
+    with drafting(kind.at(work), kind, make_recipe(kind, {"rows": len(rows)}, {})) as draft:
+        write_table(draft.directory, form, rows)
+        draft.seal({})
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Findings of shares from 0.3 down; each said in any of four wordings."""
+    work = tmp_path_factory.mktemp("calibrated") / "work"
+    draw = np.random.default_rng(0)
+    rows, labels, share_of = [], [], {}
+    shares = {name: 0.3 * 0.75**place for place, name in enumerate(WORDS)}
+    for number in range(STUDIES):
+        study = f"s{number:04d}"
+        present = [name for name in WORDS if draw.random() < shares[name]]
+        labels.append(
+            {
+                "study_id": study,
+                **dict.fromkeys(manifest.LABELS),
+                **{name: int(name in present) for name in WORDS},
+                "No Finding": int(not present),
+            }
+        )
+        for position, name in enumerate(present):
+            text = FORMS[draw.integers(len(FORMS))].format(WORDS[name]).capitalize()
+            share_of[text_key(text)] = (text, name)
+            rows.append(
+                {
+                    "study_id": study,
+                    "subject_id": f"p{number // 2:04d}",
+                    "split": "train",
+                    "section": "findings",
+                    "position": position,
+                    "text": text,
+                    "text_key": text_key(text),
+                }
+            )
+    seal(work, sentences.KIND, sentences.SENTENCES, rows)
+    told = {row["study_id"] for row in rows}
+    has = {
+        name: sum(row[name] or 0 for row in labels if row["study_id"] in told) / len(told)
+        for name in WORDS
+    }
+    scores = [
+        {
+            "text_key": key,
+            "pll_nats": min(0.0, (math.log(has[name] / A) + 0.1 * draw.normal()) / K),
+            "tokens": 4,
+            "count": 1,
+        }
+        for key, (_, name) in sorted(share_of.items())
+    ]
+    seal(work, likelihoods.KIND, likelihoods.LIKELIHOODS, scores)
+    with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": True}) as draft:
+        write_table(draft.directory, manifest.STUDY_LABELS, labels)
+        draft.seal({})
+    path = work.parent / "recipe.yaml"
+    path.write_text(f"work: {work}\neta: {{eta_max: 0.25}}\ncalibrate: {{resamples: 8}}\n")
+    given = work.parent / "given.csv"
+    with given.open("w", newline="") as stream:
+        rows = [[f"1. {text}", has[name]] for text, name in share_of.values()]
+        csv.writer(stream).writerows([["text", "rho"], *rows])
+    assert read_claims.main(["--config", str(path)]) == 0
+    return path
+
+
+def run(recipe: Path, *settings: str, code: int = 0) -> dict:
+    more = [part for setting in settings for part in ("--set", setting)]
+    assert calibrate_eta.main(["--config", str(recipe), *more]) == code
+    return {} if code else json.loads((folder(recipe) / "calibration.json").read_text())
+
+
+def folder(recipe: Path) -> Path:
+    return recipe.parent / "work" / "calibration"
+
+
+@pytest.mark.parametrize("evidence", ["claims", "labels", "table"])
+def test_a_and_k_that_made_the_likelihoods_are_found(recipe, evidence):
+    given = f"eta.table={recipe.parent / 'given.csv'}"
+    record = run(recipe, f"calibrate.evidence={evidence}", given)
+    assert record["fitted"]["a"] == pytest.approx(A, rel=0.2)
+    assert record["fitted"]["k"] == pytest.approx(K, rel=0.2)
+    assert record["correlation"] > 0.95
+    assert record["log_errors"]["fitted"] < 0.2 < record["log_errors"]["constant"]
+    assert record["measured"] + record["above_cap"] + record["below_floor"] == pytest.approx(1)
+
+
+def test_wordings_are_rarer_than_meanings(recipe):
+    by_claims = run(recipe)["constant"]
+    assert run(recipe, "calibrate.evidence=frequency")["constant"] < by_claims / 2
+
+
+def test_the_interval_holds_the_fit(recipe):
+    record = run(recipe)
+    assert record["resamples"] == 8
+    for name, (low, high) in record["interval"].items():
+        assert 0.8 * low < record["fitted"][name] < 1.2 * high
+    assert run(recipe, "calibrate.resamples=0")["interval"] is None
+
+
+def test_the_fragment_is_a_recipe_s_section(recipe, tmp_path):
+    record = run(recipe)
+    text = (folder(recipe) / "eta.yaml").read_text()
+    section = yaml.safe_load(text)["eta"]
+    assert section["eta_max"] == 0.25
+    assert section["k"] == pytest.approx(record["fitted"]["k"], rel=1e-3)
+    (tmp_path / "whole.yaml").write_text(f"work: here\n{text}")
+    assert load_config(tmp_path / "whole.yaml").eta.a == section["a"]
+
+
+def test_record_and_picture_hold_no_text(recipe):
+    run(recipe)
+    for name in ("calibration.json", "eta.yaml", "calibration.svg"):
+        content = (folder(recipe) / name).read_text()
+        assert not any(word in content for word in WORDS.values())
+    assert re.match(r"<svg role=.img.", content)
+    assert "<style>" in content
+
+
+def test_a_corpus_of_findings_that_nobody_reads_is_refused(recipe, capsys):
+    run(recipe, "calibrate.min_studies=80", code=4)
+    assert "min_studies" in capsys.readouterr().err
+
+
+def test_missing_likelihoods_end_with_4_and_name_the_job(recipe, tmp_path, capsys):
+    run(recipe, f"work={tmp_path / 'nothing'}", code=4)
+    assert "score_sentences" in capsys.readouterr().err
+
+
+def test_the_findings_used_here_are_those_of_the_lexicon():
+    assert set(WORDS) <= set(FINDINGS)
