@@ -35,7 +35,7 @@ def build(job: Job) -> None:
         QueryError: the service did not start, or answered with an error.
     """
     films = job.open(manifest.KIND)
-    film, phrase = _choose(films, job.open(sentences.KIND))
+    film, phrase = _choose(films, job.open(embeddings.KIND), job.open(sentences.KIND))
     root = resolve_path(job.config.source.root, job.config)
     picture = path_under(root, film["path"]).read_bytes()
     with serving(published.KIND.at(job.work), embeddings.KIND.at(job.work)) as client:
@@ -99,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_job("ask_service", build, argv)
 
 
-def _choose(films: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
-    """Pick a test film, with the phrase of its box where it has one."""
-    test = [
-        row for row in read_table(films.path, manifest.IMAGES).to_pylist() if row["split"] == "test"
-    ]
+def _choose(films: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
+    """Pick a test film that was not refused, with the phrase of its box where it has one."""
+    known = set(read_table(index.path, embeddings.FILMS, ["image_id"])["image_id"].to_pylist())
+    rows = read_table(films.path, manifest.IMAGES).to_pylist()
+    test = [row for row in rows if row["split"] == "test" and row["image_id"] in known]
     if not test:
-        raise QueryError("the manifest has no test film to ask about; raise source.test_share")
+        raise QueryError("the index has no test film to ask about; raise source.test_share")
     boxes = {
         row["image_id"]: row["phrase"] for row in read_table(films.path, manifest.BOXES).to_pylist()
     }
