@@ -75,9 +75,10 @@ class ViewsConfig(Section):
     """Width of the shared space; papers: 128."""
     head_width: Annotated[int, Field(gt=0)] = 512
     """Width of the head's hidden layer."""
-    eta: Literal["low", "high", "true", "constant"] = "true"
+    eta: Literal["low", "high", "class_share", "constant"] = "class_share"
     """`low` and `high`: .2 r / (1 + r) and .2 / (1 + r), the shares of a thinned and of a whole
-    class among ten; `true`: the share of the anchor's class; `constant`: `eta.constant`."""
+    class among ten; `class_share`: the true share of the anchor's class; `constant`:
+    `eta.constant`."""
     M: Annotated[int, Field(ge=1)] = 1
     """Views v in the correction: the anchor's partner, and M - 1 further ones that nothing else
     reads."""

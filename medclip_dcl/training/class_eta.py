@@ -27,12 +27,12 @@ def class_eta(
 
     Returns:
         Chance that a random image is of the anchor's class, in [0, 1): the same for all
-        classes unless eta is `true`.
+        classes unless eta is `class_share`.
 
     Source: Wang et al. 2023, Section 3.1: with five of ten classes thinned
         eta_Low = .2 r / (1 + r) and eta_High = .2 / (1 + r).
     """
-    if settings.eta == "true":
+    if settings.eta == "class_share":
         present = torch.tensor(list(counts), dtype=torch.float64)
         return (present / present.sum()).float()
     thinned = sum(is_thinned)

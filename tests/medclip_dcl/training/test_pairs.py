@@ -11,7 +11,7 @@ from medclip_dcl.config.objective import ObjectiveConfig
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.training.evidence import read_evidence
-from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable
+from medclip_dcl.training.pairs import Pairs, TokenTable
 from medclip_dcl.training.sampler import PairSampler
 from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
 

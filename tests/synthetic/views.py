@@ -1,0 +1,71 @@
+"""Tiny batches of views, models that see them, and one step of two processes."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from medclip_dcl.config.model import ImageEncoderConfig
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.config.views import AugmentConfig, ViewsConfig
+from medclip_dcl.model.view_encoder import ViewEncoder, build_view_encoder
+from medclip_dcl.training.draws import Stream, generator_for
+from medclip_dcl.training.looks import draw_looks
+from medclip_dcl.training.step import set_training_mode
+from medclip_dcl.training.view_batches import ViewBatch
+from medclip_dcl.training.view_contrast import ViewContrast
+
+SIZE, CLASSES = 8, 3
+IMAGE = ImageEncoderConfig(depths=(1, 1), widths=(4, 8), stem="cifar", channels=3, input_px=SIZE)
+GLOBAL_BATCH = 6
+
+
+def tiny_view_encoder(**views: object) -> ViewEncoder:
+    settings = ViewsConfig.model_validate({"dim": 5, "head_width": 7, **views})
+    return build_view_encoder(IMAGE, settings, seed=0)
+
+
+def view_batch(
+    images: int = GLOBAL_BATCH, eta: float = 0.1, mine: slice | None = None, views: int = 2
+) -> ViewBatch:
+    """A global batch of random images; image i is of class i % 3."""
+    own = slice(0, images) if mine is None else mine
+    generator = torch.Generator().manual_seed(4)
+    pixels = torch.randint(0, 256, (images, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
+    looks = draw_looks(generator_for(0, Stream.LOOK, 0), views, images, SIZE, AugmentConfig())
+    return ViewBatch(
+        step=0,
+        mine=own,
+        item_ids=tuple(f"train/{row}" for row in range(images)),
+        pixels=pixels[own],
+        looks=looks.at(own),
+        eta=torch.linspace(0, 2 * eta, images),
+        labels=torch.arange(images) % CLASSES,
+    )
+
+
+def one_step(mine: slice, anchors: str, wrapped: bool = False) -> dict[str, Tensor]:
+    """Loss and every gradient of the anchors of `mine`, with M = 3."""
+    views = ViewsConfig.model_validate({"anchors": anchors, "M": 3})
+    model = tiny_view_encoder().train()
+    set_training_mode(model, freeze_batchnorm=True)  # batch statistics would be local
+    network = DistributedDataParallel(model) if wrapped else model
+    contrast = ViewContrast(ObjectiveConfig(), views)
+    output = contrast.read(network, model, view_batch(mine=mine, views=4))
+    output.loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {**found, "loss": output.loss.detach()}
+
+
+def two_processes(rank: int, folder: Path) -> None:
+    """Write what two processes find, averaged over them."""
+    half = GLOBAL_BATCH // 2
+    for anchors in ("both", "first"):
+        found = one_step(slice(rank * half, (rank + 1) * half), anchors, wrapped=True)
+        dist.all_reduce(found["loss"])  # DistributedDataParallel has averaged the rest
+        found["loss"] /= 2
+        if rank == 0:
+            save_file({name: value.clone() for name, value in found.items()}, folder / anchors)
