@@ -84,8 +84,8 @@ def build(job: Job) -> None:
     """
     settings, cap = job.config.calibrate, job.config.eta.eta_max
     scored = job.open(likelihoods.KIND)
-    corpus = _read_corpus(job)
-    measure = _MEASURES[settings.evidence](job, corpus)
+    corpus = read_corpus(job)
+    measure = measure_by(settings.evidence, job, corpus)
     evidence = measure(np.ones(len(corpus.study_ids)))
     line = fit_line(evidence, cap)
     draw = np.random.default_rng(job.config.seed)
@@ -113,7 +113,18 @@ def build(job: Job) -> None:
     job.say(recipe=str(folder / "eta.yaml"), **_facts(record))
 
 
-def _read_corpus(job: Job) -> Corpus:
+def read_corpus(job: Job) -> Corpus:
+    """Read the training sentences of a recipe.
+
+    Args:
+        job: the job's frame.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        ArtifactStale: likelihoods and sentences differ.
+    """
     source, scored = job.open(sentences.KIND), job.open(likelihoods.KIND)
     table = read_table(scored.path, likelihoods.LIKELIHOODS, ["text_key", "pll_nats"])
     distinct = sentences.distinct_sentences(source)
@@ -136,6 +147,20 @@ def _read_corpus(job: Job) -> Corpus:
         ids.tolist(),
         patient_of,
     )
+
+
+def measure_by(evidence: str, job: Job, corpus: Corpus) -> Measure:
+    """Choose how class probabilities are measured.
+
+    Args:
+        evidence: a value of `calibrate.evidence`.
+        job: the job's frame.
+        corpus: the training sentences.
+
+    Returns:
+        A function that gives the evidence when study i counts as often as the i-th weight says.
+    """
+    return _MEASURES[evidence](job, corpus)
 
 
 def _by_claims(job: Job, corpus: Corpus) -> Measure:
