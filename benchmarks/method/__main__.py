@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.method.bars import held_against
-from benchmarks.method.beds import BEDS, CONSTANTS, METRICS, Size, run_bed, settings_of
+from benchmarks.method.beds import BEDS, CONSTANTS, GOALS, METRICS, Size, run_beds, settings_of
 from benchmarks.method.comparison import print_table, summary
 from benchmarks.method.ledger import Ledger
 from benchmarks.record import finish, machine
@@ -59,15 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(arguments: argparse.Namespace, size: Size) -> int:
     ledger = Ledger(size.work / "runs.jsonl")
-    for bed in arguments.bed or BEDS:
-        if not arguments.tables:
-            run_bed(bed, size, ledger)
+    if not arguments.tables:
+        run_beds(arguments.bed or BEDS, size, ledger)
     tables: dict[str, Any] = {}
     for bed in BEDS:
         for setting in settings_of(bed):
             runs, title = ledger.of(bed, setting), f"{bed} {setting}".strip()
             if runs:
-                print_table(title, runs, METRICS[bed], CONSTANTS[bed])
+                print_table(title, runs, METRICS[bed], CONSTANTS[bed], GOALS[bed])
                 tables[title] = summary(runs, METRICS[bed], CONSTANTS[bed])
     figures, bars = held_against(ledger)
     figures["runs"] = len(ledger.figures)
@@ -75,11 +74,16 @@ def _measure(arguments: argparse.Namespace, size: Size) -> int:
     print()
     for name, (bar, met) in bars.items():
         print(f"{name:48} {figures[name]:7.3f}  bar {bar}  {'met' if met else 'MISSED'}")
-    _keep(size.work / "method.json", tables)
+    kept = {
+        "machine": machine(),
+        "figures": {name: round(value, 4) for name, value in figures.items()},
+        "bars": {name: {"bar": bar, "met": met} for name, (bar, met) in bars.items()},
+    }
+    _keep(size.work / "method.json", kept, tables)
     return finish("method", figures, bars)
 
 
-def _keep(path: Path, tables: dict[str, Any]) -> None:
+def _keep(path: Path, kept: dict[str, Any], tables: dict[str, Any]) -> None:
     """Write every table as numbers, one row a line."""
     lines = [
         f"  {json.dumps(title)}: {{\n"
@@ -87,7 +91,8 @@ def _keep(path: Path, tables: dict[str, Any]) -> None:
         + "\n  }"
         for title, rows in tables.items()
     ]
-    head = f'{{\n "machine": {json.dumps(machine())},\n "tables": {{\n'
+    head = "".join(f" {json.dumps(name)}: {json.dumps(part)},\n" for name, part in kept.items())
+    head = f'{{\n{head} "tables": {{\n'
     path.write_text(head + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
 
 

@@ -1,12 +1,12 @@
 """The beds: what each runs, on which seeds, in which order, and the columns of its table.
 
 Seeds were written down before any row but InfoNCE had been run, and none of them had been
-used to choose a size. A bed runs seed by seed, every row of a seed in turn, so that a
-stopped benchmark has compared whatever it has run.
+used to choose a size. Main rows of every bed come before the rest, and all rows of a seed
+before the next seed, so that a stopped benchmark has compared whatever it has run.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +50,17 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     TRADEOFF: (),
 }
 """Rows that the best constant is picked from."""
-QUICK_ROWS = {"infonce", "const 0.1", "pll", "multipositive claims", "multipositive shuffled"}
-QUICK_STUDIES = (
-    "generate.patients=150",
+GOALS: Mapping[str, str] = {
+    PHANTOM: "multipositive claims",
+    STUDIES: "multipositive claims",
+    DIGITS: "true",
+    TRADEOFF: "",
+}
+"""Row that is set against the best constant."""
+QUICK_MAIN = ("infonce", "multipositive claims", "true")
+QUICK_ROWS = (*QUICK_MAIN, "const 0.1")
+QUICK_STUDIES: tuple[str, ...] = (
+    "generate.patients=120",
     "generate.coverage_films=1",
     "language_model.steps=60",
 )
@@ -86,12 +94,12 @@ def settings_of(bed: str) -> tuple[str, ...]:
     return ("",)
 
 
-def run_bed(bed: str, size: Size, ledger: Ledger) -> None:
+def run_beds(beds: Iterable[str], size: Size, ledger: Ledger) -> None:
     """Run what is not done yet.
 
     Args:
-        bed: the bed.
-        size: how much of it.
+        beds: the beds.
+        size: how much of them.
         ledger: receives the runs.
     """
     runs = {
@@ -100,17 +108,20 @@ def run_bed(bed: str, size: Size, ledger: Ledger) -> None:
         DIGITS: _digits_runs,
         TRADEOFF: _tradeoff_runs,
     }
-    for run, work in runs[bed](size):
-        ledger.measure(run, work)
+    for main in (True, False):
+        for bed in beds:
+            for run, work in runs[bed](size, main=main):
+                ledger.measure(run, work)
 
 
 Work = functools.partial[dict[str, float]]
 
 
-def _phantom_runs(size: Size) -> Iterator[tuple[Run, Work]]:
+def _phantom_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
     for seed in size.seeds(PHANTOM_SEEDS):
         for row in factorial():
-            if not size.quick or row.name in QUICK_ROWS:
+            asked = row.name in QUICK_ROWS if size.quick else True
+            if asked and (row in MAIN) == main:
                 yield Run(PHANTOM, "", row.name, seed), Work(_measure_phantom, row, seed)
 
 
@@ -119,34 +130,32 @@ def _measure_phantom(row: Row, seed: int) -> dict[str, float]:
     return examine(model, phantom.world_of(seed)) | gauges
 
 
-def _tradeoff_runs(size: Size) -> Iterator[tuple[Run, Work]]:
+def _tradeoff_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
+    asked = list(zip(tradeoff.SETTINGS, settings_of(TRADEOFF), strict=True)) if main else []
     for seed in size.seeds(TRADEOFF_SEEDS):
-        for (gamma_squared, eta, floor), setting in zip(
-            tradeoff.SETTINGS, settings_of(TRADEOFF), strict=True
-        ):
+        for (gamma_squared, eta, floor), setting in asked[-1:] if size.quick else asked:
             for name, value in (("infonce", 0.0), (f"const {eta}", eta)):
                 work = Work(tradeoff.measure, gamma_squared, value, floor, seed)
                 yield Run(TRADEOFF, setting, name, seed), work
 
 
-def _studies_runs(size: Size) -> Iterator[tuple[Run, Work]]:
-    work = size.work / STUDIES
+def _studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
+    seeds, steps = STUDIES_SEEDS, studies.STEPS
+    settings: tuple[str, ...] = ()
+    rows = MAIN if main else BOTH
     if size.quick:
-        for row in MAIN:
-            if row.name in {"infonce", "multipositive claims"}:
-                job = Work(studies.measure, row, work, 0, 20, QUICK_STUDIES)
-                yield Run(STUDIES, "", row.name, 0), job
-        return
-    for seed in STUDIES_SEEDS:
-        for row in (*MAIN, *BOTH):
-            job = Work(studies.measure, row, work, seed, studies.STEPS, ())
+        seeds, steps, settings = (0,), 20, QUICK_STUDIES
+        rows = tuple(row for row in MAIN if main and row.name in QUICK_MAIN)
+    for seed in seeds:
+        for row in rows:
+            job = Work(studies.measure, row, size.work / STUDIES, seed, steps, settings)
             yield Run(STUDIES, "", row.name, seed), job
 
 
-def _digits_runs(size: Size) -> Iterator[tuple[Run, Work]]:
-    for r in SHARES[:1] if size.quick else SHARES:
-        for seed in size.seeds(DIGITS_SEEDS):
+def _digits_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
+    for r in SHARES[:1] if main else () if size.quick else SHARES[1:]:
+        for seed in (0,) if size.quick else DIGITS_SEEDS:
             for row in digits.ROWS:
-                if not size.quick or row.name in {"infonce", "true"}:
+                if not size.quick or row.name in QUICK_MAIN:
                     work = Work(digits.measure, row, r, seed)
                     yield Run(DIGITS, f"r = {r}", row.name, seed), work

@@ -9,7 +9,9 @@ studies; films and sentences stay paired.
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from pipelines import (
 )
 
 RECIPE = Path(__file__).with_name("studies.yaml")
-STEPS, EARLY_SHARE = 400, 0.5
+STEPS, EARLY_SHARE = 500, 0.5
 _PREPARATION = (
     generate_studies,
     build_manifest,
@@ -141,9 +143,9 @@ def _run(
         f"source.root={folder / 'studies'}",
         *settings,
     ]
-    code = job(
-        ["--config", str(RECIPE), *(word for setting in given for word in ("--set", setting))]
-    )
+    options = [word for setting in given for word in ("--set", setting)]
+    with redirect_stdout(sys.stderr):  # the last line of a benchmark is its own
+        code = job(["--config", str(RECIPE), *options])
     if code:
         raise RuntimeError(f"{job.__module__} ended with exit code {code}")
 
