@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ from medclip_dcl.reports.sections import read_sections
 from medclip_dcl.reports.sentences import SPLITTER
 from medclip_dcl.reports.survey import ANSWERS, Survey, read_section, survey
 from medclip_dcl.studies import preflight as checks
+from medclip_dcl.studies.decoder import limits_of
 from medclip_dcl.studies.images import Decoder
 from medclip_dcl.studies.preflight import Belonging, Found
-from medclip_dcl.studies.preflight_files import count_encodings, look_at_film
+from medclip_dcl.studies.preflight_files import count_encodings, look_at_film, look_at_header
 from medclip_dcl.studies.records import Film
 from medclip_dcl.studies.selection import Selection, select
 from medclip_dcl.studies.splits import assign_splits
@@ -110,7 +112,7 @@ def _check(job: Job, source: Source, draft: Draft) -> Mapping[str, Any]:
     encodings = _encodings(source)
     asked = _drawn(sorted(chosen.texts), config.check.reports, config.seed)
     surveyed = _survey(config, chosen, asked, draft)
-    films = _open_films(config, source, chosen, draft)
+    films = _look_at_films(config, source, chosen, draft)
     look = _Look(chosen, of, films, len(asked), surveyed, encodings)
     found, duplicates = _find(job, source, look, asked)
     drop_units(draft.directory)
@@ -123,6 +125,7 @@ def _check(job: Job, source: Source, draft: Draft) -> Mapping[str, Any]:
     )
     return {
         "films": len(films),
+        "opened": tree["films"]["opened"],
         "reports": len(chosen.texts),
         **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
         "clean": tree["verdict"]["clean"],
@@ -175,10 +178,23 @@ def _survey(config: Config, chosen: Selection, asked: Sequence[str], draft: Draf
     return survey(sections_of, dict(zip(distinct, rows, strict=True)))
 
 
-def _open_films(config: Config, source: Source, chosen: Selection, draft: Draft) -> Rows:
-    by_id = {film.image_id: film for film in chosen.films}
-    films = [by_id[i] for i in _drawn(sorted(by_id), config.check.films, config.seed)]
+def _look_at_films(config: Config, source: Source, chosen: Selection, draft: Draft) -> Rows:
+    """Open the drawn films, and read the first bytes of the others."""
+    drawn = set(_drawn([film.image_id for film in chosen.films], config.check.films, config.seed))
+    films = [film for film in chosen.films if film.image_id in drawn]
+    others = [film for film in chosen.films if film.image_id not in drawn]
+    root, limits = source.raw.root, limits_of(config.images)
     workers = config.images.workers or available_cores()
+    unit, folder = config.check.unit, draft.directory
+    with Progress("headers read", len(others), "film") as progress:
+        rows = in_units(
+            folder,
+            "headers",
+            others,
+            unit,
+            lambda part: [look_at_header(film, root, limits) for film in part],
+            progress.advance,
+        )
     with (
         Progress("films opened", len(films), "film") as progress,
         Decoder(config.images, workers) as decoder,
@@ -186,9 +202,10 @@ def _open_films(config: Config, source: Source, chosen: Selection, draft: Draft)
     ):
 
         def look(part: Sequence[Film]) -> Rows:
-            return list(threads.map(lambda f: look_at_film(f, source.raw.root, decoder), part))
+            return list(threads.map(lambda film: look_at_film(film, root, decoder), part))
 
-        return in_units(draft.directory, "films", films, config.check.unit, look, progress.advance)
+        rows += in_units(folder, "films", films, unit, look, progress.advance)
+    return sorted(rows, key=itemgetter("image_id"))
 
 
 def _find(
@@ -238,13 +255,11 @@ def _tree(
 ) -> dict[str, Any]:
     chosen, raw = look.chosen, source.raw
     films = checks.describe_films(look.films)
-    opened = dict.fromkeys(
-        {row["code"] for row in look.films}
-        | {"same_pixels", "pixels_across_splits", "monochrome1"},
-        films["asked"],
-    )
+    codes = {row["code"] for row in look.films} | {"monochrome1"}
+    of = dict.fromkeys(codes, films["looked"])
+    of |= dict.fromkeys(("same_pixels", "pixels_across_splits"), films["opened"])
     patients = len({*raw.splits, *(film.subject_id for film in raw.films)})
-    of = opened | {
+    of |= {
         "same_text": len(chosen.texts),
         "no_sentence": look.reports,
         "two_splits": len(raw.splits),
@@ -259,7 +274,7 @@ def _tree(
         "source": {
             "kind": config.source.kind,
             "has_films": raw.has_films,
-            "all_films": films["asked"] == len(chosen.films),
+            "all_films": films["opened"] == films["looked"],
             "all_reports": look.reports == len(chosen.texts),
             "boxes": len(source.boxes.rows),
         },

@@ -7,7 +7,7 @@
     lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
     splits      per split, as the manifest assigns it: films, reports, patients
     encodings   report files by their encoding
-    films       opened films: formats, bits, sizes, how many were turned round
+    films       films looked at and opened: formats, bits, sizes, how many are MONOCHROME1
     duplicates  same pixels, same text: groups, films or reports beyond the first of each
     text        sentences, how many hold a de-identification mask, what rules dropped
     labels      where label frequencies come from, and studies per finding and answer
@@ -35,16 +35,21 @@ FILMS = TableFormat(
     "films.parquet",
     (
         Column("image_id", pa.string(), "id of the film"),
-        Column("code", pa.string(), "why it is refused, a reason code; empty: it opens"),
-        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused"),
-        Column("bits_stored", pa.int32(), "bits of a stored value; null where it is refused"),
-        Column("inverted", pa.bool_(), "whether MONOCHROME1 was turned round"),
-        Column("height_px", pa.int32(), "height, pixels; null where it is refused"),
-        Column("width_px", pa.int32(), "width, pixels; null where it is refused"),
-        Column("pixels_key", pa.string(), "half of the SHA-256 of size and grey values"),
+        Column("opened", pa.bool_(), "whether it was opened, or its first bytes alone were read"),
+        Column("code", pa.string(), "why it is refused, a reason code; empty: nothing was found"),
+        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused or not told"),
+        Column("bits_stored", pa.int32(), "bits of a stored value; null where it is not known"),
+        Column("inverted", pa.bool_(), "whether it is MONOCHROME1"),
+        Column("height_px", pa.int32(), "height, pixels; null where it is not known"),
+        Column("width_px", pa.int32(), "width, pixels; null where it is not known"),
+        Column(
+            "pixels_key",
+            pa.string(),
+            "half of the SHA-256 of size and grey values; empty unless it opens",
+        ),
     ),
 )
-"""One row per opened film, in order of image_id."""
+"""One row per film that the manifest would keep, in order of image_id."""
 
 FOUND = TableFormat(
     "found.parquet",

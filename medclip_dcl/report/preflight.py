@@ -94,14 +94,15 @@ def _facts(tree: View) -> list[View]:
     """Gather counts that stand in no table of their own, each with what it is a part of."""
     films, text = tree["films"], tree["text"]
     rows: list[tuple[str, Any, int]] = []
-    if films["asked"]:
-        rows += [("films opened", films["opened"], films["asked"])]
-        rows += [(f"stored as {name}", n, films["opened"]) for name, n in films["formats"].items()]
+    known = films["known"]
+    if films["looked"]:
+        rows += [("films opened", films["opened"], films["looked"])]
+        rows += [(f"stored as {name}", count, known) for name, count in films["formats"].items()]
         rows += [
-            (f"{name} bits a pixel", count, films["opened"])
+            (f"{name} bits a pixel", count, known)
             for name, count in sorted(films["bits"].items(), key=lambda item: int(item[0]))
         ]
-        rows += [("MONOCHROME1, turned round", films["inverted"], films["opened"])]
+        rows += [("MONOCHROME1, turned round", films["inverted"], known)]
     total = sum(tree["encodings"].values())
     rows += [(f"report files, {name}", count, total) for name, count in tree["encodings"].items()]
     rows += [

@@ -1,4 +1,4 @@
-"""First bytes of a DICOM file -> the few header values that an archive is listed by.
+"""First bytes of a DICOM file -> the few values that say whose film it is, and what picture.
 
 A walk over the elements of the data set's start, without a parser: it allocates nothing
 beyond the bytes it is given, follows no nesting, and ends after a fixed number of
@@ -7,9 +7,10 @@ elements. Values of all other tags are stepped over unread.
 
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from medclip_dcl.studies.sniff import is_dicom
 
@@ -21,7 +22,7 @@ TAGS = {
     (0x0018, 0x5101): "ViewPosition",
     (0x0020, 0x000D): "StudyInstanceUID",
 }
-"""The only tags that are read. PatientID leaves as a keyed hash alone."""
+"""The tags that an archive is listed by. PatientID leaves as a keyed hash alone."""
 
 _NEAR, _FAR = 1 << 16, 1 << 22
 _MOST_ELEMENTS = 4000
@@ -38,7 +39,14 @@ _UID = re.compile(r"[0-9][0-9.]{0,63}")
 _CODE = re.compile(r"[A-Z0-9 _]{0,16}")
 _LAST = max(TAGS)
 
+_PIXEL_GROUP = 0x0028
+_PHOTOMETRIC, _BURNED_IN = (0x0028, 0x0004), (0x0028, 0x0301)
+_SIZES = ((0x0028, 0x0010), (0x0028, 0x0011), (0x0028, 0x0101))  # Rows, Columns, BitsStored
+_KEPT = {*TAGS, _SYNTAX, _PHOTOMETRIC, _BURNED_IN, *_SIZES}
+
 _Tag = tuple[int, int]
+_Order = Literal["little", "big"]
+Found = TypeVar("Found")
 
 
 class _CutShort(Exception):
@@ -66,6 +74,25 @@ class Header:
     sop_class: str
 
 
+@dataclass(frozen=True)
+class PictureHeader:
+    """What a film says of its picture, before anything is decoded.
+
+    Attributes:
+        height_px: Rows.
+        width_px: Columns.
+        bits_stored: BitsStored.
+        inverted: whether it is MONOCHROME1.
+        burned_in: whether BurnedInAnnotation says YES.
+    """
+
+    height_px: int
+    width_px: int
+    bits_stored: int
+    inverted: bool
+    burned_in: bool
+
+
 def read_header(path: Path) -> Header | None:
     """Read the ids and the view of one DICOM file.
 
@@ -77,16 +104,21 @@ def read_header(path: Path) -> Header | None:
 
     Source: DICOM PS3.5, 7.1 and 7.5; PS3.10, 7.1.
     """
-    with path.open("rb") as stream:
-        for size in (_NEAR, _FAR):
-            stream.seek(0)
-            data = stream.read(size)
-            try:
-                return _header(data)
-            except _CutShort:
-                if len(data) < size:
-                    return None
-    return None
+    return _read(path, _header)
+
+
+def read_picture_header(path: Path) -> PictureHeader | None:
+    """Read what one DICOM file says of its picture.
+
+    Args:
+        path: a regular file.
+
+    Returns:
+        The values; None where the bytes are no DICOM, end too early, or lack one of them.
+
+    Source: DICOM PS3.3, C.7.6.3.
+    """
+    return _read(path, _picture)
 
 
 def is_dicom_file(path: Path) -> bool:
@@ -102,19 +134,25 @@ def is_dicom_file(path: Path) -> bool:
         return is_dicom(stream.read(_PREAMBLE))
 
 
+def _read(path: Path, look: Callable[[bytes], Found | None]) -> Found | None:
+    """Look at the start of a file, and at more of it where that is too short."""
+    with path.open("rb") as stream:
+        for size in (_NEAR, _FAR):
+            stream.seek(0)
+            data = stream.read(size)
+            try:
+                return look(data)
+            except _CutShort:
+                if len(data) < size:
+                    return None
+    return None
+
+
 def _header(data: bytes) -> Header | None:
-    if not is_dicom(data):
+    opened = _data_set(data, _LAST[0])
+    if opened is None:
         return None
-    meta, start = _walk(data, _PREAMBLE, implicit=False, order="little", until=_META)
-    syntax = _text(meta.get(_SYNTAX, b""))
-    if syntax == _DEFLATED:
-        try:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:], _FAR)
-        except zlib.error:
-            return None
-        start = 0
-    order: Literal["little", "big"] = "big" if syntax == _BIG_ENDIAN else "little"
-    found, _ = _walk(data, start, implicit=syntax == _IMPLICIT, order=order, until=_LAST[0])
+    found, _ = opened
     values = {name: found.get(tag, b"") for tag, name in TAGS.items()}
     image_id, study_id = _text(values["SOPInstanceUID"]), _text(values["StudyInstanceUID"])
     if not _UID.fullmatch(image_id) or not _UID.fullmatch(study_id):
@@ -129,8 +167,38 @@ def _header(data: bytes) -> Header | None:
     )
 
 
+def _picture(data: bytes) -> PictureHeader | None:
+    opened = _data_set(data, _PIXEL_GROUP)
+    if opened is None:
+        return None
+    found, order = opened
+    rows, columns, bits = (int.from_bytes(found.get(tag, b"")[:2], order) for tag in _SIZES)
+    photometric = _code(found.get(_PHOTOMETRIC, b""))
+    if not rows or not columns or not bits or not photometric:
+        return None
+    burned_in = _code(found.get(_BURNED_IN, b"")) == "YES"
+    return PictureHeader(rows, columns, bits, photometric == "MONOCHROME1", burned_in)
+
+
+def _data_set(data: bytes, until: int) -> tuple[dict[_Tag, bytes], _Order] | None:
+    """Give the wanted values of a file's data set up to a group, and its byte order."""
+    if not is_dicom(data):
+        return None
+    meta, start = _walk(data, _PREAMBLE, implicit=False, order="little", until=_META)
+    syntax = _text(meta.get(_SYNTAX, b""))
+    if syntax == _DEFLATED:
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:], _FAR)
+        except zlib.error:
+            return None
+        start = 0
+    order: _Order = "big" if syntax == _BIG_ENDIAN else "little"
+    found, _ = _walk(data, start, implicit=syntax == _IMPLICIT, order=order, until=until)
+    return found, order
+
+
 def _walk(
-    data: bytes, at: int, *, implicit: bool, order: Literal["little", "big"], until: int
+    data: bytes, at: int, *, implicit: bool, order: _Order, until: int
 ) -> tuple[dict[_Tag, bytes], int]:
     """Give the wanted top-level values up to a group, and the offset of the next element."""
     found: dict[_Tag, bytes] = {}
@@ -157,7 +225,7 @@ def _walk(
             continue
         if at + length > len(data):
             raise _CutShort
-        if not depth and (tag in TAGS or tag == _SYNTAX):
+        if not depth and tag in _KEPT:
             found[tag] = data[at : at + length]
         at += length
     else:

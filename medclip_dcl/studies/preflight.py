@@ -197,25 +197,28 @@ def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]
 
 
 def describe_films(rows: Sequence[Mapping[str, Any]]) -> Row:
-    """Count what opened films are.
+    """Count what films are.
 
     Args:
         rows: rows of `artifacts.preflight.FILMS`.
 
     Returns:
-        `opened`, `refused`, `inverted`; counts per format and per bit depth; least, middle
-        and greatest height and width, pixels.
+        Films `looked` at, `opened`, `known` (their header or the gate told what they are),
+        `inverted`; counts per format and per bit depth; least, middle and greatest height
+        and width, pixels.
     """
-    good = [row for row in rows if row["source"]]
-    heights, widths = (sorted(row[name] for row in good) for name in ("height_px", "width_px"))
+    known = [row for row in rows if row["source"]]
+    heights, widths = (sorted(row[name] for row in known) for name in ("height_px", "width_px"))
     return {
-        "asked": len(rows),
-        "opened": len(good),
-        "inverted": sum(row["inverted"] for row in good),
-        "formats": _counted(row["source"] for row in good),
-        "bits": _counted(str(row["bits_stored"]) for row in good),
-        "heights": [heights[0], heights[len(heights) // 2], heights[-1]] if good else [],
-        "widths": [widths[0], widths[len(widths) // 2], widths[-1]] if good else [],
+        "looked": len(rows),
+        "opened": sum(row["opened"] for row in rows),
+        "refused": sum(row["opened"] and row["code"] != "" for row in rows),
+        "known": len(known),
+        "inverted": sum(row["inverted"] for row in known),
+        "formats": _counted(row["source"] for row in known),
+        "bits": _counted(str(row["bits_stored"]) for row in known),
+        "heights": [heights[0], heights[len(heights) // 2], heights[-1]] if known else [],
+        "widths": [widths[0], widths[len(widths) // 2], widths[-1]] if known else [],
     }
 
 
@@ -257,15 +260,15 @@ def judge(chosen: Selection, films: Row, found: Sequence[Found], allowed: CheckC
         allowed: thresholds.
 
     Returns:
-        `unusable_share` (rows lost by the manifest, and films of the rest that do not open),
+        `unusable_share` (rows lost by the manifest, and opened films of the rest that are refused),
         `duplicate_share`, `leaks`, their limits, and `clean`.
     """
     lost = chosen.lost / chosen.candidates if chosen.candidates else 1.0
-    asked = films["asked"]
-    refused = sum(item.code in _REFUSALS for item in found) / asked if asked else 0.0
+    opened = films["opened"]
+    refused = films["refused"] / opened if opened else 0.0
     repeats = sum(item.code == "same_pixels" for item in found)
     unusable = round(lost + (1 - lost) * refused, 6)
-    duplicate = round(repeats / asked, 6) if asked else 0.0
+    duplicate = round(repeats / opened, 6) if opened else 0.0
     leaks = len({item for item in found if kind_of(item.code) == LEAK})
     return {
         "unusable_share": unusable,
@@ -292,9 +295,6 @@ def kind_of(code: str) -> str:
     if code in CODES:
         return CODES[code][0]
     return NOTE if code in selection.VIEW_REASONS else UNUSABLE
-
-
-_REFUSALS = set(reasons.REASONS)
 
 
 def _meaning(code: str) -> str:

@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,19 @@ import numpy.typing as npt
 
 from medclip_dcl.artifacts.files import path_under
 from medclip_dcl.errors import ImageError, StudyError
+from medclip_dcl.studies.codestreams import read_jpeg
+from medclip_dcl.studies.headers import read_picture_header
 from medclip_dcl.studies.images import Decoder
+from medclip_dcl.studies.limits import Limits
 from medclip_dcl.studies.pointers import is_pointer
 from medclip_dcl.studies.records import Film
+from medclip_dcl.studies.sniff import is_dicom, is_film
+
+Row = dict[str, Any]
 
 _KEY_DIGITS = 32
+_NEAR = 1 << 16
+_PNG = b"\x89PNG\r\n\x1a\n"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -68,7 +78,7 @@ def count_encodings(
     return dict(counts.most_common())
 
 
-def look_at_film(film: Film, root: Path, decoder: Decoder) -> dict[str, Any]:
+def look_at_film(film: Film, root: Path, decoder: Decoder) -> Row:
     """Open a film and say what it is.
 
     Args:
@@ -79,16 +89,7 @@ def look_at_film(film: Film, root: Path, decoder: Decoder) -> dict[str, Any]:
     Returns:
         A row with the columns of `artifacts.preflight.FILMS`.
     """
-    row: dict[str, Any] = {
-        "image_id": film.image_id,
-        "code": "",
-        "source": "",
-        "bits_stored": None,
-        "inverted": False,
-        "height_px": None,
-        "width_px": None,
-        "pixels_key": "",
-    }
+    row = _row(film, opened=True)
     try:
         image = decoder.open(path_under(root, film.path))
     except ImageError as error:
@@ -103,6 +104,67 @@ def look_at_film(film: Film, root: Path, decoder: Decoder) -> dict[str, Any]:
         "width_px": width,
         "pixels_key": "" if image.constant else pixels_key(image.pixels),
     }
+
+
+def look_at_header(film: Film, root: Path, limits: Limits) -> Row:
+    """Say of a film what its first bytes tell, without opening it.
+
+    Args:
+        film: the film.
+        root: folder that its path is relative to.
+        limits: what the gate would hold it to.
+
+    Returns:
+        A row with the columns of `artifacts.preflight.FILMS`; a header that tells nothing
+        leaves them empty, for the gate alone refuses such a film.
+    """
+    row = _row(film, opened=False)
+    path = path_under(root, film.path)
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        head = stream.read(_NEAR)
+    if not is_film(head):
+        return row | {"code": "unknown_format" if size else "empty"}
+    facts = _picture(path, head)
+    if facts is None:
+        return row
+    is_burned_in = facts.pop("burned_in", False)
+    if size > limits.max_bytes:
+        return row | {"code": "too_many_bytes"}
+    if facts["height_px"] * facts["width_px"] > limits.max_pixels:
+        return row | {"code": "too_many_pixels"}
+    if is_burned_in and limits.reject_burned_in:
+        return row | {"code": "burned_in"}
+    return row | facts
+
+
+def _row(film: Film, *, opened: bool) -> Row:
+    return {
+        "image_id": film.image_id,
+        "opened": opened,
+        "code": "",
+        "source": "",
+        "bits_stored": None,
+        "inverted": False,
+        "height_px": None,
+        "width_px": None,
+        "pixels_key": "",
+    }
+
+
+def _picture(path: Path, head: bytes) -> Row | None:
+    if is_dicom(head):
+        picture = read_picture_header(path)
+        return None if picture is None else {"source": "dicom", **asdict(picture)}
+    if head.startswith(_PNG):
+        width, height, bits = struct.unpack_from(">IIB", head.ljust(25, b"\0"), 16)
+        return {"source": "png", "bits_stored": bits, "height_px": height, "width_px": width}
+    try:
+        frame = read_jpeg(head)
+    except ImageError:
+        return None
+    size = {"height_px": frame.rows, "width_px": frame.columns}
+    return {"source": "jpeg", "bits_stored": frame.precision, **size}
 
 
 def pixels_key(pixels: npt.NDArray[np.uint16]) -> str:

@@ -54,6 +54,11 @@ def found(work: Path) -> set[tuple[str, str]]:
     return {(row["code"], row["id"]) for row in rows}
 
 
+def opened(work: Path) -> list[str]:
+    rows = read_table(made(work).path, preflight.FILMS).to_pylist()
+    return [row["image_id"] for row in rows if row["opened"]]
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("archive") / "work"
@@ -152,12 +157,13 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
     sample = {"films": 3, "reports": 2, "unit": 2, "max_duplicate_share": 1}
     assert check(tmp_path, release(8), check=sample) == 0
     facts = tree(tmp_path)
-    assert (facts["films"]["asked"], facts["text"]["reports"]) == (3, 2)
+    films = facts["films"]
+    assert (films["looked"], films["opened"], facts["text"]["reports"]) == (8, 3, 2)
+    assert (films["known"], films["bits"]) == (8, {"12": 8})  # the headers of all
     assert not facts["source"]["all_films"]
-    first = read_table(made(tmp_path / "work").path, preflight.FILMS)["image_id"].to_pylist()
+    first = opened(tmp_path / "work")
     assert check(tmp_path, check=sample, seed=1) == 0
-    again = read_table(made(tmp_path / "work").path, preflight.FILMS)["image_id"].to_pylist()
-    assert first != again
+    assert first != opened(tmp_path / "work")
     assert "drawn at random" in (tmp_path / "work" / PAGE).read_text()
 
 
@@ -168,22 +174,22 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     assert check(tmp_path, release(6), check=settings) == 0
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
-    opened: list[str] = []
+    looked: list[str] = []
     from pipelines import check_data
 
     look = check_data.look_at_film
 
     def stop_at_fourth(film: Any, *rest: Any) -> dict[str, Any]:
-        opened.append(film.image_id)
-        if len(opened) == 4:
+        looked.append(film.image_id)
+        if len(looked) == 4:
             raise KeyboardInterrupt
         return look(film, *rest)
 
     monkeypatch.setattr(check_data, "look_at_film", stop_at_fourth)
     assert check(tmp_path, check=settings) == 75
-    before = len(opened)
+    before = len(looked)
     assert check(tmp_path, check=settings) == 0
-    assert len(opened) - before == 4  # two units of two are left of three
+    assert len(looked) - before == 4  # two units of two are left of three
     assert made(tmp_path / "work").digest == whole
 
 
@@ -227,5 +233,6 @@ def test_real_sources_are_checked(
     assert main(["--config", str(config), *settings]) == 0
     facts = read_preflight(made(tmp_path))
     assert facts["steps"][0]["films"] == 127
-    assert facts["films"]["formats"] == {"jpeg": 30}
+    assert facts["films"]["opened"] == 30
+    assert facts["films"]["formats"] == {"jpeg": facts["films"]["looked"]}
     assert facts["duplicates"]["pixels"]["groups"] == 0

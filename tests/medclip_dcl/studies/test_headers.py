@@ -12,7 +12,7 @@ from pydicom.uid import (
     ImplicitVRLittleEndian,
 )
 
-from medclip_dcl.studies.headers import Header, read_header
+from medclip_dcl.studies.headers import Header, PictureHeader, read_header, read_picture_header
 from tests.synthetic.dicom import COMPUTED_RADIOGRAPHY, dicom_bytes, ramp
 
 IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN 7"}
@@ -85,3 +85,21 @@ def test_every_cut_and_many_changed_bytes_end_in_a_header_or_none(tmp_path: Path
         flipped = bytearray(sound)
         flipped[cut] ^= 0xFF
         read(tmp_path, bytes(flipped))
+
+
+@pytest.mark.parametrize(
+    "syntax",
+    [
+        ExplicitVRLittleEndian,
+        ImplicitVRLittleEndian,
+        DeflatedExplicitVRLittleEndian,
+        ExplicitVRBigEndian,
+    ],
+)
+def test_the_picture_is_described_in_every_encoding(tmp_path: Path, syntax: str) -> None:
+    path = tmp_path / "film"
+    tags = {"photometric": "MONOCHROME1", "BurnedInAnnotation": "YES"}
+    path.write_bytes(dicom_bytes(ramp(40, 50), syntax=syntax, **tags))
+    assert read_picture_header(path) == PictureHeader(40, 50, 12, inverted=True, burned_in=True)
+    path.write_bytes(path.read_bytes()[:400])
+    assert read_picture_header(path) is None

@@ -148,23 +148,29 @@ def test_each_threshold_decides(limit: str, value: float, clean: bool) -> None:
     allowed = {"max_unusable_share": 1, "max_duplicate_share": 1, "max_leaks": 9} | {limit: value}
     found = [Found("truncated", "a"), Found("same_pixels", "b", "c"), Found("two_splits", "p")]
     left = chosen([], {"s": "p"}, [Reject("x", "empty_report")])
-    verdict = preflight.judge(left, {"asked": 5}, found, CheckConfig(**allowed))
+    verdict = preflight.judge(left, {"opened": 5, "refused": 1}, found, CheckConfig(**allowed))
     assert verdict["unusable_share"] == pytest.approx(0.36)
     assert verdict["clean"] is clean
 
 
 def test_an_empty_source_is_not_clean() -> None:
-    verdict = preflight.judge(Selection([], {}, {}, [], 0, 0), {"asked": 0}, [], CheckConfig())
+    verdict = preflight.judge(
+        Selection([], {}, {}, [], 0, 0), {"opened": 0, "refused": 0}, [], CheckConfig()
+    )
     assert not verdict["clean"]
 
 
-def test_opened_films_are_described() -> None:
+def test_films_are_described_by_gate_and_header() -> None:
     row = {"source": "dicom", "bits_stored": 12, "inverted": True, "height_px": 5, "width_px": 9}
+    row |= {"opened": True, "code": ""}
     other = row | {"bits_stored": 16, "inverted": False, "height_px": 7}
-    refused = row | {"source": "", "inverted": False}
-    assert preflight.describe_films([row, other, row, refused]) == {
-        "asked": 4,
+    refused = row | {"source": "", "inverted": False, "code": "truncated"}
+    header = row | {"opened": False}
+    assert preflight.describe_films([row, other, refused, header]) == {
+        "looked": 4,
         "opened": 3,
+        "refused": 1,
+        "known": 3,
         "inverted": 2,
         "formats": {"dicom": 3},
         "bits": {"12": 2, "16": 1},

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.studies.decoder import limits_of
 from medclip_dcl.studies.images import Decoder
 from medclip_dcl.studies.preflight_files import (
     count_encodings,
     encoding_of,
     look_at_film,
+    look_at_header,
     pixels_key,
 )
 from medclip_dcl.studies.records import Film
-from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 TEXT = "Größe"
 
@@ -76,3 +78,38 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
 def test_the_key_depends_on_the_shape() -> None:
     pixels = np.arange(12, dtype=np.uint16)
     assert pixels_key(pixels.reshape(3, 4)) != pixels_key(pixels.reshape(4, 3))
+
+
+def test_first_bytes_tell_what_the_gate_tells(tmp_path: Path) -> None:
+    pixels = ramp(40, 50)
+    files = {
+        "dicom": dicom_bytes(pixels, photometric="MONOCHROME1"),
+        "png": raster_bytes(pixels, "png"),
+        "jpeg": raster_bytes((pixels >> 4).astype(np.uint8), "jpeg"),
+    }
+    same = ("source", "bits_stored", "inverted", "height_px", "width_px", "code")
+    with Decoder(ImagesConfig(), 1) as decoder:
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+            film = Film(name, "s", "p", "PA", name)
+            header = look_at_header(film, tmp_path, limits_of(ImagesConfig()))
+            opened = look_at_film(film, tmp_path, decoder)
+            assert {key: header[key] for key in same} == {key: opened[key] for key in same}
+            assert (header["opened"], header["pixels_key"]) == (False, "")
+            assert header.keys() == opened.keys()
+
+
+def test_first_bytes_refuse_what_needs_no_decoder(tmp_path: Path) -> None:
+    pixels = ramp(40, 50)
+    files = {
+        "burned_in": dicom_bytes(pixels, BurnedInAnnotation="YES"),
+        "unknown_format": b"<html>",
+        "empty": b"",
+        "too_many_pixels": dicom_bytes(ramp(60, 50)),
+        "": dicom_bytes(pixels)[:200],  # what its header leaves open, the gate decides
+    }
+    limits = limits_of(ImagesConfig(max_megapixels=0.0025))
+    for code, data in files.items():
+        (tmp_path / "film").write_bytes(data)
+        row = look_at_header(Film("film", "s", "p", "PA", "film"), tmp_path, limits)
+        assert (row["code"], row["source"]) == (code, "")
