@@ -60,6 +60,15 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Points of one name; marked ones are drawn as triangles."""
+
+    name: str
+    points: Float[np.ndarray, "items 2"]
+    is_marked: bool
+
+
+@dataclass(frozen=True)
 class Labels:
     """What a chart says: a description for those who do not see it, and its axes."""
 
@@ -149,12 +158,41 @@ def draw_points(
         axes.scatter(x[kept], y[kept], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
         for line, colour in zip(lines, _SERIES[1:], strict=False):
             axes.plot(line.x, line.y, color=colour, label=line.name)
-        if log_x:
+        if log_x and len(x):
             axes.set_xscale("log")
-        if log_y:
+        if log_y and len(y):
             axes.set_yscale("log")
         if lines:
             figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
+        return _svg(figure, labels.alt)
+
+
+def draw_groups(groups: Sequence[Group], labels: Labels) -> Markup:
+    """Draw groups of points in a plane whose directions mean nothing.
+
+    Args:
+        groups: marked ones are triangles, the others dots; within each kind the colours
+            repeat after five.
+        labels: description.
+
+    Returns:
+        An SVG element; every group's name stands at its middle.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(5.4, 5.0), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_axis_off()
+        used = {False: 0, True: 0}
+        for group in groups:
+            colour = _SERIES[used[group.is_marked] % len(_SERIES)]
+            used[group.is_marked] += 1
+            x, y = group.points[:, 0], group.points[:, 1]
+            marker = "^" if group.is_marked else "o"
+            axes.scatter(x, y, s=13, color=colour, marker=marker, alpha=0.6, linewidths=0)
+        for group in groups:
+            if len(group.points):
+                x, y = np.median(group.points, axis=0)
+                axes.text(x, y, group.name, ha="center", va="center", fontsize=11, weight="bold")
         return _svg(figure, labels.alt)
 
 

@@ -91,8 +91,10 @@ def truth_chart(corpus: CorpusEta, known: KnownShares, agreement: Truth, cap: fl
     """
     shown = np.isfinite(known.rho) & (known.rho > 0) & (corpus.count > 0)
     rho, eta = known.rho[shown], corpus.eta[shown]
-    x = np.geomspace(rho.min(initial=1.0), rho.max(initial=1e-3), 50) if shown.any() else rho
-    lines = [Line("eta = rho, up to the cap", x.tolist(), np.minimum(x, cap).tolist())]
+    lines = []
+    if shown.any():
+        x = np.geomspace(rho.min(), rho.max(), 50)
+        lines.append(Line("eta = rho, up to the cap", x.tolist(), np.minimum(x, cap).tolist()))
     lines += _medians(rho, eta)
     labels = Labels(f"Eta against the {known.name}", f"rho: {known.name}", "eta")
     return {
