@@ -33,7 +33,6 @@ from pydicom.sequence import Sequence as Items
 
 from benchmarks.record import finish
 from medclip_dcl.config import load_config
-from pipelines.story import jobs_of
 
 HEADER, WORD = "PHISENTINEL", "PHISENTWORD"
 _SHORTEST = 8
@@ -111,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true")
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
-    story = jobs_of(load_config(Path(RECIPE)))
+    story = load_config(Path(RECIPE)).jobs
     for name in (*story, "check_data"):  # once, for all the processes that are forked below
         importlib.import_module(f"pipelines.{name}")
     with tempfile.TemporaryDirectory() as folder:

@@ -10,19 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.errors import StudyError
+from medclip_dcl.studies.inputs import BOX_TABLE
 from medclip_dcl.studies.tabular import read_rows
 
-_COLUMNS = (
-    "dicom_id",
-    "category_name",
-    "label_text",
-    "x",
-    "y",
-    "w",
-    "h",
-    "image_width",
-    "image_height",
-)
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
 
 
@@ -94,8 +84,8 @@ def read_boxes(path: Path, subject_of: Mapping[str, str]) -> BoxTable:
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's film, empty where the table has none, and its values."""
-    columns = read_rows(path, list(_COLUMNS))
-    values = zip(*(columns[name] for name in _COLUMNS), strict=True)
+    columns = read_rows(path, BOX_TABLE.names)
+    values = zip(*(columns[name] for name in BOX_TABLE.names), strict=True)
     try:
         paths = read_rows(path, ["path"])["path"]
     except StudyError:

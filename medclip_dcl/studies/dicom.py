@@ -47,7 +47,7 @@ PUBLIC_TAGS = (
 )
 """The only tags whose values leave the reader; all are code strings."""
 
-_PIXEL_TAGS = (
+PIXEL_TAGS = (
     "Rows",
     "Columns",
     "SamplesPerPixel",
@@ -70,7 +70,8 @@ _PIXEL_TAGS = (
     "ImagerPixelSpacing",
     "BurnedInAnnotation",
 )
-_WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *_PIXEL_TAGS)]
+"""Tags that say what the pixels mean; their values stay in the reader."""
+_WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA = Tag("PixelData")
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
 _MAX_ELEMENTS = 20_000

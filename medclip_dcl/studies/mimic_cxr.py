@@ -10,6 +10,7 @@ from medclip_dcl.artifacts.manifest import LABELS, SPLITS
 from medclip_dcl.config.studies import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.studies.headers import read_header
+from medclip_dcl.studies.inputs import CHEXPERT, METADATA, RECORDS, SPLIT
 from medclip_dcl.studies.records import Film, RawStudies, Reject, Study
 from medclip_dcl.studies.tabular import read_any, read_rows
 
@@ -73,10 +74,9 @@ def read_mimic_cxr(
         the code-meaning columns of the metadata table can be shifted. Without that table
         they come from the headers of the DICOM files.
     """
-    listed = tables.get("metadata") or tables["records"]
-    names = ["dicom_id", "subject_id", "study_id"]
-    names += ["ViewPosition"] if "metadata" in tables else []
-    rows = read_rows(listed, names)
+    has_views = "metadata" in tables
+    listed = tables["metadata"] if has_views else tables["records"]
+    rows = read_rows(listed, (METADATA if has_views else RECORDS).names)
     views = rows.get("ViewPosition", [""] * len(rows["dicom_id"]))
     films: list[Film] = []
     rejects: list[Reject] = []
@@ -94,7 +94,7 @@ def read_mimic_cxr(
         films.append(Film(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
         studies.setdefault(study, Study(study, subject, f"{folder}.txt"))
     films = [film._replace(path=f"{film.path}{suffix or _SUFFIXES[0]}") for film in films]
-    if "metadata" not in tables:
+    if not has_views:
         films = [film._replace(view=_view(root / film.path)) for film in films]
     return RawStudies(
         films=films,
@@ -121,7 +121,7 @@ def _splits(path: Path | None) -> dict[str, set[str]]:
     splits: dict[str, set[str]] = {}
     if path is None:
         return splits
-    rows = read_rows(path, ["subject_id", "split"])
+    rows = read_rows(path, SPLIT.names)
     for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
         if split not in SPLITS:
             raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
@@ -133,7 +133,7 @@ def _labels(path: Path | None) -> pa.Table | None:
     if path is None:
         return None
     table = read_any(path)
-    missing = {"study_id", *LABELS} - set(table.column_names)
+    missing = set(CHEXPERT.names) - set(table.column_names)
     if missing:
         raise StudyError(f"table {path.name} lacks {sorted(missing)}; give CheXpert's 14 labels")
     columns = {"study_id": table.column("study_id")}

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 from medclip_dcl.config.studies import SourceConfig
 from medclip_dcl.errors import StudyError
+from medclip_dcl.studies.inputs import OPEN_I_PROJECTIONS, OPEN_I_REPORTS
 from medclip_dcl.studies.records import Film, RawStudies, Reject, Study, Text
 from medclip_dcl.studies.selection import LONGEST_REPORT
 from medclip_dcl.studies.tabular import read_rows
@@ -122,7 +123,7 @@ def _study(uid: str) -> str:
 def _views(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
-    rows = read_rows(path, ["filename", "projection"])
+    rows = read_rows(path, OPEN_I_PROJECTIONS.names)
     names = (film_name(name) for name in rows["filename"])
     return {
         name: view.strip().upper()
@@ -180,7 +181,7 @@ def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
     films: dict[str, list[str]] = {}
     for name in views:
         films.setdefault(_study(name.partition("_")[0]), []).append(name)
-    rows = read_rows(path, ["uid", "findings", "impression"])
+    rows = read_rows(path, OPEN_I_REPORTS.names)
     return [
         _Report(study, Text(findings.strip(), impression.strip(), ""), films.get(study, []))
         for uid, findings, impression in zip(

@@ -1,4 +1,4 @@
-"""Tables in the READMEs that are made from the code: settings, jobs, columns, errors.
+"""Tables in the READMEs that are made from the code: settings, jobs, errors, the contract.
 
 `make docs` writes them; a house test holds them.
 """
@@ -17,9 +17,14 @@ from pydantic.fields import FieldInfo
 from medclip_dcl import artifacts, errors
 from medclip_dcl.artifacts.tables import Column, TableFormat
 from medclip_dcl.config import Config, Section
+from medclip_dcl.config.studies import ColumnsConfig
+from medclip_dcl.studies import dicom, headers, images
+from medclip_dcl.studies.inputs import INPUTS
+from medclip_dcl.studies.selection import REASONS
 from pipelines.__main__ import job_summaries
 
 ROOT = Path(__file__).parents[2]
+CONTRACT = "medclip_dcl/artifacts/README.md"
 
 
 def settings_table() -> str:
@@ -41,16 +46,91 @@ def jobs_table() -> str:
 def columns_table() -> str:
     """One row per column of every artifact's tables."""
     rows = ["| artifact | file | column | type | meaning |", "|---|---|---|---|---|"]
-    for info in sorted(pkgutil.iter_modules(artifacts.__path__), key=lambda item: item.name):
-        module = importlib.import_module(f"medclip_dcl.artifacts.{info.name}")
-        kind = getattr(module, "KIND", None)
-        if kind is None:
-            continue
+    for module in _artifact_modules():
         for file, columns in _tables(module):
             rows += [
-                f"| `{kind.name}` | `{file}` | `{column.name}` | {column.type} | {column.meaning} |"
+                _row(
+                    f"`{module.KIND.name}`",
+                    f"`{file}`",
+                    f"`{column.name}`",
+                    str(column.type),
+                    column.meaning,
+                )
                 for column in columns
             ]
+    return "\n".join(rows)
+
+
+def artifacts_text() -> str:
+    """One paragraph or more per artifact: what its module says of it."""
+    parts = []
+    for module in _artifact_modules():
+        kind = module.KIND
+        head = f"### `{kind.name}`, format {kind.version}, made by `{kind.job}`"
+        parts += [head, inspect.getdoc(module) or ""]
+    return "\n\n".join(parts)
+
+
+def inputs_table() -> str:
+    """One row per field that a source must or may have."""
+    rows = [
+        "| source | file | needed | field | form or unit | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for item in INPUTS:
+        fields = [(field, item.needed) for field in item.fields]
+        fields += [(field, "no") for field in item.optional]
+        rows += [
+            _row(
+                f"`{item.source}`",
+                f"`{item.file}`",
+                needed,
+                f"`{field.name}`",
+                field.form,
+                field.meaning,
+            )
+            for field, needed in fields
+        ]
+    rows += [
+        _row(
+            "`table`",
+            "`source.table`",
+            "yes" if name == "subject_id" else "no",
+            f"`source.columns.{name}`",
+            "name of a column",
+            " ".join((field.description or "").split()),
+        )
+        for name, field in ColumnsConfig.model_fields.items()
+    ]
+    return "\n".join(rows)
+
+
+def tags_table() -> str:
+    """One row per DICOM tag that is read."""
+    rows = ["| tag | read for | kept as |", "|---|---|---|"]
+    uses: dict[str, list[str]] = {}
+    for name in headers.TAGS.values():
+        uses.setdefault(name, []).append("the list of a folder's films")
+    for name in (*dicom.PUBLIC_TAGS, *dicom.PIXEL_TAGS):
+        uses.setdefault(name, []).append("the picture")
+    kept = dict.fromkeys(dicom.PUBLIC_TAGS, "code string") | {
+        "SOPInstanceUID": "`image_id`",
+        "StudyInstanceUID": "`study_id`",
+        "PatientID": "keyed hash, `subject_id`",
+        "ViewPosition": "`view`",
+    }
+    rows += [
+        _row(f"`{name}`", ", ".join(readers), kept.get(name, "not kept"))
+        for name, readers in uses.items()
+    ]
+    return "\n".join(rows)
+
+
+def reasons_table() -> str:
+    """One row per code by which a row, a report or a film is left out."""
+    rows = ["| job | code | meaning |", "|---|---|---|"]
+    rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in REASONS.items()]
+    rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in images.REASONS.items()]
     return "\n".join(rows)
 
 
@@ -67,7 +147,11 @@ def errors_table() -> str:
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("configs/README.md", settings_table),
     "jobs": ("pipelines/README.md", jobs_table),
-    "columns": ("medclip_dcl/artifacts/README.md", columns_table),
+    "inputs": (CONTRACT, inputs_table),
+    "tags": (CONTRACT, tags_table),
+    "reasons": (CONTRACT, reasons_table),
+    "artifacts": (CONTRACT, artifacts_text),
+    "columns": (CONTRACT, columns_table),
     "errors": ("medclip_dcl/README.md", errors_table),
 }
 
@@ -78,6 +162,17 @@ def with_table(text: str, name: str, table: str) -> str:
     if not marks.search(text):
         raise ValueError(f"no marks for table {name}")
     return marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _artifact_modules() -> list[types.ModuleType]:
+    """Modules that describe an artifact, in the order of their names."""
+    names = sorted(info.name for info in pkgutil.iter_modules(artifacts.__path__))
+    modules = [importlib.import_module(f"medclip_dcl.artifacts.{name}") for name in names]
+    return [module for module in modules if hasattr(module, "KIND")]
 
 
 def _leaves(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
