@@ -2,7 +2,7 @@
 
 Reads the source's tables, reports and films, and the published model where there is one;
 writes `preflight` and the page `preflight.html`. A killed run goes on with the next unit of
-films or sections.
+films or sections, and films that an earlier check of the same files opened are not opened again.
 """
 
 import json
@@ -17,14 +17,14 @@ import numpy as np
 
 from medclip_dcl.artifacts import preflight
 from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import HEADER, Draft, peek_artifact
+from medclip_dcl.artifacts.frame import HEADER, Draft, make_recipe, peek_artifact
 from medclip_dcl.artifacts.manifest import LABELS, SPLITS
 from medclip_dcl.artifacts.sentences import text_key
-from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.artifacts.tables import read_table, write_table
 from medclip_dcl.artifacts.units import drop_units, in_units
 from medclip_dcl.config import Config
 from medclip_dcl.cores import available_cores
-from medclip_dcl.errors import StudyError
+from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.progress import Progress
 from medclip_dcl.report.page import render_check
 from medclip_dcl.reports.sections import read_sections
@@ -69,7 +69,10 @@ def build(job: Job) -> None:
         "split": config.evaluate.split,
     }
     inputs = source.inputs | {"trained_model": _model_digest(job)}
-    artifact = job.make(preflight.KIND, settings, inputs, lambda draft: _check(job, source, draft))
+    at_hand = _films_at_hand(job, make_recipe(preflight.KIND, settings, inputs))
+    artifact = job.make(
+        preflight.KIND, settings, inputs, lambda draft: _check(job, source, draft, at_hand)
+    )
     tree = preflight.read_preflight(artifact)
     write_text(job.work / PAGE, render_check(job.work.name, artifact))
     print(preflight.preflight_table(tree), flush=True)
@@ -105,14 +108,14 @@ class _Look:
     encodings: dict[str, int]
 
 
-def _check(job: Job, source: Source, draft: Draft) -> Mapping[str, Any]:
+def _check(job: Job, source: Source, draft: Draft, at_hand: Rows | None) -> Mapping[str, Any]:
     config = job.config
     chosen = select(source.raw, config.source, read_sections)
     of = _belonging(config, source, chosen)
     encodings = _encodings(source)
     asked = _drawn(sorted(chosen.texts), config.check.reports, config.seed)
     surveyed = _survey(config, chosen, asked, draft)
-    films = _look_at_films(config, source, chosen, draft)
+    films = _look_at_films(config, source, chosen, draft) if at_hand is None else at_hand
     look = _Look(chosen, of, films, len(asked), surveyed, encodings)
     found, duplicates = _find(job, source, look, asked)
     drop_units(draft.directory)
@@ -130,6 +133,25 @@ def _check(job: Job, source: Source, draft: Draft) -> Mapping[str, Any]:
         **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
         "clean": tree["verdict"]["clean"],
     }
+
+
+def _films_at_hand(job: Job, recipe: Mapping[str, Any]) -> Rows | None:
+    """Take the films from an earlier check of the same files, whatever else has changed."""
+    try:
+        earlier = job.open(preflight.KIND)
+    except ArtifactError:
+        return None
+    if _about_films(earlier.recipe) != _about_films(recipe):
+        return None
+    rows: Rows = read_table(earlier.path, preflight.FILMS).to_pylist()
+    return rows
+
+
+def _about_films(recipe: Mapping[str, Any]) -> tuple[Any, ...]:
+    settings = recipe["settings"]
+    inputs = {name: item for name, item in recipe["inputs"].items() if name != "trained_model"}
+    named = (settings[name] for name in ("source", "images", "seed"))
+    return inputs, *named, settings["check"]["films"]
 
 
 def _belonging(config: Config, source: Source, chosen: Selection) -> Belonging:

@@ -191,6 +191,9 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     assert check(tmp_path, check=settings) == 0
     assert len(looked) - before == 4  # two units of two are left of three
     assert made(tmp_path / "work").digest == whole
+    before = len(looked)
+    assert check(tmp_path, check=settings | {"max_leaks": 7}) == 0
+    assert len(looked) == before  # the films are the same
 
 
 def test_no_text_and_no_name_leaves_the_check(
