@@ -44,7 +44,7 @@ from pipelines import (
 )
 
 RECIPE = Path(__file__).with_name("studies.yaml")
-STEPS, EARLY_SHARE = 500, 0.5
+STEPS, EARLY_SHARE = 600, 0.5
 _PREPARATION = (
     generate_studies,
     build_manifest,
