@@ -14,7 +14,7 @@ from medclip_dcl.config import load_config
 from tests.synthetic.corpus import write_corpus
 
 
-@pytest.mark.parametrize("row", (*MAIN, *BOTH), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*MAIN, *BOTH], ids=lambda row: row.name)
 def test_every_row_is_a_valid_recipe(row: Row, tmp_path: Path) -> None:
     config = load_config(studies.RECIPE, studies._settings_of(row, tmp_path, 100))
     assert config.train.steps == (50 if row.early else 100)
