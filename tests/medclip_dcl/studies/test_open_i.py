@@ -1,6 +1,10 @@
 """Open-i: both forms give the same films, matched by their numbers; views come from the list."""
 
+import csv
+import json
+from collections import Counter
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import pytest
 
@@ -9,7 +13,13 @@ from medclip_dcl.errors import StudyError
 from medclip_dcl.reports.sections import read_sections
 from medclip_dcl.studies.open_i import film_name, find_open_i, read_open_i
 from medclip_dcl.studies.selection import select, stamp
-from tests.synthetic.open_i import write_csv_form, write_projections, write_xml_form
+from tests.synthetic.open_i import (
+    write_csv_form,
+    write_film,
+    write_projections,
+    write_xml_form,
+    xml,
+)
 
 SETTINGS = SourceConfig(kind="open_i")
 
@@ -99,6 +109,38 @@ def test_report_that_is_written_anew_changes_the_stamp(tmp_path: Path) -> None:
     path = tmp_path / "NLMCXR_reports/ecgen-radiology/10.xml"
     path.write_text(path.read_text().replace("Clear.", "Cloudy."))
     assert stamp(read_open_i({}, tmp_path, SETTINGS)) != before
+
+
+@pytest.mark.real_data
+def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> None:
+    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    (tmp_path / "x/ecgen-radiology").mkdir(parents=True)
+    (tmp_path / "c").mkdir()
+    for row in rows:
+        texts = [escape(row[name] or "") for name in ("findings", "impression")]
+        films = [f"CXR{item['filename'].removesuffix('.dcm.png')}" for item in row["images"]]
+        report = xml(f"CXR{row['uid']}", *texts, films)
+        (tmp_path / f"x/ecgen-radiology/{row['uid']}.xml").write_text(report, encoding="utf-8")
+    for name, fields in (
+        ("reports", [{key: row[key] for key in ("uid", "findings", "impression")} for row in rows]),
+        ("projections", [{"uid": row["uid"], **item} for row in rows for item in row["images"]]),
+    ):
+        with (tmp_path / f"c/indiana_{name}.csv").open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, fields[0])
+            writer.writeheader()
+            writer.writerows(fields)
+    expected = {
+        f"CXR{row['uid']}": tuple((row[key] or "").strip() for key in ("findings", "impression"))
+        for row in rows
+    }
+    for root in (tmp_path / "x", tmp_path / "c"):
+        raw = read_open_i(find_open_i(root), root, SETTINGS)
+        assert {study.study_id: study.report[:2] for study in raw.studies} == expected
+    write_film(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
+    raw = read_open_i(find_open_i(tmp_path / "c"), tmp_path / "c", SETTINGS)
+    views = Counter(film.view for film in raw.films)
+    assert views == {"FRONTAL": 2380, "LATERAL": 2263}
 
 
 def test_folder_with_neither_form_is_refused(tmp_path: Path) -> None:
