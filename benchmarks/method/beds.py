@@ -39,7 +39,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "cnr",
         "cnr rare",
     ),
-    STUDIES: ("auc", "acc", "r1", "r5", "b2s10", "s2b10", "cnr", "cnr abs", "miou", "point"),
+    STUDIES: ("auc", "acc", "r1", "r5", "b2s10", "s2b10", "map", "cnr", "cnr abs", "miou", "point"),
     DIGITS: ("lp1", "lp5", "mean"),
     TRADEOFF: ("auc", "acc", "r1", "r1 rare", "cnr"),
 }

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from sklearn.metrics import average_precision_score
 
 from benchmarks.method.rows import Row
 from medclip_dcl.artifacts import (
@@ -30,6 +32,8 @@ from medclip_dcl.artifacts import (
 )
 from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.studies.truth import read_truth
+from medclip_dcl.tasks.predictor import load
 from pipelines import (
     build_eta_cache,
     build_manifest,
@@ -90,7 +94,8 @@ def measure(
         settings: further `key=value` settings.
 
     Returns:
-        Headline figures of the evaluation, and `floor`, the last logged share of anchors
+        Headline figures of the evaluation; `map`, the mean average precision of plain
+        sentences over the held-out films; and `floor`, the last logged share of anchors
         on the floor.
     """
     folder = prepare(work, seed, settings)
@@ -106,7 +111,7 @@ def measure(
     every = [*settings, *_settings_of(row, folder, steps)]
     for job in (build_eta_cache, train, evaluate):
         _run(job.main, own, folder, seed, every)
-    figures = _figures(own)
+    figures = _figures(own) | {"map": _average_precision(own, folder / "studies")}
     shutil.rmtree(own)
     return figures
 
@@ -167,6 +172,28 @@ def _shuffle_claims(shared: Path, own: Path, seed: int) -> None:
         said = read_table(source.path, claims.SENTENCE_CLAIMS)
         write_table(draft.directory, claims.SENTENCE_CLAIMS, said)
         draft.seal({})
+
+
+@torch.inference_mode()
+def _average_precision(own: Path, root: Path) -> float:
+    """Rank the held-out films for the plainest sentence of every fine finding."""
+    truth = read_truth(root)
+    assert truth is not None, "generated studies know their truth"
+    images = prepared.PreparedImages(open_artifact(prepared.KIND.at(own), prepared.KIND))
+    rows = read_table(manifest.KIND.at(own), manifest.IMAGES, ["image_id", "split"]).to_pylist()
+    films = [row["image_id"] for row in rows if row["split"] == "test"]
+    films = [film for film in films if film in images.row_of]
+    predictor = load(published.KIND.at(own))
+    pixels = np.stack([images.pixels(images.row_of[film]) for film in films])
+    regions = torch.cat([predictor.embed_images(part) for part in np.array_split(pixels, 8)])
+    sentences = predictor.embed_sentences(list(truth.gallery.values()))
+    scores = predictor.model.score(regions, sentences).numpy()
+    shown = np.array(
+        [[fine in truth.findings_of[film] for film in films] for fine in truth.gallery]
+    )
+    known = shown.any(axis=1)
+    pairs = zip(shown[known], scores[known], strict=True)
+    return float(np.mean([average_precision_score(*pair) for pair in pairs]))
 
 
 def _figures(own: Path) -> dict[str, float]:
