@@ -77,7 +77,7 @@ def _examine(job: Job, draft: Draft) -> dict[str, Any]:
     settings = job.config.evaluate
     images = PreparedImages(job.open(prepared.KIND, verify=False))
     rows = _film_rows(job, images)
-    contaminated = _refuse_contaminated(job, rows)
+    contamination = _refuse_contaminated(job, rows, images)
     predictor = load(published.KIND.at(job.work))
     films = _encode(predictor, rows, images, settings.batch)
     findings = read_prompts(_prompts(job))
@@ -97,12 +97,12 @@ def _examine(job: Job, draft: Draft) -> dict[str, Any]:
         "split": settings.split,
         "films": len(rows),
         "patients": len(set(films.subject_ids)),
-        "contaminated": contaminated,
+        **contamination,
         "truth": source,
         "questions": {name: outcome.as_json() for name, outcome in questions.items()},
     }
     results.write_figures(draft.directory, tree)
-    return {"films": len(rows), "contaminated": contaminated, **results.headline_values(tree)}
+    return {"films": len(rows), **contamination, **results.headline_values(tree)}
 
 
 def _film_rows(job: Job, images: PreparedImages) -> Rows:
@@ -111,17 +111,28 @@ def _film_rows(job: Job, images: PreparedImages) -> Rows:
     return [row for row in table.to_pylist() if row["image_id"] in images.row_of]
 
 
-def _refuse_contaminated(job: Job, rows: Rows) -> int:
-    """Count evaluated patients that the model was trained on."""
+def _refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[str, int]:
+    """Count evaluated patients, and pictures of evaluated films, that the model was trained on."""
     trained = published.read_published(published.KIND.at(job.work)).subject_hashes
+    table = read_table(manifest.KIND.at(job.work), manifest.IMAGES, ["image_id", "subject_id"])
+    known = {
+        subject
+        for subject in table.column("subject_id").unique().to_pylist()
+        if published.subject_hash(subject) in trained
+    }
+    learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(known, pa.string())))
+    among = [images.row_of[i] for i in learned["image_id"].to_pylist() if i in images.row_of]
     subjects = {row["subject_id"] for row in rows}
-    count = sum(published.subject_hash(subject) in trained for subject in subjects)
-    if count and not job.config.evaluate.allow_contaminated:
+    count = len(subjects & known)
+    repeated = len(images.find_repeats([images.row_of[row["image_id"]] for row in rows], among))
+    if (count or repeated) and not job.config.evaluate.allow_contaminated:
         raise ArtifactStale(
-            f"the model was trained on {count} of {len(subjects)} evaluated patients; retrain it "
-            "on this manifest, or set evaluate.allow_contaminated to measure its memory"
+            f"the model was trained on {count} of {len(subjects)} evaluated patients, and on the "
+            f"picture of {repeated} of {len(rows)} evaluated films; retrain it on this manifest, "
+            "take out the films that check_data calls repeated, or set "
+            "evaluate.allow_contaminated to measure the model's memory"
         )
-    return count
+    return {"contaminated": count, "repeated_films": repeated}
 
 
 def _encode(predictor: Predictor, rows: Rows, images: PreparedImages, batch: int) -> Films:

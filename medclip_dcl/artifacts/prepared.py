@@ -1,8 +1,10 @@
 """Prepared images: square 8-bit grey films in shards that are read by memory map."""
 
 import json
+import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -31,6 +33,8 @@ y_prepared = y * size / height_px, in pixels.
 
 SHARD = "shard-{:05d}.arrow"
 """Name of a shard by its place in the manifest."""
+
+_BAND_PX = 4  # half of the lines that are compared before whole pictures are
 
 _SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])
 
@@ -166,6 +170,32 @@ class PreparedImages:
         """
         height, width = self._sizes[row]
         return int(height), int(width)
+
+    def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
+        """Find films whose picture another film has, pixel by pixel.
+
+        Args:
+            rows: the films in question.
+            among: films that they are compared with; a film does not repeat itself.
+
+        Returns:
+            Row in question -> the first row among the others with the same pixels. Of most
+            films a few lines in the middle are read and no more.
+        """
+        by_band: dict[int, list[int]] = defaultdict(list)
+        for row in rows:
+            by_band[self._band(row)].append(row)
+        found: dict[int, int] = {}
+        for other in among:
+            for row in by_band.get(self._band(other), ()):
+                known = row in found or row == other
+                if not known and np.array_equal(self.pixels(row), self.pixels(other)):
+                    found[row] = other
+        return found
+
+    def _band(self, row: int) -> int:
+        middle = self.size_px // 2
+        return zlib.crc32(self.pixels(row)[middle - _BAND_PX : middle + _BAND_PX].data)
 
 
 def _open_shard(path: Path) -> pa.RecordBatch:

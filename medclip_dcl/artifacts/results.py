@@ -6,6 +6,7 @@
     split           the split that was evaluated
     films, patients how many
     contaminated    evaluated patients that the model was trained on
+    repeated_films  evaluated films whose very picture the model was trained on
     truth           where the labels come from: `exact`, `labels` or `none`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
                     (films, boxes, sentences), `chance`, `figures`, and `groups` of figures
@@ -26,7 +27,7 @@ from medclip_dcl.artifacts.frame import Artifact, Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
 from medclip_dcl.errors import ArtifactCorrupt
 
-KIND = Kind("results", 1, "evaluate")
+KIND = Kind("results", 2, "evaluate")
 
 FIGURES = "results.json"
 
@@ -203,8 +204,11 @@ def results_table(tree: Mapping[str, Any]) -> str:
         f"model {tree['model'][:12]}, split {tree['split']}: {tree['films']} films of "
         f"{tree['patients']} patients; truth: {tree['truth']}"
     ]
-    if tree["contaminated"]:
-        lines.append(f"CONTAMINATED: the model was trained on {tree['contaminated']} of them")
+    if tree["contaminated"] or tree["repeated_films"]:
+        lines.append(
+            f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
+            f"on the picture of {tree['repeated_films']} of these films"
+        )
     for headline in HEADLINES:
         outcome = tree["questions"][headline.question]
         figure = headline_figure(tree, headline)

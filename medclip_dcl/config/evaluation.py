@@ -17,7 +17,7 @@ class EvaluateConfig(Section):
     gallery: str = ""
     """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
-    """Whether a model is evaluated on patients that it was trained on."""
+    """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
     batch: Annotated[int, Field(gt=0)] = 64
     """Films in one forward pass."""
     pairs: Annotated[int, Field(ge=0)] = 1000

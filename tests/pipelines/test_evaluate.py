@@ -48,6 +48,7 @@ def evaluated(work):
 def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     tree = figures(evaluated)
     assert (tree["films"], tree["patients"], tree["contaminated"]) == (10, 8, 0)
+    assert tree["repeated_films"] == 0
     assert tree["truth"] == "labels"
     questions = tree["questions"]
     assert set(questions) == {"zero_shot", "grounding", "boxes", "gallery", "reports"}
@@ -110,6 +111,17 @@ def test_patients_that_were_trained_on_are_refused_unless_allowed(tmp_path, caps
     assert run(work, allow_contaminated=True) == 0
     assert figures(work)["contaminated"] == 2
     assert "CONTAMINATED" in capsys.readouterr().out
+
+
+def test_pictures_that_were_trained_on_are_refused_unless_allowed(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work", subjects=["p000", "p001"], repeated=("p001", "p033"))
+    assert run(work) == 4
+    assert "picture of 1 of 10 evaluated films" in capsys.readouterr().err
+    assert not results.KIND.at(work).exists()
+    assert run(work, allow_contaminated=True) == 0
+    tree = figures(work)
+    assert (tree["contaminated"], tree["repeated_films"]) == (0, 1)
+    assert "on the picture of 1 of these films" in capsys.readouterr().out
 
 
 def test_another_model_makes_other_results(tmp_path):

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.artifacts import eta_cache, manifest
-from medclip_dcl.artifacts.frame import drafting, make_recipe
+import numpy as np
+
+from medclip_dcl.artifacts import eta_cache, manifest, prepared
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
 from medclip_dcl.artifacts.tables import read_table, write_table
 from tests.synthetic.corpus import KINDS, write_corpus
 from tests.synthetic.published import publish
@@ -15,7 +18,11 @@ BOXED = {"Pneumonia": KINDS[0][1], "Pneumothorax": KINDS[2][1]}
 
 
 def write_evaluated(
-    work: Path, subjects: Iterable[str] = ("elsewhere",), *, with_truth: bool = True
+    work: Path,
+    subjects: Iterable[str] = ("elsewhere",),
+    *,
+    with_truth: bool = True,
+    repeated: tuple[str, str] | None = None,
 ) -> Path:
     """Write a corpus of 40 studies, 8 of them for testing, and a model.
 
@@ -23,15 +30,31 @@ def write_evaluated(
         work: receives the artifacts.
         subjects: patients that the model says it was trained on.
         with_truth: whether films have labels and boxes.
+        repeated: two patients; the first film of the second shows that of the first.
 
     Returns:
         `work`.
     """
     write_texts(work)
+    if repeated:
+        _repeat(work, *repeated)
     if with_truth:
         _annotate(work)
     publish(work / "model", subjects)
     return work
+
+
+def _repeat(work: Path, one: str, other: str) -> None:
+    artifact = open_artifact(prepared.KIND.at(work), prepared.KIND)
+    images = PreparedImages(artifact)
+    pixels = np.stack([images.pixels(row) for row in range(len(images))])
+    sizes = np.array([images.original_size(row) for row in range(len(images))], dtype=np.int32)
+    source, target = (images.row_of[f"film{name[1:]}a"] for name in (one, other))
+    pixels[target] = pixels[source]
+    recipe = make_recipe(prepared.KIND, {"repeated": [one, other]}, {})
+    with drafting(artifact.path, prepared.KIND, recipe) as draft:
+        prepared.write_shard(draft.directory, 0, images.image_ids, pixels, sizes, [])
+        draft.seal(artifact.summary)
 
 
 def write_texts(work: Path) -> Path:
