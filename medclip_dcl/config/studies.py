@@ -90,6 +90,9 @@ class SourceConfig(Section):
     patient_key: str = ""
     """File with a secret (kind `dicom`) that keys the hash by which a PatientID is replaced. Empty:
     no key, and who knows how ids are formed can find them by trying."""
+    fallback_encoding: Literal["", "latin-1", "cp1252"] = ""
+    """Encoding of report files and of CSV tables (kind `table`) that are no UTF-8; empty: such a
+    report is rejected as `not_utf8`, such a table refused."""
     boxes: str = ""
     """MS-CXR's box table, CSV or JSON, relative to `root`; its patients are put in `test`. Empty:
     none."""

@@ -25,7 +25,7 @@ REASONS: dict[str, str] = {
     "missing_image": "the film's file is missing or lies outside the root",
     "pointer_file": "the file is a pointer of git-LFS or git-annex, not content",
     "no_report": "the study has no report file, or its report is refused",
-    "not_utf8": "the report is no UTF-8 text",
+    "not_utf8": "the report is no UTF-8 text, nor one of source.fallback_encoding",
     "report_too_long": "the report has more than a million bytes",
     "empty_report": "the report has neither findings nor impression nor a text to stand in",
 }
@@ -82,7 +82,7 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
     for study in raw.studies:
         if wanted is not None and study.study_id not in wanted:
             continue
-        answer = _text(study, raw.reports_root, read_sections)
+        answer = _text(study, raw.reports_root, read_sections, settings.fallback_encoding)
         if isinstance(answer, str):
             rejects.append(Reject(study.study_id, answer))
             continue
@@ -171,7 +171,7 @@ def _is_present(film: Film, root: Path, rejects: list[Reject]) -> bool:
     return True
 
 
-def _text(study: Study, root: Path, read_sections: ReadSections) -> Text | str:
+def _text(study: Study, root: Path, read_sections: ReadSections, fallback: str) -> Text | str:
     """Give the sections, or the code of the reason why there are none."""
     report = study.report
     if isinstance(report, str):
@@ -181,7 +181,7 @@ def _text(study: Study, root: Path, read_sections: ReadSections) -> Text | str:
             return "no_report"
         if path.stat().st_size > LONGEST_REPORT:
             return "report_too_long"
-        text = _decoded(path.read_bytes())
+        text = _decoded(path.read_bytes(), fallback)
         if text is None:
             return "not_utf8"
         if is_pointer(text.encode()):
@@ -192,9 +192,13 @@ def _text(study: Study, root: Path, read_sections: ReadSections) -> Text | str:
     return report if any(section.strip() for section in report) else "empty_report"
 
 
-def _decoded(data: bytes) -> str | None:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
+def _decoded(data: bytes, fallback: str) -> str | None:
+    for encoding in ("utf-8-sig", fallback):
+        try:
+            text = data.decode(encoding or "utf-8")
+            break
+        except UnicodeDecodeError:
+            continue
+    else:
         return None
     return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")

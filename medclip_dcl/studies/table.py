@@ -41,7 +41,8 @@ def read_mapped_table(
         )
     fields = names.model_dump(exclude={"path"})
     parts = _FIELD.findall(names.path) or ([names.path] if names.path else [])
-    rows = read_rows(path, [*(name for name in fields.values() if name), *parts])
+    wanted = [*(name for name in fields.values() if name), *parts]
+    rows = read_rows(path, wanted, settings.fallback_encoding)
     total = len(rows[names.subject_id])
     blank = [""] * total
     columns = {field: rows[name] if name else blank for field, name in fields.items()}

@@ -298,6 +298,21 @@ def test_every_form_of_table_says_the_same(tmp_path: Path, form: str) -> None:
     )
 
 
+def test_fallback_encoding_is_used_where_it_is_declared_alone(tmp_path: Path) -> None:
+    source = release(2)
+    source.report = {source.films[0][2]: " \n FINDINGS: caf\xe9 au lait.\n".encode("latin-1")}
+    build(tmp_path, source)
+    assert len(rows(tmp_path, manifest.REPORTS)) == 1
+    assert run(tmp_path, {"fallback_encoding": "latin-1"}) == 0
+    assert rows(tmp_path, manifest.REPORTS)[0]["findings"] == "caf\xe9 au lait."
+    (tmp_path / "source/t.csv").write_bytes("id,text\n1,d\xe9but\n".encode("cp1252"))
+    columns = {"subject_id": "id", "report": "text"}
+    table = {"kind": "table", "table": "t.csv", "columns": columns}
+    assert run(tmp_path, table) == 3
+    assert run(tmp_path, table | {"fallback_encoding": "cp1252"}) == 0
+    assert rows(tmp_path, manifest.REPORTS)[0]["last_paragraph"] == "d\xe9but"
+
+
 def test_table_with_films_and_whole_reports(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for name in ("a.png", "b.png", "c.png"):
