@@ -2,10 +2,13 @@
 
     python -m benchmarks.kills [--quick | --long] [--job NAME]
 
-Each trial starts a job on a small generated corpus, kills its whole process group at a
-random moment after it began to write, starts it again until it ends, and compares the
-content digest with that of a run that nobody killed. For training the losses of every
-logged step are compared as well.
+A job works on a small generated corpus. Its whole process group is killed at a random moment
+after it began to write, and started and killed again, until a run comes to its end. Every
+second kill is aimed at a flush: the process is frozen when a half-written file is seen, and
+killed where that file is still there, else let go on. What had been acknowledged before a
+kill must be there after the next one, once, with the same bytes; and the end must have the
+content of a run that nobody killed. For training the losses of every logged step are compared
+as well.
 """
 
 import argparse
@@ -14,21 +17,32 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from benchmarks import warm
 from benchmarks.record import finish
+from medclip_dcl.artifacts import likelihoods
+from medclip_dcl.artifacts.files import STAGED, sha256_file
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.errors import ArtifactCorrupt
 
 RECIPE = "configs/demo.yaml"
 SMALL = (
     "generate.patients=150",
+    "generate.coverage_films=0",
+    "generate.size_px=128",
+    "generate.workers=1",
     "images.shard_rows=8",
-    "likelihood.unit_sentences=12",
+    "images.workers=2",
+    "likelihood.unit_pieces=500",
+    "likelihood.flush_every_s=0",
     "likelihood.workers=1",
     "language_model.steps=20",
     "train.steps=24",
@@ -37,38 +51,101 @@ SMALL = (
     "train.save_every_steps=4",
     "train.log_every_steps=1",
 )
-STORY = (
-    "generate_studies",
-    "build_manifest",
-    "prepare_images",
-    "split_sentences",
-    "read_claims",
-    "fit_language_model",
-    "score_sentences",
-    "build_eta_cache",
-    "train",
-)
-KILLS = {"quick": 1, "normal": 6, "long": 60}
+KILLS = {"quick": 6, "normal": 12, "long": 60}
+_POLL_S = 0.0002
+
+Facts = dict[str, str]
+"""What is acknowledged: its name and what it holds."""
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A job to kill: what it makes, and the files that show that it is under way."""
+    """A job to kill."""
 
     job: str
     artifact: str
+    needs: tuple[str, ...]
     traces: str
-    also: tuple[str, ...] = ()
+    """Files that show that it is under way, below the recipe's folder."""
+    staged: str
+    """Folders in which a file half written shows that something is being acknowledged."""
+    acknowledged: Callable[[Path], list[tuple[str, str]]]
+    """Reads what is acknowledged, below the recipe's folder, while the artifact is a draft."""
+    final: Callable[[Path], Facts]
+    """Reads the same of the finished artifact."""
+    quick_share: float = 1.0
+    """Share of the quick kills that a job gets whose restarts are long."""
+
+    def kills(self, tier: str) -> int:
+        """Say how many kills must hit; a third of them within a flush."""
+        return max(1, round(KILLS[tier] * (self.quick_share if tier == "quick" else 1)))
+
+
+def shards(folder: Path) -> list[tuple[str, str]]:
+    return [(path.name, sha256_file(path)) for path in sorted(folder.glob("shard-*"))]
+
+
+def spans(work: Path) -> list[tuple[str, str]]:
+    draft = work / ".likelihoods.draft"
+    try:
+        return list(scores(draft).items())  # put together already, and the parts half removed
+    except ArtifactCorrupt:
+        parts, _ = likelihoods.read_parts(draft / likelihoods.PARTS)
+    names = (f"{row['text_key']} {row['first']}" for row in parts.to_pylist())
+    return list(zip(names, (value.hex() for value in parts["pll_nats"].to_pylist()), strict=True))
+
+
+def scores(folder: Path) -> Facts:
+    table = read_table(folder, likelihoods.LIKELIHOODS)
+    return {f"{row['text_key']} 0": row["pll_nats"].hex() for row in table.to_pylist()}
+
+
+def checkpoints(_work: Path) -> list[tuple[str, str]]:
+    return []  # a run keeps its newest ones alone; its losses tell whether one was lost
 
 
 VICTIMS = (
-    Victim("prepare_images", "prepared", ".prepared.draft/shard-*"),
-    Victim("score_sentences", "likelihoods", ".likelihoods.draft/unit*"),
-    Victim("train", "model", "checkpoints/step-*", ("checkpoints", "metrics.jsonl")),
+    Victim(
+        "prepare_images",
+        "prepared",
+        ("generate_studies", "build_manifest"),
+        ".prepared.draft/shard-*",
+        ".prepared.draft",
+        lambda work: shards(work / ".prepared.draft"),
+        lambda work: dict(shards(work / "prepared")),
+    ),
+    Victim(
+        "score_sentences",
+        "likelihoods",
+        ("generate_studies", "build_manifest", "split_sentences", "fit_language_model"),
+        ".likelihoods.draft/parts",
+        ".likelihoods.draft/parts",
+        spans,
+        lambda work: scores(work / "likelihoods"),
+    ),
+    Victim(
+        "train",
+        "model",
+        (
+            "generate_studies",
+            "build_manifest",
+            "prepare_images",
+            "split_sentences",
+            "read_claims",
+            "fit_language_model",
+            "score_sentences",
+            "build_eta_cache",
+        ),
+        "checkpoints/step-*",
+        "checkpoints/.step-*.draft",
+        checkpoints,
+        lambda _work: {},
+        quick_share=1 / 6,
+    ),
 )
 
 
-def start(job: str, work: Path) -> subprocess.Popen[bytes]:
+def start(job: str, work: Path) -> ForkServerProcess:
     """Start a job in a process group of its own.
 
     Args:
@@ -78,11 +155,8 @@ def start(job: str, work: Path) -> subprocess.Popen[bytes]:
     Returns:
         The running process.
     """
-    settings = (f"work={work}", *SMALL)
-    options = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", f"pipelines.{job}", "--config", RECIPE, *options]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, start_new_session=True, stdout=quiet, stderr=quiet)
+    options = [word for setting in (f"work={work}", *SMALL) for word in ("--set", setting)]
+    return warm.start(job, ["--config", RECIPE, *options], work.with_suffix(".log"))
 
 
 def run(job: str, work: Path) -> None:
@@ -95,9 +169,15 @@ def run(job: str, work: Path) -> None:
     Raises:
         RuntimeError: it ended with another code than 0.
     """
-    code = start(job, work).wait()
-    if code:
-        raise RuntimeError(f"{job} ended with exit code {code}")
+    process = start(job, work)
+    process.join()
+    _must_have_ended(process, job, work)
+
+
+def _must_have_ended(process: ForkServerProcess, job: str, work: Path) -> None:
+    if process.exitcode:
+        said = work.with_suffix(".log").read_text(encoding="utf-8")[-2000:]
+        raise RuntimeError(f"{job} ended with exit code {process.exitcode}: {said}")
 
 
 def content(victim: Victim, work: Path) -> tuple[str, list[dict[str, float]]]:
@@ -117,27 +197,86 @@ def content(victim: Victim, work: Path) -> tuple[str, list[dict[str, float]]]:
     return digest, [{name: line[name] for name in kept if name in line} for line in lines]
 
 
-def kill_once(victim: Victim, work: Path, seconds: float, draw: random.Random) -> bool:
-    """Start a job, kill it at a random moment and say whether it was still running.
+def half_written(victim: Victim, work: Path) -> bool:
+    """Say whether something is being acknowledged.
+
+    Args:
+        victim: the job.
+        work: folder of the recipe.
+
+    Returns:
+        True where a file that has not yet been renamed lies beside those that have.
+    """
+    return any(work.glob(f"{victim.staged}/{STAGED}*"))
+
+
+def kill_once(
+    victim: Victim, work: Path, seconds: float, draw: random.Random, aimed: bool
+) -> ForkServerProcess:
+    """Start a job and kill it at a random moment, or in a flush.
 
     Args:
         victim: the job.
         work: folder of the recipe.
         seconds: how long an uninterrupted run writes.
         draw: where the moment comes from.
+        aimed: whether the first flush after that moment is waited for.
 
     Returns:
-        True when the kill hit; False when the job had ended before.
+        The process; one that came to its end before has exit code 0.
     """
     process = start(victim.job, work)
-    while process.poll() is None and not any(work.glob(victim.traces)):
-        time.sleep(0.005)
-    time.sleep(draw.uniform(0, seconds))
-    hit = process.poll() is None
-    if hit:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return hit
+    pid = process.pid
+    assert pid is not None
+    while process.is_alive() and not any(work.glob(victim.traces)):
+        time.sleep(_POLL_S)
+    moment = time.monotonic() + draw.uniform(0, seconds)
+    while process.is_alive() and time.monotonic() < moment:
+        time.sleep(_POLL_S)
+    while process.is_alive():
+        if aimed and not half_written(victim, work):
+            continue
+        _signal(pid, signal.SIGSTOP)
+        if not aimed or half_written(victim, work):
+            break
+        _signal(pid, signal.SIGCONT)
+    _signal(pid, signal.SIGKILL)
+    process.join()
+    return process
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+@dataclass
+class Count:
+    """What happened to one job."""
+
+    kills: int = 0
+    in_flush: int = 0
+    ends: int = 0
+    different: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    acknowledged: int = 0
+    """Most that was acknowledged at a kill and not yet sealed."""
+
+    def suffices(self, kills: int) -> bool:
+        """Say whether there were kills enough, and a third of them within a flush."""
+        return self.kills >= kills and self.in_flush >= kills // 3
+
+    def compare(self, before: Facts, found: list[tuple[str, str]]) -> Facts:
+        """Count what a kill lost or doubled."""
+        now = dict(found)
+        times = Counter(name for name, _ in found)
+        self.duplicates += sum(number - 1 for number in times.values())
+        self.lost += sum(now.get(name) != value for name, value in before.items())
+        self.acknowledged = max(self.acknowledged, len(now))
+        return now
 
 
 def try_victim(victim: Victim, base: Path, kills: int, draw: random.Random) -> dict[str, float]:
@@ -150,29 +289,52 @@ def try_victim(victim: Victim, base: Path, kills: int, draw: random.Random) -> d
         draw: where the moments come from.
 
     Returns:
-        Counts: kills that hit, ends that differed, seconds of the uninterrupted run.
+        Counts, and seconds of the uninterrupted run.
     """
     reference = base.with_name(f"reference-{victim.job}")
     shutil.copytree(base, reference)
     begun = time.monotonic()
     process = start(victim.job, reference)
-    while process.poll() is None and not any(reference.glob(victim.traces)):
-        time.sleep(0.005)
+    while process.is_alive() and not any(reference.glob(victim.traces)):
+        time.sleep(_POLL_S)
     writing = time.monotonic()
-    if process.wait():
-        raise RuntimeError(f"{victim.job} ended with exit code {process.returncode}")
+    process.join()
+    _must_have_ended(process, victim.job, reference)
     ended = time.monotonic()
     expected = content(victim, reference)
-    hits = different = 0
-    while hits < kills:
+    count = Count()
+    while not count.suffices(kills):
         work = base.with_name("trial")
         shutil.copytree(base, work)
-        hits += kill_once(victim, work, ended - writing, draw)
-        run(victim.job, work)
-        different += content(victim, work) != expected
+        _kill_until_done(victim, work, (kills, ended - writing), count, draw)
+        count.ends += 1
+        count.different += content(victim, work) != expected
         shutil.rmtree(work)
     shutil.rmtree(reference)
-    return {"kills": hits, "different": different, "seconds": round(ended - begun, 2)}
+    return {**vars(count), "seconds": round(ended - begun, 2)}
+
+
+def _kill_until_done(
+    victim: Victim, work: Path, limits: tuple[int, float], count: Count, draw: random.Random
+) -> None:
+    kills, seconds = limits
+    before: Facts = {}
+    while True:
+        if count.suffices(kills):
+            run(victim.job, work)
+        else:
+            process = kill_once(victim, work, seconds, draw, aimed=count.kills % 2 == 1)
+            if process.exitcode == -signal.SIGKILL:
+                count.kills += 1
+                count.in_flush += half_written(victim, work)
+                if (work / victim.artifact).exists():
+                    continue  # sealed a moment before
+                before = count.compare(before, victim.acknowledged(work))
+                continue
+            _must_have_ended(process, victim.job, work)
+        final = victim.final(work)
+        count.lost += sum(final[name] != value for name, value in before.items() if name in final)
+        return
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,20 +351,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--job", choices=[victim.job for victim in VICTIMS])
     arguments = parser.parse_args(argv)
-    kills = KILLS[arguments.tier or "normal"]
+    tier = arguments.tier or "normal"
     draw = random.Random(0)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
-        victims = {victim.job: victim for victim in VICTIMS}
-        for job in STORY:
-            if job in victims and arguments.job in {None, job}:
-                found = try_victim(victims[job], base, kills, draw)
-                print(f"{job:18}" + ", ".join(f"{name} {value}" for name, value in found.items()))
-                figures |= {f"{job}_{name}": value for name, value in found.items()}
-            run(job, base)
-    different = sum(value for name, value in figures.items() if name.endswith("_different"))
-    return finish("kills", figures, {"different": ("0", different == 0)})
+        made: set[str] = set()
+        for victim in VICTIMS:
+            if arguments.job not in {None, victim.job}:
+                continue
+            for job in victim.needs:
+                if job not in made:
+                    run(job, base)
+                    made.add(job)
+            found = try_victim(victim, base, victim.kills(tier), draw)
+            shown = ", ".join(f"{name} {value}" for name, value in found.items())
+            print(f"{victim.job:18}{shown}", flush=True)
+            figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
+    bars = {}
+    for name in ("different", "lost", "duplicates"):
+        total = sum(value for key, value in figures.items() if key.endswith(f"_{name}"))
+        bars[name] = ("0", total == 0)
+    for victim in VICTIMS:
+        if f"{victim.job}_kills" in figures:
+            least = victim.kills(tier) // 3
+            hits = figures[f"{victim.job}_in_flush"]
+            bars[f"{victim.job}_in_flush"] = (f">= {least}", hits >= least)
+    return finish("kills", figures, bars)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,8 @@ class _Scoring:
             self._launch.wait()
             table = _table(distinct, work, collect_scores(folder, work, self._launch))
             write_table(draft.directory, likelihoods.LIKELIHOODS, table)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(folder)
         return _figures(table) | {
             "scored": len(work.measured.order),
             "truncated": work.measured.truncated,

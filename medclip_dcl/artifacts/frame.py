@@ -308,7 +308,8 @@ def _take_up(directory: Path, kind: Kind, recipe: dict[str, Any]) -> bool:
             f"({'; '.join(changed_parts(begun, recipe))}); set them back to go on with it, or "
             "delete that folder to start anew"
         )
-    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        shutil.rmtree(directory)
     directory.mkdir()
     write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
     return False
@@ -342,7 +343,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _publish(directory: Path, final: Path) -> None:
     retired = final.with_name(f".{final.name}.retired")
-    shutil.rmtree(retired, ignore_errors=True)
+    if retired.exists():
+        shutil.rmtree(retired)
     replaces = final.exists()
     if replaces:
         Path(final).replace(retired)
