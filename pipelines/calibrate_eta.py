@@ -10,25 +10,18 @@ Reads sentences, likelihoods and, as `calibrate.evidence` asks, claims, the labe
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import torch
 import yaml
-from jaxtyping import Int8
-from numpy.typing import NDArray
-from torch import Tensor
 
 from medclip_dcl.artifacts import claims, likelihoods, manifest, sentences
 from medclip_dcl.artifacts.eta_cache import read_given_table
 from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.tables import TableFormat, read_table
 from medclip_dcl.config import resolve_path
 from medclip_dcl.config.text import EtaConfig
-from medclip_dcl.errors import ArtifactStale, ConfigError
 from medclip_dcl.likelihood.calibration import (
     Evidence,
     Line,
@@ -40,40 +33,21 @@ from medclip_dcl.likelihood.calibration import (
     log_error,
     resample_lines,
 )
-from medclip_dcl.likelihood.class_shares import (
-    Meanings,
-    Sayings,
-    measure_meanings,
-    measure_wordings,
-)
-from medclip_dcl.objective.relations import (
-    DIFFERENT,
-    encode_claims,
-    encode_labels,
-    relation_matrix,
-)
 from medclip_dcl.report.calibration import CALIBRATION, FOLDER, draw_calibration
 from medclip_dcl.report.charts import standalone
-from medclip_dcl.reports.claims import Claims
 from medclip_dcl.reports.sentences import without_number
+from medclip_dcl.training.class_evidence import (
+    Measure,
+    ScoredCorpus,
+    by_claims,
+    by_labels,
+    by_table,
+    by_wordings,
+    read_scored_corpus,
+)
 from pipelines.job import Job, run_job
 
-Measure = Callable[[NDArray[np.float64]], Evidence]
-Codes = Int8[Tensor, "texts codes"]
-
-_ROWS = 512  # meanings compared with all reports at a time
 _POINTS = 800
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The training sentences: their likelihoods, and who says them."""
-
-    keys: list[str]
-    pll_nats: NDArray[np.float64]
-    sayings: Sayings
-    study_ids: list[str]
-    patient_of: NDArray[np.int64]
 
 
 def build(job: Job) -> None:
@@ -84,14 +58,17 @@ def build(job: Job) -> None:
     """
     settings, cap = job.config.calibrate, job.config.eta.eta_max
     scored = job.open(likelihoods.KIND)
-    corpus = read_corpus(job)
-    measure = measure_by(settings.evidence, job, corpus)
+    corpus = read_scored_corpus(job.open(sentences.KIND), scored)
+    measure = _measure(job, corpus)
     evidence = measure(np.ones(len(corpus.study_ids)))
-    line = fit_line(evidence, cap)
+    line = fit_line(evidence, cap, settings.method)
     draw = np.random.default_rng(job.config.seed)
-    lines = resample_lines(measure, corpus.patient_of, cap, settings.resamples, draw)
+    lines = resample_lines(
+        measure, corpus.patient_of, cap, settings.method, settings.resamples, draw
+    )
     record = {
         "evidence": settings.evidence,
+        "method": settings.method,
         "min_studies": settings.min_studies,
         "likelihoods": scored.digest,
         "cap": cap,
@@ -113,133 +90,19 @@ def build(job: Job) -> None:
     job.say(recipe=str(folder / "eta.yaml"), **_facts(record))
 
 
-def read_corpus(job: Job) -> Corpus:
-    """Read the training sentences of a recipe.
-
-    Args:
-        job: the job's frame.
-
-    Returns:
-        The corpus.
-
-    Raises:
-        ArtifactStale: likelihoods and sentences differ.
-    """
-    source, scored = job.open(sentences.KIND), job.open(likelihoods.KIND)
-    table = read_table(scored.path, likelihoods.LIKELIHOODS, ["text_key", "pll_nats"])
-    distinct = sentences.distinct_sentences(source)
-    if not table["text_key"].equals(distinct["text_key"]):
-        raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
-    columns = ["study_id", "subject_id", "split", "text_key"]
-    rows = read_table(source.path, sentences.SENTENCES, columns)
-    training = rows.filter(pa.compute.equal(rows["split"], "train"))
-    pairs = training.group_by(["text_key", "study_id"]).aggregate([("subject_id", "min")])
-    ids, study = np.unique(pairs["study_id"].to_numpy(), return_inverse=True)
-    keys = distinct["text_key"]
-    place = pa.compute.index_in(pairs["text_key"], keys.combine_chunks()).to_numpy()
-    patient_of = np.zeros(len(ids), dtype=np.int64)
-    _, patient = np.unique(pairs["subject_id_min"].to_numpy(), return_inverse=True)
-    patient_of[study] = patient
-    return Corpus(
-        keys.to_pylist(),
-        table["pll_nats"].to_numpy().copy(),
-        Sayings(place.astype(np.int64), study, len(keys), len(ids)),
-        ids.tolist(),
-        patient_of,
-    )
-
-
-def measure_by(evidence: str, job: Job, corpus: Corpus) -> Measure:
-    """Choose how class probabilities are measured.
-
-    Args:
-        evidence: a value of `calibrate.evidence`.
-        job: the job's frame.
-        corpus: the training sentences.
-
-    Returns:
-        A function that gives the evidence when study i counts as often as the i-th weight says.
-    """
-    return _MEASURES[evidence](job, corpus)
-
-
-def _by_claims(job: Job, corpus: Corpus) -> Measure:
-    folder = job.open(claims.KIND).path
-    told = _encoded(folder, claims.SENTENCE_CLAIMS, "text_key", corpus.keys)
-    reports = _encoded(folder, claims.REPORT_CLAIMS, "study_id", corpus.study_ids)
-    known = np.ones(len(corpus.study_ids), dtype=bool)
-    return _by_meaning(job, corpus, _compare(told, reports, known))
-
-
-def _by_labels(job: Job, corpus: Corpus) -> Measure:
-    listed = job.open(manifest.KIND)
-    if manifest.STUDY_LABELS.file not in listed.files:
-        raise ConfigError("calibrate.evidence is 'labels' and the source has none; set another")
-    rows = {
-        row["study_id"]: {name: row[name] for name in manifest.LABELS}
-        for row in read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
-    }
-    labels = encode_labels([rows.get(study, {}) for study in corpus.study_ids])
-    known = np.array([study in rows for study in corpus.study_ids])
-    folder = job.open(claims.KIND).path
-    told = _encoded(folder, claims.SENTENCE_CLAIMS, "text_key", corpus.keys)
-    return _by_meaning(job, corpus, _compare(told, labels, known))
-
-
-def _by_meaning(job: Job, corpus: Corpus, meanings: Meanings) -> Measure:
-    least = job.config.calibrate.min_studies
-    return lambda weights: measure_meanings(
-        corpus.pll_nats, corpus.sayings, meanings, weights, least
-    )
-
-
-def _by_frequency(job: Job, corpus: Corpus) -> Measure:
-    least = job.config.calibrate.min_studies
-    return lambda weights: measure_wordings(corpus.pll_nats, corpus.sayings, weights, least)
-
-
-def _by_table(job: Job, corpus: Corpus) -> Measure:
-    form = without_number if job.config.sentences.strip_numbers else str
-    given = read_given_table(resolve_path(job.config.eta.table, job.config), form)
-    known = np.array([key in given for key in corpus.keys], dtype=np.float64)
-    share = np.array([given.get(key, 0.0) for key in corpus.keys])
-    floor = job.config.calibrate.min_studies / max(1, len(corpus.study_ids) - 1)
-    ones = np.ones(len(corpus.sayings.study))
-    return lambda weights: Evidence(
-        corpus.pll_nats, share, known * corpus.sayings.sums(ones, weights), floor
-    )
-
-
-_MEASURES: Mapping[str, Callable[[Job, Corpus], Measure]] = {
-    "claims": _by_claims,
-    "labels": _by_labels,
-    "frequency": _by_frequency,
-    "table": _by_table,
-}
-
-
-def _encoded(folder: Any, form: TableFormat, key: str, ids: Sequence[str]) -> Codes:
-    rows = {row[key]: row for row in read_table(folder, form).to_pylist()}
-    if not rows.keys() >= set(ids):
-        raise ArtifactStale("claims and sentences differ; rerun read_claims")
-    return encode_claims([Claims.from_row(rows[name]) for name in ids])
-
-
-def _compare(told: Codes, studies: Codes, known: NDArray[np.bool_]) -> Meanings:
-    """Compare every distinct meaning with every distinct report."""
-    meanings, of_sentence = torch.unique(told, dim=0, return_inverse=True)
-    columns, of_study = torch.unique(studies, dim=0, return_inverse=True)
-    fits = [
-        np.packbits((relation_matrix(block, columns) != DIFFERENT).numpy(), axis=1)
-        for block in meanings.split(_ROWS)
-    ]
-    silent = (told == 0).all(dim=1)
-    return Meanings(
-        of_sentence.masked_fill(silent, -1).numpy(),
-        np.where(known, of_study.numpy(), -1),
-        np.concatenate(fits),
-        len(columns),
-    )
+def _measure(job: Job, corpus: ScoredCorpus) -> Measure:
+    settings = job.config.calibrate
+    least = settings.min_studies
+    if settings.evidence == "frequency":
+        return by_wordings(corpus, least)
+    if settings.evidence == "table":
+        form = without_number if job.config.sentences.strip_numbers else str
+        path = resolve_path(job.config.eta.table, job.config)
+        return by_table(corpus, read_given_table(path, form), least)
+    claimed = job.open(claims.KIND)
+    if settings.evidence == "claims":
+        return by_claims(corpus, claimed, least)
+    return by_labels(corpus, claimed, job.open(manifest.KIND), least)
 
 
 def _compared(evidence: Evidence, line: Line, eta: EtaConfig) -> dict[str, Any]:

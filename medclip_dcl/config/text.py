@@ -109,6 +109,9 @@ class CalibrateConfig(Section):
     """How a class probability is measured: share of the other training studies whose report's
     claims, or whose labels, stand `same` or `unclear` to the sentence; that say the very same
     words; or as `eta.table` gives it."""
+    method: Literal["capped", "censored"] = "capped"
+    """`capped`: least squares after the cap, as training uses eta; `censored`: Tobin's regression,
+    the line itself with both ends censored."""
     min_studies: Annotated[int, Field(ge=1)] = 5
     """Other studies that a share must rest on; a smaller one is known to lie below, no more."""
     resamples: Annotated[int, Field(ge=0)] = 200

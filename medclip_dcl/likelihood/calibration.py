@@ -6,14 +6,22 @@ Symbols
     floor  smallest share that counts as measured; below it a handful of studies decides
     cap    largest eta that training uses
 
-The line log rho = log a + k log p + noise is fitted as Tobin's regression with both ends
-censored: a share at or above the cap says no more than "at least the cap", one below the
-floor no more than "below the floor", and everything between counts with its value.
+Two ways to fit log rho = log a + k log p + noise, both with the cap respected:
 
-Why not plain least squares: beyond the cap the line is never used, yet common negations,
+    capped    least squares of log min(a * p**k, cap) against log min(rho, cap): the eta
+              that training uses, as near as a and k can bring it to what it should be.
+              The default. A sentence below the floor pulls only an eta above the floor.
+              Never worse on the evidence than the best constant; flatter than the line
+              that made the data, because noise at the cap only ever pulls down.
+    censored  Tobin's regression: a share at or above the cap says no more than "at least
+              the cap", one below the floor no more than "below the floor". It finds the
+              line itself again where the noise is normal. Reports are not so kind: common
+              negations and rare findings are two heaps, and then its line, once capped,
+              is further from the capped shares.
+
+Plain least squares is neither: beyond the cap the line is never used, yet common negations,
 true of most films, would turn it; and leaving out the sentences that are too rare to be
-measured selects those that are common by luck, which flattens the slope. Why not least
-squares after capping: noise at the cap then only ever pulls down.
+measured selects those that are common by luck, which flattens the slope.
 
 What p can know: it is the chance of one wording, a product over its word pieces, while
 rho belongs to the meaning. Long and rare wordings of a common finding have a small p and
@@ -21,8 +29,9 @@ a large rho. The fit makes the most of what the two share; `correlation` says ho
 that may be, and `best_constant` what an eta that ignores p would do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -36,7 +45,8 @@ LARGEST_A = 0.999
 """Upper end of a: a sentence that is sure to be said fits every film, and no more."""
 
 _FEWEST = 10
-_SIGMA = (1e-3, 20.0)  # bounds of the noise, nats: far beyond what a corpus shows
+_BOUNDS = ((-30.0, float(np.log(LARGEST_A))), (0.0, 30.0), (-7.0, 3.0))
+"""Of log a, of k times the spread of the likelihoods, and of log sigma."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Line:
     Attributes:
         a: scale, in (0, `LARGEST_A`].
         k: exponent, at least 0.
-        sigma: standard deviation of log rho about the line, nats.
+        sigma: standard deviation of log rho about the line, capped or not, nats.
     """
 
     a: float
@@ -85,59 +95,105 @@ class Shares:
     above_cap: float
 
 
-def fit_line(evidence: Evidence, cap: float) -> Line:
-    """Fit a and k with both ends censored.
+def fit_line(evidence: Evidence, cap: float, method: str) -> Line:
+    """Fit a and k.
 
     Args:
         evidence: measured class probabilities.
         cap: largest eta that is used, in (0, 1).
+        method: `capped` or `censored`, as the module tells.
 
     Returns:
-        The line of greatest likelihood with 0 < a <= `LARGEST_A` and k >= 0.
+        The line, with 0 < a <= `LARGEST_A` and k >= 0.
 
     Raises:
         ScoreError: fewer than ten sentences are measured below the cap, the floor is not
             below the cap, or the arrays are malformed.
 
-    Source: Tobin 1958; one optimum, since the likelihood is concave in 1/sigma and
-        coefficients/sigma (Olsen 1978), in which both bounds are linear.
+    Source: `capped`: ours. `censored`: Tobin 1958; one optimum, since the likelihood is
+        concave in 1/sigma and coefficients/sigma (Olsen 1978), in which both bounds are linear.
     """
     _check(evidence, cap)
     used = evidence.weight > 0
-    pll_nats, share = evidence.pll_nats[used], evidence.share[used]
-    weight = evidence.weight[used] / evidence.weight[used].mean()
-    below, above = share < evidence.floor, share >= cap
-    between = ~(below | above)
-    scale = max(float(pll_nats.std()), 1e-9)
-    x, y = pll_nats / scale, np.log(np.clip(share, evidence.floor, cap))
-
-    def loss(theta: Floats) -> tuple[float, Floats]:
-        log_a, slope, log_sigma = theta
-        distance = (y - log_a - slope * x) / np.exp(log_sigma)
-        sign = np.where(below, 1.0, -1.0)
-        log_tail = special.log_ndtr(sign * distance)
-        value = np.where(between, log_sigma + distance**2 / 2, -log_tail)
-        # the mean distance of a censored sentence beyond its bound stands in for its distance
-        mills = np.exp(-(distance**2) / 2 - log_tail) / np.sqrt(2 * np.pi)
-        pull = weight * np.where(between, distance, -sign * mills)
-        spread = weight * np.where(between, 1.0 - distance**2, sign * mills * distance)
-        gradient = [-pull.sum() / np.exp(log_sigma), -(pull * x).sum() / np.exp(log_sigma)]
-        return float((weight * value).sum()), np.array([*gradient, spread.sum()])
-
-    bounds = [(-30.0, np.log(LARGEST_A)), (0.0, 30.0), tuple(np.log(_SIGMA))]
-    start = [min(float(np.average(y, weights=weight)), float(bounds[0][1])), 0.0, 0.0]
-    options = {"ftol": 1e-14, "gtol": 1e-9 * len(x), "maxiter": 500}
-    found = optimize.minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    share, weight = evidence.share[used], evidence.weight[used]
+    scale = max(float(evidence.pll_nats[used].std()), 1e-9)
+    rows = _Rows(
+        x=evidence.pll_nats[used] / scale,
+        y=np.log(np.clip(share, evidence.floor, cap)),
+        below=share < evidence.floor,
+        above=share >= cap,
+        weight=weight / weight.sum(),
+        log_cap=float(np.log(cap)),
     )
-    log_a, slope, log_sigma = found.x
+    level = min(float(np.average(rows.y, weights=weight)), float(_BOUNDS[0][1]))
+    start = np.array([level, 0.0, 0.0])
+    theta = _minimum(partial(_censored_loss, rows), start, _BOUNDS)
+    if method == "capped":
+        starts = (theta[:2], start[:2], np.array([level + 1, 0.5]))
+        found = [_minimum(partial(_capped_loss, rows), at, _BOUNDS[:2]) for at in starts]
+        theta = min(found, key=lambda at: _capped_loss(rows, at)[0])
+        theta = np.append(theta, np.log(max(2 * _capped_loss(rows, theta)[0], 1e-12)) / 2)
+    log_a, slope, log_sigma = theta
     return Line(float(np.exp(log_a)), float(slope / scale), float(np.exp(log_sigma)))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Evidence in the units of the fit; y is the log share between floor and cap."""
+
+    x: Floats
+    y: Floats
+    below: Bool[np.ndarray, " sentences"]
+    above: Bool[np.ndarray, " sentences"]
+    weight: Floats
+    log_cap: float
+
+
+Theta = Float[np.ndarray, " parameters"]
+
+
+def _censored_loss(rows: _Rows, theta: Theta) -> tuple[float, Theta]:
+    """Mean negative log likelihood at (log a, slope, log sigma), and its gradient."""
+    log_a, slope, log_sigma = theta
+    distance = (rows.y - log_a - slope * rows.x) / np.exp(log_sigma)
+    sign = np.where(rows.below, 1.0, -1.0)
+    between = ~(rows.below | rows.above)
+    log_tail = special.log_ndtr(sign * distance)
+    value = np.where(between, log_sigma + distance**2 / 2, -log_tail)
+    # a censored sentence pulls by its mean distance beyond its bound
+    mills = np.exp(-(distance**2) / 2 - log_tail) / np.sqrt(2 * np.pi)
+    pull = rows.weight * np.where(between, distance, -sign * mills)
+    spread = rows.weight * np.where(between, 1.0 - distance**2, sign * mills * distance)
+    gradient = [-pull.sum() / np.exp(log_sigma), -(pull * rows.x).sum() / np.exp(log_sigma)]
+    return float((rows.weight * value).sum()), np.array([*gradient, spread.sum()])
+
+
+def _capped_loss(rows: _Rows, theta: Theta) -> tuple[float, Theta]:
+    """Half the mean square of log eta - log share at (log a, slope), and its gradient."""
+    log_line = theta[0] + theta[1] * rows.x
+    off = np.minimum(log_line, rows.log_cap) - rows.y
+    off = np.where(rows.below, np.maximum(off, 0.0), off)
+    pull = rows.weight * off * (log_line < rows.log_cap)
+    return float((rows.weight * off**2).sum() / 2), np.array([pull.sum(), (pull * rows.x).sum()])
+
+
+def _minimum(
+    loss: Callable[[Theta], tuple[float, Theta]],
+    start: Theta,
+    bounds: Sequence[tuple[float, float]],
+) -> Theta:
+    options = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 500}
+    found: np.ndarray = optimize.minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    ).x
+    return found
 
 
 def resample_lines(
     measure: Callable[[Float[np.ndarray, " studies"]], Evidence],
     patient_of: Int[np.ndarray, " studies"],
     cap: float,
+    method: str,
     resamples: int,
     generator: np.random.Generator,
 ) -> list[Line]:
@@ -147,6 +203,7 @@ def resample_lines(
         measure: gives the evidence when study i counts as often as the i-th weight says.
         patient_of: patient of each study, numbered from 0.
         cap: largest eta that is used.
+        method: as in `fit_line`.
         resamples: number of samples.
         generator: source of randomness.
 
@@ -160,7 +217,7 @@ def resample_lines(
     for _ in range(resamples):
         drawn = np.bincount(generator.integers(0, patients, patients), minlength=patients)
         try:
-            lines.append(fit_line(measure(drawn[patient_of].astype(np.float64)), cap))
+            lines.append(fit_line(measure(drawn[patient_of].astype(np.float64)), cap, method))
         except ScoreError:  # too few measured sentences in this sample
             continue
     return lines

@@ -46,7 +46,7 @@ def least_squares(evidence, shown):
     seed=st.integers(0, 10**6),
 )
 def test_known_a_and_k_are_found_again(a, k, sigma, seed):
-    line = fit_line(simulate(a, k, sigma, seed), CAP)
+    line = fit_line(simulate(a, k, sigma, seed), CAP, "censored")
     assert abs(math.log(line.a / a)) < 0.3
     assert abs(line.k - k) < 0.03 + 0.1 * k
     assert abs(line.sigma / sigma - 1) < 0.15
@@ -62,7 +62,50 @@ def test_leaving_censored_sentences_out_or_capping_them_flattens_the_slope():
     everyone = np.ones(len(inside), dtype=bool)
     for others in (least_squares(evidence, inside), least_squares(capped, everyone)):
         assert others[1] < 0.75 * k
-    assert fit_line(evidence, CAP).k == pytest.approx(k, rel=0.06)
+    assert fit_line(evidence, CAP, "censored").k == pytest.approx(k, rel=0.06)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    a=st.floats(0.05, 0.6),
+    k=st.floats(0.03, 0.25),
+    sigma=st.floats(0.0, 1.2),
+    seed=st.integers(0, 10**6),
+)
+def test_no_other_a_and_k_comes_nearer_to_the_capped_shares(a, k, sigma, seed):
+    evidence = simulate(a, k, sigma, seed, sentences=500)
+    measured = Evidence(
+        evidence.pll_nats, np.maximum(evidence.share, FLOOR), evidence.weight, FLOOR
+    )
+    line = fit_line(measured, CAP, "capped")
+
+    def error(other):
+        return log_error(eta_of_line(measured.pll_nats, other, CAP), measured, CAP)
+
+    least = error(line) - 1e-6
+    assert error(fit_line(measured, CAP, "censored")) >= least
+    assert error(Line(best_constant(measured, CAP), 0.0, 0.0)) >= least
+    for log_a in np.linspace(math.log(line.a) - 0.5, 0, 15):
+        for slope in np.linspace(0, 2 * k, 15):
+            assert error(Line(min(math.exp(log_a), LARGEST_A), slope, 0.0)) >= least
+
+
+@settings(max_examples=8, deadline=None)
+@given(a=st.floats(0.05, 0.6), k=st.floats(0.03, 0.3), seed=st.integers(0, 10**6))
+def test_without_noise_the_capped_fit_finds_a_and_k_again(a, k, seed):
+    line = fit_line(simulate(a, k, 0.0, seed), CAP, "capped")
+    assert line.a == pytest.approx(a, rel=0.01)
+    assert line.k == pytest.approx(k, rel=0.01)
+    assert line.sigma < 0.01
+
+
+def test_the_capped_fit_is_pulled_by_rare_sentences_only_from_above_the_floor():
+    evidence = simulate(0.2, 0.1, 0.0, 1, sentences=200)
+    pll_nats = np.r_[evidence.pll_nats, np.full(200, -60.0)]
+    rare = Evidence(pll_nats, np.r_[evidence.share, np.zeros(200)], np.ones(400), FLOOR)
+    assert fit_line(rare, CAP, "capped").k == pytest.approx(0.1, rel=0.01)
+    common = Evidence(np.r_[evidence.pll_nats, np.full(200, -10.0)], rare.share, rare.weight, FLOOR)
+    assert fit_line(common, CAP, "capped").a < 0.19
 
 
 def test_values_beyond_cap_and_below_floor_play_no_part():
@@ -71,7 +114,7 @@ def test_values_beyond_cap_and_below_floor_play_no_part():
     share[share >= CAP] = 0.9
     share[share < FLOOR] = 0.0
     moved = Evidence(evidence.pll_nats, share, evidence.weight, FLOOR)
-    assert fit_line(moved, CAP) == fit_line(evidence, CAP)
+    assert fit_line(moved, CAP, "censored") == fit_line(evidence, CAP, "censored")
 
 
 def test_nothing_near_the_line_is_likelier():
@@ -86,7 +129,7 @@ def test_nothing_near_the_line_is_likelier():
         tails = np.where(below, special.log_ndtr(z), special.log_ndtr(-z))
         return np.where(below | above, tails, density).sum()
 
-    line = fit_line(evidence, CAP)
+    line = fit_line(evidence, CAP, "censored")
     best = likelihood(line)
     for factor in (0.97, 1.03):
         assert likelihood(Line(line.a * factor, line.k, line.sigma)) < best
@@ -104,7 +147,7 @@ def test_weights_stand_for_repeats():
         np.ones(weight.sum()),
         FLOOR,
     )
-    one, other = fit_line(weighted, CAP), fit_line(repeated, CAP)
+    one, other = fit_line(weighted, CAP, "censored"), fit_line(repeated, CAP, "censored")
     assert one.a == pytest.approx(other.a, rel=1e-4)
     assert one.k == pytest.approx(other.k, rel=1e-4)
 
@@ -117,11 +160,11 @@ def test_the_line_stays_within_its_bounds():
         rising.weight,
         FLOOR,
     )
-    assert fit_line(falling, CAP).k == 0
+    assert fit_line(falling, CAP, "censored").k == 0
     steep = Evidence(
         rising.pll_nats, np.minimum(np.exp(3 + 0.3 * rising.pll_nats), 1), rising.weight, FLOOR
     )
-    assert fit_line(steep, CAP).a == pytest.approx(LARGEST_A)
+    assert fit_line(steep, CAP, "censored").a == pytest.approx(LARGEST_A)
 
 
 def test_sentences_that_count_for_nothing_do_not_enter():
@@ -129,7 +172,7 @@ def test_sentences_that_count_for_nothing_do_not_enter():
     weight = np.r_[evidence.weight, np.zeros(3)]
     share = np.r_[evidence.share, 0.1, 0.1, 0.1]
     longer = Evidence(np.r_[evidence.pll_nats, -300.0, -300.0, -1.0], share, weight, FLOOR)
-    assert fit_line(longer, CAP) == fit_line(evidence, CAP)
+    assert fit_line(longer, CAP, "censored") == fit_line(evidence, CAP, "censored")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +193,7 @@ def test_evidence_that_cannot_be_fitted_is_refused(change, said):
     for name, value in change.items():
         parts[name] = value if name == "floor" else np.r_[value, parts[name][1:]]
     with pytest.raises(ScoreError, match=said):
-        fit_line(Evidence(**parts), CAP)
+        fit_line(Evidence(**parts), CAP, "capped")
 
 
 def test_shares_constant_and_error_by_hand():
@@ -191,7 +234,7 @@ def test_bootstrap_samples_hold_whole_patients_and_cover_the_truth():
         seen.append(weights)
         return Evidence(evidence.pll_nats, evidence.share, weights, FLOOR)
 
-    lines = resample_lines(measure, patient_of, CAP, 40, np.random.default_rng(0))
+    lines = resample_lines(measure, patient_of, CAP, "censored", 40, np.random.default_rng(0))
     assert len(lines) == len(seen) == 40
     for weights in seen:
         assert weights.sum() == 600
@@ -207,5 +250,5 @@ def test_samples_without_enough_sentences_are_left_out():
     def measure(weights):
         return Evidence(evidence.pll_nats, np.full(14, 0.1), weights, FLOOR)
 
-    lines = resample_lines(measure, np.arange(14), CAP, 30, np.random.default_rng(0))
+    lines = resample_lines(measure, np.arange(14), CAP, "capped", 30, np.random.default_rng(0))
     assert 0 < len(lines) < 30

@@ -1,0 +1,210 @@
+"""Evidence about class probabilities: which other studies of the corpus a sentence fits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Int8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from medclip_dcl.artifacts import claims, likelihoods, manifest, sentences
+from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.artifacts.tables import TableFormat, read_table
+from medclip_dcl.errors import ArtifactStale, ConfigError
+from medclip_dcl.likelihood.calibration import Evidence
+from medclip_dcl.likelihood.class_shares import (
+    Meanings,
+    Sayings,
+    measure_meanings,
+    measure_wordings,
+)
+from medclip_dcl.objective.relations import (
+    DIFFERENT,
+    encode_claims,
+    encode_labels,
+    relation_matrix,
+)
+from medclip_dcl.reports.claims import Claims
+
+Measure = Callable[[NDArray[np.float64]], Evidence]
+"""Gives the evidence when study i counts as often as the i-th weight says."""
+
+Codes = Int8[Tensor, "texts codes"]
+
+_ROWS = 512  # meanings compared with all reports at a time
+
+
+@dataclass(frozen=True)
+class ScoredCorpus:
+    """The training sentences: their likelihoods, and who says them.
+
+    Attributes:
+        keys: text keys of all distinct sentences.
+        pll_nats: their pseudo-log-likelihoods, nats.
+        sayings: which training study says which.
+        study_ids: the training studies.
+        patient_of: patient of each study, numbered from 0.
+    """
+
+    keys: list[str]
+    pll_nats: NDArray[np.float64]
+    sayings: Sayings
+    study_ids: list[str]
+    patient_of: NDArray[np.int64]
+
+
+def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
+    """Read the training sentences of a recipe.
+
+    Args:
+        source: the sentences.
+        scored: their likelihoods.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        ArtifactStale: likelihoods and sentences differ.
+    """
+    table = read_table(scored.path, likelihoods.LIKELIHOODS, ["text_key", "pll_nats"])
+    keys = sentences.distinct_sentences(source)["text_key"]
+    if not table["text_key"].equals(keys):
+        raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
+    columns = ["study_id", "subject_id", "split", "text_key"]
+    rows = read_table(source.path, sentences.SENTENCES, columns)
+    training = rows.filter(pc.equal(rows["split"], "train"))
+    pairs = training.group_by(["text_key", "study_id"]).aggregate([("subject_id", "min")])
+    ids, study = np.unique(pairs["study_id"].to_numpy(), return_inverse=True)
+    place = pc.index_in(pairs["text_key"], keys.combine_chunks()).to_numpy()
+    patient_of = np.zeros(len(ids), dtype=np.int64)
+    _, patient = np.unique(pairs["subject_id_min"].to_numpy(), return_inverse=True)
+    patient_of[study] = patient
+    return ScoredCorpus(
+        keys.to_pylist(),
+        table["pll_nats"].to_numpy().copy(),
+        Sayings(place.astype(np.int64), study, len(keys), len(ids)),
+        ids.tolist(),
+        patient_of,
+    )
+
+
+def by_wordings(corpus: ScoredCorpus, min_studies: int) -> Measure:
+    """Measure by the studies that say the very same words.
+
+    Args:
+        corpus: the training sentences.
+        min_studies: other studies that a share must rest on.
+
+    Returns:
+        The measure.
+    """
+    return lambda weights: measure_wordings(corpus.pll_nats, corpus.sayings, weights, min_studies)
+
+
+def by_claims(corpus: ScoredCorpus, claimed: Artifact, min_studies: int) -> Measure:
+    """Measure by the studies whose reports say, or leave open, what a sentence says.
+
+    Args:
+        corpus: the training sentences.
+        claimed: the claims.
+        min_studies: other studies that a share must rest on.
+
+    Returns:
+        The measure.
+
+    Raises:
+        ArtifactStale: the claims lack a sentence or a report.
+    """
+    reports = _encoded(claimed, claims.REPORT_CLAIMS, "study_id", corpus.study_ids)
+    known = np.ones(len(corpus.study_ids), dtype=bool)
+    return _by_meanings(corpus, claimed, reports, known, min_studies)
+
+
+def by_labels(
+    corpus: ScoredCorpus, claimed: Artifact, listed: Artifact, min_studies: int
+) -> Measure:
+    """Measure by the studies whose labels are, or leave open, what a sentence says.
+
+    Args:
+        corpus: the training sentences.
+        claimed: the claims, of which those of the sentences are read.
+        listed: the manifest.
+        min_studies: other studies that a share must rest on.
+
+    Returns:
+        The measure; studies without labels are left out.
+
+    Raises:
+        ArtifactStale: the claims lack a sentence.
+        ConfigError: the source has no label table.
+    """
+    if manifest.STUDY_LABELS.file not in listed.files:
+        raise ConfigError("calibrate.evidence is 'labels' and the source has none; set another")
+    rows = {
+        row["study_id"]: {name: row[name] for name in manifest.LABELS}
+        for row in read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
+    }
+    labels = encode_labels([rows.get(study, {}) for study in corpus.study_ids])
+    known = np.array([study in rows for study in corpus.study_ids])
+    return _by_meanings(corpus, claimed, labels, known, min_studies)
+
+
+def by_table(corpus: ScoredCorpus, given: Mapping[str, float], min_studies: int) -> Measure:
+    """Take class probabilities as someone gives them.
+
+    Args:
+        corpus: the training sentences.
+        given: text key -> class probability; sentences without one do not count.
+        min_studies: a share of fewer of the corpus's studies does not count as measured.
+
+    Returns:
+        The measure.
+    """
+    known = np.array([key in given for key in corpus.keys], dtype=np.float64)
+    share = np.array([given.get(key, 0.0) for key in corpus.keys])
+    floor = min_studies / max(1, len(corpus.study_ids) - 1)
+    ones = np.ones(len(corpus.sayings.study))
+    return lambda weights: Evidence(
+        corpus.pll_nats, share, known * corpus.sayings.sums(ones, weights), floor
+    )
+
+
+def _by_meanings(
+    corpus: ScoredCorpus,
+    claimed: Artifact,
+    studies: Codes,
+    known: NDArray[np.bool_],
+    min_studies: int,
+) -> Measure:
+    told = _encoded(claimed, claims.SENTENCE_CLAIMS, "text_key", corpus.keys)
+    meanings = _compare(told, studies, known)
+    return lambda weights: measure_meanings(
+        corpus.pll_nats, corpus.sayings, meanings, weights, min_studies
+    )
+
+
+def _encoded(claimed: Artifact, form: TableFormat, key: str, ids: Sequence[str]) -> Codes:
+    rows = {row[key]: row for row in read_table(claimed.path, form).to_pylist()}
+    if not rows.keys() >= set(ids):
+        raise ArtifactStale("claims and sentences differ; rerun read_claims")
+    return encode_claims([Claims.from_row(rows[name]) for name in ids])
+
+
+def _compare(told: Codes, studies: Codes, known: NDArray[np.bool_]) -> Meanings:
+    """Compare every distinct meaning with every distinct report."""
+    meanings, of_sentence = torch.unique(told, dim=0, return_inverse=True)
+    columns, of_study = torch.unique(studies, dim=0, return_inverse=True)
+    fits = [
+        np.packbits((relation_matrix(block, columns) != DIFFERENT).numpy(), axis=1)
+        for block in meanings.split(_ROWS)
+    ]
+    silent = (told == 0).all(dim=1)
+    return Meanings(
+        of_sentence.masked_fill(silent, -1).numpy(),
+        np.where(known, of_study.numpy(), -1),
+        np.concatenate(fits),
+        len(columns),
+    )
