@@ -54,6 +54,7 @@ SETTINGS = (
     "generate.workers=1",
     "generate.coverage_films=1",
     "likelihood.workers=1",
+    "calibrate.resamples=100",
     "eta.table=${WORK}/studies/truth/eta.csv",
 )
 STORY = (
