@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies.codestreams import read_jpeg, read_jpeg2000, require_size, require_tiles
+from medclip_dcl.studies.entropy import require_whole
 
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
 Size = tuple[int, int]
@@ -170,7 +171,10 @@ def _jpeg(decoder: Callable[[bytes], npt.NDArray[np.generic]], process: str) -> 
             raise ImageError("corrupt", "the stream is of another process than its syntax says")
         require_size(header, *size, len(frame))
         _require_end(frame)
-        return decoder(frame)
+        pixels = decoder(frame)
+        if process == "dct" and pixels.shape == size:
+            require_whole(frame, _as_words(pixels, 8 * pixels.itemsize), header.precision)
+        return pixels
 
     return decode_frame
 

@@ -11,11 +11,13 @@ from PIL import Image, ImageOps
 
 from medclip_dcl.errors import ImageError
 from medclip_dcl.studies.codestreams import read_jpeg, require_bits
+from medclip_dcl.studies.entropy import require_whole
 from medclip_dcl.studies.grey import DecodedFilm, Source
 from medclip_dcl.studies.intensities import Values, Words, shade
 from medclip_dcl.studies.limits import Limits
 
 _MOST_PIXELS = 4_000_000
+_MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
 
 
@@ -53,6 +55,8 @@ def _read(data: bytes, limits: Limits) -> DecodedFilm:
                 "too_many_pixels", f"{image.height} x {image.width} exceeds images.max_megapixels"
             )
         image.load()
+        if source == "jpeg" and image.mode == "L" and image.getpixel(_last(image)) == _MID_GREY:
+            require_whole(data, np.asarray(image), 8)
         upright = ImageOps.exif_transpose(image)
     words = _words(upright)
     return DecodedFilm(
@@ -60,6 +64,10 @@ def _read(data: bytes, limits: Limits) -> DecodedFilm:
         bits_stored=8 * words.dtype.itemsize,
         source=source,
     )
+
+
+def _last(image: Image.Image) -> tuple[int, int]:
+    return image.width - 1, image.height - 1
 
 
 def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
