@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -61,7 +61,7 @@ def build(job: Job) -> None:
     source = read_source(config)
     settings = {
         "source": config.source.model_dump(mode="json", exclude=PLACES),
-        "images": config.images.model_dump(mode="json", exclude={"workers"}),
+        "images": asdict(limits_of(config.images)),
         "check": config.check,
         "sentences": config.sentences,
         "splitter": SPLITTER,

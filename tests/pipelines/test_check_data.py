@@ -17,6 +17,7 @@ from medclip_dcl.studies.generated.tables import BOX_TABLE
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.generate_studies import main as generate_studies
+from pipelines.write_report import main as write_report
 from tests.synthetic.dicom import dicom_bytes, ramp
 from tests.synthetic.published import publish
 from tests.synthetic.release import REPORT, Release, release
@@ -109,6 +110,13 @@ def test_the_page_and_the_output_hold_no_id(
     for text in (printed.out, printed.err, (archive / PAGE).read_text()):
         assert not [name for name in ids - {""} if name in text]
     assert '"state": "reused"' in printed.out
+
+
+def test_the_report_shows_the_check_where_there_is_one(archive: Path) -> None:
+    assert write_report(["--config", str(archive.with_suffix(".yaml"))]) == 0
+    page = (archive / "report.html").read_text()
+    assert page.index('id="check"') < page.index('id="data"')
+    assert "same_pixels" in page
 
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
