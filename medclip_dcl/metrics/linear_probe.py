@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.errors import MetricError
 
-Features = Float[np.ndarray, "images width"]
+Features = Float[np.ndarray, "images features"]
 Labels = Int64[np.ndarray, " images"]
 
 _ITERATIONS = 500

@@ -57,7 +57,7 @@ class ViewEncoder(nn.Module):
 
     def features(
         self, pixels: Float[Tensor, "images channels height width"]
-    ) -> Float[Tensor, "images width"]:
+    ) -> Float[Tensor, "images features"]:
         """Give the features that a probe reads.
 
         Args:

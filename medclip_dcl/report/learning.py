@@ -34,12 +34,26 @@ def describe_training(sources: Sources) -> View | None:
     if found is None:
         return None
     model = read_published(found[0].path)
-    lines = read_metrics(sources.work / _CHECKPOINTS)
     return {
         "digest": model.digest,
         "card": model.card,
         "objective": model.config.objective.model_dump(),
         "seconds": found[0].origin["seconds"],
+        **draw_training(sources),
+    }
+
+
+def draw_training(sources: Sources) -> View:
+    """Draw the metrics log.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        Charts `losses` and `gauges`; None where the log is gone.
+    """
+    lines = read_metrics(sources.work / _CHECKPOINTS)
+    return {
         "losses": _chart(lines, _LOSSES, Labels("Training losses by step", "step", "loss, nats")),
         "gauges": _chart(
             lines,

@@ -12,6 +12,7 @@ from medclip_dcl.report.calibration import describe_calibration
 from medclip_dcl.report.cases import show_answers, show_cases
 from medclip_dcl.report.corpus import describe_data, show_examples
 from medclip_dcl.report.correction import describe_eta, describe_text
+from medclip_dcl.report.image_only import describe_images
 from medclip_dcl.report.learning import describe_training
 from medclip_dcl.report.outcomes import describe_results, show_gallery_answers, show_heatmaps
 from medclip_dcl.report.preflight import describe_check, show_check
@@ -48,6 +49,7 @@ def render_report(sources: Sources) -> str:
             "eta": describe_eta(sources),
             "calibration": describe_calibration(sources),
             "training": describe_training(sources),
+            "images": describe_images(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
             "cases": show_cases(sources),

@@ -8,11 +8,14 @@ from medclip_dcl.artifacts import (
     claims,
     embeddings,
     eta_cache,
+    image_model,
+    image_set,
     language_model,
     likelihoods,
     manifest,
     preflight,
     prepared,
+    probe,
     published,
     results,
     sentences,
@@ -33,6 +36,9 @@ KINDS = (
     published.KIND,
     results.KIND,
     embeddings.KIND,
+    image_set.KIND,
+    image_model.KIND,
+    probe.KIND,
 )
 """The artifacts in the order in which data flows through them."""
 

@@ -27,7 +27,7 @@ class ProbedSplits:
 @torch.no_grad()
 def embed_pictures(
     encoder: ViewEncoder, pixels: UInt8[np.ndarray, "images channels size size"], batch: int
-) -> Float[np.ndarray, "images width"]:
+) -> Float[np.ndarray, "images features"]:
     """Give the features of whole images, as they are.
 
     Args:
@@ -110,7 +110,7 @@ def probe_by_fraction(
 
 
 def map_features(
-    features: Float[np.ndarray, "images width"], perplexity: float, seed: int
+    features: Float[np.ndarray, "images features"], perplexity: float, seed: int
 ) -> Float[np.ndarray, "images 2"]:
     """Lay features out in a plane so that neighbours stay neighbours.
 
