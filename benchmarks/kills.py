@@ -207,7 +207,15 @@ def half_written(victim: Victim, work: Path) -> bool:
     Returns:
         True where a file that has not yet been renamed lies beside those that have.
     """
-    return any(work.glob(f"{victim.staged}/{STAGED}*"))
+    return seen(work, f"{victim.staged}/{STAGED}*")
+
+
+def seen(work: Path, pattern: str) -> bool:
+    """Say whether a folder that a process works in holds such a file."""
+    try:
+        return any(work.glob(pattern))
+    except FileNotFoundError:  # a folder on the way was removed meanwhile
+        return False
 
 
 def kill_once(
@@ -228,7 +236,7 @@ def kill_once(
     process = start(victim.job, work)
     pid = process.pid
     assert pid is not None
-    while process.is_alive() and not any(work.glob(victim.traces)):
+    while process.is_alive() and not seen(work, victim.traces):
         time.sleep(_POLL_S)
     moment = time.monotonic() + draw.uniform(0, seconds)
     while process.is_alive() and time.monotonic() < moment:
@@ -295,7 +303,7 @@ def try_victim(victim: Victim, base: Path, kills: int, draw: random.Random) -> d
     shutil.copytree(base, reference)
     begun = time.monotonic()
     process = start(victim.job, reference)
-    while process.is_alive() and not any(reference.glob(victim.traces)):
+    while process.is_alive() and not seen(reference, victim.traces):
         time.sleep(_POLL_S)
     writing = time.monotonic()
     process.join()

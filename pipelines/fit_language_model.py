@@ -1,6 +1,7 @@
 """Fit the masked language model that scores the sentences.
 
-Reads sentences, writes language_model. Trains a small BERT on the training split, or
+Reads sentences, writes language_model with its card, and tells what share of the masked word
+pieces of held-out reports it restores. Trains a small BERT on the training split, or
 fine-tunes `language_model.pretrained`, or takes that as it is (`language_model.fit: false`).
 A killed fit goes on from its last saved state.
 """
@@ -15,12 +16,14 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.artifacts import language_model, sentences
+from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.artifacts.frame import Artifact, Draft, json_digest
 from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.config import resolve_path
 from medclip_dcl.config.text import LanguageModelConfig
 from medclip_dcl.cores import available_cores
 from medclip_dcl.errors import ConfigError, ReportError
+from medclip_dcl.likelihood.card import language_model_card
 from medclip_dcl.likelihood.corpus import Corpus
 from medclip_dcl.likelihood.encoding import encode_sentences
 from medclip_dcl.likelihood.fit_state import FitStateFile
@@ -57,7 +60,7 @@ def build(job: Job) -> None:
             language_model.KIND,
             {"fit": False},
             {"pretrained": digest},
-            lambda draft: _copy(draft, pretrained),
+            lambda draft: _copy(draft, pretrained, digest),
         )
         return
     source = job.open(sentences.KIND)
@@ -66,14 +69,29 @@ def build(job: Job) -> None:
         language_model.KIND,
         {"language_model": asked, "seed": job.config.seed},
         {"sentences": source, "pretrained": digest},
-        lambda draft: _fit(draft, source, settings, pretrained, job.config.seed),
+        lambda draft: _publish(
+            draft,
+            _fit(draft, source, settings, pretrained, job.config.seed),
+            {**asked, "seed": job.config.seed, "sentences": source.digest},
+            digest,
+        ),
     )
 
 
-def _copy(draft: Draft, pretrained: Path) -> Mapping[str, Any]:
+def _copy(draft: Draft, pretrained: Path, digest: str) -> Mapping[str, Any]:
     loaded = load_language_model(pretrained)
     save_language_model(loaded.model, loaded.tokenizer, draft.directory)
-    return {"fitted": False, "ignored_keys": len(loaded.ignored), **_size(loaded)}
+    facts = {"fitted": False, "ignored_keys": len(loaded.ignored), **_size(loaded)}
+    return _publish(draft, facts, {}, digest)
+
+
+def _publish(
+    draft: Draft, facts: Mapping[str, Any], settings: Mapping[str, Any], began: str
+) -> Mapping[str, Any]:
+    """Lay the card beside the model."""
+    card = language_model_card(facts, settings, began)
+    write_text(draft.directory / language_model.CARD, card)
+    return facts
 
 
 def _fit(
@@ -90,6 +108,7 @@ def _fit(
     corpus, dropped = _corpus(loaded, fitted, settings.max_tokens)
     unseen, _ = _corpus(loaded, held_out, settings.max_tokens)
     state = FitStateFile(draft.directory)
+    before = _before(loaded, unseen, settings, seed) if pretrained else {}
     loss = _train(loaded.model, corpus, settings, seed, state)
     scores = masked_accuracy(loaded.model, unseen, settings.mask_share, settings.batch, seed)
     save_language_model(loaded.model, loaded.tokenizer, draft.directory)
@@ -100,10 +119,19 @@ def _fit(
         "held_out_sentences": len(unseen),
         "dropped_too_long": dropped,
         "loss_nats": round(loss, 5),
+        **before,
         **{name: round(value, 5) for name, value in scores.items()},
         "ignored_keys": len(loaded.ignored),
         **_size(loaded),
     }
+
+
+def _before(
+    loaded: LanguageModel, unseen: Corpus, settings: LanguageModelConfig, seed: int
+) -> dict[str, float]:
+    """Measure what a pretrained model restores before it is fitted."""
+    scores = masked_accuracy(loaded.model, unseen, settings.mask_share, settings.batch, seed)
+    return {"held_out_accuracy_before": round(scores["held_out_accuracy"], 5)}
 
 
 def _texts(source: Artifact, held_out_share: float) -> tuple[list[str], list[str]]:

@@ -1,4 +1,8 @@
-"""Language model: the masked language model and tokenizer that score every sentence."""
+"""Language model: the masked language model and tokenizer that score every sentence.
+
+    config.json, model.safetensors           a BertForMaskedLM
+    tokenizer.json, tokenizer_config.json    its word pieces, learned or given
+"""
 
 from medclip_dcl.artifacts.frame import Artifact, Kind, json_digest
 
@@ -7,8 +11,9 @@ KIND = Kind("language_model", 1, "fit_language_model")
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-FILES = (CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
-"""The folder's files, as `transformers.BertForMaskedLM` and `AutoTokenizer` read them offline."""
+CARD = "README.md"
+FILES = (CARD, CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
+"""The folder's files: the card, and what transformers' own classes read offline."""
 
 
 def model_digest(artifact: Artifact) -> str:

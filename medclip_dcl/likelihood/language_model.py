@@ -46,7 +46,8 @@ HEAD_KEYS = tuple(
 )
 """CXR-BERT's own projection head: may be in a checkpoint, and is not part of the model."""
 
-_OTHER_HEADS = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids")
+_OTHER_HEADS = ("bert.pooler.", "cls.seq_relationship.")
+_COUNTED = "bert.embeddings.position_ids"  # 0, 1, 2, ...: older transformers wrote them out
 _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -207,6 +208,7 @@ def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
     for name, source in _TIED.items():
         if name in state and source in state and not torch.equal(state[name], state[source]):
             raise CheckpointError(f"{name} differs from {source}; BERT ties them")
+    state.pop(_COUNTED, None)
     ignored = {name for name in state if name in HEAD_KEYS or name.startswith(_OTHER_HEADS)}
     used = {name: tensor for name, tensor in state.items() if name not in ignored | set(_TIED)}
     try:

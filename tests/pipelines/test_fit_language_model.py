@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from medclip_dcl.artifacts import language_model
 from medclip_dcl.artifacts.frame import Artifact, open_artifact
@@ -58,6 +59,12 @@ def test_a_fitted_model_is_whole_and_measured(recipe):
     assert artifact.summary["fitted"] is True
     assert 0 <= artifact.summary["held_out_accuracy"] <= 1
     assert artifact.summary["held_out_sentences"] > 0
+    card = artifact.file(language_model.CARD).read_text()
+    assert yaml.safe_load(card.split("---")[1])["license"] == "other"
+    assert f"{artifact.summary['held_out_accuracy']:.1%} of the" in card
+    assert "Not a medical device" in card
+    assert artifact.recipe["inputs"]["sentences"] in card
+    assert "effusion" not in card
     loaded = load_language_model(artifact.path)
     assert loaded.model.config.hidden_size == 16
     assert len(loaded.tokenizer) == artifact.summary["vocabulary"] <= 150
@@ -97,6 +104,8 @@ def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(recipe, 
 def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(recipe, tmp_path):
     write_cxr_bert(tmp_path / "cxr", tiny_bert())
     artifact = run(recipe, pretrained=tmp_path / "cxr")
+    assert 0 <= artifact.summary["held_out_accuracy_before"] <= 1
+    assert "random weights" not in artifact.file(language_model.CARD).read_text()
     tuned = load_language_model(artifact.path).model
     changed = [
         not torch.equal(a, b)

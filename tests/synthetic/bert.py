@@ -62,29 +62,65 @@ def head_weights(width: int = 32, dim: int = 16) -> dict[str, torch.Tensor]:
     }
 
 
-def write_cxr_bert(folder: Path, model: BertForMaskedLM, *, pickled: bool = False) -> None:
-    """Write a model as CXR-BERT's releases are laid out: a config that names remote code."""
+_RELEASED = {
+    "attention_probs_dropout_prob": 0.25,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.25,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "transformers_version": "4.18.0",
+    "type_vocab_size": 2,
+    "use_cache": True,
+}
+_REMOTE = {
+    "architectures": ["CXRBertModel"],
+    "auto_map": {
+        "AutoConfig": "configuration_cxrbert.CXRBertConfig",
+        "AutoModel": "modeling_cxrbert.CXRBertModel",
+    },
+    "projection_size": 16,
+}
+LAYOUTS = {
+    "specialized": {**_REMOTE, "model_type": "cxr-bert"},
+    "biovil-t": _REMOTE,
+    "general": {"architectures": ["BertForMaskedLM"], "model_type": "bert"},
+}
+"""How the releases of CXR-BERT and BioViL-T say what they are; BioViL-T names no model type."""
+
+
+def write_cxr_bert(
+    folder: Path, model: BertForMaskedLM, *, pickled: bool = False, layout: str = "specialized"
+) -> None:
+    """Write a model as the releases of CXR-BERT and BioViL-T are laid out.
+
+    The code that a config names lies beside it and ends the process that runs it.
+    """
     folder.mkdir(parents=True)
-    tree = {
-        **model.config.to_dict(),
-        "architectures": ["CXRBertModel"],
-        "model_type": "cxr-bert",
-        "projection_size": 16,
-        "auto_map": {
-            "AutoConfig": "configuration_cxrbert.CXRBertConfig",
-            "AutoModel": "modeling_cxrbert.CXRBertModel",
-        },
-    }
+    sizes = (
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+    )
+    tree = {**_RELEASED, **{name: getattr(model.config, name) for name in sizes}, **LAYOUTS[layout]}
     (folder / "config.json").write_text(json.dumps(tree))
     (folder / "vocab.txt").write_text("\n".join(_WORDS) + "\n")
-    tokenizer = {
-        "do_lower_case": True,
-        "tokenizer_class": "CXRBertTokenizer",
-        "auto_map": {"AutoTokenizer": ["configuration_cxrbert.CXRBertTokenizer", None]},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    tokenizer: dict[str, object] = {"do_lower_case": True}
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state.update(head_weights(model.config.hidden_size))
+    positions = torch.arange(model.config.max_position_embeddings)[None]
+    state["bert.embeddings.position_ids"] = positions
+    if "auto_map" in tree:
+        auto_map = {"AutoTokenizer": ["configuration_cxrbert.CXRBertTokenizer", None]}
+        tokenizer |= {"tokenizer_class": "CXRBertTokenizer", "auto_map": auto_map}
+        state.update(head_weights(model.config.hidden_size))
+        for name in ("configuration_cxrbert.py", "modeling_cxrbert.py"):
+            (folder / name).write_text("import os\nos._exit(66)\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     if pickled:
         torch.save(state, folder / "pytorch_model.bin")
     else:

@@ -1,6 +1,5 @@
 """Checkpoints are read without their code, without prompts, and whole."""
 
-import json
 import os
 import subprocess
 import sys
@@ -16,20 +15,23 @@ from medclip_dcl.likelihood.language_model import (
     HEAD_KEYS,
     checkpoint_digests,
     load_language_model,
+    read_config,
     save_language_model,
 )
-from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
+from tests.synthetic.bert import LAYOUTS, SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
 
 IDS = torch.tensor([[2, 8, 13, 4, 5, 3]])
 
 
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("pickled", [False, True])
-def test_cxr_bert_layout_loads_without_its_head_and_with_equal_logits(tmp_path, pickled):
+def test_releases_load_without_their_head_and_with_equal_logits(tmp_path, pickled, layout):
     model = tiny_bert()
-    write_cxr_bert(tmp_path / "cxr", model, pickled=pickled)
+    write_cxr_bert(tmp_path / "cxr", model, pickled=pickled, layout=layout)
     loaded = load_language_model(tmp_path / "cxr")
-    assert set(loaded.ignored) == set(HEAD_KEYS)
+    assert set(loaded.ignored) == (set() if layout == "general" else set(HEAD_KEYS))
     assert not loaded.model.training
+    assert loaded.model.config.hidden_dropout_prob == 0.25
     with torch.no_grad():
         assert torch.equal(loaded.model(IDS).logits, model(IDS).logits)
     assert (
@@ -38,33 +40,40 @@ def test_cxr_bert_layout_loads_without_its_head_and_with_equal_logits(tmp_path, 
     )
 
 
-def test_cxr_bert_layout_loads_with_stdin_closed_and_asks_nothing(tmp_path):
-    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_nothing_of_a_release_is_missing_and_only_the_head_is_too_much(tmp_path, layout):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert(), layout=layout)
+    _, info = BertForMaskedLM.from_pretrained(
+        tmp_path / "cxr", config=read_config(tmp_path / "cxr"), output_loading_info=True
+    )
+    assert set(info["missing_keys"]) == set()
+    assert set(info["unexpected_keys"]) == (set() if layout == "general" else set(HEAD_KEYS))
+
+
+def test_releases_load_offline_with_stdin_closed_and_run_no_code_of_theirs(tmp_path):
+    for layout in LAYOUTS:
+        write_cxr_bert(tmp_path / layout, tiny_bert(), pickled=True, layout=layout)
     code = (
         "import sys; from pathlib import Path\n"
         "from medclip_dcl.likelihood.language_model import load_language_model\n"
-        "print(len(load_language_model(Path(sys.argv[1])).ignored))"
+        "assert sys.stdin is None\n"
+        "for name in sys.argv[1:]:\n"
+        "    print(len(load_language_model(Path(name)).ignored))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(tmp_path / "cxr")],
-        stdin=subprocess.DEVNULL,
+        [
+            *("sh", "-c", 'exec "$0" "$@" <&-'),
+            *(sys.executable, "-W", "error", "-c", code),
+            *(str(tmp_path / layout) for layout in ("general", "specialized", "biovil-t")),
+        ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0\n6\n6\n"), done.stderr
     assert "remote code" not in done.stderr
-
-
-def test_config_without_model_type_loads(tmp_path):
-    write_cxr_bert(tmp_path / "cxr", tiny_bert())
-    path = tmp_path / "cxr" / "config.json"
-    tree = json.loads(path.read_text())
-    del tree["model_type"]
-    path.write_text(json.dumps(tree))
-    assert load_language_model(tmp_path / "cxr").model.config.hidden_size == 32
 
 
 def test_saved_model_is_read_back_by_us_and_by_transformers(tmp_path):
