@@ -221,6 +221,9 @@ def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
     slope = _real(tags, "RescaleSlope")
     if slope is not None and (not math.isfinite(slope) or slope == 0):
         raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
+    for keyword in ("RescaleSlope", "RescaleIntercept"):
+        if keyword in tags and _get(tags, keyword) in {None, ""}:  # blanked: as if it were absent
+            delattr(tags, keyword)
     padding = _whole(tags, "PixelPaddingValue", None)
     limit = _whole(tags, "PixelPaddingRangeLimit", None)
 

@@ -96,10 +96,10 @@ def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
         raise ImageError("no_pixel_data", "the data set has no PixelData element")
     if form.implicit:
         return at + 8, int.from_bytes(body[at + 4 : at + 8], "little"), True
-    if body[at + 4 : at + 6] not in {b"OB", b"OW"} or len(body) < at + 12:
+    if body[at + 4 : at + 6] not in {b"OB", b"OW", b"UN"} or len(body) < at + 12:
         raise ImageError("unreadable", "PixelData is neither OB nor OW")
     length = int.from_bytes(body[at + 8 : at + 12], order)  # type: ignore[arg-type]
-    return at + 12, length, body[at + 4 : at + 6] == b"OW"
+    return at + 12, length, body[at + 4 : at + 6] != b"OB"  # UN: as in implicit VR
 
 
 def _native(

@@ -10,6 +10,7 @@ import imagecodecs
 import numpy as np
 import pytest
 from PIL import Image
+from pydicom.dataset import Dataset
 
 from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.errors import ImageError
@@ -78,6 +79,28 @@ def test_signed_values_and_rescale_give_the_same_picture() -> None:
     assert np.array_equal(
         open_image(dicom_bytes(signed, bits_stored=16, **tags)).pixels, scaled(film)
     )
+
+
+def test_blank_rescale_is_none() -> None:
+    file = dicom_bytes(ramp(), RescaleSlope="", RescaleIntercept="")
+    assert np.array_equal(open_image(file).pixels, scaled(ramp()))
+
+
+def test_pixels_of_unknown_representation_are_words() -> None:
+    file = dicom_bytes(ramp())
+    at = file.index(b"\xe0\x7f\x10\x00OW") + 4
+    assert np.array_equal(open_image(file[:at] + b"UN" + file[at + 2 :]).pixels, scaled(ramp()))
+
+
+def test_icon_within_a_film_is_not_the_film() -> None:
+    icon = Dataset()
+    icon.Rows = icon.Columns = 8
+    icon.BitsAllocated, icon.SamplesPerPixel = 8, 1
+    icon.PhotometricInterpretation = "MONOCHROME1"
+    icon.add_new("PixelData", "OB", bytes(64))
+    image = open_image(dicom_bytes(ramp(), IconImageSequence=[icon]))
+    assert not image.inverted
+    assert np.array_equal(image.pixels, scaled(ramp()))
 
 
 def test_bits_beyond_the_stored_ones_are_not_intensities() -> None:
