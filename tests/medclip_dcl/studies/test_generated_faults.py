@@ -17,7 +17,7 @@ from medclip_dcl.studies.generated.faults import FAULTS, LEDGER, Planted, read_l
 from medclip_dcl.studies.generated.tables import BOX_TABLE
 
 SETTINGS = GenerateConfig(
-    patients=50, coverage_films=0, size_px=64, unit_patients=50, workers=1, faults=1
+    patients=36, coverage_films=0, size_px=64, unit_patients=36, workers=1, faults=1
 )
 RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
