@@ -20,6 +20,7 @@ from medclip_dcl.config import Config, Section
 from medclip_dcl.config.studies import ColumnsConfig
 from medclip_dcl.studies import dicom, headers, images
 from medclip_dcl.studies.inputs import INPUTS
+from medclip_dcl.studies.preflight import CODES
 from medclip_dcl.studies.selection import REASONS
 from pipelines.__main__ import job_summaries
 
@@ -131,6 +132,7 @@ def reasons_table() -> str:
     rows = ["| job | code | meaning |", "|---|---|---|"]
     rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in REASONS.items()]
     rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in images.REASONS.items()]
+    rows += [_row("`check_data`", f"`{code}`", text) for code, (_, text) in CODES.items()]
     return "\n".join(rows)
 
 
