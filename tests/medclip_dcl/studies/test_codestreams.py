@@ -50,3 +50,13 @@ def test_one_bit_per_block_is_the_least() -> None:
         require_size(frame, 800, 800, 1249)
     with pytest.raises(ImageError, match="size_mismatch"):
         require_size(frame, 800, 801, 9999)
+
+
+def test_headers_on_which_a_decoder_would_read_astray_are_refused() -> None:
+    stream = bytes(imagecodecs.ljpeg_encode(FILM, bitspersample=12))
+    with pytest.raises(ImageError, match="Huffman"):
+        read_jpeg(stream.replace(b"\xff\xc4", b"\xff\xe4"))
+    at = stream.index(b"\xff\xc3") + 2
+    longer = stream[:at] + (0x200B).to_bytes(2, "big") + stream[at + 2 :]
+    with pytest.raises(ImageError, match="length"):
+        read_jpeg(longer)
