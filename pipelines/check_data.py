@@ -224,7 +224,11 @@ def _look_at_films(config: Config, source: Source, chosen: Selection, draft: Dra
     ):
 
         def look(part: Sequence[Film]) -> Rows:
-            return list(threads.map(lambda film: look_at_film(film, root, decoder), part))
+            try:
+                return list(threads.map(lambda film: look_at_film(film, root, decoder), part))
+            except BaseException:  # stopped: what is queued need not be opened first
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
 
         rows += in_units(folder, "films", films, unit, look, progress.advance)
     return sorted(rows, key=itemgetter("image_id"))

@@ -20,6 +20,7 @@ from medclip_dcl.studies.images import Decoder
 from medclip_dcl.studies.limits import Limits
 from medclip_dcl.studies.pointers import is_pointer
 from medclip_dcl.studies.records import Film
+from medclip_dcl.studies.selection import LONGEST_REPORT
 from medclip_dcl.studies.sniff import is_dicom, is_film
 
 Row = dict[str, Any]
@@ -68,12 +69,13 @@ def count_encodings(
         finished: told how many files have been read.
 
     Returns:
-        Encoding, as `encoding_of` names it, -> files, most frequent first.
+        Encoding, as `encoding_of` names it, or `too long`, -> files, most frequent first.
     """
     counts: Counter[str] = Counter()
     for path in paths:
-        with contextlib.suppress(StudyError):
-            counts[encoding_of(path_under(root, path).read_bytes())] += 1
+        with contextlib.suppress(StudyError), path_under(root, path).open("rb") as stream:
+            data = stream.read(LONGEST_REPORT + 1)
+            counts["too long" if len(data) > LONGEST_REPORT else encoding_of(data)] += 1
         finished(1)
     return dict(counts.most_common())
 

@@ -16,6 +16,7 @@ from medclip_dcl.studies.preflight_files import (
     pixels_key,
 )
 from medclip_dcl.studies.records import Film
+from medclip_dcl.studies.selection import LONGEST_REPORT
 from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 TEXT = "Größe"
@@ -41,10 +42,11 @@ def test_encodings_are_told_apart(data: bytes, name: str) -> None:
 def test_report_files_are_counted_and_missing_ones_left_out(tmp_path: Path) -> None:
     for name, text in (("a", b"one"), ("b", b"two"), ("c", TEXT.encode())):
         (tmp_path / name).write_bytes(text)
+    (tmp_path / "long").write_bytes(b"x" * (LONGEST_REPORT + 1))
     looked: list[int] = []
-    counts = count_encodings(tmp_path, ["a", "b", "c", "d", "../e"], looked.append)
-    assert counts == {"ASCII": 2, "UTF-8": 1}
-    assert sum(looked) == 5
+    counts = count_encodings(tmp_path, ["a", "b", "c", "d", "../e", "long"], looked.append)
+    assert counts == {"ASCII": 2, "UTF-8": 1, "too long": 1}
+    assert sum(looked) == 6
 
 
 def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
