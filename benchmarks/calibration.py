@@ -48,13 +48,15 @@ from medclip_dcl.training.class_evidence import by_claims, read_scored_corpus
 
 RECIPE = "configs/demo.yaml"
 SEEDS = (1, 2, 3)
-QUICK = ("generate.patients=150", "language_model.steps=100", "calibrate.resamples=20")
+QUICK = ("generate.patients=150", "language_model.steps=100", "calibrate.resamples=10")
 SETTINGS = (
     "generate.size_px=64",  # films are not looked at
     "generate.workers=1",
     "generate.coverage_films=1",
     "likelihood.workers=1",
-    "calibrate.resamples=100",
+    "generate.patients=400",
+    "language_model.steps=300",
+    "calibrate.resamples=40",
     "eta.table=${WORK}/studies/truth/eta.csv",
 )
 STORY = (
@@ -243,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.calibration")
-    parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the patients")
+    parser.add_argument("--quick", action="store_true", help="one seed, fewer patients")
     is_quick = parser.parse_args(argv).quick
     trials = {}
     for seed in SEEDS[:1] if is_quick else SEEDS:
