@@ -2,6 +2,8 @@
 
     config.json, model.safetensors           a BertForMaskedLM
     tokenizer.json, tokenizer_config.json    its word pieces, learned or given
+
+Read offline, with nothing in it that can run code.
 """
 
 from medclip_dcl.artifacts.frame import Artifact, Kind, json_digest

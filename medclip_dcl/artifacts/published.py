@@ -4,7 +4,8 @@
     config.json         the whole configuration, `work` left out
     model.json          the card: what it is, was made from, is for and is not for
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
-    text/               BERT configuration and tokenizer
+    text/               BERT configuration and tokenizer: config.json, tokenizer.json,
+                        tokenizer_config.json
 
 The artifact's digest names the model everywhere.
 """
