@@ -24,13 +24,20 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from medclip_dcl.artifacts import claims, eta_cache, likelihoods, manifest, sentences
+from medclip_dcl.artifacts import (
+    claims,
+    eta_cache,
+    language_model,
+    likelihoods,
+    manifest,
+    sentences,
+)
 from medclip_dcl.artifacts.files import sha256_file
 from medclip_dcl.artifacts.frame import Artifact, Draft, Kind
 from medclip_dcl.artifacts.tables import read_table, write_table
 from medclip_dcl.config import resolve_path
 from medclip_dcl.config.text import EtaConfig
-from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
+from medclip_dcl.errors import ArtifactMissing, ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 from medclip_dcl.likelihood.eta_sources import eta_from_frequency
 from medclip_dcl.likelihood.label_shares import label_shares
@@ -62,6 +69,8 @@ def build(job: Job) -> None:
     settings = job.config.eta
     kinds = (sentences.KIND, *_SOURCES[settings.source].reads)
     inputs = {kind.name: job.open(kind) for kind in kinds}
+    if likelihoods.KIND.name in inputs:
+        _refuse_other_scores(job, inputs)
     table, digests = None, {}
     if _SOURCES[settings.source].table:
         table = resolve_path(settings.table, job.config)
@@ -76,6 +85,17 @@ def build(job: Job) -> None:
         {**inputs, **digests},
         partial(_write, given=Given(settings, inputs, table, form, distinct)),
     )
+
+
+def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact]) -> None:
+    """Refuse likelihoods of another model, tokenizer, variant, dtype or splitter by name."""
+    try:
+        model = job.open(language_model.KIND, verify=False)
+    except ArtifactMissing:  # the likelihoods may have been made elsewhere
+        model = None
+    source = inputs[sentences.KIND.name]
+    header = likelihoods.score_header(source, model, job.config.likelihood)
+    likelihoods.refuse_other_scores(inputs[likelihoods.KIND.name], header)
 
 
 def _write(draft: Draft, given: Given) -> Mapping[str, Any]:

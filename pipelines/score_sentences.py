@@ -22,10 +22,8 @@ import pyarrow as pa
 import torch
 
 from medclip_dcl.artifacts import language_model, likelihoods, sentences
-from medclip_dcl.artifacts.frame import Artifact, Draft
-from medclip_dcl.artifacts.language_model import model_digest, tokenizer_digest
+from medclip_dcl.artifacts.frame import Draft
 from medclip_dcl.artifacts.tables import read_table, write_table
-from medclip_dcl.config.text import LikelihoodConfig
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.launch import Launch, joined
 from medclip_dcl.likelihood.diagnostics import spearman
@@ -77,7 +75,7 @@ class _Scoring:
         try:
             self._job.make(
                 likelihoods.KIND,
-                _header(self._source, self._model, self._settings),
+                likelihoods.score_header(self._source, self._model, self._settings),
                 {"sentences": self._source, "language_model": self._model},
                 self._write,
             )
@@ -124,18 +122,6 @@ class _Scoring:
         damaged = score_share(folder, work, self._recipe, self._settings, self._launch)
         if damaged and self._launch.is_main:
             self._job.say(damaged_parts=damaged, state="their sentences are scored again")
-
-
-def _header(source: Artifact, model: Artifact, settings: LikelihoodConfig) -> dict[str, Any]:
-    """List what scores depend on; a draft that was begun with another value is refused."""
-    return {
-        "variant": settings.variant,
-        "dtype": settings.dtype,
-        "splitter": source.recipe["settings"].get("splitter", ""),
-        "normalisation": sentences.NORMALISATION,
-        "model": model_digest(model),
-        "tokenizer": tokenizer_digest(model),
-    }
 
 
 def _device(launch: Launch) -> str:

@@ -1,9 +1,10 @@
 """Language model: the masked language model and tokenizer that score every sentence.
 
+Its files:
+
     config.json, model.safetensors           a BertForMaskedLM
     tokenizer.json, tokenizer_config.json    its word pieces, learned or given
-
-Read offline, with nothing in it that can run code.
+    README.md                                its card
 """
 
 from medclip_dcl.artifacts.frame import Artifact, Kind, json_digest

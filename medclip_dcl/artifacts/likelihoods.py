@@ -3,16 +3,19 @@
 import io
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from medclip_dcl.artifacts import sentences
 from medclip_dcl.artifacts.files import write_bytes
-from medclip_dcl.artifacts.frame import Kind
+from medclip_dcl.artifacts.frame import Artifact, Kind, changed_parts
+from medclip_dcl.artifacts.language_model import model_digest, tokenizer_digest
 from medclip_dcl.artifacts.tables import Column, TableFormat, read_table
-from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.config.text import LikelihoodConfig
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale
 
 KIND = Kind("likelihoods", 1, "score_sentences", costly=True)
 
@@ -36,6 +39,51 @@ _PART_COLUMNS = (
     Column("last", pa.int32(), "the word piece after the span"),
     Column("pll_nats", pa.float64(), "sum over the span, nats"),
 )
+
+
+def score_header(
+    source: Artifact, model: Artifact | None, settings: LikelihoodConfig
+) -> dict[str, str]:
+    """List what scores depend on beside the sentences' texts.
+
+    Args:
+        source: the sentences.
+        model: the language model; None: what depends on it is left out.
+        settings: how sentences are scored.
+
+    Returns:
+        Names and values; part of the recipe of likelihoods.
+    """
+    header = {
+        "variant": settings.variant,
+        "dtype": settings.dtype,
+        "splitter": str(source.recipe["settings"].get("splitter", "")),
+        "normalisation": sentences.NORMALISATION,
+    }
+    if model is not None:
+        header["model"] = model_digest(model)
+        header["tokenizer"] = tokenizer_digest(model)
+    return header
+
+
+def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
+    """Refuse likelihoods that were scored otherwise than is asked now.
+
+    Args:
+        artifact: likelihoods.
+        header: what is asked, from `score_header`.
+
+    Raises:
+        ArtifactStale: a value differs; the message names each.
+    """
+    said = artifact.recipe["settings"]
+    found = {name: said[name] for name in header if name in said}
+    differences = changed_parts(found, {name: header[name] for name in found})
+    if differences:
+        raise ArtifactStale(
+            f"the likelihoods were scored otherwise ({'; '.join(differences)}); rerun "
+            "score_sentences, or set these back"
+        )
 
 
 class ScoreJournal:

@@ -19,7 +19,7 @@ from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.likelihood.language_model import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
 from medclip_dcl.likelihood.scorer import Scorer
-from pipelines import score_sentences, split_sentences
+from pipelines import build_eta_cache, score_sentences, split_sentences
 from tests.synthetic.bert import tiny_bert, tiny_tokenizer
 from tests.synthetic.reports import write_reports
 
@@ -131,6 +131,26 @@ def test_what_changes_scores_makes_them_anew_and_is_named(recipe, capsys, change
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["state"] == "made"
     assert f"settings.{change}: " in said["replaced"]
+
+
+@pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
+def test_the_eta_cache_refuses_other_scores_by_name(recipe, capsys, monkeypatch, change):
+    run(recipe)
+    more: list[str] = []
+    if change in {"variant", "dtype"}:
+        value = {"variant": "within_word_l2r", "dtype": "bfloat16"}[change]
+        more = ["--set", f"likelihood.{change}={value}"]
+    elif change == "model":
+        write_model(recipe.parent / "work", scale=3.0)
+    else:
+        monkeypatch.setattr(split_sentences, "SPLITTER", "another one")
+        assert split_sentences.main(["--config", str(recipe)]) == 0
+    assert build_eta_cache.main(["--config", str(recipe), *more]) == 4
+    said = capsys.readouterr().err
+    assert f"{change}: " in said
+    assert "rerun score_sentences" in said
+    run(recipe, *more)
+    assert build_eta_cache.main(["--config", str(recipe), *more]) == 0
 
 
 def test_what_changes_speed_alone_reuses_scores(recipe, capsys):
