@@ -12,10 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 _SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square
-_DOWN_BITS, _ACROSS_BITS, _KEPT_BITS = 14, 11, 4  # 255 * 1.3 * 2**14, 255 * 1.3**2 * 2**15: < 2**24
+FINE_BITS = 2
+"""Bits of a fine level below one of 255."""
+
+_DOWN_BITS, _ACROSS_BITS, _KEPT_BITS = 12, 11, 4  # 255 * 1.3 * 2**14, 255 * 1.3**2 * 2**15: < 2**24
 _DOWN_ROWS, _ACROSS_COLUMNS = 8, 32  # of the square, in one product: bands stay narrow
 
 Bytes = npt.NDArray[np.uint8]
+Levels = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,11 @@ class _Band:
     weights: npt.NDArray[np.float32]
 
 
-def resample(grey: Bytes, size_px: int) -> Bytes:
+def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
     """Stretch a picture onto a square, anti-aliased.
 
     Args:
-        grey: uint8 (height, width).
+        levels: uint16 (height, width), fine: 0 to 4 * 255; or uint8, 0 to 255.
         size_px: height and width of the square, pixels.
 
     Returns:
@@ -41,14 +45,13 @@ def resample(grey: Bytes, size_px: int) -> Bytes:
     Source: R. Keys 1981, bicubic with a = -0.5, widened by the reduction factor as in Pillow's
         `resize`, which clips what overshoots between its passes; this does not.
     """
-    height, width = grey.shape
-    if (height, width) == (size_px, size_px):
-        return grey.copy()  # which the caller may write into
+    height, width = levels.shape
+    fine = FINE_BITS if levels.dtype == np.uint16 else 0
     rows = np.empty((size_px, width), dtype=np.float32)
     for band in _bands(height, size_px, _DOWN_BITS, _DOWN_ROWS):
         part = rows[band.first : band.first + len(band.weights)]
-        np.matmul(band.weights, grey[band.start : band.stop].astype(np.float32), out=part)
-    rows *= 2.0 ** (_KEPT_BITS - _DOWN_BITS)
+        np.matmul(band.weights, levels[band.start : band.stop].astype(np.float32), out=part)
+    rows *= 2.0 ** (_KEPT_BITS - _DOWN_BITS - fine)
     np.rint(rows, out=rows)
     out = np.empty((size_px, size_px), dtype=np.float32)
     for band in _bands(width, size_px, _ACROSS_BITS, _ACROSS_COLUMNS):

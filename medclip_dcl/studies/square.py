@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from medclip_dcl.studies.grey import GreyImage
 from medclip_dcl.studies.intensities import TOP, Words
-from medclip_dcl.studies.resampling import resample
+from medclip_dcl.studies.resampling import FINE_BITS, Levels, resample
 
-_WHITE = 255
+_WHITE = 255 << FINE_BITS
 
 
 def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
@@ -42,17 +42,10 @@ def stretch(
     Returns:
         uint8 (size_px, size_px): `square` of the film `table[words]`, in one look-up less.
     """
-    eight_bit = _equalized(words, table) if equalize else _straight()
-    return resample(_look_up(eight_bit[table], words), size_px)
-
-
-def _look_up(levels: npt.NDArray[np.uint8], words: Words) -> npt.NDArray[np.uint8]:
-    if words.dtype != np.uint8:
-        return np.take(levels, words, mode="clip")  # in bounds as it is; the check is slower
-    if np.array_equal(levels, np.arange(_WHITE + 1)):
-        return words.view(np.uint8)
-    looked_up = words.tobytes().translate(levels.tobytes())  # three times as fast as an index
-    return np.frombuffer(looked_up, np.uint8).reshape(words.shape)
+    levels = (_equalized(words, table) if equalize else _straight())[table]
+    if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << FINE_BITS):
+        return resample(words.view(np.uint8), size_px)  # what most JPEG films come to
+    return resample(np.take(levels, words, mode="clip"), size_px)  # in bounds; a check is slower
 
 
 @cache
@@ -61,19 +54,19 @@ def _identity() -> npt.NDArray[np.uint16]:
 
 
 @cache
-def _straight() -> npt.NDArray[np.uint8]:
+def _straight() -> Levels:
     levels = np.arange(TOP + 1, dtype=np.float64)
-    return np.rint(levels * (_WHITE / TOP)).astype(np.uint8)
+    return np.rint(levels * (_WHITE / TOP)).astype(np.uint16)
 
 
-def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
+def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> Levels:
     """Map shades so that their cumulative histogram becomes a straight line."""
     counts = np.bincount(words.ravel(), minlength=len(table))
     shades = np.bincount(table, weights=counts, minlength=TOP + 1)
     below = np.cumsum(shades)
     first = below[np.flatnonzero(shades)[0]]
     if first == below[-1]:
-        return np.zeros(TOP + 1, dtype=np.uint8)
+        return np.zeros(TOP + 1, dtype=np.uint16)
     share = np.clip((below - first) / (below[-1] - first), 0.0, 1.0)
-    levels: npt.NDArray[np.uint8] = np.rint(share * _WHITE).astype(np.uint8)
+    levels: Levels = np.rint(share * _WHITE).astype(np.uint16)
     return levels
