@@ -63,31 +63,33 @@ def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
 
 @lru_cache(maxsize=64)
 def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]:
-    rows = [_weights(pixel, length, size_px, bits) for pixel in range(size_px)]
+    starts, weights = _weights(length, size_px, bits)
+    taps = np.arange(weights.shape[1])
     bands = []
     for first in range(0, size_px, step):
-        part = rows[first : first + step]
-        start = min(at for at, _ in part)
-        stop = max(at + len(weights) for at, weights in part)
-        matrix = np.zeros((len(part), stop - start), dtype=np.float32)
-        for row, (at, weights) in enumerate(part):
-            matrix[row, at - start : at - start + len(weights)] = weights
-        bands.append(_Band(first, start, stop, matrix))
+        rows = slice(first, first + step)
+        places = starts[rows, None] - starts[first] + taps
+        matrix = np.zeros((len(places), int(places.max()) + 1), dtype=np.float32)
+        np.put_along_axis(matrix, places, weights[rows], axis=1)
+        stop = min(int(starts[first]) + matrix.shape[1], length)  # beyond it all weights are 0
+        matrix = matrix[:, : stop - int(starts[first])]
+        bands.append(_Band(first, int(starts[first]), stop, np.ascontiguousarray(matrix)))
     return tuple(bands)
 
 
 def _weights(
-    pixel: int, length: int, size_px: int, bits: int
-) -> tuple[int, npt.NDArray[np.float64]]:
-    """Give the first input pixel of one output pixel, and whole weights that sum to 2**bits."""
+    length: int, size_px: int, bits: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Give each output pixel's first input pixel, and whole weights that sum to 2**bits."""
     scale = length / size_px
     wide = max(scale, 1.0)
-    centre = (pixel + 0.5) * scale
-    start = max(int(centre - _SUPPORT * wide + 0.5), 0)
-    stop = min(int(centre + _SUPPORT * wide + 0.5), length)
-    t = np.abs((np.arange(start, stop) + 0.5 - centre) / wide)
+    centres = (np.arange(size_px) + 0.5) * scale
+    starts = np.maximum((centres - _SUPPORT * wide + 0.5).astype(np.int64), 0)
+    stops = np.minimum((centres + _SUPPORT * wide + 0.5).astype(np.int64), length)
+    places = starts[:, None] + np.arange(int((stops - starts).max()))
+    t = np.abs((places + 0.5 - centres[:, None]) / wide)
     near, far = (1.5 * t - 2.5) * t * t + 1.0, ((-0.5 * t + 2.5) * t - 4.0) * t + 2.0
-    real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0))
-    whole = np.rint(real / real.sum() * 2**bits)
-    whole[np.argmax(whole)] += 2**bits - whole.sum()
-    return start, whole
+    real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0)) * (places < stops[:, None])
+    whole = np.rint(real / real.sum(axis=1, keepdims=True) * 2**bits)
+    whole[np.arange(size_px), whole.argmax(axis=1)] += 2**bits - whole.sum(axis=1)
+    return starts, whole
