@@ -95,6 +95,9 @@ class ProbeConfig(Section):
     """Random draws of the labels at each fraction below 1."""
     penalties: tuple[Annotated[float, Field(gt=0)], ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     """L2 penalties of logistic regression, per labelled image; the validation split chooses."""
+    balanced: bool = False
+    """Whether every class weighs the same in a probe's fit, however few labels it has; papers:
+    not said, so no."""
     batch: Annotated[int, Field(gt=0)] = 256
     """Images in one forward pass."""
     untrained: bool = True

@@ -59,6 +59,8 @@ def linear_probe(
     test: Labelled,
     penalties: Sequence[float],
     classes: int,
+    *,
+    balanced: bool = False,
 ) -> ProbeFit:
     """Train a linear classifier on frozen features and examine it.
 
@@ -70,6 +72,7 @@ def linear_probe(
             plus penalty / 2 times the squared weights. Features are standardised by the
             labelled images.
         classes: number of classes; labels are below it.
+        balanced: whether classes weigh the same in the fit, however many images they have.
 
     Returns:
         The fit with the best mean recall on `validate`.
@@ -94,7 +97,8 @@ def linear_probe(
 
     known, judged = standard(validate), standard(test)
     best: tuple[float, ProbeFit] | None = None
-    model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True)
+    weight = "balanced" if balanced else None
+    model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True, class_weight=weight)
     for penalty in sorted(penalties, reverse=True):
         model.set_params(C=1 / (penalty * len(train.labels)))
         converged = _fit(model, standard(train), train.labels)

@@ -176,7 +176,7 @@ def draw_groups(groups: Sequence[Group], labels: Labels) -> Markup:
         labels: description.
 
     Returns:
-        An SVG element; every group's name stands at its middle.
+        An SVG element with a legend.
     """
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(5.4, 5.0), layout="constrained")
@@ -188,11 +188,10 @@ def draw_groups(groups: Sequence[Group], labels: Labels) -> Markup:
             used[group.is_marked] += 1
             x, y = group.points[:, 0], group.points[:, 1]
             marker = "^" if group.is_marked else "o"
-            axes.scatter(x, y, s=13, color=colour, marker=marker, alpha=0.6, linewidths=0)
-        for group in groups:
-            if len(group.points):
-                x, y = np.median(group.points, axis=0)
-                axes.text(x, y, group.name, ha="center", va="center", fontsize=11, weight="bold")
+            axes.scatter(
+                x, y, s=16, color=colour, marker=marker, alpha=0.65, linewidths=0, label=group.name
+            )
+        figure.legend(loc="outside lower center", ncols=len(_SERIES), markerscale=1.6)
         return _svg(figure, labels.alt)
 
 

@@ -93,7 +93,12 @@ def probe_by_fraction(
             )
             train = Labelled(splits.train.features[rows], splits.train.labels[rows])
             fit = linear_probe(
-                train, splits.validate, splits.test, settings.penalties, len(is_thinned)
+                train,
+                splits.validate,
+                splits.test,
+                settings.penalties,
+                len(is_thinned),
+                balanced=settings.balanced,
             )
             yield {
                 "fraction": fraction,

@@ -49,6 +49,18 @@ def test_rare_classes_count_as_much_as_common_ones() -> None:
     assert np.isnan(fit.accuracy([False, False, True, False]))
 
 
+def test_a_balanced_fit_does_not_give_up_on_rare_classes() -> None:
+    train, validate, test = (split(600, seed, noise=3.0) for seed in range(3))
+    kept = np.concatenate(
+        [np.flatnonzero(train.labels != 2), np.flatnonzero(train.labels == 2)[:8]]
+    )
+    skewed = Labelled(train.features[kept], train.labels[kept])
+    plain, balanced = (
+        linear_probe(skewed, validate, test, [0.01], 3, balanced=choice) for choice in (False, True)
+    )
+    assert balanced.recalls[2] > plain.recalls[2] + 0.2
+
+
 def test_a_feature_that_never_varies_is_left_out() -> None:
     def padded(labelled: Labelled) -> Labelled:
         flat = np.full((len(labelled.labels), 1), 7.0)
