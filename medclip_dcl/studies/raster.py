@@ -94,6 +94,9 @@ def read_picture(
 ) -> UInt8[np.ndarray, "channels size size"]:
     """Read a JPEG or PNG of an image set: no film, so colours stay and nothing is scaled.
 
+    Image sets are public and their pictures small: they are decoded in this process, with
+    their declared size checked first. Films go through `images.open_image`.
+
     Args:
         data: the whole file.
         channels: 1 for grey, 3 for red, green and blue.
