@@ -95,6 +95,7 @@ _LOOSE_NAMES = {
     "observations": "findings",
     "report": "findings",
 }
+_USUAL = {*_NAMES.values(), *_TELLING, "technique", "procedure", "reason"}
 
 
 class Sections(NamedTuple):
@@ -147,9 +148,9 @@ def read_loose_sections(text: str, _study_id: str = "") -> Sections:
     """Find findings and impression of a report of any layout, or what stands in for both.
 
     A header is a line that starts with capitals and a colon, or one of the usual names in
-    capitals with a colon anywhere in a line. A report without headers stands in as a whole;
-    one with headers, but neither findings nor impression, by what follows the first blank
-    line of its last section.
+    capitals with a colon anywhere in a line. A report without headers, or with none that is
+    usual, stands in as a whole; one with usual headers, but neither findings nor impression,
+    by what follows the first blank line of its last section.
 
     Args:
         text: the report, lines divided by newlines.
@@ -172,6 +173,10 @@ def read_loose_sections(text: str, _study_id: str = "") -> Sections:
     sections = dict(kept)
     if "findings" in sections or "impression" in sections:
         return _both(sections)
+    if _USUAL.isdisjoint(
+        name for name, _ in found
+    ):  # "PC: fever. BG: asthma. ..." is a text, no list of sections
+        return Sections("", "", text.strip())
     parts = _LOOSE_BLANK_LINE.split(found[-1][1].strip(), maxsplit=1)
     return Sections("", "", parts[1].strip() if len(parts) > 1 else "")
 

@@ -128,6 +128,8 @@ def test_headers_get_their_usual_name(header: str, name: str) -> None:
         ("TECHNIQUE: Portable.\n\nClear lungs.\n\nDone.", ("", "", "Clear lungs.\n\nDone.")),
         ("First line.\n\nSecond line.", Sections("", "", "First line.\n\nSecond line.")),
         ("Note: no header. Ratio 3:1.", Sections("", "", "Note: no header. Ratio 3:1.")),
+        ("PC: Fever. BG: None.\nClear.", ("", "", "PC: Fever. BG: None.\nClear.")),
+        ("HISTORY: Cough.", NOTHING),
         ("FINDINGS:\nIMPRESSION: ", NOTHING),
     ],
 )
