@@ -173,9 +173,7 @@ def read_loose_sections(text: str, _study_id: str = "") -> Sections:
     sections = dict(kept)
     if "findings" in sections or "impression" in sections:
         return _both(sections)
-    if _USUAL.isdisjoint(
-        name for name, _ in found
-    ):  # "PC: fever. BG: asthma. ..." is a text, no list of sections
+    if _USUAL.isdisjoint(dict(found)):  # "PC: fever. BG: asthma." is a text, no list of sections
         return Sections("", "", text.strip())
     parts = _LOOSE_BLANK_LINE.split(found[-1][1].strip(), maxsplit=1)
     return Sections("", "", parts[1].strip() if len(parts) > 1 else "")
