@@ -4,13 +4,14 @@ import csv
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from medclip_dcl.artifacts import likelihoods, manifest, sentences
+from medclip_dcl.artifacts import claims, likelihoods, manifest, sentences
 from medclip_dcl.artifacts.frame import drafting, make_recipe
 from medclip_dcl.artifacts.sentences import text_key
 from medclip_dcl.artifacts.tables import write_table
@@ -160,6 +161,24 @@ def test_a_corpus_of_findings_that_nobody_reads_is_refused(recipe, capsys):
 
 def test_missing_likelihoods_end_with_4_and_name_the_job(recipe, tmp_path, capsys):
     run(recipe, f"work={tmp_path / 'nothing'}", code=4)
+    assert "score_sentences" in capsys.readouterr().err
+
+
+def test_evidence_that_is_not_there_is_named(recipe, tmp_path, capsys):
+    work = tmp_path / "work"
+    shutil.copytree(recipe.parent / "work", work)
+    with drafting(claims.KIND.at(work), claims.KIND, {"claims": False}) as draft:
+        write_table(draft.directory, claims.SENTENCE_CLAIMS, [])
+        write_table(draft.directory, claims.REPORT_CLAIMS, [])
+        draft.seal({})
+    run(recipe, f"work={work}", code=4)
+    assert "read_claims" in capsys.readouterr().err
+    with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": False}) as draft:
+        draft.seal({})
+    run(recipe, f"work={work}", "calibrate.evidence=labels", code=2)
+    assert "'labels'" in capsys.readouterr().err
+    seal(work, likelihoods.KIND, likelihoods.LIKELIHOODS, [])
+    run(recipe, f"work={work}", code=4)
     assert "score_sentences" in capsys.readouterr().err
 
 
