@@ -14,6 +14,7 @@ a CPU share the work.
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ import torch
 from medclip_dcl.artifacts import language_model, likelihoods, sentences
 from medclip_dcl.artifacts.frame import Draft
 from medclip_dcl.artifacts.tables import read_table, write_table
-from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
 from medclip_dcl.launch import Launch, joined
 from medclip_dcl.likelihood.diagnostics import spearman
-from medclip_dcl.likelihood.scorer import Recipe
+from medclip_dcl.likelihood.scorer import Recipe, drift, engine_of
 from medclip_dcl.likelihood.scoring import (
     Floats,
     Work,
@@ -36,6 +37,8 @@ from medclip_dcl.likelihood.scoring import (
     score_share,
 )
 from pipelines.job import Job, run_job
+
+_DRIFT_SENTENCES = 32  # spread over the corpus
 
 
 def build(job: Job) -> None:
@@ -67,15 +70,19 @@ class _Scoring:
             self._settings.dtype,
             self._settings.token_budget,
             _device(launch),
+            self._settings.engine,
         )
         self._others_wait = launch.processes > 1
 
     def lead(self) -> None:
         """Make the artifact unless it is valid."""
         try:
+            header = likelihoods.score_header(self._source, self._model, self._settings)
+            engine = self._sealed_engine(header) or engine_of(self._recipe)
+            self._recipe = replace(self._recipe, engine=engine)
             self._job.make(
                 likelihoods.KIND,
-                likelihoods.score_header(self._source, self._model, self._settings),
+                {**header, "engine": engine},
                 {"sentences": self._source, "language_model": self._model},
                 self._write,
             )
@@ -84,16 +91,34 @@ class _Scoring:
 
     def follow(self) -> None:
         """Score a share where the main process finds something to score."""
-        folder = self._launch.tell("")
+        engine, _, folder = self._launch.tell("").partition(" ")
         if folder:
+            self._recipe = replace(self._recipe, engine=engine)
             self._score(Path(folder), self._plan(sentences.distinct_sentences(self._source)))
             self._launch.wait()
 
-    def _tell(self, folder: str) -> None:
-        """Tell the others once where to score, or that there is nothing to do."""
+    def _sealed_engine(self, header: Mapping[str, str]) -> str:
+        """Give the engine of whole likelihoods that are to be reused, whatever this machine has."""
+        if self._settings.engine != "auto":
+            return ""
+        try:
+            sealed = self._job.open(likelihoods.KIND, verify=False)
+        except ArtifactError:
+            return ""
+        said = sealed.recipe["settings"]
+        return str(said["engine"]) if said == {**header, "engine": said.get("engine")} else ""
+
+    def _tell(self, engine_and_folder: str) -> None:
+        """Tell the others once how and where to score, or that there is nothing to do."""
         if self._others_wait:
             self._others_wait = False
-            self._launch.tell(folder)
+            self._launch.tell(engine_and_folder)
+
+    def _tell_drift(self, texts: Sequence[str]) -> None:
+        """Say how far scores in the precision that is asked for lie from those in float32."""
+        some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
+        worst = drift(self._recipe, some)
+        self._job.say(dtype=self._settings.dtype, drift_nats=round(worst, 4), sentences=len(some))
 
     def _write(self, draft: Draft) -> Mapping[str, Any]:
         distinct = sentences.distinct_sentences(self._source)
@@ -101,8 +126,10 @@ class _Scoring:
         folder = draft.directory / likelihoods.PARTS
         table = _finished(draft.directory, distinct["text_key"].to_pylist())
         if table is None:
+            if self._settings.dtype != "float32":
+                self._tell_drift(distinct["text"].to_pylist())
             folder.mkdir(exist_ok=True)
-            self._tell(str(folder))
+            self._tell(f"{self._recipe.engine} {folder}")
             self._score(folder, work)
             self._launch.wait()
             table = _table(distinct, work, collect_scores(folder, work, self._launch))

@@ -50,15 +50,33 @@ def prepare_engine(
     Raises:
         ScoreError: `onnxruntime` is asked for and cannot be had.
     """
-    if name == "plain":
+    if resolve_engine(model, name) == "plain":
         return PlainEngine(model)
+    return OnnxEngine(cast(BertForMaskedLM, model), threads or torch.get_num_threads())
+
+
+def resolve_engine(model: PreTrainedModel, name: EngineName = "auto") -> EngineName:
+    """Say which engine `prepare_engine` would take.
+
+    Args:
+        model: a masked language model.
+        name: as in `prepare_engine`.
+
+    Returns:
+        `onnxruntime` or `plain`.
+
+    Raises:
+        ScoreError: `onnxruntime` is asked for and cannot be had.
+    """
+    if name == "plain":
+        return "plain"
     reason = _obstacle(model)
     if not reason:
-        return OnnxEngine(cast(BertForMaskedLM, model), threads or torch.get_num_threads())
+        return "onnxruntime"
     if name == "onnxruntime":
         raise ScoreError(f"the engine 'onnxruntime' cannot be used: {reason}; set 'auto'")
     LOGGER.info("scoring as transformers does, not on ONNX Runtime: %s", reason)
-    return PlainEngine(model)
+    return "plain"
 
 
 def find_budget(model: PreTrainedModel) -> int:

@@ -5,9 +5,9 @@ bits depend on the task alone.
 """
 
 import multiprocessing
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,9 +17,12 @@ import torch
 
 from medclip_dcl.errors import MedclipError, ScoreError
 from medclip_dcl.likelihood.encoding import encode_sentences
+from medclip_dcl.likelihood.engine import EngineName, find_budget, prepare_engine, resolve_engine
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.likelihood.pll import Variant, score_encodings
 from medclip_dcl.likelihood.units import part_of
+
+_ALL = 1 << 16  # past the last word piece of any input
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,11 @@ class Recipe:
     variant: Variant
     dtype: str
     token_budget: int
+    """Word pieces in one forward pass; 0: what suits the device."""
     device: str = "cpu"
     """Device of the model, as torch names it."""
+    engine: EngineName = "auto"
+    """How the model is run."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,25 @@ class Scores:
     pll_nats: tuple[float, ...]
 
 
+def engine_of(recipe: Recipe) -> EngineName:
+    """Say which engine a recipe comes to on this machine.
+
+    Args:
+        recipe: how to score.
+
+    Returns:
+        `onnxruntime` or `plain`.
+
+    Raises:
+        ScoreError: `onnxruntime` is asked for and cannot be had.
+    """
+    if recipe.engine == "plain":
+        return "plain"
+    model: Any = load_language_model(recipe.folder).model
+    model.to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
+    return resolve_engine(model, recipe.engine)
+
+
 class Scorer:
     """Scores tasks in this process.
 
@@ -67,6 +92,8 @@ class Scorer:
         cast(Any, self._model).to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
+        self._engine = prepare_engine(self._model, recipe.engine, threads=1)
+        self._budget = recipe.token_budget or find_budget(self._model)
 
     def score(self, task: Task) -> Scores:
         """Score a task.
@@ -93,11 +120,31 @@ class Scorer:
                 parts,
                 self._tokenizer.mask_token_id,
                 self._recipe.variant,
-                self._recipe.token_budget,
+                self._budget,
+                engine=self._engine,
             )
         finally:
             torch.set_num_threads(threads)
         return Scores(task.number, tuple(pll_nats.tolist()))
+
+
+def drift(recipe: Recipe, texts: Sequence[str]) -> float:
+    """Measure how far scores in the recipe's precision lie from those in float32.
+
+    Args:
+        recipe: how to score.
+        texts: a few sentences; at least one.
+
+    Returns:
+        Largest difference of a sentence's score, nats.
+
+    Raises:
+        ScoreError: a score is no number.
+    """
+    task = Task(0, tuple(texts), tuple((0, _ALL) for _ in texts))
+    exact = Scorer(replace(recipe, dtype="float32")).score(task).pll_nats
+    rough = Scorer(recipe).score(task).pll_nats
+    return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
 
 
 def score_tasks(

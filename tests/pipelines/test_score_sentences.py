@@ -24,7 +24,7 @@ from tests.synthetic.bert import tiny_bert, tiny_tokenizer
 from tests.synthetic.reports import write_reports
 
 UNITS = ("--set", "likelihood.unit_pieces=150", "--set", "likelihood.flush_every_s=0")
-HEADER = {"variant", "dtype", "splitter", "normalisation", "model", "tokenizer"}
+HEADER = {"variant", "dtype", "engine", "splitter", "normalisation", "model", "tokenizer"}
 DEADLINE_S = 90
 
 
@@ -117,6 +117,14 @@ def test_recipe_names_model_tokenizer_variant_dtype_and_splitter(recipe):
     assert set(artifact.recipe["inputs"]) == {"sentences", "language_model"}
 
 
+def test_whole_scores_are_reused_where_another_engine_is_at_hand(recipe, capsys):
+    assert run(recipe, "--set", "likelihood.engine=plain").recipe["settings"]["engine"] == "plain"
+    assert run(recipe).recipe["settings"]["engine"] == "plain"
+    assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
+    run(recipe, "--set", "likelihood.engine=onnxruntime")
+    assert "settings.engine: " in capsys.readouterr().out.splitlines()[-1]
+
+
 @pytest.mark.parametrize("change", ["variant", "dtype", "model"])
 def test_what_changes_scores_makes_them_anew_and_is_named(recipe, capsys, change):
     digest = run(recipe).digest
@@ -159,13 +167,16 @@ def test_what_changes_speed_alone_reuses_scores(recipe, capsys):
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("change", ["variant", "dtype", "model", "normalisation", "splitter"])
+@pytest.mark.parametrize(
+    "change", ["variant", "dtype", "engine", "model", "normalisation", "splitter"]
+)
 def test_an_unfinished_draft_refuses_other_scores_by_name(recipe, capsys, monkeypatch, change):
     cut_short(recipe)
     before = acknowledged(recipe)
     more: list[str] = []
-    if change in {"variant", "dtype"}:
-        value = {"variant": "within_word_l2r", "dtype": "bfloat16"}[change]
+    if change in {"variant", "dtype", "engine"}:
+        values = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "plain"}
+        value = values[change]
         more = ["--set", f"likelihood.{change}={value}"]
     elif change == "model":
         write_model(recipe.parent / "work", scale=3.0)
