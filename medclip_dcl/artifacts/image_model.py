@@ -5,25 +5,22 @@ config.json         the whole configuration, `work` left out
 model.json          the card: what it was made from, and how training ended
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from medclip_dcl.artifacts.frame import Kind, open_artifact
 from medclip_dcl.artifacts.published import (
     CARD,
-    CONFIG,
     finite_weights,
+    read_facts,
     write_config_and_card,
     write_weights,
 )
 from medclip_dcl.config import Config
-from medclip_dcl.errors import CheckpointError
 
 KIND = Kind("image_model", 1, "train")
 
@@ -82,12 +79,5 @@ def read_image_model(path: Path) -> ImageModel:
         CheckpointError: its configuration or card cannot be read by this version.
     """
     artifact = open_artifact(path, KIND)
-    try:
-        config = Config.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
-        card = json.loads(artifact.file(CARD).read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError) as error:
-        raise CheckpointError(
-            f"image-only model in {path} has a configuration that this version cannot read; "
-            "rerun train"
-        ) from error
+    config, (card,) = read_facts(artifact, CARD)
     return ImageModel(path, artifact.digest, config, card)

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from medclip_dcl.artifacts.files import write_bytes, write_text
-from medclip_dcl.artifacts.frame import Kind, open_artifact
+from medclip_dcl.artifacts.frame import Artifact, Kind, open_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError
 
@@ -171,15 +171,33 @@ def read_published(path: Path) -> Published:
         CheckpointError: its configuration or card cannot be read by this version.
     """
     artifact = open_artifact(path, KIND)
+    config, (card, hashes) = read_facts(artifact, CARD, SUBJECTS)
+    return Published(path, artifact.digest, config, card, frozenset(hashes))
+
+
+def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
+    """Read what a model was trained with and what it is.
+
+    Args:
+        artifact: an opened model.
+        names: JSON files of it.
+
+    Returns:
+        Configuration, and the content of these files.
+
+    Raises:
+        ArtifactCorrupt: the header lists no such file.
+        CheckpointError: this version cannot read one of them.
+    """
     try:
         config = Config.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
-        card = json.loads(artifact.file(CARD).read_text(encoding="utf-8"))
-        hashes = json.loads(artifact.file(SUBJECTS).read_text(encoding="utf-8"))
+        trees = [json.loads(artifact.file(name).read_text(encoding="utf-8")) for name in names]
     except (OSError, ValidationError, ValueError) as error:
         raise CheckpointError(
-            f"model in {path} has a configuration that this version cannot read; rerun train"
+            f"model in {artifact.path} has a configuration that this version cannot read; rerun "
+            "train"
         ) from error
-    return Published(path, artifact.digest, config, card, frozenset(hashes))
+    return config, trees
 
 
 def _write_json(path: Path, tree: Any) -> None:

@@ -14,7 +14,6 @@ from medclip_dcl.config.views import AugmentConfig, ViewsConfig
 from medclip_dcl.model.view_encoder import ViewEncoder, build_view_encoder
 from medclip_dcl.training.draws import Stream, generator_for
 from medclip_dcl.training.looks import draw_looks
-from medclip_dcl.training.step import set_training_mode
 from medclip_dcl.training.view_batches import ViewBatch
 from medclip_dcl.training.view_contrast import ViewContrast
 
@@ -50,8 +49,7 @@ def view_batch(
 def one_step(mine: slice, anchors: str, wrapped: bool = False) -> dict[str, Tensor]:
     """Loss and every gradient of the anchors of `mine`, with M = 3."""
     views = ViewsConfig.model_validate({"anchors": anchors, "M": 3})
-    model = tiny_view_encoder().train()
-    set_training_mode(model, freeze_batchnorm=True)  # batch statistics would be local
+    model = tiny_view_encoder().eval()  # batch statistics would be local
     network = DistributedDataParallel(model) if wrapped else model
     contrast = ViewContrast(ObjectiveConfig(), views)
     output = contrast.read(network, model, view_batch(mine=mine, views=4))
