@@ -6,7 +6,16 @@ import random
 
 import pytest
 import torch
-from transformers import DistilBertConfig, DistilBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+)
 
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood.encoding import encode_sentences
@@ -107,30 +116,42 @@ def test_no_forward_pass_exceeds_the_budget_even_for_one_long_sentence():
     assert max(rows * length for rows, length in sizes) <= 200
 
 
-@pytest.mark.parametrize("family", ["distilbert", "roberta"])
+SIZES = {
+    "vocab_size": 34,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+FAMILIES = {
+    "albert": lambda: AlbertForMaskedLM(
+        AlbertConfig(**SIZES, embedding_size=8, max_position_embeddings=64)
+    ),
+    "distilbert": lambda: DistilBertForMaskedLM(
+        DistilBertConfig(
+            vocab_size=34, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64
+        )
+    ),
+    "roberta": lambda: RobertaForMaskedLM(
+        RobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
+    ),
+    "xlm-roberta": lambda: XLMRobertaForMaskedLM(
+        XLMRobertaConfig(**SIZES, max_position_embeddings=40, pad_token_id=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_masked_language_models_are_scored_too(family, variant):
     tokenizer = tiny_tokenizer()
-    if family == "distilbert":
-        config = DistilBertConfig(
-            vocab_size=34, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64
-        )
-        model = DistilBertForMaskedLM(config)
-    else:
-        config = RobertaConfig(
-            vocab_size=34,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=40,
-            pad_token_id=0,
-        )
-        model = RobertaForMaskedLM(config)
+    torch.manual_seed(5)
+    model = FAMILIES[family]()
     for parameter in model.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     scores = pseudo_log_likelihood(model, tokenizer, SENTENCES, variant=variant)
     expected = [by_hand(model, tokenizer, sentence, variant) for sentence in SENTENCES]
+    assert max(expected) < -10
     assert scores.tolist() == pytest.approx(expected, abs=2e-4)
 
 

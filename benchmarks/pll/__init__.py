@@ -1,0 +1,1 @@
+"""Speed, exactness and memory of pseudo-log-likelihoods beside their peers."""
