@@ -18,6 +18,8 @@ from medclip_dcl.likelihood.tokenizer import train_tokenizer
 from medclip_dcl.reports.sentences import split_section
 
 VOCABULARY = 30_522
+SHORT_PIECES = 600
+"""A vocabulary in which many words are several pieces."""
 LONGEST = 512
 
 
@@ -87,9 +89,16 @@ def has_data() -> bool:
 
 
 @cache
-def tokenizer() -> BertTokenizer:
-    """Learn word pieces from the corpus."""
-    return train_tokenizer(corpus(), VOCABULARY, LONGEST)
+def tokenizer(vocabulary: int = VOCABULARY) -> BertTokenizer:
+    """Learn word pieces from the corpus.
+
+    Args:
+        vocabulary: most word pieces.
+
+    Returns:
+        The tokenizer.
+    """
+    return train_tokenizer(corpus(), vocabulary, LONGEST)
 
 
 def draw(count: int, seed: int) -> list[str]:
