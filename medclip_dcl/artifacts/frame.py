@@ -43,13 +43,8 @@ from medclip_dcl.errors import (
 HEADER = "artifact.json"
 _RECIPE = "recipe.json"
 _DISK_FAULTS = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOSPC,
-    errno.EPERM,
-    errno.EROFS,
+    getattr(errno, name)
+    for name in ("EACCES", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "EPERM", "EROFS")
 }
 
 
@@ -160,8 +155,9 @@ def open_artifact(path: Path, kind: Kind, *, verify: bool = True) -> Artifact:
         ArtifactStale: it is of another kind or format version.
         ArtifactCorrupt: a file is missing, was added, or differs from what was sealed.
     """
-    header = path / HEADER
-    if not header.is_file():
+    if not path.exists() and (_retired(path) / HEADER).is_file():
+        path = _retired(path)  # its writer ended between two renames
+    if not (path / HEADER).is_file():
         raise ArtifactMissing(f"no {kind.name} in {path}; run {kind.job} first")
     artifact = _read_header(path, kind)
     if (artifact.kind, artifact.version) != (kind.name, kind.version):
@@ -342,11 +338,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _publish(directory: Path, final: Path) -> None:
-    retired = final.with_name(f".{final.name}.retired")
-    if retired.exists():
-        shutil.rmtree(retired)
+    retired = _retired(final)
     replaces = final.exists()
     if replaces:
+        if retired.exists():
+            shutil.rmtree(retired)
         Path(final).replace(retired)
     try:
         Path(directory).replace(final)
@@ -356,6 +352,11 @@ def _publish(directory: Path, final: Path) -> None:
         raise
     sync_folder(final.parent)
     shutil.rmtree(retired, ignore_errors=True)
+
+
+def _retired(path: Path) -> Path:
+    """Where the old artifact lies until the new one is in its place."""
+    return path.with_name(f".{path.name}.retired")
 
 
 def _read_header(path: Path, kind: Kind) -> Artifact:

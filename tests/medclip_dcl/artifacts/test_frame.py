@@ -233,6 +233,30 @@ def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
     assert open_artifact(tmp_path / "thing", KIND) == old
 
 
+def test_between_two_renames_the_old_artifact_still_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make(tmp_path / "thing", text="old")
+    replace = Path.replace
+
+    def fails_for_good(self: Path, target: Path) -> Path:
+        if self.name in {".thing.draft", ".thing.retired"}:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fails_for_good)
+        with pytest.raises(ArtifactUnwritable):
+            make(tmp_path / "thing", text="new", a=2)
+    assert not (tmp_path / "thing").exists()
+    assert open_artifact(tmp_path / "thing", KIND).digest == old.digest
+    with drafting(tmp_path / "thing", KIND, make_recipe(KIND, {"a": 2}, {})) as draft:
+        assert draft.resumed
+        draft.seal({})
+    assert open_artifact(tmp_path / "thing", KIND).file("data.txt").read_text() == "new"
+    assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
+
+
 def test_second_writer_is_refused(tmp_path: Path) -> None:
     recipe = make_recipe(KIND, {}, {})
     with (
