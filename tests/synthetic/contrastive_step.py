@@ -20,6 +20,7 @@ from tests.synthetic.films import (
     tiny_model_config,
     tiny_text_config,
 )
+from tests.synthetic.views import write_views_of_two
 
 GLOBAL_BATCH = 8
 ETA = torch.linspace(0, 0.8, GLOBAL_BATCH, dtype=torch.float64)
@@ -77,7 +78,11 @@ def step(way: str, dtype: torch.dtype, rows: slice, wrapped: bool = False) -> di
 
 
 def two_processes(rank: int, folder: Path) -> None:
-    """Write what two processes find, averaged over them, for each way and precision."""
+    """Write what two processes find, averaged over them, for each way and precision.
+
+    The image-only loss comes along: processes are dear to start.
+    """
+    write_views_of_two(rank, folder)
     half = GLOBAL_BATCH // 2
     rows = slice(rank * half, (rank + 1) * half)
     for way in WAYS:

@@ -58,12 +58,15 @@ def one_step(mine: slice, anchors: str, wrapped: bool = False) -> dict[str, Tens
     return {**found, "loss": output.loss.detach()}
 
 
-def two_processes(rank: int, folder: Path) -> None:
-    """Write what two processes find, averaged over them."""
+def write_views_of_two(rank: int, folder: Path) -> None:
+    """Write what one of two processes finds, averaged over both."""
     half = GLOBAL_BATCH // 2
     for anchors in ("both", "first"):
         found = one_step(slice(rank * half, (rank + 1) * half), anchors, wrapped=True)
         dist.all_reduce(found["loss"])  # DistributedDataParallel has averaged the rest
         found["loss"] /= 2
         if rank == 0:
-            save_file({name: value.clone() for name, value in found.items()}, folder / anchors)
+            save_file(
+                {name: value.clone() for name, value in found.items()},
+                folder / f"views-{anchors}.safetensors",
+            )

@@ -1,10 +1,8 @@
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,12 +11,9 @@ from medclip_dcl.config.views import ViewsConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.objective.build import ObjectiveOutput
 from medclip_dcl.training.view_contrast import ViewContrast
-from tests.synthetic.processes import run_processes
 from tests.synthetic.views import (
     GLOBAL_BATCH,
-    one_step,
     tiny_view_encoder,
-    two_processes,
     view_batch,
 )
 
@@ -150,14 +145,3 @@ def test_an_objective_that_reads_texts_is_refused(settings: dict[str, str]) -> N
 def test_views_that_no_correction_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"views.M 4"):
         ViewContrast(ObjectiveConfig(kind="infonce"), ViewsConfig(M=4))
-
-
-def test_two_processes_find_the_loss_and_gradients_of_one(tmp_path: Path) -> None:
-    run_processes(two_processes, 2, tmp_path)
-    for anchors in ("both", "first"):
-        alone = one_step(slice(0, B), anchors)
-        together = load_file(tmp_path / anchors)
-        assert alone.keys() == together.keys()
-        assert len(alone) > 10
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name], value, atol=1e-6, rtol=1e-5, msg=name)
