@@ -8,7 +8,7 @@ import pytest
 from medclip_dcl.errors import CheckpointError, ScoreError
 from medclip_dcl.likelihood.language_model import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scorer import Recipe, Task, score_tasks
+from medclip_dcl.likelihood.scorer import Recipe, Task, drift, score_tasks
 from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TASKS = [
@@ -56,3 +56,15 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait(recipe):
 
 def test_nothing_to_score_starts_nothing(tmp_path):
     assert list(score_tasks(Recipe(tmp_path / "none", "original", "float32", 64), [], 1)) == []
+
+
+def test_bfloat16_drifts_and_float32_does_not(recipe):
+    assert drift(recipe, SENTENCES) == 0
+    assert 1e-3 < drift(dataclasses.replace(recipe, dtype="bfloat16"), SENTENCES) < 5
+
+
+def test_engines_give_equal_scores(recipe):
+    recipes = [dataclasses.replace(recipe, engine=name) for name in ("onnxruntime", "plain")]
+    fast, plain = (list(score_tasks(one, TASKS, 1)) for one in recipes)
+    for one, other in zip(fast, plain, strict=True):
+        assert one.pll_nats == pytest.approx(other.pll_nats, abs=2e-4)
