@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LONG = ("kills", "faults", "fuzz", "archive", "demo")
+LONG = ("kills", "faults", "fuzz", "archive", "demo", "pll")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 
 _NOT_ONE = {"__init__", "__main__", "record", "warm", "mutants"}
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*names())
         return 0
     for name in LONG:
-        options = ["--long"] if name in {"kills", "faults", "fuzz"} else []
+        options = ["--long"] if name in {"kills", "faults", "fuzz", "pll"} else []
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
         if code:
             return code
