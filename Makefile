@@ -16,8 +16,8 @@ demo: $(INSTALLED) ## the whole story on generated studies, then a report
 	PYTHON=$(BIN)/python bash pipelines/full_run.sh $(CONFIG)
 	$(BIN)/python -m pipelines.closing --config $(CONFIG)
 
-test: $(INSTALLED) ## all tests
-	$(BIN)/python -m pytest
+test: $(INSTALLED) ## all tests, in two processes
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(INSTALLED) ## format, lint, types, layers, house tests
 	$(BIN)/ruff format --check .
