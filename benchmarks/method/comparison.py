@@ -77,9 +77,12 @@ def best_constant(runs: Runs, constants: Iterable[str], metric: str) -> str | No
         metric: the metric.
 
     Returns:
-        Its row; None where none has been run.
+        Its row; None where none has been run. A constant that lacks a seed of InfoNCE's
+        is not finished, and does not compete.
     """
-    means = {row: _mean(runs[row], metric) for row in constants if runs.get(row)}
+    asked = runs.get("infonce", {}).keys()
+    finished = [row for row in constants if asked and runs.get(row, {}).keys() >= asked]
+    means = {row: _mean(runs[row], metric) for row in finished}
     return max(means, key=lambda row: means[row]) if means else None
 
 

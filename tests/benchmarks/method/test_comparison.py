@@ -42,3 +42,8 @@ def test_summary_sets_every_row_against_both_rivals() -> None:
     mean, _, over_infonce, _, wins, over_best, _, wins_over_best = cells["auc"]
     assert (mean, over_infonce, wins) == (0.6, 0.0, 1)
     assert (over_best, wins_over_best) == (-0.05, 1)
+
+
+def test_an_unfinished_constant_does_not_compete() -> None:
+    runs = {**RUNS, "const 0.3": {1: {"auc": 0.99, "floor": 0.0}}}
+    assert best_constant(runs, ("const 0.1", "const 0.2", "const 0.3"), "auc") == "const 0.2"
