@@ -11,7 +11,7 @@ and reports through the product's own jobs, with a BERT; the main rows, five see
 Sizes of the phantoms and of digits are those of the pages that they rebuild. Those of
 `studies` were chosen by runs of InfoNCE alone on seed 0, so that a run takes half a minute
 and InfoNCE is neither at chance nor at its ceiling. Seeds, sizes, rows and bars stood
-before any other row was run; every row is reported. Rows of a seed share data, first
+before any row was run on these seeds; every row is reported. Rows of a seed share data, first
 weights and batches, so that differences are paired.
 
 A finished run is a line of FOLDER/runs.jsonl and is not done again. The tables and the last
