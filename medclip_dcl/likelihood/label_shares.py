@@ -42,19 +42,23 @@ def label_shares(keys: Sequence[str], claimed: Artifact, listed: Artifact) -> ND
 
 
 def has_labels(listed: Artifact) -> bool:
-    """Tell whether a source came with a label table.
+    """Tell whether a training study of a source has labels.
 
     Args:
         listed: the manifest.
 
     Returns:
-        Whether it did.
+        Whether one has.
     """
+    return _has_table(listed) and len(_labels(listed)) > 0
+
+
+def _has_table(listed: Artifact) -> bool:
     return manifest.STUDY_LABELS.file in listed.files
 
 
 def _labels(listed: Artifact) -> NDArray[np.int8]:
-    if not has_labels(listed):
+    if not _has_table(listed):
         raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
     table = read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
     reports = read_table(listed.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from medclip_dcl.artifacts import eta_cache, likelihoods
+from medclip_dcl.artifacts import eta_cache, likelihoods, manifest
 from medclip_dcl.artifacts.frame import drafting, make_recipe
 from medclip_dcl.artifacts.sentences import text_key
 from medclip_dcl.artifacts.tables import read_table, write_table
@@ -65,6 +65,20 @@ def test_eta_without_likelihoods_is_drawn_against_words(tmp_path):
     view = describe_eta(sources(work))
     assert "How likely." not in [chart["title"] for chart in view["charts"]]
     assert any("length, words" in chart["picture"] for chart in view["charts"])
+
+
+def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
+    work = write_texts(tmp_path / "work")
+    folder = manifest.KIND.at(work)
+    forms = (manifest.IMAGES, manifest.REPORTS, manifest.BOXES, manifest.REJECTS)
+    tables = {form: read_table(folder, form).to_pylist() for form in forms}
+    tables[manifest.STUDY_LABELS] = []
+    with drafting(folder, manifest.KIND, make_recipe(manifest.KIND, {}, {})) as draft:
+        for form, rows in tables.items():
+            write_table(draft.directory, form, rows)
+        draft.seal({})
+    view = describe_eta(sources(work))
+    assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
 
 
 def test_the_generator_s_truth_goes_before_labels(work, view):
