@@ -17,15 +17,14 @@ Kinds of lines: `unusable` and `duplicate` count towards a share, `leak` by numb
 towards nothing.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from medclip_dcl.artifacts.figures import read_object
 from medclip_dcl.artifacts.frame import Artifact, Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
-from medclip_dcl.errors import ArtifactCorrupt
 
 KIND = Kind("preflight", 1, "check_data")
 
@@ -74,13 +73,7 @@ def read_preflight(artifact: Artifact) -> dict[str, Any]:
     Raises:
         ArtifactCorrupt: it is no JSON object.
     """
-    try:
-        tree = json.loads(artifact.file(FIGURES).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} cannot be read") from error
-    if not isinstance(tree, dict):
-        raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} holds no object; rerun {KIND.job}")
-    return tree
+    return read_object(artifact, FIGURES, KIND)
 
 
 def preflight_table(tree: Mapping[str, Any]) -> str:

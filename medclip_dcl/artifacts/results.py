@@ -22,10 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from medclip_dcl.artifacts.figures import read_object
 from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.artifacts.frame import Artifact, Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
-from medclip_dcl.errors import ArtifactCorrupt
 
 KIND = Kind("results", 2, "evaluate")
 
@@ -115,13 +115,7 @@ def read_figures(artifact: Artifact) -> dict[str, Any]:
     Raises:
         ArtifactCorrupt: it is no JSON object.
     """
-    try:
-        tree = json.loads(artifact.file(FIGURES).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} cannot be read") from error
-    if not isinstance(tree, dict):
-        raise ArtifactCorrupt(f"{FIGURES} of {artifact.path} holds no object; rerun {KIND.job}")
-    return tree
+    return read_object(artifact, FIGURES, KIND)
 
 
 @dataclass(frozen=True)
