@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import special
 
@@ -33,12 +33,17 @@ def simulate(a, k, sigma, seed, sentences=3000):
     return Evidence(pll_nats, np.minimum(rho, 1), np.ones(sentences), FLOOR)
 
 
+def assume_told(evidence):
+    """A line can be found where a quarter of the shares lie between floor and cap."""
+    assume(np.mean((evidence.share >= FLOOR) & (evidence.share < CAP)) >= 0.25)
+
+
 def least_squares(evidence, shown):
     k, log_a = np.polyfit(evidence.pll_nats[shown], np.log(evidence.share[shown]), 1)
     return math.exp(log_a), k
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     a=st.floats(0.05, 0.6),
     k=st.floats(0.03, 0.4),
@@ -46,7 +51,9 @@ def least_squares(evidence, shown):
     seed=st.integers(0, 10**6),
 )
 def test_known_a_and_k_are_found_again(a, k, sigma, seed):
-    line = fit_line(simulate(a, k, sigma, seed), CAP, "censored")
+    evidence = simulate(a, k, sigma, seed)
+    assume_told(evidence)
+    line = fit_line(evidence, CAP, "censored")
     assert abs(math.log(line.a / a)) < 0.3
     assert abs(line.k - k) < 0.03 + 0.1 * k
     assert abs(line.sigma / sigma - 1) < 0.15
@@ -65,7 +72,7 @@ def test_leaving_censored_sentences_out_or_capping_them_flattens_the_slope():
     assert fit_line(evidence, CAP, "censored").k == pytest.approx(k, rel=0.06)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     a=st.floats(0.05, 0.6),
     k=st.floats(0.03, 0.25),
@@ -74,6 +81,7 @@ def test_leaving_censored_sentences_out_or_capping_them_flattens_the_slope():
 )
 def test_no_other_a_and_k_comes_nearer_to_the_capped_shares(a, k, sigma, seed):
     evidence = simulate(a, k, sigma, seed, sentences=500)
+    assume_told(evidence)
     measured = Evidence(
         evidence.pll_nats, np.maximum(evidence.share, FLOOR), evidence.weight, FLOOR
     )
@@ -90,10 +98,12 @@ def test_no_other_a_and_k_comes_nearer_to_the_capped_shares(a, k, sigma, seed):
             assert error(Line(min(math.exp(log_a), LARGEST_A), slope, 0.0)) >= least
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(a=st.floats(0.05, 0.6), k=st.floats(0.03, 0.3), seed=st.integers(0, 10**6))
 def test_without_noise_the_capped_fit_finds_a_and_k_again(a, k, seed):
-    line = fit_line(simulate(a, k, 0.0, seed), CAP, "capped")
+    evidence = simulate(a, k, 0.0, seed)
+    assume_told(evidence)
+    line = fit_line(evidence, CAP, "capped")
     assert line.a == pytest.approx(a, rel=0.01)
     assert line.k == pytest.approx(k, rel=0.01)
     assert line.sigma < 0.01
