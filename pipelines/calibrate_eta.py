@@ -54,7 +54,11 @@ def build(job: Job) -> None:
     """Fit a and k, and write the fragment, the record and the picture.
 
     Args:
-        job: the job's frame.
+        job: the recipe; its sentences, likelihoods and what `calibrate.evidence` reads exist.
+
+    Raises:
+        ArtifactError: one of them is missing or damaged.
+        ScoreError: too few sentences are measured below the cap.
     """
     settings, cap = job.config.calibrate, job.config.eta.eta_max
     scored = job.open(likelihoods.KIND)
