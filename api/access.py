@@ -1,11 +1,16 @@
-"""Who may ask: API keys from a file, open pages, and host names."""
+"""Who may ask: API keys from a file, open pages, host names and addresses."""
 
 import hashlib
 import hmac
+import ipaddress
+import logging
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.types import Scope
+
+from api.journal import log
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 
@@ -24,54 +29,89 @@ OPEN_PATHS = frozenset(
 """Paths that need no key; every other one does, whether it exists or not."""
 
 
+class Keys:
+    """The API keys of a file. A file that changes is read anew; a bad one changes nothing.
+
+    Only hashes are kept. What a request sends is compared with every one of them, in time
+    that does not depend on the key.
+
+    Raises:
+        ConfigError: the file is readable by others, unreadable, or holds a short key.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._mark = _mark(file)
+        self._hashes = _read_keys(file)
+
+    def id_of(self, key: bytes) -> str | None:
+        """Name the key of a request.
+
+        Args:
+            key: as it was sent.
+
+        Returns:
+            The first eight digits of its SHA-256, under which the log knows it; None where it
+            is no key of the file.
+        """
+        self._refresh()
+        hashed = hashlib.sha256(key).digest()
+        equal = [hmac.compare_digest(hashed, known) for known in self._hashes]
+        return hashed.hex()[:8] if any(equal) else None  # all were compared
+
+    def _refresh(self) -> None:
+        mark = _mark(self._file)
+        if mark == self._mark:
+            return
+        self._mark = mark  # taken before the file is read: a change in between is seen again
+        try:
+            self._hashes = _read_keys(self._file)
+        except ConfigError as error:
+            log("keys_refused", logging.ERROR, reason=str(error))
+        else:
+            log("keys_read", keys=len(self._hashes))
+
+
 @dataclass(frozen=True)
 class Access:
     """What a request must bring.
 
     Attributes:
-        key_hashes: SHA-256 of each key; empty: no key is asked for.
+        keys: the known keys; None: none is asked for, on loopback alone.
         hosts: host names that may be asked for; empty: any.
     """
 
-    key_hashes: tuple[bytes, ...]
+    keys: Keys | None
     hosts: frozenset[str]
 
-    def admits_host(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Say whether the Host header names this service, against DNS rebinding.
+    def refusal(self, scope: Scope) -> str | None:
+        """Say why a request may not go on, and leave the id of its key in its state.
 
         Args:
-            headers: of the request, names in lower case.
+            scope: of the request; its path is percent-decoded, its headers in lower case.
 
         Returns:
-            Whether it does.
+            `host_refused`, `loopback_only` or `unauthorized`; None where it may.
         """
+        headers = scope["headers"]
+        if not self._admits_host(headers):  # against DNS rebinding
+            return "host_refused"
+        if self.keys is None:
+            return None if _came_over_loopback(scope) else "loopback_only"
+        if scope["path"] in OPEN_PATHS:
+            return None
+        given = _given_keys(headers)
+        key_id = self.keys.id_of(given[0]) if len(given) == 1 else None
+        if key_id is None:
+            return "unauthorized"
+        scope["state"]["key"] = key_id
+        return None
+
+    def _admits_host(self, headers: list[tuple[bytes, bytes]]) -> bool:
         if not self.hosts:
             return True
         named = [value.decode("latin-1") for name, value in headers if name == b"host"]
         return len(named) == 1 and _without_port(named[0]) in self.hosts
-
-    def admits(self, path: str, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Say whether a request may go on, in time that does not depend on the key.
-
-        Args:
-            path: its path, percent-decoded.
-            headers: its headers, names in lower case.
-
-        Returns:
-            Whether the path is open, no key is asked for, or the one that was sent is right.
-        """
-        if not self.key_hashes or path in OPEN_PATHS:
-            return True
-        given = [value for name, value in headers if name == b"x-api-key"]
-        for name, value in headers:
-            if name == b"authorization":
-                scheme, _, token = value.partition(b" ")
-                given.append(token.strip() if scheme.lower() == b"bearer" else b"")
-        if len(given) != 1:
-            return False
-        hashed = hashlib.sha256(given[0]).digest()
-        equal = [hmac.compare_digest(hashed, known) for known in self.key_hashes]
-        return any(equal)  # all were compared: the time tells nothing
 
 
 def read_access(settings: ServeSettings) -> Access:
@@ -91,8 +131,8 @@ def read_access(settings: ServeSettings) -> Access:
         raise ConfigError("set exactly one of key_file and allow_anonymous: true")
     hosts = frozenset(settings.allowed_hosts or (LOOPBACK if settings.allow_anonymous else ()))
     if settings.allow_anonymous:
-        return Access((), hosts)
-    return Access(_read_keys(Path(settings.key_file)), hosts)
+        return Access(None, hosts)
+    return Access(Keys(Path(settings.key_file)), hosts)
 
 
 def is_loopback(host: str) -> bool:
@@ -104,7 +144,36 @@ def is_loopback(host: str) -> bool:
     Returns:
         Whether it is one of the loopback names.
     """
-    return host in {"127.0.0.1", "localhost", "::1"}
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _came_over_loopback(scope: Scope) -> bool:
+    """Whether the socket that took the connection has an address of this machine alone."""
+    server = scope.get("server")
+    return server is None or server[1] is None or is_loopback(server[0])  # None: a Unix socket
+
+
+def _given_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    given = [value for name, value in headers if name == b"x-api-key"]
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            given.append(token.strip() if scheme.lower() == b"bearer" else b"")
+    return given
+
+
+def _mark(file: Path) -> tuple[int, ...] | None:
+    """What changes when a file does; None where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
 
 
 def _read_keys(file: Path) -> tuple[bytes, ...]:

@@ -17,6 +17,7 @@ from medclip_dcl.studies.reasons import REASONS
 FAILURES: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is no well-formed multipart form within the limits"),
     "unauthorized": (401, "send the key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"),
+    "loopback_only": (403, "requests without a key are answered on loopback alone"),
     "not_found": (404, "there is no such route, or no such indexed film with a picture"),
     "method_not_allowed": (405, "the route does not know this method"),
     "not_acceptable": (406, "a picture is given for exactly one phrase"),

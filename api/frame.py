@@ -68,7 +68,7 @@ class Frame:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._figures.requests.labels(route, str(status)).inc()
         self._figures.seconds.labels(route).observe(seconds)
-        facts = {"code": scope["state"]["code"]} if "code" in scope["state"] else {}
+        facts = {name: scope["state"][name] for name in ("key", "code") if name in scope["state"]}
         log(
             "request",
             request_id=scope["state"]["request_id"],

@@ -60,12 +60,10 @@ class Gate:
                 self._places.leave()
 
     def _refusal(self, scope: Scope) -> str | None:
-        headers = scope["headers"]
-        if not self._access.admits_host(headers):
-            return "host_refused"
-        if not self._access.admits(scope["path"], headers):
-            return "unauthorized"
-        named = dict(headers)
+        code = self._access.refusal(scope)
+        if code is not None:
+            return code
+        named = dict(scope["headers"])
         if named.get(b"content-encoding", b"identity").lower() != b"identity":
             return "content_encoding"
         declared = named.get(b"content-length", b"0")

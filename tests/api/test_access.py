@@ -1,7 +1,9 @@
+import hashlib
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Scope
 
 from api.access import is_loopback, read_access
 from api.app import create_app
@@ -123,31 +125,102 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
         read_access(ServeSettings(model="m", key_file=str(tmp_path / "none")))
 
 
+def scope(path: str = "/model", server: object = ("127.0.0.1", 8000), **headers: str) -> Scope:
+    named = {"host": "localhost:8000"} | {
+        name.replace("_", "-"): text for name, text in headers.items()
+    }
+    pairs = [(name.encode(), text.encode()) for name, text in named.items()]
+    return {"type": "http", "path": path, "server": server, "headers": pairs, "state": {}}
+
+
 @pytest.mark.parametrize(
     ("host", "admitted"),
     [
-        (b"127.0.0.1:8000", True),
-        (b"localhost", True),
-        (b"[::1]:8000", True),
-        (b"evil.example", False),
-        (b"127.0.0.1.evil.example:8000", False),
-        (b"", False),
+        ("127.0.0.1:8000", True),
+        ("localhost", True),
+        ("[::1]:8000", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example:8000", False),
+        ("", False),
     ],
 )
-def test_anonymous_requests_must_ask_for_this_machine(host: bytes, admitted: bool) -> None:
+def test_anonymous_requests_must_ask_for_this_machine(host: str, admitted: bool) -> None:
     access = read_access(ServeSettings(model="m", allow_anonymous=True))
-    assert access.admits_host([(b"host", host)]) is admitted
+    assert access.refusal(scope(host=host)) == (None if admitted else "host_refused")
+
+
+@pytest.mark.parametrize(
+    ("server", "admitted"),
+    [
+        (("127.0.0.1", 8000), True),
+        (("::1", 8000), True),
+        (("/run/service.sock", None), True),
+        (("192.168.0.2", 8000), False),
+        (("0.0.0.0", 8000), False),
+        (("fe80::1", 8000), False),
+    ],
+)
+def test_anonymous_requests_are_answered_on_loopback_whoever_started_the_service(
+    server: tuple[str, int | None], admitted: bool
+) -> None:
+    access = read_access(ServeSettings(model="m", allow_anonymous=True, allowed_hosts=()))
+    assert access.refusal(scope(server=server)) == (None if admitted else "loopback_only")
 
 
 @pytest.mark.parametrize("path", ["//health", "/health/", "/static/", "/static/index.html", ""])
 def test_paths_that_only_look_open_are_not(key_file: Path, path: str) -> None:
     access = read_access(ServeSettings(model="m", key_file=str(key_file)))
-    assert access.admits("/health", [])
-    assert not access.admits(path, [])
+    assert access.refusal(scope("/health")) is None
+    assert access.refusal(scope(path)) == "unauthorized"
+
+
+def test_a_key_leaves_its_id_and_no_more(key_file: Path) -> None:
+    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
+    asked = scope(x_api_key=KEY)
+    assert access.refusal(asked) is None
+    assert asked["state"] == {"key": hashlib.sha256(KEY.encode()).hexdigest()[:8]}
+    assert KEY not in repr(vars(access.keys))
+
+
+def rewrite(path: Path, text: str, mode: int = 0o400) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.chmod(mode)
+    fresh.replace(path)
+
+
+def test_keys_are_exchanged_without_a_restart(key_file: Path) -> None:
+    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
+    newest = "n" * 32
+    assert access.refusal(scope(x_api_key=newest)) == "unauthorized"
+    rewrite(key_file, f"{OTHER}\n{newest}\n")
+    assert access.refusal(scope(x_api_key=newest)) is None
+    assert access.refusal(scope(x_api_key=OTHER)) is None
+    assert access.refusal(scope(x_api_key=KEY)) == "unauthorized"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("", 0o400), ("short", 0o400), ("n" * 32, 0o444), (None, 0)]
+)
+def test_a_bad_change_leaves_the_keys_as_they_were_and_is_logged(
+    key_file: Path, caplog: pytest.LogCaptureFixture, text: str | None, mode: int
+) -> None:
+    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
+    if text is None:
+        key_file.unlink()
+    else:
+        rewrite(key_file, text, mode)
+    for _ in range(2):
+        assert access.refusal(scope(x_api_key=KEY)) is None
+        assert access.refusal(scope(x_api_key="n" * 32)) == "unauthorized"
+    assert [record.msg for record in caplog.records] == ["keys_refused"]  # once, not per request
 
 
 def test_loopback_is_this_machine_alone() -> None:
     assert is_loopback("127.0.0.1")
     assert is_loopback("::1")
+    assert is_loopback("127.8.8.8")
+    assert is_loopback("localhost")
+    assert not is_loopback("localhost.evil.example")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("192.168.0.2")

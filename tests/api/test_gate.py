@@ -15,7 +15,7 @@ from api.gate import Gate
 from api.journal import Figures
 from api.settings import ServeSettings
 
-OPEN = Access((), frozenset())
+OPEN = Access(None, frozenset())
 
 
 def app_with(places: Places | None = None, **settings: Any) -> FastAPI:
