@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.metrics.classification import accuracy, balanced_accuracy, roc_auc, roc_curve
@@ -29,7 +29,8 @@ def test_auc_agrees_with_scikit_learn_on_tied_scores():
     for _ in range(20):
         scores = generator.integers(0, 7, 60) / 7
         positive = generator.random(60) < 0.3
-        assert roc_auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores))
+        expected = roc_auc_score(positive, scores)
+        assert roc_auc(scores, positive) == pytest.approx(expected, abs=1e-9, rel=0)
 
 
 @pytest.mark.parametrize("positive", [truth(1, 1), truth(0, 0)])
@@ -57,6 +58,19 @@ def test_balanced_accuracy_weighs_both_classes_alike():
     margins = np.array([1.0, 1.0, 1.0, 1.0])  # always positive
     assert accuracy(margins, truth(1, 1, 1, 0)) == 0.75
     assert balanced_accuracy(margins, truth(1, 1, 1, 0)) == 0.5
+
+
+def test_accuracies_agree_with_scikit_learn():
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        margins, positive = generator.integers(-3, 4, 50) / 4, generator.random(50) < 0.4
+        decided = margins > 0
+        assert accuracy(margins, positive) == pytest.approx(
+            accuracy_score(positive, decided), abs=1e-9, rel=0
+        )
+        assert balanced_accuracy(margins, positive) == pytest.approx(
+            balanced_accuracy_score(positive, decided), abs=1e-9, rel=0
+        )
 
 
 def test_no_films_have_no_accuracy():

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from sklearn.metrics import jaccard_score
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.metrics.localization import (
@@ -68,6 +69,19 @@ def test_mean_iou_of_a_perfect_map():
     # At t = -1 everything is above: IoU = area = 4/16; at the other 40 it is 1.
     perfect = np.where(INSIDE, 1.0, -1.0)
     assert mean_iou(perfect, INSIDE, PAPER_THRESHOLDS) == pytest.approx((40 + 0.25) / 41)
+
+
+def test_mean_iou_agrees_with_scikit_learn():
+    heatmap = np.random.default_rng(6).uniform(-1, 1, (9, 7))
+    mask = box_mask(np.array([[1.0, 2, 4, 5]]), 9, 7)
+    expected = np.mean(
+        [
+            jaccard_score(mask.ravel(), (heatmap >= step * 0.05).ravel(), zero_division=0)
+            for step in range(-20, 21)
+        ]
+    )
+    found = mean_iou(heatmap, mask, PAPER_THRESHOLDS)
+    assert found == pytest.approx(expected, abs=1e-9, rel=0)
 
 
 def test_mean_iou_of_a_constant_zero_map():

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from sklearn.metrics import label_ranking_average_precision_score
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.metrics.recall import best_ranks, chance_recall, median_rank, recall_at
@@ -64,8 +65,20 @@ def test_chance_with_several_correct_items_is_hypergeometric():
     assert chance_recall(correct, 9) == 1.0
 
 
-def test_random_scores_meet_chance():
-    generator = np.random.default_rng(4)
-    correct = np.arange(2000)[:, None] % 50 == np.arange(50)[None, :]
-    ranks = best_ranks(generator.random((2000, 50)), correct)
-    assert recall_at(ranks, 5) == pytest.approx(chance_recall(correct, 5), abs=0.02)
+def test_random_scores_reach_k_of_n_within_the_interval():
+    queries, items = 4000, 50
+    correct = np.arange(queries)[:, None] % items == np.arange(items)[None, :]
+    ranks = best_ranks(np.random.default_rng(4).random((queries, items)), correct)
+    for k in (1, 5, 10):
+        share = k / items
+        assert chance_recall(correct, k) == pytest.approx(share, abs=1e-9)
+        assert abs(recall_at(ranks, k) - share) < 2.58 * np.sqrt(share * (1 - share) / queries)
+
+
+def test_ranks_agree_with_scikit_learn_where_one_item_is_correct():
+    # With one correct item per query the mean reciprocal rank is the label ranking precision.
+    generator = np.random.default_rng(5)
+    scores = generator.random((40, 12))
+    correct = np.eye(12, dtype=bool)[generator.integers(12, size=40)]
+    expected = label_ranking_average_precision_score(correct, scores)
+    assert (1 / best_ranks(scores, correct)).mean() == pytest.approx(expected, abs=1e-9, rel=0)
