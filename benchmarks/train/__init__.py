@@ -1,0 +1,1 @@
+"""Speed and memory of the training loop beside its own bare step."""

@@ -1,0 +1,138 @@
+"""A corpus of random films, and the trainer's own parts put together over it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from accelerate import Accelerator
+from torch import nn
+from transformers import BertConfig
+
+from medclip_dcl.artifacts import language_model, manifest, prepared
+from medclip_dcl.artifacts.checkpoint import CheckpointStore
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.config import Config
+from medclip_dcl.likelihood.language_model import read_config, read_tokenizer
+from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.objective.build import ObjectiveOutput
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.evidence import read_evidence
+from medclip_dcl.training.lesson import Course
+from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable
+from medclip_dcl.training.run import follow, start_accelerator
+from medclip_dcl.training.sampler import PairSampler
+from tests.synthetic.corpus import read_tiny_corpus
+
+Seen = TypeVar("Seen")
+
+_REPEATS = 8  # sentences of 5 to some 60 word pieces: the padded batch differs from step to step
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a training run needs, before its first step."""
+
+    config: Config
+    pairs: Pairs
+    text: BertConfig
+    """Sizes of the text encoder."""
+
+    def encoder(self) -> DualEncoder:
+        """Build the model, random weights."""
+        return build_dual_encoder(self.config.model, self.text, self.config.seed)
+
+
+class Watched:
+    """A lesson that looks at something whenever a step asks for its loss.
+
+    Args:
+        contrast: the lesson.
+        look: what to look at.
+
+    Attributes:
+        seen: what it gave, one entry a step.
+    """
+
+    def __init__(self, contrast: Contrast, look: Callable[[], Seen]) -> None:
+        self._contrast, self._look = contrast, look
+        self.seen: list[Seen] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._contrast, name)
+
+    def read(self, network: nn.Module, encoder: DualEncoder, batch: PairBatch) -> ObjectiveOutput:
+        """Look, then compute the loss."""
+        self.seen.append(self._look())
+        return self._contrast.read(network, encoder, batch)
+
+
+def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = None) -> Scene:
+    """Put the trainer's parts together.
+
+    Args:
+        work: a folder of `tests.synthetic.corpus.write_corpus`.
+        batch: pairs in a step.
+        input_px: height and width of the crops, pixels.
+        text: sizes of the text encoder; None: those of the corpus's own language model.
+
+    Returns:
+        ResNet-18, the recipe's defaults, one thread of torch, a line in the log every step.
+    """
+    config = Config.model_validate(
+        {
+            "work": str(work),
+            "model": {"image": {"input_px": input_px}},
+            "train": {"global_batch": batch, "torch_threads": 1, "log_every_steps": 1},
+        }
+    )
+    corpus = read_tiny_corpus(work)
+    folder = language_model.KIND.at(work)
+    texts = [" ".join([said] * (1 + at % _REPEATS)) for at, said in enumerate(corpus.texts)]
+    told = read_evidence(
+        config.objective, corpus, open_artifact(manifest.KIND.at(work), manifest.KIND), None, None
+    )
+    pairs = Pairs(
+        corpus=corpus,
+        evidence=told,
+        prepared=PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),
+        tokens=TokenTable(read_tokenizer(folder), texts, _longest(text)),
+        sampler=PairSampler(corpus.films, corpus.sentences, batch, config.seed, False),
+        settings=config.train,
+        input_px=input_px,
+        seed=config.seed,
+        mine=slice(0, batch),
+    )
+    return Scene(config, pairs, text or read_config(folder))
+
+
+def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -> list[Seen]:
+    """Train by the trainer's own loop.
+
+    Args:
+        scene: what is trained.
+        folder: empty; receives the log and the last checkpoint.
+        steps: steps to do.
+        look: called when a step asks for its loss.
+
+    Returns:
+        What it gave at each step.
+    """
+    config = scene.config.model_copy(
+        update={"train": scene.config.train.model_copy(update={"steps": steps})}
+    )
+    encoder = scene.encoder()
+    watched = Watched(Contrast(config.objective, config.seed, encoder), look)
+    course: Course[DualEncoder, PairBatch] = Course(
+        encoder, watched, scene.pairs.batch, [], steps_per_epoch=steps, facts={}
+    )
+    accelerator: Accelerator = start_accelerator(config.train)
+    folder.mkdir()
+    store = CheckpointStore(folder, {"steps": steps}, steps)
+    follow(course, config, accelerator, store, folder, lambda **_facts: None)
+    return watched.seen
+
+
+def _longest(text: BertConfig | None) -> int:
+    return 32 if text is None else 128
