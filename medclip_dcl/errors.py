@@ -17,6 +17,7 @@
         ObjectiveError         a loss is asked of tensors or settings that do not fit together
         MetricError            a metric is asked of arrays that do not fit together
         QueryError             a question put to a model or an index is malformed
+        EngineError            the vector engine does not answer, or lacks the index
 
 A message names the value, the rule it breaks and the remedy. It carries ids and
 counts, never report text, pixels, prompts or names of uploaded files.
@@ -113,3 +114,7 @@ class MetricError(MedclipError):
 
 class QueryError(MedclipError):
     """A question put to a model or an index is malformed."""
+
+
+class EngineError(MedclipError):
+    """The vector engine does not answer, or lacks the index."""

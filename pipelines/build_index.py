@@ -1,14 +1,21 @@
 """Embed films and sentences with a trained model and seal them as a retrieval index."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from medclip_dcl.artifacts import embeddings, manifest, prepared, published, sentences
-from medclip_dcl.artifacts.frame import Draft
+import pyarrow as pa
+
+from medclip_dcl.artifacts import claims, embeddings, manifest, prepared, published, sentences
+from medclip_dcl.artifacts.frame import Artifact, Draft
 from medclip_dcl.artifacts.prepared import PreparedImages
 from medclip_dcl.artifacts.published import read_published
 from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.index.build import select, write_index
+from medclip_dcl.config import resolve_path
+from medclip_dcl.index.build import findings_of, select, write_index
+from medclip_dcl.index.milvus import fill_collections
+from medclip_dcl.index.shards import open_shards
 from medclip_dcl.tasks.predictor import load
 from pipelines.job import Job, run_job
 
@@ -21,6 +28,7 @@ def build(job: Job) -> None:
     """
     model, studies = job.open(published.KIND), job.open(manifest.KIND)
     films, texts = job.open(prepared.KIND), job.open(sentences.KIND)
+    said = job.open(claims.KIND)
     settings = job.config.index
     similarity = read_published(model.path).config.model.similarity
 
@@ -29,17 +37,47 @@ def build(job: Job) -> None:
         chosen = select(
             read_table(studies.path, manifest.IMAGES),
             read_table(texts.path, sentences.SENTENCES),
+            findings_of(read_table(said.path, claims.REPORT_CLAIMS), _labels(studies)),
             images,
             settings.splits,
         )
-        return write_index(draft.directory, chosen, images, load(model.path), settings)
+        counts = write_index(draft.directory, chosen, images, load(model.path), settings)
+        _fill_engine(job, draft.recipe, draft.directory.joinpath, counts)
+        return counts
 
-    job.make(
+    index = job.make(
         embeddings.KIND,
         {"index": settings, "similarity": similarity},
-        {"model": model, "manifest": studies, "prepared": films, "sentences": texts},
+        {
+            "model": model,
+            "manifest": studies,
+            "prepared": films,
+            "sentences": texts,
+            "claims": said,
+        },
         write,
     )
+    _fill_engine(job, index.recipe, index.file, index.summary)  # one that was there already
+
+
+def _labels(studies: Artifact) -> pa.Table | None:
+    has_labels = manifest.STUDY_LABELS.file in studies.files
+    return read_table(studies.path, manifest.STUDY_LABELS) if has_labels else None
+
+
+def _fill_engine(
+    job: Job, recipe: Mapping[str, Any], locate: Callable[[str], Path], counts: Mapping[str, Any]
+) -> None:
+    retrieval, rows = job.config.retrieval, job.config.index.shard_rows
+    if not retrieval.uri:
+        return
+    if "://" not in retrieval.uri:
+        uri = str(resolve_path(retrieval.uri, job.config))
+        retrieval = retrieval.model_copy(update={"uri": uri})
+    dim = recipe["settings"]["similarity"]["dim"]
+    pooled = open_shards(locate, "pooled", counts["films"], rows, dim)
+    vectors = open_shards(locate, "texts", counts["texts"], rows, dim)
+    fill_collections(retrieval, recipe, (pooled, vectors))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

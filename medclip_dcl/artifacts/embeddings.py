@@ -22,7 +22,7 @@ from medclip_dcl.artifacts.frame import Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
 from medclip_dcl.errors import ArtifactCorrupt
 
-KIND = Kind("index", 1, "build_index")
+KIND = Kind("index", 2, "build_index")
 
 FILMS = TableFormat(
     "films.parquet",
@@ -32,6 +32,12 @@ FILMS = TableFormat(
         Column("subject_id", pa.string(), "id of the patient"),
         Column("split", pa.string(), "train, validate or test"),
         Column("view", pa.string(), "view position; empty where the source has none"),
+        Column(
+            "findings",
+            pa.list_(pa.string()),
+            "what the report asserts, `No Finding` where it calls the film normal; without a "
+            "report, the labels that are 1",
+        ),
         Column("height_px", pa.int32(), "height of the original film, pixels"),
         Column("width_px", pa.int32(), "width of the original film, pixels"),
     ),

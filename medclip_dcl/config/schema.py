@@ -5,7 +5,12 @@ from typing import Annotated
 from pydantic import Field
 
 from medclip_dcl.config.check import CheckConfig
-from medclip_dcl.config.evaluation import EvaluateConfig, IndexConfig, ReportConfig
+from medclip_dcl.config.evaluation import (
+    EvaluateConfig,
+    IndexConfig,
+    ReportConfig,
+    RetrievalConfig,
+)
 from medclip_dcl.config.model import ModelConfig
 from medclip_dcl.config.objective import ObjectiveConfig
 from medclip_dcl.config.section import Section
@@ -64,5 +69,7 @@ class Config(Section):
     """Evaluation."""
     index: IndexConfig = IndexConfig()
     """Retrieval index."""
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Engine of the candidates."""
     report: ReportConfig = ReportConfig()
     """HTML report."""

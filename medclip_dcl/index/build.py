@@ -1,7 +1,7 @@
 """Films and sentences, through an encoder, to the files of a retrieval index."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,6 +12,7 @@ import pyarrow as pa
 from PIL import Image
 from torch import Tensor
 
+from medclip_dcl.artifacts.claims import split_sides
 from medclip_dcl.artifacts.embeddings import (
     FILMS,
     SAYINGS,
@@ -20,6 +21,7 @@ from medclip_dcl.artifacts.embeddings import (
     write_array,
     write_pictures,
 )
+from medclip_dcl.artifacts.manifest import LABELS
 from medclip_dcl.artifacts.tables import write_table
 from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.errors import CheckpointError, ConfigError
@@ -42,7 +44,9 @@ class Encoder(Protocol):
 class Films(Protocol):
     """Prepared images, by row."""
 
-    row_of: dict[str, int]
+    @property
+    def row_of(self) -> dict[str, int]:
+        """Give the row of each image id."""
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
         """Give a film as a square of bytes."""
@@ -62,13 +66,18 @@ class Selection:
 
 
 def select(
-    manifest: pa.Table, sentences: pa.Table, films: Films, splits: Sequence[str]
+    manifest: pa.Table,
+    sentences: pa.Table,
+    findings: Mapping[str, Sequence[str]],
+    films: Films,
+    splits: Sequence[str],
 ) -> Selection:
     """Choose the films of the given splits and the sentences of their studies.
 
     Args:
         manifest: the manifest's images.
         sentences: the sentences of all studies.
+        findings: findings of each study, from `findings_of`; a study may be absent.
         films: prepared images; a film that has none is left out and counted.
         splits: splits that are indexed.
 
@@ -84,12 +93,33 @@ def select(
         place = films.row_of.get(row["image_id"])
         if place is not None:
             height, width = films.original_size(place)
-            row = {**row, "height_px": height, "width_px": width}
+            facts = {"height_px": height, "width_px": width}
+            row |= facts | {"findings": list(findings.get(row["study_id"], ()))}
             rows.append({column.name: row[column.name] for column in FILMS.columns})
     if not rows:
         raise ConfigError(f"index.splits = {list(splits)} holds no prepared film; choose others")
     texts, sayings = _distinct(sentences, {row["study_id"] for row in rows})
     return Selection(rows, texts, sayings, without_pixels=len(wanted) - len(rows))
+
+
+def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str]]:
+    """Say which findings a film may be asked for by.
+
+    Args:
+        claims: what each report says (`REPORT_CLAIMS`).
+        labels: labels of each study (`STUDY_LABELS`); None: the source has none.
+
+    Returns:
+        Study -> names of `LABELS`, sorted: what its report asserts, `No Finding` where it
+        calls the film normal; of a study without a report, the labels that are 1.
+    """
+    found = {}
+    for row in [] if labels is None else labels.to_pylist():
+        found[row["study_id"]] = [name for name in LABELS if row[name] == 1]
+    for row in claims.to_pylist():
+        asserted = sorted(split_sides(row["asserted"]))
+        found[row["study_id"]] = ["No Finding"] if row["normal"] else asserted
+    return found
 
 
 def write_index(

@@ -13,10 +13,18 @@ Target = Literal["image", "text"]
 
 @dataclass(frozen=True)
 class Filters:
-    """Which films, and sentences of whose studies, may be hits; empty: all."""
+    """Which films, and sentences of whose studies, may be hits; empty: all.
+
+    Attributes:
+        splits: splits of the films.
+        views: view positions of the films.
+        findings: findings of which a film has one at least.
+        exclude_patient: patient whose films are left out.
+    """
 
     splits: frozenset[str] = frozenset()
     views: frozenset[str] = frozenset()
+    findings: frozenset[str] = frozenset()
     exclude_patient: str = ""
 
 
@@ -72,6 +80,7 @@ class Hit:
         subject_id: patient of the film; empty for a sentence.
         split: split of the film; empty for a sentence.
         view: view position of the film; empty for a sentence.
+        findings: findings of the film; empty for a sentence.
     """
 
     id: str
@@ -82,3 +91,4 @@ class Hit:
     subject_id: str = ""
     split: str = ""
     view: str = ""
+    findings: tuple[str, ...] = ()

@@ -4,12 +4,13 @@ What is asked and wanted decides the exact score and the road to it:
 
     sentence or box -> films      log-sum-exp score of all regions; candidates by pooled vectors
     film -> sentences             the same score the other way; candidates by pooled vectors
-    film -> films                 cosine of pooled vectors; one stage
-    sentence or box -> sentences  cosine; one stage
+    film -> films                 cosine of pooled vectors
+    sentence or box -> sentences  cosine
 
-The candidate stage is one matrix product and a mask, exact and without a server.
-Where it keeps at least as many candidates as there are rows, the answer is that of
-an exhaustive search. Equal scores are ordered by id.
+Candidates come from one matrix product in memory, exact and without a server, or from an
+engine that holds the same vectors; scores are computed here in either case, so both give
+the same hits. Where there are at least as many candidates as rows, the answer is that of an
+exhaustive search. Equal scores are ordered by id.
 
 Source: ours; no vector engine computes the score of Wang et al. 2023, Section 2.3.
 """
@@ -19,21 +20,22 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from medclip_dcl.artifacts.embeddings import KIND
 from medclip_dcl.artifacts.frame import Artifact, open_artifact
-from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.config.evaluation import IndexConfig, RetrievalConfig
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.index.build import pool
+from medclip_dcl.index.milvus import Milvus, collections_of
+from medclip_dcl.index.nearest import Floats, Nearest, Resident, Rows
 from medclip_dcl.index.query import Hit, Query
-from medclip_dcl.index.shards import RegionShards, open_regions, read_picture, read_vectors
+from medclip_dcl.index.shards import Pictures, Shards, open_pictures, open_shards
 from medclip_dcl.index.studies import Studies, read_studies
 from medclip_dcl.model.similarity import image_sentence_scores
 
-_Floats = npt.NDArray[np.float32]
+_RERANKED_AT_ONCE = 8  # films whose widened regions stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -42,27 +44,32 @@ class RetrievalIndex:
 
     artifact: Artifact
     studies: Studies
-    pooled: _Floats
-    sentences: _Floats
-    regions: RegionShards
+    pooled: Shards
+    sentences: Shards
+    regions: Shards
+    near_films: Nearest
+    near_sentences: Nearest
+    pictures: Pictures | None
     similarity: SimilarityConfig
     settings: IndexConfig
     row_of: dict[str, int]
 
     @classmethod
-    def open(cls, path: Path, model_digest: str) -> Self:
+    def open(cls, path: Path, model_digest: str, retrieval: RetrievalConfig | None = None) -> Self:
         """Open an index and check that the given model made it.
 
         Args:
             path: folder of the index.
             model_digest: digest of the model whose vectors will be asked with.
+            retrieval: where candidates are searched; None: in memory.
 
         Returns:
-            The index; pooled and sentence vectors are in memory.
+            The index. Its files stay open: one that is put in its place does not disturb it.
 
         Raises:
             ArtifactError: it is missing or damaged.
             ArtifactStale: another model made it.
+            EngineError: the engine does not answer, or lacks this index.
         """
         artifact = open_artifact(path, KIND)
         made_by = artifact.recipe["inputs"]["model"]
@@ -76,13 +83,19 @@ class RetrievalIndex:
         studies = read_studies(artifact)
         films, texts = len(studies.films), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
+        pooled = open_shards(artifact.file, "pooled", films, rows, dim)
+        sentences = open_shards(artifact.file, "texts", texts, rows, dim)
+        near_films, near_sentences = _finders(artifact, pooled, sentences, retrieval)
         ids = studies.films.column("image_id").to_pylist()
         return cls(
             artifact=artifact,
             studies=studies,
-            pooled=read_vectors(artifact, "pooled", films, rows, dim),
-            sentences=read_vectors(artifact, "texts", texts, rows, dim),
-            regions=open_regions(artifact, films, rows),
+            pooled=pooled,
+            sentences=sentences,
+            regions=open_shards(artifact.file, "regions", films, rows, dim),
+            near_films=near_films,
+            near_sentences=near_sentences,
+            pictures=open_pictures(artifact, films, rows) if settings.pictures else None,
             similarity=similarity,
             settings=settings,
             row_of={image_id: row for row, image_id in enumerate(ids)},
@@ -103,7 +116,7 @@ class RetrievalIndex:
         query.check(self.similarity.dim)
         rows, scores = self._films(query) if query.target == "image" else self._texts(query)
         give = self._film_hit if query.target == "image" else self._text_hit
-        best = _best(scores, query.k)
+        best = np.argsort(-scores, kind="stable")[: query.k]
         return [give(int(rows[place]), float(scores[place])) for place in best]
 
     def picture(self, image_id: str) -> bytes | None:
@@ -116,29 +129,35 @@ class RetrievalIndex:
             An encoded JPEG; None where the film is not indexed or has no picture.
         """
         row = self.row_of.get(image_id)
-        if row is None or not self.settings.pictures:
-            return None
-        return read_picture(self.artifact, row, self.settings.shard_rows)
+        return None if row is None or self.pictures is None else self.pictures.picture(row)
 
-    def _films(self, query: Query) -> tuple[npt.NDArray[np.int64], _Floats]:
-        allowed = np.flatnonzero(self.studies.film_mask(query.filters))
-        near = (self.pooled @ _direction(query))[allowed]
-        if query.vector is None or not len(allowed):
-            return allowed, near
-        rows = allowed[np.sort(_best(near, self._kept(query)))]
-        regions = self.regions.gather(rows)
-        scores = image_sentence_scores(regions, query.vector[None].float().cpu(), self.similarity)
-        return rows, scores[0].numpy()
+    def _films(self, query: Query) -> tuple[Rows, Floats]:
+        direction = _direction(query)
+        allowed = self.studies.film_mask(query.filters)
+        rows = self.near_films.rows(direction, allowed, self._kept(query))
+        if query.vector is None or not len(rows):
+            return rows, _cosines(self.pooled.gather(rows), direction)
+        sentence = query.vector[None].float().cpu()
+        scores = [
+            image_sentence_scores(self._regions(part), sentence, self.similarity)[0]
+            for part in np.split(rows, range(_RERANKED_AT_ONCE, len(rows), _RERANKED_AT_ONCE))
+        ]
+        return rows, torch.cat(scores).numpy()
 
-    def _texts(self, query: Query) -> tuple[npt.NDArray[np.int64], _Floats]:
-        allowed = np.flatnonzero(self.studies.text_mask(query.filters))
-        near = (self.sentences @ _direction(query))[allowed]
-        if query.regions is None or not len(allowed):
-            return allowed, near
-        rows = allowed[np.sort(_best(near, self._kept(query)))]
+    def _texts(self, query: Query) -> tuple[Rows, Floats]:
+        direction = _direction(query)
+        allowed = self.studies.text_mask(query.filters)
+        rows = self.near_sentences.rows(direction, allowed, self._kept(query))
+        vectors = self.sentences.gather(rows)
+        if query.regions is None or not len(rows):
+            return rows, _cosines(vectors, direction)
         regions = query.regions.float().cpu().flatten(0, 1)[None]
-        sentences = torch.from_numpy(self.sentences[rows])
-        return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
+        scores = image_sentence_scores(regions, torch.from_numpy(vectors), self.similarity)
+        return rows, scores[:, 0].numpy()
+
+    def _regions(self, rows: Rows) -> torch.Tensor:
+        # torch widens several times as fast as numpy
+        return torch.from_numpy(self.regions.gather(rows)).float().flatten(1, 2)
 
     def _kept(self, query: Query) -> int:
         return max(self.settings.candidates, query.k)
@@ -153,6 +172,7 @@ class RetrievalIndex:
             subject_id=film["subject_id"],
             split=film["split"],
             view=film["view"],
+            findings=tuple(film["findings"]),
         )
 
     def _text_hit(self, row: int, score: float) -> Hit:
@@ -160,23 +180,26 @@ class RetrievalIndex:
         return Hit(text["text_key"], score, (text["text"],), text["studies"])
 
 
-def _direction(query: Query) -> _Floats:
+def _finders(
+    artifact: Artifact, pooled: Shards, sentences: Shards, retrieval: RetrievalConfig | None
+) -> tuple[Nearest, Nearest]:
+    if retrieval is None or not retrieval.uri:
+        return Resident(pooled.whole()), Resident(sentences.whole())
+    engine = Milvus(retrieval)
+    films, texts = collections_of(artifact.recipe)
+    return engine.nearest(films, len(pooled)), engine.nearest(texts, len(sentences))
+
+
+def _cosines(vectors: Floats, direction: Floats) -> Floats:
+    # not by BLAS: equal vectors get equal scores wherever they stand
+    products: Floats = np.einsum("rd,d->r", vectors, direction, dtype=np.float64).astype(np.float32)
+    return products
+
+
+def _direction(query: Query) -> Floats:
     if query.vector is not None:
-        direction: _Floats = query.vector.float().cpu().numpy()
+        direction: Floats = query.vector.float().cpu().numpy()
     else:
         assert query.regions is not None
         direction = pool(query.regions.float().cpu().numpy()[None])[0]
     return direction
-
-
-def _best(scores: _Floats, k: int) -> npt.NDArray[np.int64]:
-    """Places of the k highest scores, best first, equal ones in the order they stand in."""
-    if k < len(scores):
-        least = np.partition(scores, len(scores) - k)[len(scores) - k]
-        above = np.flatnonzero(scores > least)
-        level = np.flatnonzero(scores == least)[: k - len(above)]
-        places = np.sort(np.concatenate([above, level]))
-    else:
-        places = np.arange(len(scores))
-    order: npt.NDArray[np.int64] = places[np.argsort(-scores[places], kind="stable")]
-    return order

@@ -1,107 +1,131 @@
-"""Vectors of an opened index: small ones in memory, regions by memory map."""
+"""Arrays of an opened index, by memory map: shards of equal length, the last may be shorter."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+import pyarrow as pa
 
 from medclip_dcl.artifacts.embeddings import map_array, map_pictures, shard_name
 from medclip_dcl.artifacts.frame import Artifact
 from medclip_dcl.errors import ArtifactCorrupt
 
+_DTYPES = {"regions": np.float16, "pooled": np.float32, "texts": np.float32}
+_AXES = {"regions": 4, "pooled": 2, "texts": 2}
+
 
 @dataclass(frozen=True)
-class RegionShards:
-    """Region vectors of all films, in shards of equal length."""
+class Shards:
+    """Rows of one array.
 
-    shards: Sequence[npt.NDArray[np.float16]]
+    Attributes:
+        arrays: the shards.
+        shard_rows: rows of each but the last.
+    """
+
+    arrays: Sequence[npt.NDArray[Any]]
     shard_rows: int
 
-    def gather(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Read the regions of some films.
+    def __len__(self) -> int:
+        return sum(map(len, self.arrays))
+
+    def gather(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Read some rows.
 
         Args:
-            rows: row numbers of the films.
+            rows: their numbers.
 
         Returns:
-            (films, rows x columns, dim), float32, in the order of `rows`.
+            The rows in the order of their numbers, as they are stored.
         """
-        height, width, dim = self.shards[0].shape[1:]
-        found = np.empty((len(rows), height * width, dim), dtype=np.float16)
-        for position, row in enumerate(rows):
-            shard, place = divmod(int(row), self.shard_rows)
-            found[position] = self.shards[shard][place].reshape(height * width, dim)
-        return torch.from_numpy(found).float()  # torch widens several times as fast as numpy
+        first = self.arrays[0]
+        found = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
+        for position, row in enumerate(rows.tolist()):
+            shard, place = divmod(row, self.shard_rows)
+            found[position] = self.arrays[shard][place]
+        return found
+
+    def whole(self) -> npt.NDArray[Any]:
+        """Read all rows.
+
+        Returns:
+            One array, in memory.
+        """
+        return np.concatenate(self.arrays)
 
 
-def open_regions(artifact: Artifact, films: int, shard_rows: int) -> RegionShards:
-    """Map the region shards of an index.
-
-    Args:
-        artifact: the index.
-        films: number of films that it must hold.
-        shard_rows: films in each shard but the last.
-
-    Returns:
-        The shards.
-
-    Raises:
-        ArtifactCorrupt: shards are missing, or hold another number of films.
-    """
-    arrays = [
-        map_array(artifact.file(shard_name("regions", shard)), np.float16)
-        for shard in range(-(-films // shard_rows))
-    ]
-    if sum(len(array) for array in arrays) != films or any(array.ndim != 4 for array in arrays):
-        raise ArtifactCorrupt(f"index {artifact.path} holds other regions than films; rebuild it")
-    return RegionShards(arrays, shard_rows)
-
-
-def read_vectors(
-    artifact: Artifact, what: str, rows: int, shard_rows: int, dim: int
-) -> npt.NDArray[np.float32]:
-    """Read the pooled vectors of all films, or the vectors of all sentences.
+def open_shards(
+    locate: Callable[[str], Path], what: str, rows: int, shard_rows: int, dim: int
+) -> Shards:
+    """Map the shards of an index.
 
     Args:
-        artifact: the index.
-        what: pooled or texts.
-        rows: number of vectors that it must hold.
-        shard_rows: vectors in each shard but the last.
+        locate: gives the path of a file of the index, or of its draft.
+        what: regions, pooled or texts.
+        rows: number of rows that they must hold.
+        shard_rows: rows in each shard but the last.
         dim: width of a vector.
 
     Returns:
-        (rows, dim), in memory.
+        The shards; one without rows where there are none.
 
     Raises:
         ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
     """
+    dtype, axes = _DTYPES[what], _AXES[what]
     arrays = [
-        map_array(artifact.file(shard_name(what, shard)), np.float32)
-        for shard in range(-(-rows // shard_rows))
+        map_array(locate(shard_name(what, shard)), dtype) for shard in range(-(-rows // shard_rows))
     ]
-    if any(array.ndim != 2 or array.shape[1] != dim for array in arrays):
-        raise ArtifactCorrupt(f"index {artifact.path}: {what} are not {dim} wide; rebuild it")
-    vectors = np.concatenate([*arrays, np.empty((0, dim), dtype=np.float32)])
-    if len(vectors) != rows:
-        raise ArtifactCorrupt(f"index {artifact.path}: {what} number {len(vectors)}, not {rows}")
-    return vectors
+    if any(array.ndim != axes or array.shape[-1] != dim for array in arrays):
+        raise ArtifactCorrupt(f"{what} of the index are not {dim} wide; rebuild it")
+    shards = Shards(arrays or [np.empty((0, dim), dtype=dtype)], shard_rows)
+    if [len(array) for array in arrays[:-1]] != [shard_rows] * (len(arrays) - 1):
+        raise ArtifactCorrupt(f"shards of {what} of the index vary in length; rebuild it")
+    if len(shards) != rows:
+        raise ArtifactCorrupt(f"{what} of the index number {len(shards)}, not {rows}; rebuild it")
+    return shards
 
 
-def read_picture(artifact: Artifact, row: int, shard_rows: int) -> bytes:
-    """Read the thumbnail of a film.
+@dataclass(frozen=True)
+class Pictures:
+    """Thumbnails of all films, mapped when the index was opened."""
+
+    shards: Sequence[pa.ChunkedArray]
+    shard_rows: int
+
+    def picture(self, row: int) -> bytes:
+        """Give the thumbnail of a film.
+
+        Args:
+            row: row number of the film.
+
+        Returns:
+            An encoded JPEG.
+        """
+        shard, place = divmod(row, self.shard_rows)
+        data: bytes = self.shards[shard][place].as_py()
+        return data
+
+
+def open_pictures(artifact: Artifact, films: int, shard_rows: int) -> Pictures:
+    """Map the thumbnails of an index that was built with pictures.
 
     Args:
-        artifact: an index with pictures.
-        row: row number of the film.
+        artifact: the index.
+        films: number of films.
         shard_rows: films in each shard but the last.
 
     Returns:
-        An encoded JPEG.
+        The thumbnails.
+
+    Raises:
+        ArtifactCorrupt: a shard is missing or damaged, or they hold another number of pictures.
     """
-    shard, place = divmod(row, shard_rows)
-    pictures = map_pictures(artifact.file(shard_name("pictures", shard, "arrow")))
-    data: bytes = pictures[place].as_py()
-    return data
+    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-films // shard_rows))]
+    shards = [map_pictures(artifact.file(name)) for name in names]
+    if sum(map(len, shards)) != films:
+        raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than films; rebuild it")
+    return Pictures(shards, shard_rows)

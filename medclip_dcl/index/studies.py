@@ -10,11 +10,25 @@ import pyarrow.compute as pc
 
 from medclip_dcl.artifacts.embeddings import FILMS, SAYINGS, TEXTS
 from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.artifacts.manifest import LABELS
 from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.index.nearest import Mask
 from medclip_dcl.index.query import Filters
 
 _Codes = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """A column of few distinct strings, as numbers."""
+
+    names: pa.Array
+    codes: npt.NDArray[np.int32]
+
+    def among(self, allowed: frozenset[str]) -> Mask:
+        wanted = pc.is_in(self.names, value_set=pa.array(sorted(allowed), pa.string()))
+        mask: Mask = wanted.to_numpy(zero_copy_only=False)[self.codes]
+        return mask
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,10 @@ class Studies:
         study_of_film: (films,) code of each film's study.
         study_of_saying: (sayings,) code of the study that says a sentence, ascending.
         text_of_saying: (sayings,) row of that sentence.
+        split: of each film.
+        view: of each film.
+        patient: of each film.
+        has_finding: (films, findings) in the order of `LABELS`.
     """
 
     films: pa.Table
@@ -34,38 +52,47 @@ class Studies:
     study_of_film: _Codes
     study_of_saying: _Codes
     text_of_saying: _Codes
+    split: _Coded
+    view: _Coded
+    patient: _Coded
+    has_finding: Mask
 
-    def film_mask(self, filters: Filters) -> _Mask:
+    def film_mask(self, filters: Filters) -> Mask | None:
         """Say which films may be hits.
 
         Args:
-            filters: what is asked.
+            filters: what is asked; findings are names of `LABELS`.
 
         Returns:
-            (films,) booleans.
+            (films,) booleans; None where nothing is filtered.
         """
-        mask: _Mask = np.ones(len(self.films), dtype=bool)
-        for name, allowed in (("split", filters.splits), ("view", filters.views)):
-            if allowed:
-                values = pa.array(sorted(allowed), pa.string())
-                mask &= pc.is_in(self.films.column(name), value_set=values).to_numpy()
+        masks: list[Mask] = []
+        if filters.splits:
+            masks.append(self.split.among(filters.splits))
+        if filters.views:
+            masks.append(self.view.among(filters.views))
+        if filters.findings:
+            columns = [LABELS.index(name) for name in sorted(filters.findings)]
+            masks.append(np.asarray(self.has_finding[:, columns].any(axis=1)))
         if filters.exclude_patient:
-            patients = self.films.column("subject_id")
-            mask &= pc.not_equal(patients, filters.exclude_patient).to_numpy()
-        return mask
+            masks.append(~self.patient.among(frozenset({filters.exclude_patient})))
+        return np.logical_and.reduce(masks) if masks else None
 
-    def text_mask(self, filters: Filters) -> _Mask:
+    def text_mask(self, filters: Filters) -> Mask | None:
         """Say which sentences may be hits: those that a study with an allowed film says.
 
         Args:
             filters: what is asked.
 
         Returns:
-            (texts,) booleans.
+            (texts,) booleans; None where nothing is filtered.
         """
-        allowed: _Mask = np.zeros(int(self.study_of_film.max()) + 1, dtype=bool)
-        allowed[self.study_of_film[self.film_mask(filters)]] = True
-        mask: _Mask = np.zeros(len(self.texts), dtype=bool)
+        films = self.film_mask(filters)
+        if films is None:
+            return None
+        allowed: Mask = np.zeros(int(self.study_of_film.max()) + 1, dtype=bool)
+        allowed[self.study_of_film[films]] = True
+        mask: Mask = np.zeros(len(self.texts), dtype=bool)
         mask[self.text_of_saying[allowed[self.study_of_saying]]] = True
         return mask
 
@@ -125,11 +152,15 @@ def read_studies(artifact: Artifact) -> Studies:
     study_of_saying = _codes(sayings, names)
     order = np.argsort(study_of_saying, kind="stable")  # the report's order stays within a study
     return Studies(
-        films=films,
-        texts=read_table(artifact.path, TEXTS),
+        films=films.combine_chunks(),
+        texts=read_table(artifact.path, TEXTS).combine_chunks(),
         study_of_film=_codes(films, names),
         study_of_saying=study_of_saying[order],
         text_of_saying=sayings.column("text").to_numpy().astype(np.int64)[order],
+        split=_coded(films, "split"),
+        view=_coded(films, "view"),
+        patient=_coded(films, "subject_id"),
+        has_finding=_finding_mask(films),
     )
 
 
@@ -137,3 +168,16 @@ def _codes(table: pa.Table, names: pa.Array) -> _Codes:
     found = pc.index_in(table.column("study_id"), value_set=names)
     codes: _Codes = found.to_numpy().astype(np.int64)
     return codes
+
+
+def _coded(table: pa.Table, column: str) -> _Coded:
+    coded = table.column(column).combine_chunks().dictionary_encode()
+    return _Coded(coded.dictionary, coded.indices.to_numpy().astype(np.int32))
+
+
+def _finding_mask(films: pa.Table) -> Mask:
+    mask: Mask = np.zeros((len(films), len(LABELS)), dtype=bool)
+    column = films.column("findings").combine_chunks()
+    found = pc.index_in(column.flatten(), value_set=pa.array(LABELS))
+    mask[pc.list_parent_indices(column).to_numpy(), found.to_numpy()] = True
+    return mask

@@ -90,7 +90,7 @@ def show_answers(sources: Sources) -> View | None:
 
 def _case(index: RetrievalIndex, row: int) -> View:
     text = index.studies.text(row)
-    vector = torch.from_numpy(np.array(index.sentences[row]))
+    vector = torch.from_numpy(index.sentences.gather(np.array([row]))[0])
     hits = index.search(Query(target="image", k=_HITS, vector=vector))
     shown = []
     for hit in hits:

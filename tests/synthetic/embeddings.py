@@ -85,11 +85,24 @@ def sentence_table(studies: int) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SENTENCES.schema)
 
 
+FINDINGS = ("Cardiomegaly", "Pleural Effusion", "No Finding")
+
+
+def study_findings(studies: int) -> dict[str, list[str]]:
+    """One finding a study, two in every fifth, none in the first."""
+    return {
+        f"study-{number:03d}": [FINDINGS[number % 3], *(["Pneumonia"] if number % 5 == 0 else [])]
+        for number in range(1, studies)
+    }
+
+
 def selection(films: int = 48, splits: Sequence[str] = ("train", "validate", "test")) -> Selection:
     """What a small index holds."""
     manifest = manifest_table(films)
     prepared = NumberedFilms(manifest.column("image_id").to_pylist())
-    return select(manifest, sentence_table(films // 2), prepared, splits)
+    return select(
+        manifest, sentence_table(films // 2), study_findings(films // 2), prepared, splits
+    )
 
 
 def build(path: Path, settings: IndexConfig, films: int = 48) -> Artifact:

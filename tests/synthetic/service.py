@@ -29,6 +29,8 @@ from tests.synthetic import published
 from tests.synthetic.films import random_films
 
 FILMS = 12
+FINDINGS = ("Pleural Effusion", "No Finding")
+"""Of studies with an even and with an odd number."""
 PATIENCE_S = 90.0
 ROOT = Path(__file__).parents[2]
 
@@ -83,6 +85,7 @@ def store(folder: Path, model_digest: str | None = None) -> Path:
     chosen = select(
         pa.Table.from_pylist(images, schema=IMAGES.schema),
         pa.Table.from_pylist(texts, schema=SENTENCES.schema),
+        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in range(FILMS)},
         films,
         splits,
     )

@@ -38,7 +38,9 @@ def test_identical_sentences_are_one_row_with_its_count() -> None:
 def test_a_sentence_said_twice_in_one_report_counts_once() -> None:
     sentences = sentence_table(24)
     twice = sentences.slice(0, 1)
-    chosen = select(manifest_table(48), pa.concat_tables([sentences, twice]), films(), ["train"])
+    chosen = select(
+        manifest_table(48), pa.concat_tables([sentences, twice]), {}, films(), ["train"]
+    )
     assert next(row["studies"] for row in chosen.texts if row["text"] == "Opacity 0.") == 1
 
 
@@ -52,13 +54,15 @@ def test_only_the_splits_asked_for_are_indexed() -> None:
 
 def test_a_film_without_pixels_is_left_out_and_counted() -> None:
     prepared = NumberedFilms([f"image-{number:03d}" for number in range(40)])
-    chosen = select(manifest_table(48), sentence_table(24), prepared, ["train", "validate", "test"])
+    chosen = select(
+        manifest_table(48), sentence_table(24), {}, prepared, ["train", "validate", "test"]
+    )
     assert (len(chosen.films), chosen.without_pixels) == (40, 8)
 
 
 def test_no_film_left_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="holds no prepared film"):
-        select(manifest_table(48), sentence_table(24), NumberedFilms([]), ["train"])
+        select(manifest_table(48), sentence_table(24), {}, NumberedFilms([]), ["train"])
 
 
 def test_shards_hold_every_film_in_order(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from medclip_dcl.artifacts.embeddings import map_array, shard_name
 from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, QueryError
 from medclip_dcl.index import Filters, Query, RetrievalIndex
+from medclip_dcl.index.nearest import Resident
+from medclip_dcl.index.shards import Shards
 from medclip_dcl.model.similarity import image_sentence_scores
 from tests.synthetic.embeddings import DIM, GRID, MODEL_DIGEST, SIMILARITY, HashedEncoder, build
 
@@ -65,7 +67,7 @@ def test_recall_grows_with_candidates(folder: Path, index: RetrievalIndex) -> No
 
 def test_sentences_of_a_film_are_ranked_by_the_same_score(index: RetrievalIndex) -> None:
     regions = HashedEncoder().embed_images(np.full((1, 16, 16), 7, dtype=np.uint8))[0]
-    sentences = torch.from_numpy(index.sentences)
+    sentences = torch.from_numpy(index.sentences.whole())
     exact = image_sentence_scores(regions.reshape(1, GRID * GRID, DIM), sentences, SIMILARITY)
     best = torch.argsort(exact[:, 0], descending=True, stable=True)[:5].tolist()
     hits = index.search(Query("text", 5, regions=regions))
@@ -74,7 +76,7 @@ def test_sentences_of_a_film_are_ranked_by_the_same_score(index: RetrievalIndex)
 
 
 def test_a_film_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
-    regions = index.regions.gather(np.array([21])).reshape(GRID, GRID, DIM)
+    regions = torch.from_numpy(index.regions.gather(np.array([21]))[0]).float()
     (film,) = index.search(Query("image", 1, regions=regions))
     assert (film.id, film.texts) == ("image-021", ("Opacity 10.", "Shared 1."))
     assert film.score == pytest.approx(1, abs=1e-3)
@@ -102,16 +104,17 @@ def test_a_patient_can_be_excluded(index: RetrievalIndex) -> None:
 
 def test_filters_that_leave_nothing_give_nothing(index: RetrievalIndex) -> None:
     filters = Filters(views=frozenset({"LATERAL"}))
-    regions = index.regions.gather(np.array([0])).reshape(GRID, GRID, DIM)
+    regions = torch.from_numpy(index.regions.gather(np.array([0]))[0]).float()
     for target in ("image", "text"):
         assert index.search(Query(target, 5, vector=sentence("x"), filters=filters)) == []
         assert index.search(Query(target, 5, regions=regions, filters=filters)) == []
 
 
 def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
-    level = np.zeros_like(index.pooled)
+    level = np.zeros((FILMS, DIM), dtype=np.float32)
     level[:, 0] = 1
-    tied = RetrievalIndex(**{**vars(index), "pooled": level})
+    changed = {"pooled": Shards([level], FILMS), "near_films": Resident(level)}
+    tied = RetrievalIndex(**{**vars(index), **changed})
     regions = torch.zeros(GRID, GRID, DIM)
     regions[..., 0] = 1
     hits = tied.search(Query("image", 5, regions=regions))

@@ -1,0 +1,90 @@
+"""The nearest vectors to a direction: the candidate stage, in memory."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_GROUPS = 64
+
+
+class Nearest(Protocol):
+    """Who finds the nearest rows: this process, or an engine that holds the same vectors."""
+
+    def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
+        """Find the rows with the largest inner products.
+
+        Args:
+            direction: unit vector (dim,).
+            allowed: (rows,) which rows may be found; None: all.
+            count: how many rows at most.
+
+        Returns:
+            Row numbers, ascending.
+        """
+
+
+@dataclass(frozen=True)
+class Resident:
+    """All vectors in memory: one exact matrix product, then a selection."""
+
+    vectors: Floats
+
+    def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
+        """Find the rows with the largest inner products; of equal ones the lowest numbers.
+
+        Args:
+            direction: unit vector (dim,).
+            allowed: (rows,) which rows may be found; None: all.
+            count: how many rows at most.
+
+        Returns:
+            Row numbers, ascending.
+        """
+        products = self.vectors @ direction
+        if allowed is None:
+            return highest(products, count)
+        places = np.flatnonzero(allowed)
+        return places[highest(products[places], count)]
+
+
+def highest(scores: Floats, count: int) -> Rows:
+    """Find the highest scores; of equal ones those that stand first.
+
+    Args:
+        scores: finite numbers.
+        count: how many at most.
+
+    Returns:
+        Their places, ascending.
+    """
+    if count >= len(scores):
+        return np.arange(len(scores))
+    places = _worth_a_look(scores, count)
+    if places is not None:
+        return places[highest(scores[places], count)]
+    rest = len(scores) - count
+    least = np.partition(scores, rest)[rest]
+    above = np.flatnonzero(scores > least)
+    level = np.flatnonzero(scores == least)[: count - len(above)]
+    return np.sort(np.concatenate([above, level]))
+
+
+def _worth_a_look(scores: Floats, count: int) -> Rows | None:
+    """Leave out scores that cannot be among the highest; None where that would not pay.
+
+    The count-th highest of the groups' maxima bounds the count-th highest score from below:
+    a pass at the speed of memory instead of a selection among all.
+    """
+    columns = len(scores) // _GROUPS
+    if columns < 2 * count:
+        return None
+    maxima = scores[: _GROUPS * columns].reshape(_GROUPS, columns).max(axis=0)
+    bound = np.partition(maxima, columns - count)[columns - count]
+    places = np.flatnonzero(scores >= bound)
+    return places if len(places) < len(scores) // 2 else None
