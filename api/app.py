@@ -12,28 +12,14 @@ from starlette.formparsers import MultiPartParser
 
 from api.access import read_access
 from api.admission import Places
-from api.failures import add_handlers, documented
+from api.document import install_document
+from api.failures import add_handlers
 from api.frame import Frame
 from api.gate import Gate
 from api.journal import Figures
 from api.routes import classify, ground, health, model, pixels, retrieve, viewer
 from api.serving import Serving
 from api.settings import FILE_VARIABLE, ServeSettings, read_settings
-
-_EVERYWHERE = (
-    "malformed_body",
-    "unauthorized",
-    "not_found",
-    "method_not_allowed",
-    "body_deadline",
-    "body_too_large",
-    "content_encoding",
-    "host_refused",
-    "internal",
-    "overloaded",
-    "deadline",
-    "loading",
-)
 
 _ROUTERS = (classify, ground, retrieve, pixels, model, health)
 
@@ -62,7 +48,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     figures = Figures()
     app = FastAPI(
         title="medclip-dcl",
-        description="Research use only, not a medical device.",
+        version="1",  # that of the paths below /v1
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
@@ -73,7 +59,6 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
             "max_fields": settings.max_fields,
             "max_part_size": settings.max_field_kb * 1024,
         },
-        responses=documented(*_EVERYWHERE),
     )
     app.state.serving = Serving(settings, figures)
     add_handlers(app)
@@ -90,6 +75,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     for room in _ROUTERS:
         app.include_router(room.router)
         app.include_router(room.router, prefix="/v1", include_in_schema=False)
+    install_document(app, settings)
     return app
 
 

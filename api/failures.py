@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from api.messages import FailureAnswer
 from medclip_dcl.errors import ImageError, QueryError
 from medclip_dcl.studies.reasons import REASONS
 
@@ -48,6 +49,25 @@ IMAGE_STATUS = {
 }
 """Status of a refused image by its reason; 422 for all others."""
 
+_ALWAYS = (
+    "unauthorized",
+    "loopback_only",
+    "body_too_large",
+    "content_encoding",
+    "host_refused",
+    "internal",
+)
+_FORM = (
+    "malformed_body",
+    "body_deadline",
+    "invalid_request",
+    "overloaded",
+    "deadline",
+    "out_of_memory",
+    "loading",
+    "model_unusable",
+)
+_FILM = tuple(code for code in REASONS if code not in {"missing", "constant"})
 _RETRY_AFTER_S = {"overloaded": 1, "deadline": 2, "out_of_memory": 5, "loading": 5}
 _CODE_OF_STATUS = {
     400: "malformed_body",
@@ -132,19 +152,36 @@ async def _http(request: Request, error: Exception) -> Response:
     return response
 
 
-def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
+def documented(
+    *codes: str, has_form: bool = False, has_film: bool = False
+) -> dict[int | str, dict[str, Any]]:
     """Describe failures for the OpenAPI schema.
 
     Args:
-        codes: keys of `FAILURES` that a route can answer with.
+        codes: keys of `FAILURES` that a route can answer with, beside those of every route.
+        has_form: whether the route reads a form.
+        has_film: whether that form can hold a film.
 
     Returns:
-        Status -> description, as FastAPI's `responses` takes it.
+        Status -> description, codes and an example each, as FastAPI's `responses` takes it.
     """
-    lines: dict[int | str, dict[str, Any]] = {}
-    for code in codes:
+    of_status: dict[int, dict[str, str]] = {}
+    for code in (*_ALWAYS, *(_FORM if has_form else ()), *codes):
         status, line = FAILURES[code]
-        text = f"`{code}`: {line}"
-        earlier = lines.get(status)
-        lines[status] = {"description": f"{earlier['description']}; {text}" if earlier else text}
-    return lines
+        of_status.setdefault(status, {})[code] = line
+    for code in _FILM if has_film else ():
+        of_status.setdefault(IMAGE_STATUS.get(code, 422), {})[code] = REASONS[code]
+    return {status: _described(lines) for status, lines in sorted(of_status.items())}
+
+
+def _described(lines: dict[str, str]) -> dict[str, Any]:
+    examples = {
+        code: {"value": {"code": code, "message": line, "request_id": "0f3c6a"}}
+        for code, line in lines.items()
+    }
+    content = {"schema": {"properties": {"code": {"enum": list(lines)}}}, "examples": examples}
+    return {
+        "model": FailureAnswer,
+        "description": "; ".join(f"`{code}`: {line}" for code, line in lines.items()),
+        "content": {"application/json": content},
+    }

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from medclip_dcl.index import Hit
-from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.grounding import Grounding
 from medclip_dcl.tasks.zero_shot import FindingScore
 
@@ -36,21 +36,20 @@ class ImageFacts(Message):
     `low_contrast`: greys lie close together; `odd_shape`: more than twice as long as wide."""
 
     @classmethod
-    def of(cls, film: GreyImage, square: "np.typing.NDArray[np.uint8]") -> "ImageFacts":
+    def of(cls, film: SquareImage) -> "ImageFacts":
         """Describe a film.
 
         Args:
-            film: the film.
-            square: the film as the model sees it.
+            film: the film as the model sees it.
 
         Returns:
             Its facts.
         """
-        height, width = film.pixels.shape
+        height, width = film.height_px, film.width_px
         flags = {
             "inverted": film.inverted,
             "constant": film.constant,
-            "low_contrast": not film.constant and float(square.std()) < _LOW_CONTRAST,
+            "low_contrast": not film.constant and float(film.pixels.std()) < _LOW_CONTRAST,
             "odd_shape": max(height / width, width / height) > _ODD_SHAPE,
         }
         raised = [name for name, is_raised in flags.items() if is_raised]
@@ -257,6 +256,19 @@ class State(Message):
 
     status: str = Field(examples=["ok"])
     """ok."""
+
+
+class FailureAnswer(Message):
+    """Answer to every request that fails; it repeats nothing of what was sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str
+    """What went wrong, in one word."""
+    message: str
+    """What went wrong, in one fixed line."""
+    request_id: str
+    """Under which the log knows the request."""
 
 
 def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:

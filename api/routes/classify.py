@@ -5,12 +5,13 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Form, Request
+from torch import Tensor
 
 from api.dependencies import Film, Served
 from api.failures import documented
 from api.messages import ClassifyAnswer, FindingAnswer, ImageFacts
 from api.uploads import parse_findings
-from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.grounding import Grounding
 from medclip_dcl.tasks.predictor import Predictor
 from medclip_dcl.tasks.prompts import Finding
@@ -18,39 +19,47 @@ from medclip_dcl.tasks.prompts import Finding
 router = APIRouter(tags=["questions"])
 
 
-@router.post("/classify", responses=documented("invalid_request", "invalid_query"))
+@router.post("/classify", responses=documented("invalid_query", has_form=True, has_film=True))
 async def classify(
     request: Request,
     serving: Served,
     film: Film,
     findings: Annotated[
-        str, Form(description="JSON list of {name, positive, negative}; empty: the model's own")
+        str, Form(description="what to look for, as JSON; empty: the model's own findings")
     ] = "",
     explain: Annotated[bool, Form(description="whether heatmap grids are wanted")] = False,
 ) -> ClassifyAnswer:
     """Score findings on a film by their prompts."""
     asked = parse_findings(findings, serving.settings)
     model = serving.predictor
-    return await serving.asking.run(request, lambda: _answer(model, film, asked, explain=explain))
+    return await serving.asking.ask_about(
+        request,
+        model,
+        film.pixels,
+        lambda regions: _answer(model, film, regions, asked, explain=explain),
+    )
 
 
 def _answer(
-    model: Predictor, film: GreyImage, asked: tuple[Finding, ...] | None, *, explain: bool
+    model: Predictor,
+    film: SquareImage,
+    regions: Tensor,
+    asked: tuple[Finding, ...] | None,
+    *,
+    explain: bool,
 ) -> ClassifyAnswer:
-    square = model.square(film)
-    regions = model.embed_images(square[None])
-    scores = model.classify_regions(regions, asked)[0]
+    scores = model.classify_regions(regions[None], asked)[0]
     heatmaps: list[npt.NDArray[np.float32] | None] = [None] * len(scores)
     if explain:
         wanted = model.findings if asked is None else asked
-        height, width = film.pixels.shape
+        height, width = film.height_px, film.width_px
         heatmaps = [
-            _mean_grid(model.ground_regions(regions[0], side, height, width))
+            _mean_grid(model.ground_regions(regions, side, height, width))
             for side in (finding.positive for finding in wanted)
         ]
     return ClassifyAnswer(
         model=model.digest,
-        image=ImageFacts.of(film, square),
+        image=ImageFacts.of(film),
         findings=[
             FindingAnswer.of(score, heatmap)
             for score, heatmap in zip(scores, heatmaps, strict=True)

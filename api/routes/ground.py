@@ -3,13 +3,13 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Request, Response
+from torch import Tensor
 
-from api.dependencies import Film, Phrases, Served
+from api.dependencies import Film, FilmToDraw, Phrases, Served
 from api.failures import Refusal, documented
 from api.messages import GroundAnswer, ImageFacts, PhraseAnswer
 from api.pictures import overlay_png
-from medclip_dcl.studies.images import GreyImage
-from medclip_dcl.tasks.predictor import Predictor
+from api.uploads import wants_picture
 
 router = APIRouter(tags=["questions"])
 
@@ -21,43 +21,32 @@ _PICTURE: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/ground",
     response_model=GroundAnswer,
-    responses={**_PICTURE, **documented("not_acceptable", "invalid_request")},
+    responses={**_PICTURE, **documented("not_acceptable", has_form=True, has_film=True)},
 )
 async def ground(
     request: Request,
     serving: Served,
     phrases: Phrases,
     film: Film,
+    whole_film: FilmToDraw,
     threshold: Annotated[
         float | None,
         Form(ge=-1, le=1, allow_inf_nan=False, description="score from which boxes are traced"),
     ] = None,
 ) -> GroundAnswer | Response:
     """Score every region of a film against phrases; a picture with `Accept: image/png`."""
-    wants_picture = request.headers.get("accept", "").startswith("image/png")
-    if wants_picture and len(phrases) != 1:
+    if wants_picture(request) and len(phrases) != 1:
         raise Refusal("not_acceptable")
     model = serving.predictor
-    work = _draw if wants_picture else _answer
-    return await serving.asking.run(request, lambda: work(model, film, phrases, threshold))
 
+    def answer(regions: Tensor) -> GroundAnswer | Response:
+        found = model.ground_regions(regions, phrases, film.height_px, film.width_px, threshold)
+        if whole_film is not None:
+            return Response(overlay_png(whole_film, found[0]), media_type="image/png")
+        return GroundAnswer(
+            model=model.digest,
+            image=ImageFacts.of(film),
+            phrases=[PhraseAnswer.of(item) for item in found],
+        )
 
-def _answer(
-    model: Predictor, film: GreyImage, phrases: list[str], threshold: float | None
-) -> GroundAnswer:
-    square = model.square(film)
-    height, width = film.pixels.shape
-    regions = model.embed_images(square[None])[0]
-    found = model.ground_regions(regions, phrases, height, width, threshold)
-    return GroundAnswer(
-        model=model.digest,
-        image=ImageFacts.of(film, square),
-        phrases=[PhraseAnswer.of(item) for item in found],
-    )
-
-
-def _draw(
-    model: Predictor, film: GreyImage, phrases: list[str], threshold: float | None
-) -> Response:
-    (found,) = model.ground(film, phrases, threshold)
-    return Response(overlay_png(film, found), media_type="image/png")
+    return await serving.asking.ask_about(request, model, film.pixels, answer)

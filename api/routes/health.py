@@ -12,7 +12,7 @@ router = APIRouter(tags=["service"])
 _NOT_READY = ("loading", "model_unusable", "index_unusable", "index_mismatch")
 
 
-@router.get("/health")
+@router.get("/health", responses=documented())
 async def health() -> State:
     """Say that the process lives; no key is asked for."""
     return State(status="ok")
@@ -25,7 +25,11 @@ async def ready(serving: Served) -> State:
     return State(status="ok")
 
 
-@router.get("/metrics", response_class=Response)
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "the figures"}, **documented()},
+)
 async def metrics(serving: Served) -> Response:
     """Give Prometheus figures."""
     figures = generate_latest(serving.figures.registry)

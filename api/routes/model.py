@@ -19,7 +19,7 @@ _LIMITS = (
 )
 
 
-@router.get("/model", responses=documented("loading"))
+@router.get("/model", responses=documented("loading", "model_unusable"))
 def model(serving: Served) -> ModelAnswer:
     """Give the model's card, the index's counts and the limits."""
     published = serving.published

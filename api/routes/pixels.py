@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from api.dependencies import Film
+from api.dependencies import WholeFilm
 from api.failures import documented
 from api.pictures import film_bytes, film_facts, film_png
 
@@ -18,10 +18,10 @@ router = APIRouter(tags=["viewer"])
             "X-Film; a 16-bit PNG with `Accept: image/png`",
             "content": {"application/octet-stream": {}, "image/png": {}},
         },
-        **documented("invalid_request"),
+        **documented(has_form=True, has_film=True),
     },
 )
-def pixels(request: Request, film: Film) -> Response:
+def pixels(request: Request, film: WholeFilm) -> Response:
     """Decode a film and give its pixels back."""
     headers = {"X-Film": film_facts(film)}
     if request.headers.get("accept", "").startswith("image/png"):

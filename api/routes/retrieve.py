@@ -6,6 +6,7 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 
 from api.dependencies import OptionalFilm, Served
+from api.document import LONGEST_ID
 from api.failures import Refusal, documented
 from api.messages import HitAnswer, RetrieveAnswer
 from api.uploads import parse_box, plain_text
@@ -17,22 +18,27 @@ from medclip_dcl.tasks.retrieval import box_vectors
 
 router = APIRouter(tags=["questions"])
 
-_LONGEST_ID = 128
+_NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
 
 
-@router.post("/retrieve", responses=documented("invalid_request", "invalid_query", "no_index"))
+@router.post(
+    "/retrieve",
+    responses=documented("invalid_query", *_NO_INDEX, has_form=True, has_film=True),
+)
 async def retrieve(
     request: Request,
     serving: Served,
     film: OptionalFilm,
     target: Annotated[Literal["image", "text"], Form(description="what is wanted")],
     text: Annotated[str, Form(description="a sentence, instead of an image")] = "",
-    box: Annotated[str, Form(description="JSON [x, y, width, height], pixels of the image")] = "",
+    box: Annotated[
+        str, Form(description="[x, y, width, height] on the film, pixels, as JSON")
+    ] = "",
     k: Annotated[int, Form(ge=1, description="hits at most")] = 10,
     split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
     view: Annotated[list[str] | None, Form(description="view positions that may be hits")] = None,
     exclude_patient: Annotated[
-        str, Form(max_length=_LONGEST_ID, description="patient whose films are left out")
+        str, Form(max_length=LONGEST_ID, description="patient whose films are left out")
     ] = "",
 ) -> RetrieveAnswer:
     """Rank indexed films or sentences by a sentence, a film, or a box of a film."""
@@ -64,7 +70,7 @@ async def retrieve(
     response_class=Response,
     responses={
         200: {"content": {"image/jpeg": {}}, "description": "the thumbnail"},
-        **documented("not_found", "no_index"),
+        **documented("not_found", *_NO_INDEX),
     },
 )
 def thumbnail(serving: Served, image_id: str) -> Response:
@@ -93,6 +99,6 @@ def _vectors(
 
 def _names(given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
     names = frozenset(given or ())
-    if any(len(name) > _LONGEST_ID or (known and name not in known) for name in names):
+    if any(len(name) > LONGEST_ID or (known and name not in known) for name in names):
         raise Refusal("invalid_request")
     return names

@@ -1,0 +1,182 @@
+"""The OpenAPI document: limits, keys, headers and examples, which the routes' types cannot know."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.access import OPEN_PATHS
+from api.settings import ServeSettings
+from medclip_dcl.artifacts.manifest import SPLITS
+
+LONGEST_ID = 128
+"""Longest id of a patient and longest name of a view, characters."""
+
+_ABOUT = (
+    "Research use only, not a medical device. Every route is reachable under `/v1` too. Empty "
+    "fields count as absent ones. Nothing that is sent is stored."
+)
+_WORDS = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+"""What is no text: nothing but spaces, or a zero character."""
+_FILMS = "application/dicom, image/png, image/jpeg"
+_SIDE = {
+    "anyOf": [
+        {"type": "string", "pattern": _WORDS},
+        {"type": "array", "items": {"type": "string", "pattern": _WORDS}, "minItems": 1},
+    ]
+}
+_FINDING = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": _WORDS},
+        "label": {"type": "string"},
+        "positive": _SIDE,
+        "negative": _SIDE,
+    },
+    "required": ["name", "positive", "negative"],
+    "additionalProperties": False,
+}
+_EITHER = {
+    "oneOf": [{"required": ["text"]}, {"required": ["image"]}],
+    "dependentRequired": {"box": ["image"]},
+}
+"""What `/retrieve` is asked with: a sentence, or a film and perhaps a box on it."""
+
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/classify": {
+        "explain": True,
+        "findings": [
+            {
+                "name": "effusion",
+                "positive": ["Pleural effusion", "Effusions"],
+                "negative": "No pleural effusion",
+            }
+        ],
+    },
+    "/ground": {"phrase": ["left pleural effusion", "enlarged heart"], "threshold": 0.2},
+    "/retrieve": {"target": "image", "text": "No pleural effusion.", "k": 5, "view": ["AP"]},
+}
+"""Fields of an example per form; a film, which is bytes, stands in none."""
+
+
+def install_document(app: FastAPI, settings: ServeSettings) -> None:
+    """Make an app describe itself as it is set up.
+
+    Args:
+        app: the service, with all its routes.
+        settings: of the service, with the limits.
+    """
+    made: dict[str, Any] = {}
+
+    def document() -> dict[str, Any]:
+        if not made:
+            made.update(_document(app, settings))
+        return made
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI, settings: ServeSettings) -> dict[str, Any]:
+    tree: dict[str, Any] = get_openapi(
+        title=app.title, version=app.version, description=_ABOUT, routes=app.routes
+    )
+    schemas = tree["components"]["schemas"]
+    if settings.key_file:
+        tree["components"]["securitySchemes"] = {
+            "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            "bearer": {"type": "http", "scheme": "bearer"},
+        }
+    for path, operations in tree["paths"].items():
+        for operation in operations.values():
+            if settings.key_file:
+                is_open = path in OPEN_PATHS
+                operation["security"] = [] if is_open else [{"key": []}, {"bearer": []}]
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]  # FastAPI's own words, which nobody hears
+            for status, answer in operation["responses"].items():
+                answer["headers"] = _headers(status) | answer.get("headers", {})
+            body = operation.get("requestBody")
+            if body is not None:
+                _describe_body(path, body, schemas, settings)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    return tree
+
+
+def _describe_body(
+    path: str, body: dict[str, Any], schemas: dict[str, Any], settings: ServeSettings
+) -> None:
+    """Put limits and an example to a form."""
+    (form,) = body["content"].values()
+    schema = schemas[form["schema"]["$ref"].rpartition("/")[2]]
+    schema["title"] = f"Form of {path}"
+    fields = schema["properties"]
+    limits = _limits(settings)
+    for name, field in fields.items():
+        if "anyOf" in field:  # null cannot be sent in a form
+            (sent,) = (kind for kind in field.pop("anyOf") if kind != {"type": "null"})
+            field |= sent
+        if field.get("default") == "":  # an absent one
+            del field["default"]
+        field |= limits.get(name, {})
+    if path == "/retrieve":
+        schema |= _EITHER
+    body["description"] = (
+        f"A form of at most {settings.max_body_mb} MiB with at most one file and "
+        f"{settings.max_fields} other fields, each of at most {settings.max_field_kb} KiB."
+    )
+    written = {"image": _FILMS, "findings": "application/json", "box": "application/json"}
+    form["encoding"] = {
+        name: {"contentType": kind} for name, kind in written.items() if name in fields
+    }
+    if path in _EXAMPLES:
+        form["example"] = _EXAMPLES[path]
+
+
+def _limits(settings: ServeSettings) -> dict[str, dict[str, Any]]:
+    """Field of a form -> its limits, in JSON Schema's words."""
+    text = {"minLength": 1, "maxLength": settings.max_text_chars, "pattern": _WORDS}
+    return {
+        "text": text,
+        "phrase": {
+            "minItems": 1,
+            "maxItems": settings.max_phrases,
+            "items": {"type": "string", **text},
+        },
+        "k": {"maximum": settings.max_hits},
+        "split": {"items": {"type": "string", "enum": list(SPLITS)}},
+        "view": {"items": {"type": "string", "maxLength": LONGEST_ID}},
+        "findings": {
+            "type": "array",
+            "items": _FINDING,
+            "minItems": 1,
+            "maxItems": settings.max_findings,
+        },
+        "box": {
+            "type": "array",
+            "items": {"type": "number", "minimum": 0},
+            "minItems": 4,
+            "maxItems": 4,
+        },
+    }
+
+
+def _headers(status: str) -> dict[str, Any]:
+    """Headers of an answer; every one has an id."""
+    plain = {"type": "string"}
+    headers: dict[str, Any] = {
+        "X-Request-ID": {
+            "description": "under which the log knows the request; the client's own where it "
+            "is one plain word of at most 64 characters",
+            "required": True,
+            "schema": {**plain, "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+        }
+    }
+    if status == "401":
+        headers["WWW-Authenticate"] = {"required": True, "schema": {"const": "Bearer"}}
+    if status == "503":
+        headers["Retry-After"] = {
+            "description": "seconds, where trying again helps",
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    return headers
