@@ -4,16 +4,17 @@ from typing import Annotated, Literal
 
 import torch
 from fastapi import APIRouter, Form, Request, Response
+from torch import Tensor
 
 from api.dependencies import OptionalFilm, Served
 from api.document import LONGEST_ID
 from api.failures import Refusal, documented
 from api.messages import HitAnswer, RetrieveAnswer
+from api.serving import Loaded
 from api.uploads import parse_box, plain_text
 from medclip_dcl.artifacts.manifest import SPLITS
 from medclip_dcl.index import Filters, Query
-from medclip_dcl.studies.images import GreyImage
-from medclip_dcl.tasks.predictor import Predictor
+from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.retrieval import box_vectors
 
 router = APIRouter(tags=["questions"])
@@ -46,23 +47,22 @@ async def retrieve(
         raise Refusal("invalid_request")
     if text:
         text = plain_text(text, serving.settings.max_text_chars)
-    filters = Filters(_names(split, SPLITS), _names(view), exclude_patient)
+    filters = Filters(
+        splits=_names(split, SPLITS), views=_names(view), exclude_patient=exclude_patient
+    )
     place = parse_box(box, film) if box and film is not None else None
     if box and place is None:
         raise Refusal("invalid_request")
     model, index = serving.predictor, serving.index
-
-    def answer() -> RetrieveAnswer:
-        vector, regions = _vectors(model, text, film, place)
-        hits = index.search(Query(target, k, vector, regions, filters))
-        has_picture = target == "image" and index.settings.pictures
-        return RetrieveAnswer(
-            model=model.digest,
-            index=index.artifact.digest,
-            hits=[HitAnswer.of(hit, has_picture=has_picture) for hit in hits],
-        )
-
-    return await serving.asking.run(request, answer)
+    vector, regions = await _encoded(request, serving, text, film, place)
+    query = Query(target, k, vector, regions, filters)
+    hits = await serving.searching.run(request, lambda: index.search(query))
+    has_picture = target == "image" and index.settings.pictures
+    return RetrieveAnswer(
+        model=model.digest,
+        index=index.artifact.digest,
+        hits=[HitAnswer.of(hit, has_picture=has_picture) for hit in hits],
+    )
 
 
 @router.get(
@@ -81,20 +81,23 @@ def thumbnail(serving: Served, image_id: str) -> Response:
     return Response(picture, media_type="image/jpeg")
 
 
-def _vectors(
-    model: Predictor,
+async def _encoded(
+    request: Request,
+    serving: Loaded,
     text: str,
-    film: GreyImage | None,
+    film: SquareImage | None,
     place: tuple[float, float, float, float] | None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """What is asked with: one vector (a sentence, a box), or all regions of a film."""
+    model = serving.predictor
     if film is None:
-        return model.embed_sentences([text])[0], None
-    regions = model.embed_images(model.square(film)[None])
+        vectors = await serving.asking.ask(request, lambda: model.embed_sentences([text]))
+        return vectors[0], None
+    regions = await serving.asking.ask_about(request, model, film.pixels, lambda found: found)
     if place is None:
-        return None, regions[0]
+        return None, regions
     boxes = torch.tensor([place], device=regions.device)
-    return box_vectors(regions, boxes, torch.zeros(1, dtype=torch.long))[0], None
+    return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0], None
 
 
 def _names(given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
