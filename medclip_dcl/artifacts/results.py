@@ -5,8 +5,9 @@
     model           digest of the evaluated model
     split           the split that was evaluated
     films, patients how many
-    contaminated    evaluated patients that the model was trained on
-    repeated_films  evaluated films whose very picture the model was trained on
+    geometry        which part of a film the model sees: `paper`, `biovil`
+    contaminated    evaluated patients that the model was trained on; null: nobody knows
+    repeated_films  evaluated films whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
                     (films, boxes, sentences), `chance`, `figures`, and `groups` of figures
@@ -27,7 +28,7 @@ from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.artifacts.frame import Artifact, Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
 
-KIND = Kind("results", 2, "evaluate")
+KIND = Kind("results", 3, "evaluate")
 
 FIGURES = "results.json"
 
@@ -81,6 +82,44 @@ BOX_ANSWERS = TableFormat(
     ),
 )
 """Retrieval from boxes: one row per box."""
+
+RANKS = TableFormat(
+    "ranks.parquet",
+    (
+        Column("question", pa.string(), "`boxes` or `reports`"),
+        Column("direction", pa.string(), "what is asked for what"),
+        Column("image_id", pa.string(), "film of the query"),
+        Column("subject_id", pa.string(), "patient of the query"),
+        Column("rank", pa.int32(), "of the best item that reads like the query's own"),
+        Column("own_rank", pa.int32(), "of the query's own, its doubles before it"),
+    ),
+)
+"""Retrieval: one row per query and direction."""
+
+CLASSES = TableFormat(
+    "classes.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("finding", pa.string(), "the one finding that the film shows"),
+        Column("answer", pa.string(), "the finding that the model names; null: it cannot decide"),
+    ),
+)
+"""Several classes: one row per film that shows one finding alone."""
+
+PROBES = TableFormat(
+    "probes.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("finding", pa.string(), "name of the finding"),
+        Column("fraction", pa.float64(), "share of the labels that the probe was given"),
+        Column("draw", pa.int32(), "which draw of that share"),
+        Column("margin", pa.float64(), "log odds of the finding"),
+        Column("truth", pa.int8(), "1 present, 0 absent"),
+    ),
+)
+"""Linear probes: one row per fraction, draw, finding and film of known truth."""
 
 GALLERY = TableFormat(
     "gallery.parquet",
@@ -136,12 +175,15 @@ class Headline:
 HEADLINES = (
     Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
     Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
+    Headline("one of several findings, mean recall", "classes", "mean_recall"),
     Headline("grounding CNR", "grounding", "cnr"),
     Headline("grounding CNR, signed", "grounding", "cnr_signed"),
     Headline("grounding mIoU, 41 thresholds", "grounding", "miou"),
     Headline("grounding, pointing game", "grounding", "pointing"),
     Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),
     Headline("sentence from box, gallery, R@5", "gallery", "recall_at_5"),
+    Headline("boxes and sentences, Recall of Table 1", "boxes", "recall"),
+    Headline("boxes and sentences, no doubles counted", "boxes", "own_recall"),
     Headline("sentence from box, all sentences, R@10", "boxes", "recall_at_10", "box_to_sentence"),
     Headline("box from sentence, all boxes, R@10", "boxes", "recall_at_10", "sentence_to_box"),
     Headline("report from film, R@10", "reports", "recall_at_10", "film_to_report"),
@@ -198,7 +240,9 @@ def results_table(tree: Mapping[str, Any]) -> str:
         f"model {tree['model'][:12]}, split {tree['split']}: {tree['films']} films of "
         f"{tree['patients']} patients; truth: {tree['truth']}"
     ]
-    if tree["contaminated"] or tree["repeated_films"]:
+    if tree["contaminated"] is None:
+        lines.append("nobody knows which patients this model was trained on")
+    elif tree["contaminated"] or tree["repeated_films"]:
         lines.append(
             f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
             f"on the picture of {tree['repeated_films']} of these films"
@@ -211,8 +255,21 @@ def results_table(tree: Mapping[str, Any]) -> str:
             continue
         chance = outcome["chance"].get(headline.chance)
         beside = "" if chance is None else f"   chance {chance:.3f}"
-        lines.append(f"  {headline.title:36} {_shown(figure)}{beside}")
+        pool = outcome["pool"].get(headline.group)
+        beside += "" if pool is None else f"   pool {pool}"
+        lines.append(f"  {headline.title:40} {_shown(figure)}{beside}")
+    lines += _probe_lines(tree["questions"].get("probe"))
     return "\n".join(dict.fromkeys(lines))
+
+
+def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
+    if outcome is None or outcome["absent"]:
+        return []
+    return [
+        f"  {f'linear probe, {float(fraction):.0%} of the labels, AUC':40} "
+        f"{_shown(figures['mean_auc'])}   chance 0.500"
+        for fraction, figures in outcome["groups"].items()
+    ]
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ class ViewsConfig(Section):
 
 
 class ProbeConfig(Section):
-    """What was learned, asked of frozen features (`probe_images`)."""
+    """What was learned, asked of frozen features (`probe_images`, `evaluate`)."""
 
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1, 1.0)
     """Shares of the labels of the training split that the probes are given, class by class."""

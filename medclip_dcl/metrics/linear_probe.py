@@ -37,6 +37,8 @@ class ProbeFit:
     """Share of each class's test images that are recognised; not a number: it has none."""
     converged: bool
     """Whether the chosen fit ended by itself, and not by its 500 iterations."""
+    margins: tuple[float, ...] = ()
+    """Of two classes: log odds of the second for every test image; of more: empty."""
 
     def accuracy(self, classes: Sequence[bool]) -> float:
         """Average the recalls of some classes.
@@ -106,7 +108,9 @@ def linear_probe(
         score = float(np.nanmean(right))
         if best is None or score > best[0]:
             recalls = _recalls(test.labels, model.predict(judged), classes)
-            best = score, ProbeFit(penalty, score, tuple(recalls.tolist()), converged)
+            odds = model.decision_function(judged) if classes == 2 else np.zeros(0)
+            margins = tuple(odds.tolist())
+            best = score, ProbeFit(penalty, score, tuple(recalls.tolist()), converged, margins)
     if best is None:
         raise MetricError("a probe needs one penalty at least; name some")
     return best[1]

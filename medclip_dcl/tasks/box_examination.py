@@ -13,28 +13,31 @@ from torch import Tensor
 
 from medclip_dcl.metrics import localization, summary
 from medclip_dcl.metrics.bootstrap import Figure
-from medclip_dcl.metrics.recall import best_ranks
+from medclip_dcl.metrics.recall import best_ranks, chance_recall
 from medclip_dcl.model.similarity import region_scores
-from medclip_dcl.tasks.grounding import upsample
-from medclip_dcl.tasks.outcome import LENGTHS, BoxedSentence, Films, Outcome, Sampling
-from medclip_dcl.tasks.predictor import Predictor
+from medclip_dcl.tasks.examinee import Examinee
+from medclip_dcl.tasks.geometry import heatmap, scaled
+from medclip_dcl.tasks.outcome import BoxedSentence, Films, Outcome, Sampling
+from medclip_dcl.tasks.ranking import Asked, rank_directions
 from medclip_dcl.tasks.retrieval import box_vectors
+
+Rows = list[dict[str, Any]]
 
 _GALLERY_LENGTHS = (1, 5)
 _SHOWN = 5
 
 
 def examine_grounding(
-    predictor: Predictor,
+    model: Examinee,
     films: Films,
     units: Sequence[BoxedSentence],
     longest_px: int,
     sampling: Sampling,
-) -> tuple[Outcome, list[dict[str, Any]]]:
+) -> tuple[Outcome, Rows]:
     """Compare the heatmap of each sentence with its boxes, united.
 
     Args:
-        predictor: the model.
+        model: who is asked.
         films: the films.
         units: sentences with their boxes; at least one.
         longest_px: longer side of the compared heatmap; films that are smaller keep
@@ -46,7 +49,7 @@ def examine_grounding(
 
     Source: Wang et al. 2023, Section 3.3; Boecking et al. 2022.
     """
-    sentences = predictor.embed_sentences([unit.text for unit in units])
+    sentences = model.embed_sentences([unit.text for unit in units])
     rows = []
     for unit, sentence in zip(units, sentences, strict=True):
         film = films.regions[unit.film : unit.film + 1]
@@ -60,7 +63,7 @@ def examine_grounding(
                 "boxes": len(unit.boxes),
                 "rows": grid.shape[0],
                 "grid": [float(value) for value in grid.ravel()],
-                **_compare(grid, unit.boxes, films.sizes_px[unit.film], longest_px),
+                **_compare(grid, unit, films, longest_px),
             }
         )
     groups = {
@@ -73,20 +76,20 @@ def examine_grounding(
 
 
 def examine_boxes(
-    predictor: Predictor, films: Films, units: Sequence[BoxedSentence], sampling: Sampling
-) -> tuple[Outcome, list[dict[str, Any]], Float[Tensor, "boxes dim"]]:
+    model: Examinee, films: Films, units: Sequence[BoxedSentence], sampling: Sampling
+) -> tuple[Outcome, Rows, Rows, Float[Tensor, "boxes dim"]]:
     """Find the sentence of each box among all, and a box of each sentence among all.
 
     Args:
-        predictor: the model.
+        model: who is asked.
         films: the films.
         units: sentences with their boxes; at least one.
         sampling: of the intervals.
 
     Returns:
         The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
-        gallery, and the boxes' vectors. Sentences that read alike are one item, and any
-        box that bears a sentence answers it: no model could tell them apart.
+        gallery, the rows of `results.RANKS`, and the boxes' vectors. A unit is a box; all
+        boxes that one sentence has on one film are its own.
 
     Source: Wang et al. 2023, Section 3.3 and Table 5.
     """
@@ -98,26 +101,27 @@ def examine_boxes(
     keys = np.array([row["phrase_key"] for row in rows])
     distinct, place = np.unique(keys, return_inverse=True)
     text_of = {unit.key: unit.text for unit in units}
-    texts = predictor.embed_sentences([text_of[key] for key in distinct])
+    texts = model.embed_sentences([text_of[key] for key in distinct])
     scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
-    own = place[:, None] == np.arange(len(distinct))[None, :]
-    same = keys[:, None] == keys[None, :]
-    asked = {"box_to_sentence": (scores, own), "sentence_to_box": (scores[:, place].T, same)}
-    ranks = {name: best_ranks(*pair) for name, pair in asked.items()}
-    for row, rank in zip(rows, ranks["box_to_sentence"], strict=True):
-        row["sentence_rank"] = int(rank)
-    subjects = [row["subject_id"] for row in rows]
-    groups = {
-        name: summary.rank_figures(found, LENGTHS, subjects, sampling.samples, sampling.generator())
-        for name, found in ranks.items()
+    each = scores[:, place]  # (boxes, the sentence of each box)
+    alike = keys[:, None] == keys[None, :]
+    own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
+    asked = {
+        "box_to_sentence": Asked(
+            scores, place[:, None] == np.arange(len(distinct))[None, :], each, own
+        ),
+        "sentence_to_box": Asked(each.T, alike, each.T, own),
     }
-    pool = {"sentence_to_box": len(rows), "box_to_sentence": len(distinct)}
-    chance = summary.chance_levels({name: correct for name, (_, correct) in asked.items()}, LENGTHS)
-    return Outcome("", pool, chance, {}, groups), rows, vectors
+    image_ids = [row["image_id"] for row in rows]
+    subjects = [row["subject_id"] for row in rows]
+    outcome, ranks = rank_directions("boxes", asked, image_ids, subjects, sampling)
+    for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
+        row["sentence_rank"] = rank["rank"]
+    return outcome, rows, ranks, vectors
 
 
 def examine_gallery(
-    predictor: Predictor,
+    model: Examinee,
     vectors: Float[Tensor, "boxes dim"],
     rows: Sequence[dict[str, Any]],
     sentences: Sequence[str],
@@ -127,7 +131,7 @@ def examine_gallery(
     """Find the sentence of each box in a gallery with one sentence per fine finding.
 
     Args:
-        predictor: the model.
+        model: who is asked.
         vectors: of the boxes, from `examine_boxes`.
         rows: of the boxes; the gallery's columns are filled in.
         sentences: the gallery.
@@ -139,7 +143,7 @@ def examine_gallery(
 
     Source: ours; a closed set of sentences makes chance plain.
     """
-    scores = (vectors @ predictor.embed_sentences(sentences).T).cpu().numpy()
+    scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
     place_of = {index: place for index, place in enumerate(truth) if place is not None}
     known = list(place_of)
@@ -157,25 +161,26 @@ def examine_gallery(
     )
     pool = {"boxes": len(known), "sentences": len(sentences)}
     absent = "" if known else "no box has its sentence in the gallery"
-    chance = summary.chance_levels({"": correct}, _GALLERY_LENGTHS)
+    chance = {f"recall_at_{k}": chance_recall(correct, k) for k in _GALLERY_LENGTHS}
     return Outcome(absent, pool, chance, figures, {})
 
 
 def _compare(
-    grid: np.ndarray, boxes: np.ndarray, size_px: tuple[int, int], longest_px: int
+    grid: np.ndarray, unit: BoxedSentence, films: Films, longest_px: int
 ) -> dict[str, Any]:
     """Measure one heatmap against its boxes at a bounded size."""
-    height, width = size_px
+    height, width = films.sizes_px[unit.film]
     shrink = min(1.0, longest_px / max(height, width))
     rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
     scale = np.array([columns / width, rows / height, columns / width, rows / height])
-    heatmap = upsample(grid, rows, columns)
-    mask = localization.box_mask(boxes * scale, rows, columns)
+    window = scaled(films.window(unit.film), rows / height, columns / width, rows, columns)
+    scores = heatmap(grid, films.geometry, window, rows, columns)
+    mask = localization.box_mask(unit.boxes * scale, rows, columns)
     return {
-        "cnr": localization.signed_cnr(heatmap, mask),
-        "miou": localization.mean_iou(heatmap, mask, localization.PAPER_THRESHOLDS),
-        "miou_biovil": localization.mean_iou(heatmap, mask, localization.BIOVIL_THRESHOLDS),
-        "pointed": localization.is_pointed_at(heatmap, mask),
+        "cnr": localization.signed_cnr(scores, mask),
+        "miou": localization.mean_iou(scores, mask, localization.PAPER_THRESHOLDS),
+        "miou_biovil": localization.mean_iou(scores, mask, localization.BIOVIL_THRESHOLDS),
+        "pointed": localization.is_pointed_at(scores, mask),
         "area": float(mask.mean()),
     }
 
@@ -194,12 +199,12 @@ def _grounding_figures(rows: Sequence[Mapping[str, Any]], sampling: Sampling) ->
 
 def _box_rows(
     films: Films, units: Sequence[BoxedSentence]
-) -> tuple[list[dict[str, Any]], list[list[float]], list[int]]:
-    """One row per box, its place as shares of the film, and its film's number."""
-    rows: list[dict[str, Any]] = []
+) -> tuple[Rows, list[list[float]], list[int]]:
+    """One row per box, its place as shares of what the model sees, and its film's number."""
+    rows: Rows = []
     shares, owner = [], []
     for unit in units:
-        height, width = films.sizes_px[unit.film]
+        seen = films.window(unit.film)
         for x, y, across, down in unit.boxes.tolist():
             rows.append(
                 {
@@ -216,6 +221,13 @@ def _box_rows(
                     "gallery_best": [],
                 }
             )
-            shares.append([x / width, y / height, across / width, down / height])
+            shares.append(
+                [
+                    (x - seen.x) / seen.width,
+                    (y - seen.y) / seen.height,
+                    across / seen.width,
+                    down / seen.height,
+                ]
+            )
             owner.append(unit.film)
     return rows, shares, owner

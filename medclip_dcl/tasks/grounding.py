@@ -86,8 +86,8 @@ def upsample(
     Returns:
         One score per pixel, bilinear between the centres of cells (corners not aligned).
     """
-    down = _axis_weights(grid.shape[0], height_px)
-    across = _axis_weights(grid.shape[1], width_px)
+    down = _spread(grid.shape[0], height_px)
+    across = _spread(grid.shape[1], width_px)
     heatmap: np.ndarray = down @ grid.astype(np.float32) @ across.T
     return heatmap
 
@@ -125,12 +125,26 @@ def locate(
     return Grounding(grid, affine, peak, level, box)
 
 
-def _axis_weights(cells: int, pixels: int) -> np.ndarray:
-    """Weight of each cell in each pixel along one axis: bilinear interpolation is separable."""
-    position = (np.arange(pixels) + 0.5) * (cells / pixels) - 0.5
+def axis_weights(
+    position: Float[np.ndarray, " places"], cells: int
+) -> Float[np.ndarray, "places cells"]:
+    """Give the weight of each cell at each place: bilinear interpolation along one axis.
+
+    Args:
+        position: places; cell i has its centre at i.
+        cells: how many there are; beyond the outer centres their values go on.
+
+    Returns:
+        Weights, each row's sum 1; bilinear interpolation is separable.
+    """
     away = np.abs(position.clip(0, cells - 1)[:, None] - np.arange(cells))
     weights: np.ndarray = (1 - away).clip(min=0).astype(np.float32)
     return weights
+
+
+def _spread(cells: int, pixels: int) -> np.ndarray:
+    """Weight of each cell in each pixel along one axis."""
+    return axis_weights((np.arange(pixels) + 0.5) * (cells / pixels) - 0.5, cells)
 
 
 def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:

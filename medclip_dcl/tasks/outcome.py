@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medclip_dcl.metrics.bootstrap import Figure
+from medclip_dcl.tasks.geometry import Geometry, Window, window_of
 
 LENGTHS = (1, 5, 10, 50, 100)
 """The K of recall at K; the paper reports 10, 50 and 100."""
@@ -24,6 +25,19 @@ class Films:
     sizes_px: tuple[tuple[int, int], ...]
     """Height and width of each original film."""
     regions: Float[Tensor, "films rows columns dim"]
+    geometry: Geometry = "paper"
+    """Which part of each film the model sees, and how heatmaps are spread over it."""
+
+    def window(self, film: int) -> Window:
+        """Give the part of a film that the grid of its regions covers.
+
+        Args:
+            film: its number.
+
+        Returns:
+            The window, pixels of the original film.
+        """
+        return window_of(self.geometry, *self.sizes_px[film])
 
     def select(self, chosen: Sequence[int]) -> "Films":
         """Give some of the films.
@@ -39,6 +53,7 @@ class Films:
             tuple(self.subject_ids[film] for film in chosen),
             tuple(self.sizes_px[film] for film in chosen),
             self.regions[torch.tensor(chosen, dtype=torch.long, device=self.regions.device)],
+            self.geometry,
         )
 
 

@@ -51,7 +51,9 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert tree["repeated_films"] == 0
     assert tree["truth"] == "labels"
     questions = tree["questions"]
-    assert set(questions) == {"zero_shot", "grounding", "boxes", "gallery", "reports"}
+    assert set(questions) == {
+        *("zero_shot", "classes", "probe", "grounding", "boxes", "gallery", "reports")
+    }
     auc = questions["zero_shot"]["groups"]["pneumonia"]["auc"]
     assert 0 <= auc["low"] <= auc["value"] <= auc["high"] <= 1
     assert (auc["n"], auc["subjects"]) == (10, 8)
@@ -59,6 +61,7 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert questions["gallery"]["pool"] == {"boxes": 6, "sentences": 3}
     assert questions["gallery"]["chance"]["recall_at_1"] == pytest.approx(1 / 3)
     assert questions["reports"]["pool"]["report_to_film"] == 8  # one film a study
+    assert questions["probe"]["absent"] == "evaluate.probe_films is 0"
 
 
 def test_a_finding_that_no_film_has_is_named_undefined(evaluated):
@@ -72,6 +75,7 @@ def test_the_scores_behind_the_figures_are_kept(evaluated):
     assert len(read_table(folder, results.SCORES)) == 2 * 10
     groundings = read_table(folder, results.GROUNDINGS).to_pylist()
     assert [len(row["grid"]) for row in groundings] == [16] * 6
+    assert len(read_table(folder, results.RANKS)) == 2 * 6 + 2 * 8
     answers = read_table(folder, results.BOX_ANSWERS).to_pylist()
     assert all(1 <= row["gallery_rank"] <= 3 for row in answers)
     assert (
@@ -132,6 +136,53 @@ def test_another_model_makes_other_results(tmp_path):
     publish(work / "model", ["elsewhere"], seed=1)
     assert run(work) == 0
     assert figures(work)["model"] != before
+
+
+def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"\x07")
+    adapter = {"model": "tests.synthetic.clip:build", "weights": str(weights)}
+    assert run(work, adapter=adapter, geometry="biovil", films_per_finding=4) == 0
+    tree = figures(work)
+    assert (tree["contaminated"], tree["repeated_films"], tree["geometry"]) == (
+        None,
+        None,
+        "biovil",
+    )
+    assert "nobody knows which patients" in capsys.readouterr().out
+    assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
+    scores = read_table(results.KIND.at(work), results.SCORES).to_pylist()
+    drawn = [row["truth"] for row in scores if row["finding"] == "pneumonia"]
+    assert (drawn.count(0), drawn.count(1)) == (2, 2)
+    before = tree["model"]
+    weights.write_bytes(b"\x08")
+    assert run(work, adapter=adapter) == 0
+    assert figures(work)["model"] != before
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("tests.synthetic.clip", "must read module:callable"),
+        ("tests.synthetic.nowhere:build", "cannot be imported"),
+        ("tests.synthetic.clip:nothing", "cannot be imported"),
+        ("tests.synthetic.clip:PATCH_PX", "is no callable"),
+        ("tests.synthetic.clip:broken", "without embed_images"),
+    ],
+)
+def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):
+    assert run(work, adapter={"model": model}) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_probe_reads_training_films_and_says_by_share_of_labels(tmp_path, capsys):
+    work = write_evaluated(tmp_path / "work")
+    assert run(work, "--set", "probe.fractions=[0.5, 1.0]", probe_films=1000) == 0
+    probe = figures(work)["questions"]["probe"]
+    assert list(probe["groups"]) == ["0.5", "1"]
+    assert probe["pool"]["labelled"] > 20
+    assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
+    assert "linear probe, 50% of the labels, AUC" in capsys.readouterr().out
 
 
 def test_prompts_that_are_no_file_are_a_configuration_error(work, capsys):

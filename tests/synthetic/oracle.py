@@ -1,41 +1,33 @@
-"""A predictor that knows the answer: each word has an axis, each film shows words in cells."""
+"""A model that knows the answer: each word has an axis, each film shows words in cells."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.model.similarity import image_sentence_scores
+from medclip_dcl.tasks.examinee import Examinee
 from medclip_dcl.tasks.outcome import Films
-from medclip_dcl.tasks.prompts import Finding
-from medclip_dcl.tasks.zero_shot import margins, prompt_texts
 
 WORDS = ("air", "bone", "cyst", "dust", "edge", "fluid", "normal")
 GRID = 4
 
 
-class OracleModel:
-    """Scores as the real model does; gamma is 1."""
+class Words:
+    """Two functions that know the answer; no films are encoded, their vectors are given."""
 
-    gamma = torch.tensor(1.0)
-
-    def score(self, regions: Tensor, sentences: Tensor) -> Tensor:
-        return image_sentence_scores(regions.flatten(1, 2), sentences, SimilarityConfig(kind="lse"))
-
-
-class Oracle:
-    """Stands where a `Predictor` stands: same methods, vectors made by hand."""
-
-    model = OracleModel()
+    def embed_images(self, films: np.ndarray) -> Tensor:
+        raise NotImplementedError("films come with their vectors")
 
     def embed_sentences(self, texts: Sequence[str]) -> Tensor:
         return torch.stack([vector_of(text.lower().strip(".").split()) for text in texts])
 
-    def margins(self, regions: Tensor, findings: Sequence[Finding]) -> Tensor:
-        prompts = self.embed_sentences(prompt_texts(findings))
-        return margins(self.model.score(regions, prompts), findings)
+
+def oracle() -> Examinee:
+    """A model that knows the answer, at scale 1."""
+    return Examinee("oracle", Words(), SimilarityConfig(kind="lse"), 1.0)
 
 
 def vector_of(words: Sequence[str]) -> Tensor:

@@ -3,11 +3,12 @@ import pytest
 
 from medclip_dcl.metrics.summary import (
     UNKNOWN,
-    chance_levels,
+    class_figures,
     finding_figures,
     mean_figures,
     mean_finding_figures,
     rank_figures,
+    retrieval_figures,
 )
 
 MARGINS = np.array([[0.4, -0.1, 0.2, -0.3], [0.1, 0.2, 0.3, 0.4]])
@@ -64,12 +65,30 @@ def test_rank_figures_by_hand():
     assert figures["recall_at_5"].low <= 0.75 <= figures["recall_at_5"].high
 
 
-def test_chance_is_given_for_every_direction_and_length():
-    correct = {"there": np.eye(10, dtype=bool), "back": np.ones((3, 4), dtype=bool)}
-    assert chance_levels(correct, (1, 5)) == {
-        "there.recall_at_1": pytest.approx(0.1),
-        "there.recall_at_5": pytest.approx(0.5),
-        "back.recall_at_1": 1.0,
-        "back.recall_at_5": 1.0,
+def test_recall_of_both_directions_is_the_mean_of_six():
+    # Table 5 by hand: I->T .10 .31 .48, T->I .10 .33 .50 of 100 queries; medians 106 and 102.
+    def ranks(shares, median):
+        first, second, third = (round(100 * share) for share in shares)
+        counts = [first, second - first, third - second, 100 - third]
+        return np.repeat([10, 50, 100, median], counts)
+
+    pairs = {
+        "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7)),
+        "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9)),
     }
-    assert chance_levels({"": np.eye(10, dtype=bool)}, (1,)) == {"recall_at_1": pytest.approx(0.1)}
+    subjects = [str(row) for row in range(100)]
+    figures, groups = retrieval_figures(pairs, (1, 10, 50, 100), subjects, 0, generator())
+    assert figures["recall"].value == pytest.approx(1.82 / 6)
+    assert figures["own_recall"].value == 1.0
+    assert figures["own_median_rank"].value == 8.0
+    assert figures["median_rank"].value == (106 + 101) / 2  # the 50th of 100 is rank 100
+    assert groups["back"]["recall_at_50"].value == 0.33
+    assert groups["there"]["own_recall_at_1"].value == 0.0
+
+
+def test_classes_by_hand():
+    answers, shown = np.array([0, 1, -1, 2, 2]), np.array([0, 1, 1, 2, 0])
+    figures, recalls = class_figures(answers, shown, [0, 1, 2], list("abcde"), 20, generator())
+    assert figures["accuracy"].value == 0.6
+    assert figures["mean_recall"].value == pytest.approx((0.5 + 0.5 + 1) / 3)
+    assert recalls[2].value == 1.0

@@ -1,0 +1,91 @@
+"""Queries in both directions of a question -> figures, chance, and a rank per query.
+
+Each query is ranked twice. First, items that read alike are one item, and any that bears
+the query's words answers it: no model could tell them apart. Then as papers count: every
+unit is an item of its own, and the query's own unit alone is a hit, so that its doubles,
+which score the same, stand before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from medclip_dcl.metrics import summary
+from medclip_dcl.metrics.recall import best_ranks, chance_recall
+from medclip_dcl.tasks.outcome import LENGTHS, Outcome, Sampling
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One direction of a question: every query's score of every item, twice."""
+
+    scores: Float[np.ndarray, "queries items"]
+    hits: Bool[np.ndarray, "queries items"]
+    own_scores: Float[np.ndarray, "queries units"]
+    own: Bool[np.ndarray, "queries units"]
+
+
+def rank_directions(
+    question: str,
+    asked: Mapping[str, Asked],
+    image_ids: Sequence[str],
+    subjects: Sequence[str],
+    sampling: Sampling,
+) -> tuple[Outcome, list[dict[str, Any]]]:
+    """Rank the queries of both directions.
+
+    Args:
+        question: its name in the results.
+        asked: direction -> scores and truth; query i of each belongs to unit i.
+        image_ids: film of each unit.
+        subjects: patient of each unit.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome: a group per direction, and over both `recall` and `median_rank` as the
+        paper's Table 1 has them, `own_` before what counts the query's own unit alone. And
+        the rows of `results.RANKS`.
+
+    Source: Wang et al. 2023, Section 3.3 and Table 5.
+    """
+    ranks: dict[str, tuple[Int[np.ndarray, " queries"], Int[np.ndarray, " queries"]]] = {
+        name: (best_ranks(item.scores, item.hits), best_ranks(item.own_scores, item.own))
+        for name, item in asked.items()
+    }
+    figures, groups = summary.retrieval_figures(
+        ranks, LENGTHS, subjects, sampling.samples, sampling.generator()
+    )
+    pool: dict[str, int] = {}
+    chance: dict[str, float | None] = {}
+    for name, item in asked.items():
+        pool |= {name: item.hits.shape[1], f"{name}.own": item.own.shape[1]}
+        for length in LENGTHS:
+            chance[f"{name}.recall_at_{length}"] = chance_recall(item.hits, length)
+            chance[f"{name}.own_recall_at_{length}"] = chance_recall(item.own, length)
+    chance |= {
+        f"{column}recall": _mean(
+            [chance[f"{name}.{column}recall_at_{k}"] for name in asked for k in summary.PAPER_K]
+        )
+        for column in ("", "own_")
+    }
+    rows = [
+        {
+            "question": question,
+            "direction": name,
+            "image_id": image_ids[unit],
+            "subject_id": subjects[unit],
+            "rank": int(rank),
+            "own_rank": int(own_rank),
+        }
+        for name, pair in ranks.items()
+        for unit, (rank, own_rank) in enumerate(zip(*pair, strict=True))
+    ]
+    return Outcome("", pool, chance, figures, groups), rows
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None

@@ -1,0 +1,153 @@
+"""Films that are evaluated: their rows, vectors and truth, and whether a model knows them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from medclip_dcl.artifacts import manifest, published
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import ArtifactStale
+from medclip_dcl.metrics.summary import UNKNOWN
+from medclip_dcl.progress import Progress
+from medclip_dcl.studies.truth import read_truth
+from medclip_dcl.tasks import held_out
+from medclip_dcl.tasks.examinee import Examinee
+from medclip_dcl.tasks.geometry import Geometry, cut, window_of
+from medclip_dcl.tasks.outcome import Films
+from medclip_dcl.tasks.prompts import Finding
+from pipelines.job import Job
+
+Rows = list[dict[str, Any]]
+
+
+def film_rows(job: Job, images: PreparedImages, split: str) -> Rows:
+    """List the prepared films of a split.
+
+    Args:
+        job: the job.
+        images: the prepared films.
+        split: the split.
+
+    Returns:
+        Rows of the manifest.
+    """
+    table = read_table(manifest.KIND.at(job.work), manifest.IMAGES)
+    table = table.filter(pc.equal(table.column("split"), split))
+    return [row for row in table.to_pylist() if row["image_id"] in images.row_of]
+
+
+def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[str, int]:
+    """Count evaluated patients, and pictures of evaluated films, that the model was trained on.
+
+    Args:
+        job: the job.
+        rows: the evaluated films.
+        images: the prepared films.
+
+    Returns:
+        `contaminated` patients and `repeated_films`.
+
+    Raises:
+        ArtifactStale: there are some, and `evaluate.allow_contaminated` is not set.
+    """
+    trained = published.read_published(published.KIND.at(job.work)).subject_hashes
+    table = read_table(manifest.KIND.at(job.work), manifest.IMAGES, ["image_id", "subject_id"])
+    known = {
+        subject
+        for subject in table.column("subject_id").unique().to_pylist()
+        if published.subject_hash(subject) in trained
+    }
+    learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(known, pa.string())))
+    among = [images.row_of[i] for i in learned["image_id"].to_pylist() if i in images.row_of]
+    subjects = {row["subject_id"] for row in rows}
+    count = len(subjects & known)
+    repeated = len(images.find_repeats([images.row_of[row["image_id"]] for row in rows], among))
+    if (count or repeated) and not job.config.evaluate.allow_contaminated:
+        raise ArtifactStale(
+            f"the model was trained on {count} of {len(subjects)} evaluated patients, and on the "
+            f"picture of {repeated} of {len(rows)} evaluated films; retrain it on this manifest, "
+            "take out the films that check_data calls repeated, or set "
+            "evaluate.allow_contaminated to measure the model's memory"
+        )
+    return {"contaminated": count, "repeated_films": repeated}
+
+
+def encode(
+    model: Examinee, rows: Rows, images: PreparedImages, batch: int, geometry: Geometry
+) -> Films:
+    """Show films to a model.
+
+    Args:
+        model: the model.
+        rows: the films.
+        images: the prepared films.
+        batch: films in one forward pass.
+        geometry: what of each film it is shown.
+
+    Returns:
+        The films with their region vectors.
+    """
+    places = [images.row_of[row["image_id"]] for row in rows]
+    parts: list[Tensor] = []
+    with Progress("films encoded", len(places), "film") as progress:
+        for start in range(0, len(places), batch):
+            chosen = places[start : start + batch]
+            pixels = np.stack([_shown(images, place, geometry) for place in chosen])
+            parts.append(model.embed_images(pixels))
+            progress.advance(len(chosen))
+    return Films(
+        image_ids=tuple(row["image_id"] for row in rows),
+        subject_ids=tuple(row["subject_id"] for row in rows),
+        sizes_px=tuple(images.original_size(place) for place in places),
+        regions=torch.cat(parts) if parts else torch.zeros(0, 1, 1, 1),
+        geometry=geometry,
+    )
+
+
+def truth_of(job: Job, rows: Rows, findings: Sequence[Finding]) -> tuple[np.ndarray, str]:
+    """Tell which findings films show.
+
+    Args:
+        job: the job.
+        rows: the films.
+        findings: the findings.
+
+    Returns:
+        1, 0 or `UNKNOWN` per finding and film, and where it comes from: `exact`, `labels`
+        or `none`.
+    """
+    known = read_truth(source_root(job))
+    if known is not None:
+        image_ids = [row["image_id"] for row in rows]
+        return held_out.exact_truth(findings, image_ids, known.types_of, known.types), "exact"
+    artifact = job.open(manifest.KIND, verify=False)
+    labels: Rows = []
+    if manifest.STUDY_LABELS.file in artifact.files:
+        labels = read_table(artifact.path, manifest.STUDY_LABELS).to_pylist()
+    truth = held_out.labelled_truth(findings, [row["study_id"] for row in rows], labels)
+    return truth, "labels" if (truth != UNKNOWN).any() else "none"
+
+
+def source_root(job: Job) -> Path:
+    """Give the folder of the recipe's source.
+
+    Args:
+        job: the job.
+
+    Returns:
+        The folder.
+    """
+    return resolve_path(job.config.source.root, job.config)
+
+
+def _shown(images: PreparedImages, place: int, geometry: Geometry) -> np.ndarray:
+    size = images.original_size(place)
+    return cut(images.pixels(place), window_of(geometry, *size), *size)
