@@ -18,7 +18,7 @@ from api.settings import ServeSettings, read_settings
 from medclip_dcl.artifacts import published
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
 
-_BACKLOG = 128
+_BACKLOG = 1024
 _LONGEST_HEAD = 16 * 1024
 
 
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             h11_max_incomplete_event_size=_LONGEST_HEAD,
         )
     )
+    app.state.connections = server.server_state.connections
     server.run(sockets=[listener])
     return 0
 

@@ -1,12 +1,11 @@
-"""The one queue to the model: bounded places, deadlines, and no work for those who left."""
+"""Bounded places, turns with deadlines, and no work for those who left."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import torch
 from fastapi import Request
 
 from api.failures import Refusal
@@ -16,11 +15,25 @@ _Answer = TypeVar("_Answer")
 
 
 class Places:
-    """Places for requests with a body: taken before the body is read."""
+    """Places for questions that have arrived whole, and room for bodies that are arriving.
 
-    def __init__(self, count: int, figures: Figures) -> None:
+    A slow sender holds no place, only the bytes that it has sent.
+
+    Args:
+        count: questions that are inside at once.
+        room: bytes of all bodies that are held at once.
+        figures: Prometheus figures.
+    """
+
+    def __init__(self, count: int, room: int, figures: Figures) -> None:
         self._free = count
+        self._room = room
         self._figures = figures
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no place is free."""
+        return self._free == 0
 
     def take(self) -> bool:
         """Take a place.
@@ -39,11 +52,38 @@ class Places:
         self._free += 1
         self._figures.inside.dec()
 
+    def hold(self, size: int) -> bool:
+        """Take room for a piece of a body.
+
+        Args:
+            size: its bytes.
+
+        Returns:
+            Whether there was room.
+        """
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def release(self, size: int) -> None:
+        """Give the room of a body back.
+
+        Args:
+            size: the bytes that were held for it.
+        """
+        self._room += size
+
 
 class Turns:
-    """Blocking work, a fixed number of pieces at a time, in the order of asking."""
+    """Blocking work, a fixed number of pieces at a time, in the order of asking.
+
+    Attributes:
+        used_at: when a piece of work ended last, monotonic clock, seconds.
+    """
 
     def __init__(self, stage: str, workers: int, figures: Figures) -> None:
+        self.used_at = 0.0
         self._stage = stage
         self._turn = asyncio.Semaphore(workers)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=stage)
@@ -54,7 +94,7 @@ class Turns:
 
         Args:
             request: on whose behalf; `request.state.deadline` is its deadline on the
-                monotonic clock, seconds.
+                monotonic clock, seconds; `request.state.timings` is added to.
             work: what to do, in a thread.
 
         Returns:
@@ -62,37 +102,63 @@ class Turns:
 
         Raises:
             Refusal: the deadline passed or the client left before the work began, or
-                the device has no memory for it.
+                there is no memory for it.
         """
+        timings, asked = request.state.timings, time.monotonic()
         await self._wait(request)
         started = time.monotonic()
+        self._figures.note(timings, f"{self._stage}_wait", started - asked)
         try:
             if await request.is_disconnected():
                 raise Refusal("client_gone")
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, work)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        except MemoryError as error:
             raise Refusal("out_of_memory") from error
         finally:
             self._turn.release()
-            seconds = time.monotonic() - started
-            self._figures.stage_seconds.labels(self._stage).observe(seconds)
+            self.used_at = time.monotonic()
+            self._figures.note(timings, self._stage, time.monotonic() - started)
 
     def close(self) -> None:
         """Forget what has not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _wait(self, request: Request) -> None:
-        left_s = request.state.deadline - time.monotonic()
-        started = time.monotonic()
-        self._figures.waiting.inc()
-        try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            raise Refusal("deadline") from error
-        finally:
-            self._figures.waiting.dec()
-            self._figures.stage_seconds.labels("wait").observe(time.monotonic() - started)
+        if not self._turn.locked():
+            await self._turn.acquire()
+            return
+        turn = asyncio.ensure_future(self._turn.acquire())
+        reason = await outcome(request, turn)
+        if reason is None:
+            return
+        turn.cancel()
+        if turn.done() and not turn.cancelled():  # it came in the same moment
+            self._turn.release()
+        raise Refusal(reason)
+
+
+async def outcome(request: Request, awaited: "asyncio.Future[Any]") -> str | None:
+    """Wait for something while the client stays and the deadline has not passed.
+
+    Args:
+        request: on whose behalf; its body has been read.
+        awaited: what is waited for; it goes on where the wait ends early.
+
+    Returns:
+        None once it is done, else `deadline` or `client_gone`.
+    """
+    gone = asyncio.ensure_future(_departure(request))
+    left_s = max(0.0, request.state.deadline - time.monotonic())
+    try:
+        await asyncio.wait({awaited, gone}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+    if awaited.done():
+        return None
+    return "client_gone" if gone.done() else "deadline"
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

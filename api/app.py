@@ -12,11 +12,13 @@ from starlette.formparsers import MultiPartParser
 
 from api.access import read_access
 from api.admission import Places
+from api.connections import close_silent
 from api.document import install_document
 from api.failures import add_handlers
 from api.frame import Frame
 from api.gate import Gate
 from api.journal import Figures
+from api.memory import keep_memory
 from api.routes import classify, ground, health, model, pixels, retrieve, viewer
 from api.serving import Serving
 from api.settings import FILE_VARIABLE, ServeSettings, read_settings
@@ -45,6 +47,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.
     MultiPartParser.spool_max_size = settings.max_body_bytes
+    keep_memory()
     figures = Figures()
     app = FastAPI(
         title="medclip-dcl",
@@ -67,7 +70,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
         Gate,
         settings=settings,
         access=read_access(settings),
-        places=Places(settings.queue, figures),
+        places=Places(settings.queue, settings.max_bodies_bytes, figures),
         figures=figures,
     )
     app.add_middleware(Frame, figures=figures)
@@ -82,9 +85,19 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: Serving = app.state.serving
-    loading = asyncio.create_task(serving.load())
+    settings = serving.now.settings
+    duties = [_load_and_watch(serving), serving.rest()]
+    if hasattr(app.state, "connections"):  # the launcher's server has laid them there
+        duties.append(close_silent(app.state.connections, settings.header_deadline_s))
+    tasks = [asyncio.create_task(duty) for duty in duties]
     try:
         yield
     finally:
-        loading.cancel()
+        for task in tasks:
+            task.cancel()
         serving.close()
+
+
+async def _load_and_watch(serving: Serving) -> None:
+    await serving.load()
+    await serving.watch()

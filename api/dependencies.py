@@ -5,32 +5,76 @@ from typing import Annotated
 from fastapi import Depends, File, Form, Request, UploadFile
 
 from api.failures import Refusal
-from api.serving import Serving
-from api.uploads import plain_text, read_upload
-from medclip_dcl.studies.images import GreyImage
+from api.serving import Loaded, Serving
+from api.uploads import plain_text, read_upload, wants_picture
+from medclip_dcl.studies.images import GreyImage, SquareImage
 
 
-def get_serving(request: Request) -> Serving:
-    """Give what the app serves.
+def get_serving(request: Request) -> Loaded:
+    """Give what a request is answered with, the same from its beginning to its end.
 
     Args:
-        request: any request to it.
+        request: any request to the app.
 
     Returns:
         The loaded parts.
     """
     serving: Serving = request.app.state.serving
-    return serving
+    return serving.now
 
 
-Served = Annotated[Serving, Depends(get_serving)]
+Served = Annotated[Loaded, Depends(get_serving)]
 """Model, index and decoder."""
 
 ImageFile = Annotated[UploadFile, File(description="a film: DICOM, PNG or JPEG")]
 
 
-async def get_film(request: Request, serving: Served, image: ImageFile) -> GreyImage:
-    """Decode the film of a form, in a worker process.
+async def get_film(request: Request, serving: Served, image: ImageFile) -> SquareImage:
+    """Decode the film of a form as the model sees it, in a worker process.
+
+    Args:
+        request: the request.
+        serving: the loaded parts.
+        image: the file.
+
+    Returns:
+        The prepared film, by the same code as `prepare_images`.
+
+    Raises:
+        ImageError: the film is refused.
+        Refusal: the service is not ready, or too busy.
+    """
+    decoder, images = serving.decoder, serving.predictor.config.images
+    data = await read_upload(image, serving.settings)
+    return await serving.decoding.run(
+        request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
+    )
+
+
+async def get_optional_film(
+    request: Request,
+    serving: Served,
+    image: Annotated[UploadFile | None, File(description="a film: DICOM, PNG or JPEG")] = None,
+) -> SquareImage | None:
+    """Decode the film of a form that may have none.
+
+    Args:
+        request: the request.
+        serving: the loaded parts.
+        image: the file.
+
+    Returns:
+        The film, or None.
+
+    Raises:
+        ImageError: the film is refused.
+        Refusal: the service is not ready, or too busy.
+    """
+    return None if image is None else await get_film(request, serving, image)
+
+
+async def get_whole_film(request: Request, serving: Served, image: ImageFile) -> GreyImage:
+    """Decode the film of a form with all its pixels, in a worker process.
 
     Args:
         request: the request.
@@ -49,12 +93,8 @@ async def get_film(request: Request, serving: Served, image: ImageFile) -> GreyI
     return await serving.decoding.run(request, lambda: decoder.open(data))
 
 
-async def get_optional_film(
-    request: Request,
-    serving: Served,
-    image: Annotated[UploadFile | None, File(description="a film: DICOM, PNG or JPEG")] = None,
-) -> GreyImage | None:
-    """Decode the film of a form that may have none.
+async def get_film_to_draw(request: Request, serving: Served, image: ImageFile) -> GreyImage | None:
+    """Decode the film of a form with all its pixels, where the answer is to be a picture.
 
     Args:
         request: the request.
@@ -62,13 +102,13 @@ async def get_optional_film(
         image: the file.
 
     Returns:
-        The film, or None.
+        The film; None where JSON is asked for.
 
     Raises:
         ImageError: the film is refused.
         Refusal: the service is not ready, or too busy.
     """
-    return None if image is None else await get_film(request, serving, image)
+    return await get_whole_film(request, serving, image) if wants_picture(request) else None
 
 
 def get_phrases(
@@ -92,11 +132,17 @@ def get_phrases(
     return [plain_text(text, serving.settings.max_text_chars) for text in phrase]
 
 
-Film = Annotated[GreyImage, Depends(get_film)]
-"""The decoded film of the form."""
+Film = Annotated[SquareImage, Depends(get_film)]
+"""The film of the form, prepared for the model."""
 
-OptionalFilm = Annotated[GreyImage | None, Depends(get_optional_film)]
-"""The decoded film of the form, where it has one."""
+OptionalFilm = Annotated[SquareImage | None, Depends(get_optional_film)]
+"""The film of the form, where it has one, prepared for the model."""
+
+WholeFilm = Annotated[GreyImage, Depends(get_whole_film)]
+"""The film of the form with all its pixels."""
+
+FilmToDraw = Annotated[GreyImage | None, Depends(get_film_to_draw)]
+"""The film of the form with all its pixels, where the answer is to be a picture."""
 
 Phrases = Annotated[list[str], Depends(get_phrases)]
 """The checked phrases of the form."""

@@ -68,10 +68,13 @@ class Frame:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._figures.requests.labels(route, str(status)).inc()
         self._figures.seconds.labels(route).observe(seconds)
-        facts = {name: scope["state"][name] for name in ("key", "code") if name in scope["state"]}
+        state = scope["state"]
+        facts = {name: state[name] for name in ("key", "code", "timings") if state.get(name)}
+        if "code" in facts:
+            self._figures.refusals.labels(facts["code"]).inc()
         log(
             "request",
-            request_id=scope["state"]["request_id"],
+            request_id=state["request_id"],
             method=scope["method"] if scope["method"].isalpha() else "other",
             route=route,
             status=status,

@@ -1,7 +1,8 @@
-"""The gate: host, key, place and body limits, before anything of a body is read."""
+"""The gate: host, key, place and body limits, before anything of a body is looked at."""
 
 import asyncio
 import time
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,23 +42,19 @@ class Gate:
             await self._app(scope, receive, send)
             return
         state = scope["state"]
+        state["timings"] = {}
         code = self._refusal(scope)
-        with_body = scope["method"] == "POST"
-        if code is None and with_body and not self._places.take():
+        if code is None and scope["method"] == "POST" and self._places.is_full:
             code = "overloaded"
         if code is not None:
             state["code"] = code
             await failure_response(code, state["request_id"])(scope, receive, send)
             return
+        body = _Body(receive, state, self._settings, self._places, self._figures)
         try:
-            body = _Body(receive, self._settings, self._figures)
-            state["deadline"] = time.monotonic() + (
-                self._settings.body_deadline_s + self._settings.deadline_s
-            )
             await self._app(scope, body.receive, send)
         finally:
-            if with_body:
-                self._places.leave()
+            body.leave()
 
     def _refusal(self, scope: Scope) -> str | None:
         code = self._access.refusal(scope)
@@ -73,15 +70,25 @@ class Gate:
 
 
 class _Body:
-    """A body that is counted as it arrives, and must have arrived in time."""
+    """A body that is counted as it arrives, in time, and takes a place once it is whole."""
 
-    def __init__(self, receive: Receive, settings: ServeSettings, figures: Figures) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        state: dict[str, Any],
+        settings: ServeSettings,
+        places: Places,
+        figures: Figures,
+    ) -> None:
         self._receive = receive
-        self._left = settings.max_body_bytes
-        self._started = time.monotonic()
-        self._deadline_s = settings.body_deadline_s
+        self._state = state
+        self._settings = settings
+        self._places = places
         self._figures = figures
-        self._whole = False
+        self._started = time.monotonic()
+        self._held = 0
+        self._whole = self._has_place = False
+        state["deadline"] = self._started + settings.deadline_s
 
     async def receive(self) -> Message:
         """Give the next piece; once the body is whole, wait for the client to leave.
@@ -90,21 +97,47 @@ class _Body:
             The ASGI message.
 
         Raises:
-            Refusal: the body is too large or too slow.
+            Refusal: the body is too large or too slow, or there is no room or place for it.
         """
         if self._whole:
             return await self._receive()
+        message = await self._piece()
+        if message["type"] != "http.request":
+            self._whole = True
+            return message
+        self._hold(len(message.get("body", b"")))
+        if not message.get("more_body", False):
+            self._end()
+        return message
+
+    def leave(self) -> None:
+        """Give place and room back."""
+        self._places.release(self._held)
+        if self._has_place:
+            self._places.leave()
+
+    async def _piece(self) -> Message:
         try:
-            left_s = self._started + self._deadline_s - time.monotonic()
+            left_s = self._started + self._settings.body_deadline_s - time.monotonic()
             async with asyncio.timeout(max(0.0, left_s)):
-                message = await self._receive()
+                return await self._receive()
         except TimeoutError as error:
             raise Refusal("body_deadline") from error
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
+
+    def _hold(self, size: int) -> None:
+        if self._held + size > self._settings.max_body_bytes:
             raise Refusal("body_too_large")
-        if not message.get("more_body", False):
-            self._whole = True
-            seconds = time.monotonic() - self._started
-            self._figures.stage_seconds.labels("receive").observe(seconds)
-        return message
+        if not self._places.hold(size):
+            raise Refusal("overloaded")
+        self._held += size
+
+    def _end(self) -> None:
+        now = time.monotonic()
+        self._whole = True
+        self._figures.note(self._state["timings"], "receive", now - self._started)
+        self._state["deadline"] = now + self._settings.deadline_s
+        if not self._held:
+            return
+        self._has_place = self._places.take()
+        if not self._has_place:
+            raise Refusal("overloaded")

@@ -23,6 +23,17 @@ from prometheus_client import (
 LOGGER = logging.getLogger("medclip.service")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_FILMS = (1, 2, 4, 8, 16, 32, 64)
+STAGES = (
+    "receive",
+    "decode_wait",
+    "decode",
+    "model_wait",
+    "model",
+    "search_wait",
+    "search",
+)
+"""What a request goes through: its body arrives, it waits, is decoded, waits, and so on."""
 
 
 def log(event: str, level: int = logging.INFO, **facts: Any) -> None:
@@ -96,6 +107,9 @@ class Figures:
     requests: Counter = field(init=False)
     seconds: Histogram = field(init=False)
     stage_seconds: Histogram = field(init=False)
+    batch_films: Histogram = field(init=False)
+    refusals: Counter = field(init=False)
+    swaps: Counter = field(init=False)
     inside: Gauge = field(init=False)
     waiting: Gauge = field(init=False)
     ready: Gauge = field(init=False)
@@ -119,9 +133,24 @@ class Figures:
             ),
             "stage_seconds": Histogram(
                 "medclip_stage_seconds",
-                "Seconds per stage: receive, decode, wait, model",
+                f"Seconds per stage: {', '.join(STAGES)}",
                 ("stage",),
                 buckets=_SECONDS,
+                registry=here,
+            ),
+            "batch_films": Histogram(
+                "medclip_batch_films",
+                "Films per forward pass",
+                buckets=_FILMS,
+                registry=here,
+            ),
+            "refusals": Counter(
+                "medclip_refusals", "Requests that failed, by code", ("code",), registry=here
+            ),
+            "swaps": Counter(
+                "medclip_swaps",
+                "New models and indexes found: served, or refused and the old ones kept",
+                ("outcome",),
                 registry=here,
             ),
             "inside": Gauge("medclip_inside", "Requests that hold a place", registry=here),
@@ -130,3 +159,14 @@ class Figures:
         }
         for name, figure in figures.items():
             object.__setattr__(self, name, figure)
+
+    def note(self, timings: dict[str, float], stage: str, seconds: float) -> None:
+        """Count what a stage of a request took.
+
+        Args:
+            timings: of the request, milliseconds by stage; for its line in the log.
+            stage: one of `STAGES`.
+            seconds: how long it took.
+        """
+        self.stage_seconds.labels(stage).observe(seconds)
+        timings[stage] = round(1000 * seconds, 1)

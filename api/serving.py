@@ -1,9 +1,13 @@
-"""What the service serves: model, index and decoder, loaded once, behind one readiness."""
+"""What the service serves: one model and one index at a time, behind one readiness."""
 
 import asyncio
+import contextlib
 import io
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,39 +15,51 @@ import torch
 from PIL import Image
 
 from api.admission import Turns
+from api.batches import Batches
 from api.failures import Refusal
 from api.journal import Figures, log, log_fault
+from api.memory import give_memory_back
 from api.settings import ServeSettings
+from medclip_dcl.artifacts.frame import HEADER
 from medclip_dcl.artifacts.published import Published, read_published
+from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.errors import ArtifactStale, MedclipError
 from medclip_dcl.index import Filters, Query, RetrievalIndex
-from medclip_dcl.studies.images import Decoder, GreyImage
+from medclip_dcl.studies.images import Decoder
 from medclip_dcl.tasks.predictor import Predictor, build_predictor
 
 _WARM_UP_PX = 64
+_IDLE_S = 10.0
+_SEARCHES = 4  # at once; an engine that is elsewhere is waited for
+_FINE = frozenset({"ready", "no_index"})
+
+_Mark = tuple[tuple[int, int, int] | None, ...]
 
 
-class Serving:
-    """The loaded parts of one service.
+@dataclass(frozen=True)
+class Loaded:
+    """What a request is answered with from its beginning to its end.
 
     Attributes:
         settings: of the service.
         figures: Prometheus figures.
         decoding: turns of the decode workers.
-        asking: turns of the model; one at a time, on the one device.
+        asking: the queue to the model.
+        searching: turns of the retrieval index.
+        state: `ready`, or the code of the failure that the model's absence is.
+        index_state: the same of the index; `no_index` where none is configured.
     """
 
-    def __init__(self, settings: ServeSettings, figures: Figures) -> None:
-        self.settings = settings
-        self.figures = figures
-        self.decoding = Turns("decode", settings.decode_workers, figures)
-        self.asking = Turns("model", 1, figures)
-        self._state = "loading"
-        self._index_state = "loading" if settings.index else "no_index"
-        self._predictor: Predictor | None = None
-        self._published: Published | None = None
-        self._decoder: Decoder | None = None
-        self._index: RetrievalIndex | None = None
+    settings: ServeSettings
+    figures: Figures
+    decoding: Turns
+    asking: Batches
+    searching: Turns
+    state: str = "loading"
+    index_state: str = "loading"
+    model: tuple[Published, Predictor] | None = None
+    workers: Decoder | None = None
+    films: RetrievalIndex | None = None
 
     @property
     def predictor(self) -> Predictor:
@@ -52,9 +68,9 @@ class Serving:
         Raises:
             Refusal: it is not loaded.
         """
-        if self._predictor is None:
-            raise Refusal(self._state)
-        return self._predictor
+        if self.model is None:
+            raise Refusal(self.state)
+        return self.model[1]
 
     @property
     def published(self) -> Published:
@@ -63,9 +79,9 @@ class Serving:
         Raises:
             Refusal: it is not loaded.
         """
-        if self._published is None:
-            raise Refusal(self._state)
-        return self._published
+        if self.model is None:
+            raise Refusal(self.state)
+        return self.model[0]
 
     @property
     def decoder(self) -> Decoder:
@@ -74,9 +90,9 @@ class Serving:
         Raises:
             Refusal: the model is not loaded.
         """
-        if self._decoder is None:
-            raise Refusal(self._state)
-        return self._decoder
+        if self.workers is None:
+            raise Refusal(self.state)
+        return self.workers
 
     @property
     def index(self) -> RetrievalIndex:
@@ -85,9 +101,14 @@ class Serving:
         Raises:
             Refusal: there is none, it is not open yet, or it cannot be.
         """
-        if self._index is None:
-            raise Refusal(self._index_state)
-        return self._index
+        if self.films is None:
+            raise Refusal(self.index_state)
+        return self.films
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether everything that is configured answers."""
+        return {self.state, self.index_state} <= _FINE
 
     def check(self) -> None:
         """Say whether everything that is configured answers.
@@ -95,66 +116,173 @@ class Serving:
         Raises:
             Refusal: something does not; the code says what.
         """
-        for state in (self._state, self._index_state):
-            if state not in {"ready", "no_index"}:
+        for state in (self.state, self.index_state):
+            if state not in _FINE:
                 raise Refusal(state)
+
+
+class Serving:
+    """Loads model and index, and exchanges both where others lie in their folders.
+
+    Attributes:
+        now: what requests are answered with from here on.
+    """
+
+    def __init__(self, settings: ServeSettings, figures: Figures) -> None:
+        self.now = Loaded(
+            settings,
+            figures,
+            Turns("decode", settings.decode_workers, figures),
+            Batches(settings.batch, figures),
+            Turns("search", _SEARCHES, figures),
+            index_state="loading" if settings.index else "no_index",
+        )
+        self._settings = settings
+        self._figures = figures
+        self._decoders: list[tuple[ImagesConfig, Decoder]] = []
+        self._seen: _Mark = ()
 
     async def load(self) -> None:
         """Load and warm up everything; a part that fails leaves its code behind."""
-        self._state = await asyncio.to_thread(self._load_model)
-        if self._state == "ready" and self.settings.index:
-            self._index_state = await asyncio.to_thread(self._open_index)
-        ready = self._state == "ready" and self._index_state in {"ready", "no_index"}
-        self.figures.ready.set(int(ready))
-        log("ready" if ready else "not_ready", model=self._state, index=self._index_state)
+        self._seen = self._mark()
+        self.now = await self._loaded()
+        self._figures.ready.set(int(self.now.is_ready))
+        log(
+            "ready" if self.now.is_ready else "not_ready",
+            model=self.now.state,
+            index=self.now.index_state,
+        )
+
+    async def watch(self) -> None:
+        """Load what was renamed into the folders of model and index, until cancelled."""
+        while self._settings.watch_s:
+            await asyncio.sleep(self._settings.watch_s)
+            await self.look()
+
+    async def rest(self) -> None:
+        """Give memory back whenever no film has come for a while, until cancelled."""
+        given_at = 0.0
+        while True:
+            await asyncio.sleep(_IDLE_S)
+            used_at = self.now.decoding.used_at
+            if given_at < used_at < time.monotonic() - _IDLE_S:
+                given_at = time.monotonic()
+                await asyncio.to_thread(give_memory_back)
+
+    async def look(self) -> None:
+        """Exchange model and index together, if others are there and both answer.
+
+        Those that do not fit each other, or cannot be read, change nothing: requests go on
+        being answered with the old ones.
+        """
+        mark = self._mark()
+        if mark == self._seen or None in mark:  # in between two renames there is nothing
+            return
+        self._seen = mark  # taken before anything is read: what changes since is seen again
+        if not self.now.is_ready:
+            await self.load()
+            return
+        new = await self._loaded()
+        self._figures.swaps.labels("served" if new.is_ready else "refused").inc()
+        log("swapped" if new.is_ready else "swap_refused", model=new.state, index=new.index_state)
+        if new.is_ready:
+            self.now = new
+            longest_s = self._settings.deadline_s + self.now.published.config.images.deadline_s
+            asyncio.get_running_loop().call_later(longest_s, self._retire_decoders)
 
     def close(self) -> None:
         """End the decode workers and forget what waits."""
-        self.decoding.close()
-        self.asking.close()
-        if self._decoder is not None:
-            self._decoder.close()
+        for line in (self.now.decoding, self.now.asking, self.now.searching):
+            line.close()
+        for _, decoder in self._decoders:
+            decoder.close()
 
-    def _load_model(self) -> str:
+    def _mark(self) -> _Mark:
+        """What changes when another model or index is renamed into place."""
+        folders = [self._settings.model, *([self._settings.index] if self._settings.index else [])]
+        return tuple(_identity(Path(folder) / HEADER) for folder in folders)
+
+    async def _loaded(self) -> Loaded:
+        """Read model and index and let them answer once; what is served goes on meanwhile."""
         try:
-            published = read_published(Path(self.settings.model))
-            if self.settings.threads:
-                torch.set_num_threads(self.settings.threads)
-            default = "cuda" if torch.cuda.is_available() else "cpu"
-            device = torch.device(self.settings.device or default)
-            predictor = build_predictor(published, device)
-            decoder = Decoder(published.config.images, self.settings.decode_workers)
-            predictor.classify(_warm_up(decoder, self.settings.decode_workers))
-        except MedclipError as error:
-            # Ours name paths, settings and digests, never contents.
-            log("model_unusable", logging.ERROR, error=type(error).__name__, reason=str(error))
-            return "model_unusable"
+            published, predictor = await asyncio.to_thread(self._read_model)
+            for films in (self._settings.batch, 1):  # what takes most memory, what is common
+                await self.now.asking.run(partial(_try, predictor, films))
+            decoder = await asyncio.to_thread(self._start_decoder, published.config.images)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
-            log_fault("model_unusable", error)
-            return "model_unusable"
-        self._published, self._predictor, self._decoder = published, predictor, decoder
-        return "ready"
+            _explain("model_unusable", error)
+            return replace(self.now, state="model_unusable", model=None, workers=None, films=None)
+        new = replace(self.now, state="ready", model=(published, predictor), workers=decoder)
+        return await self._with_index(new)
 
-    def _open_index(self) -> str:
+    async def _with_index(self, new: Loaded) -> Loaded:
+        if not self._settings.index:
+            return new
         try:
-            index = RetrievalIndex.open(Path(self.settings.index), self.predictor.digest)
-            vector = self.predictor.embed_sentences(["warm up"])[0]
-            index.search(Query("image", 1, vector=vector, filters=Filters()))
-        except MedclipError as error:
-            log("index_unusable", logging.ERROR, error=type(error).__name__, reason=str(error))
-            return "index_mismatch" if isinstance(error, ArtifactStale) else "index_unusable"
+            index = await asyncio.to_thread(self._read_index, new.predictor.digest)
+            await self.now.asking.run(partial(_search, new.predictor, index))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
-            log_fault("index_unusable", error)
-            return "index_unusable"
-        self._index = index
-        return "ready"
+            _explain("index_unusable", error)
+            stale = isinstance(error, ArtifactStale)
+            state = "index_mismatch" if stale else "index_unusable"
+            return replace(new, index_state=state, films=None)
+        return replace(new, index_state="ready", films=index)
+
+    def _read_model(self) -> tuple[Published, Predictor]:
+        published = read_published(Path(self._settings.model))
+        if self._settings.threads:
+            torch.set_num_threads(self._settings.threads)
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        return published, build_predictor(published, torch.device(self._settings.device or default))
+
+    def _read_index(self, model_digest: str) -> RetrievalIndex:
+        return RetrievalIndex.open(
+            Path(self._settings.index), model_digest, self._settings.retrieval
+        )
+
+    def _start_decoder(self, images: ImagesConfig) -> Decoder:
+        """Start decode workers, by as many films at once; those with equal limits are kept."""
+        if self._decoders and self._decoders[-1][0] == images:
+            return self._decoders[-1][1]
+        workers = self._settings.decode_workers
+        decoder = Decoder(images, workers)
+        self._decoders.append((images, decoder))
+        with ThreadPoolExecutor(workers) as threads:
+            list(threads.map(decoder.open, [_ramp()] * workers))
+        return decoder
+
+    def _retire_decoders(self) -> None:
+        """End all decode workers but the newest, once nobody can be waiting for them."""
+        for _, decoder in self._decoders[:-1]:
+            decoder.close()
+        del self._decoders[:-1]
 
 
-def _warm_up(decoder: Decoder, workers: int) -> GreyImage:
-    """Start all decode workers, by as many films at once."""
-    with ThreadPoolExecutor(workers) as threads:
-        first, *_ = threads.map(decoder.open, [_ramp()] * workers)
-        return first
+def _try(predictor: Predictor, films: int) -> None:
+    """Answer for dark films, so that the first client finds memory and kernels ready."""
+    size = predictor.config.images.size_px
+    regions = predictor.embed_images(np.zeros((films, size, size), dtype=np.uint8))
+    predictor.classify_regions(regions)
+
+
+def _search(predictor: Predictor, index: RetrievalIndex) -> None:
+    vector = predictor.embed_sentences(["warm up"])[0]
+    index.search(Query("image", 1, vector=vector, filters=Filters()))
+
+
+def _explain(event: str, error: Exception) -> None:
+    """Log why something cannot be served; our own messages name paths, settings and digests."""
+    if isinstance(error, MedclipError):
+        log(event, logging.ERROR, error=type(error).__name__, reason=str(error))
+    else:
+        log_fault(event, error)
+
+
+def _identity(file: Path) -> tuple[int, int, int] | None:
+    with contextlib.suppress(OSError):
+        found = file.stat()
+        return found.st_dev, found.st_ino, found.st_mtime_ns
+    return None
 
 
 def _ramp() -> bytes:

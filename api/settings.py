@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from medclip_dcl.config import Section
+from medclip_dcl.config.evaluation import RetrievalConfig
 from medclip_dcl.errors import ConfigError
 
 PREFIX = "MEDCLIP_"
@@ -25,6 +26,8 @@ class ServeSettings(Section):
     """Folder of the published model."""
     index: str = ""
     """Folder of the retrieval index; empty: `/retrieve` is not offered."""
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Where candidates are searched: `{"uri": ...}`; in memory where nothing is said."""
     device: str = ""
     """Device that runs the model, such as `cpu` or `cuda:0`; empty: a GPU where there is one."""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -42,16 +45,22 @@ class ServeSettings(Section):
     requests are anonymous, else any."""
     publish_schema: bool = False
     """Whether `/openapi.json` is served, to those who have a key."""
+    batch: Annotated[int, Field(gt=0)] = 8
+    """Films in one forward pass at most: those that wait when it begins; none waits for others."""
     queue: Annotated[int, Field(gt=0)] = 16
-    """Requests with a body that are inside at once; further ones get 503 and Retry-After."""
+    """Questions inside at once, counted from their last byte; others get 503 and Retry-After."""
     deadline_s: Annotated[float, Field(gt=0)] = 30
-    """Seconds after which a request that waits for the model is given up."""
+    """Seconds after which a question that still waits for its forward pass is given up."""
+    header_deadline_s: Annotated[float, Field(gt=0)] = 10
+    """Seconds that a connection may be silent, or take to send headers; the launcher holds it."""
     body_deadline_s: Annotated[float, Field(gt=0)] = 30
     """Seconds that a client may take to send a body."""
     drain_s: Annotated[int, Field(ge=0)] = 30
     """Seconds that requests inside get when the service is asked to stop."""
     max_body_mb: Annotated[int, Field(gt=0, le=1024)] = 64
     """Largest body, MiB, multipart frame included."""
+    max_bodies_mb: Annotated[int, Field(gt=0)] = 512
+    """Bytes of all bodies held at once, MiB; what exceeds them gets 503 and Retry-After."""
     max_field_kb: Annotated[int, Field(gt=0)] = 64
     """Largest text field of a form, KiB."""
     max_fields: Annotated[int, Field(gt=0)] = 64
@@ -66,11 +75,19 @@ class ServeSettings(Section):
     """Most hits of one `/retrieve`."""
     decode_workers: Annotated[int, Field(gt=0)] = 2
     """Processes that decode images."""
+    watch_s: Annotated[float, Field(ge=0)] = 2
+    """Seconds between looks at the folders of model and index, which are taken into service when
+    other ones were renamed into their place; 0: they are never looked at again."""
 
     @property
     def max_body_bytes(self) -> int:
         """Largest body, bytes."""
         return self.max_body_mb * _MEBIBYTE
+
+    @property
+    def max_bodies_bytes(self) -> int:
+        """Room for all bodies, bytes."""
+        return self.max_bodies_mb * _MEBIBYTE
 
 
 def read_settings(

@@ -4,11 +4,11 @@ import json
 import math
 from typing import Any
 
-from fastapi import UploadFile
+from fastapi import Request, UploadFile
 
 from api.failures import Refusal
 from api.settings import ServeSettings
-from medclip_dcl.studies.images import GreyImage
+from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.prompts import Finding, parse_prompts
 
 
@@ -22,7 +22,20 @@ async def read_upload(upload: UploadFile, settings: ServeSettings) -> bytes:
     Returns:
         All its bytes, no more than a body may have.
     """
+    await upload.seek(0)  # a form may be read for two purposes
     return await upload.read(settings.max_body_bytes)
+
+
+def wants_picture(request: Request) -> bool:
+    """Say whether a picture is asked for instead of JSON.
+
+    Args:
+        request: the request.
+
+    Returns:
+        Whether its Accept header begins with `image/png`.
+    """
+    return request.headers.get("accept", "").startswith("image/png")
 
 
 def plain_text(text: str, longest: int) -> str:
@@ -45,7 +58,7 @@ def plain_text(text: str, longest: int) -> str:
     return words
 
 
-def parse_box(text: str, film: GreyImage) -> tuple[float, float, float, float]:
+def parse_box(text: str, film: SquareImage) -> tuple[float, float, float, float]:
     """Read a box that lies on a film.
 
     Args:
@@ -62,7 +75,7 @@ def parse_box(text: str, film: GreyImage) -> tuple[float, float, float, float]:
     is_list = isinstance(tree, list) and len(tree) == 4
     if not is_list or not all(type(item) in {int, float} for item in tree):
         raise Refusal("invalid_request")
-    height_px, width_px = film.pixels.shape
+    height_px, width_px = film.height_px, film.width_px
     try:
         x, y, width, height = (float(item) for item in tree)
     except OverflowError as error:

@@ -1,5 +1,6 @@
 """POST /ground: where on a film is a phrase answered?"""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Request, Response
@@ -10,6 +11,7 @@ from api.failures import Refusal, documented
 from api.messages import GroundAnswer, ImageFacts, PhraseAnswer
 from api.pictures import overlay_png
 from api.uploads import wants_picture
+from medclip_dcl.tasks.grounding import Grounding
 
 router = APIRouter(tags=["questions"])
 
@@ -39,14 +41,15 @@ async def ground(
         raise Refusal("not_acceptable")
     model = serving.predictor
 
-    def answer(regions: Tensor) -> GroundAnswer | Response:
-        found = model.ground_regions(regions, phrases, film.height_px, film.width_px, threshold)
-        if whole_film is not None:
-            return Response(overlay_png(whole_film, found[0]), media_type="image/png")
-        return GroundAnswer(
-            model=model.digest,
-            image=ImageFacts.of(film),
-            phrases=[PhraseAnswer.of(item) for item in found],
-        )
+    def answer(regions: Tensor) -> list[Grounding]:
+        return model.ground_regions(regions, phrases, film.height_px, film.width_px, threshold)
 
-    return await serving.asking.ask_about(request, model, film.pixels, answer)
+    found = await serving.asking.ask_about(request, model, film.pixels, answer)
+    if whole_film is not None:
+        picture = await asyncio.to_thread(overlay_png, whole_film, found[0])
+        return Response(picture, media_type="image/png")
+    return GroundAnswer(
+        model=model.digest,
+        image=ImageFacts.of(film),
+        phrases=[PhraseAnswer.of(item) for item in found],
+    )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from medclip_dcl.config.studies import ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.studies import wire
-from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.studies.grey import GreyImage, Source
 from medclip_dcl.studies.limits import Limits
 from medclip_dcl.studies.sniff import HEAD, is_film
 
@@ -52,12 +52,16 @@ class SquareImage:
         height_px: height of the film, pixels.
         width_px: width of the film, pixels.
         constant: whether all its valid pixels were equal.
+        source: format of the file.
+        inverted: whether MONOCHROME1 was turned round.
     """
 
     pixels: npt.NDArray[np.uint8]
     height_px: int
     width_px: int
     constant: bool
+    source: Source
+    inverted: bool
 
 
 def limits_of(settings: ImagesConfig) -> Limits:
@@ -138,7 +142,9 @@ class Decoder:
         request = {"size_px": size_px, "equalize": equalize}
         facts, pixels = self._ask(source, request, np.uint8)
         height, width = facts["shape"]
-        return SquareImage(pixels, height, width, facts["constant"])
+        return SquareImage(
+            pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
+        )
 
     def close(self) -> None:
         """End all workers; a film that is being read is refused."""

@@ -1,6 +1,7 @@
 """A published model that answers questions."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,8 @@ class Predictor:
         Returns:
             f(positive) - f(negative), in [-2, 2].
         """
-        prompts = self.embed_sentences(prompt_texts(findings))
+        own = findings is self.findings
+        prompts = self._own_prompts if own else self.embed_sentences(prompt_texts(findings))
         return margins(self.model.score(regions, prompts), findings)
 
     def classify(
@@ -199,6 +201,11 @@ class Predictor:
         """
         grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0]
         return [locate(grid, height_px, width_px, threshold) for grid in grids.cpu().numpy()]
+
+    @cached_property
+    def _own_prompts(self) -> Tensor:
+        """Vectors of the published prompts, which most questions ask about."""
+        return self.embed_sentences(prompt_texts(self.findings))
 
     def _encode(self, texts: list[str]) -> Tensor:
         tokens = self._tokenizer(

@@ -14,15 +14,21 @@ class Caller:
     """What `Turns` needs to know of a request."""
 
     def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
-        self.state = SimpleNamespace(deadline=time.monotonic() + left_s)
-        self._gone = gone
+        self.state = SimpleNamespace(deadline=time.monotonic() + left_s, timings={})
+        self.left = asyncio.Event()
+        if gone:
+            self.left.set()
 
     async def is_disconnected(self) -> bool:
-        return self._gone
+        return self.left.is_set()
+
+    async def receive(self) -> dict[str, str]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
 
 
 def test_places_are_as_many_as_were_made() -> None:
-    places = Places(2, Figures())
+    places = Places(2, 100, Figures())
     assert [places.take(), places.take(), places.take()] == [True, True, False]
     places.leave()
     assert places.take()

@@ -15,6 +15,7 @@ from api.gate import Gate
 from api.journal import Figures
 from api.settings import ServeSettings
 
+ROOM = 8 << 20
 OPEN = Access(None, frozenset())
 
 
@@ -25,7 +26,7 @@ def app_with(places: Places | None = None, **settings: Any) -> FastAPI:
         Gate,
         settings=ServeSettings(model="m", **settings),
         access=OPEN,
-        places=places or Places(1, figures),
+        places=places or Places(1, ROOM, figures),
         figures=figures,
     )
     app.add_middleware(Frame, figures=figures)
@@ -102,7 +103,7 @@ def test_a_slow_body_is_given_up() -> None:
 
 
 def test_without_a_place_nothing_is_read() -> None:
-    places = Places(1, Figures())
+    places = Places(1, ROOM, Figures())
     assert places.take()
     status, body = ask(app_with(places), [3600.0])
     assert (status, b"overloaded" in body) == (503, True)
@@ -111,7 +112,7 @@ def test_without_a_place_nothing_is_read() -> None:
 
 
 def test_places_are_given_back_after_faults() -> None:
-    places = Places(1, Figures())
+    places = Places(1, ROOM, Figures())
     app = app_with(places)
     for _ in range(3):
         status, body = ask(app, [b""], path="/fault")

@@ -118,13 +118,13 @@ def test_the_image_runs_as_a_user_of_its_own(dockerfile: list[tuple[str, str]]) 
     assert any("/health" in rest for name, rest in stage if name == "HEALTHCHECK")
 
 
-def test_the_image_fetches_nothing_and_keeps_its_memory(dockerfile: list[tuple[str, str]]) -> None:
+def test_the_image_fetches_nothing_and_leaves_settings_alone(
+    dockerfile: list[tuple[str, str]],
+) -> None:
     given = environment(dockerfile)
     assert given["HF_HUB_OFFLINE"] == given["TRANSFORMERS_OFFLINE"] == "1"
-    assert given["MALLOC_ARENA_MAX"] == "1"
-    assert int(given["MALLOC_MMAP_THRESHOLD_"]) >= 1 << 30
-    assert int(given["MALLOC_TRIM_THRESHOLD_"]) >= 1 << 30
-    assert not [name for name in given if name.startswith("MEDCLIP_")]
+    # The service sets up its memory itself.
+    assert not [name for name in given if name.startswith(("MEDCLIP_", "MALLOC_"))]
 
 
 def test_packages_come_from_the_lock(dockerfile: list[tuple[str, str]]) -> None:
