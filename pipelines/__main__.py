@@ -25,7 +25,7 @@ STORY = (
 )
 """The jobs in the order in which data flows through them."""
 
-TOOLS = ("doctor", "check_data", "calibrate_eta")
+TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "compare")
 """Commands that answer a question; no recipe runs them by itself."""
 
 

@@ -35,7 +35,7 @@ class Estimate:
     Attributes:
         value: mean over the runs; None where a run has no such figure.
         error: its standard error; None where it cannot be told.
-        degrees: degrees of freedom of the error.
+        degrees: degrees of freedom of the error; None: it is taken as known.
         low: lower end of the 95 % interval.
         high: upper end of the 95 % interval.
         p: chance of a value as far from 0 were the truth 0.
@@ -165,12 +165,13 @@ def _estimate(
     degrees = _degrees(float(np.var(fixed[1:], ddof=1)), [runs[:, 0] for runs, _ in sides])
     alone = any(len(runs) < 2 for runs, _ in sides)
     reason = "one run: patients alone were resampled" if alone else ""
+    shown = degrees if math.isfinite(degrees) else None
     if error == 0:
         p = 1.0 if value == 0 else 0.0
-        return Estimate(value, error, degrees, value, value, p, reason)
+        return Estimate(value, error, shown, value, value, p, reason)
     reach = float(stats.t.ppf(1 - LEVEL / 2, degrees)) * error
     p = float(2 * stats.t.sf(abs(value) / error, degrees))
-    return Estimate(value, error, degrees, value - reach, value + reach, p, reason)
+    return Estimate(value, error, shown, value - reach, value + reach, p, reason)
 
 
 def _draw_runs(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -9,16 +9,10 @@ from medclip_dcl.artifacts.results import read_figures
 from medclip_dcl.artifacts.tables import read_table
 from pipelines.evaluate import main
 from tests.synthetic.corpus import write_recipe
-from tests.synthetic.evaluated import BOXED, write_evaluated
+from tests.synthetic.evaluated import BOXED, PROMPTS, write_evaluated
 from tests.synthetic.published import publish
 
 SETTINGS = {"bootstrap": 20, "batch": 3}
-PROMPTS = """
-format_version: 1
-findings:
-  - {name: pneumonia, label: Pneumonia, positive: pneumonia is seen, negative: the lungs are clear}
-  - {name: effusion, label: Pleural Effusion, positive: effusion, negative: the lungs are clear}
-"""
 
 
 @pytest.fixture(scope="module")

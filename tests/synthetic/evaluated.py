@@ -10,8 +10,17 @@ from medclip_dcl.artifacts import eta_cache, manifest, prepared
 from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.prepared import PreparedImages
 from medclip_dcl.artifacts.tables import read_table, write_table
-from tests.synthetic.corpus import KINDS, write_corpus
+from pipelines import evaluate
+from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
 from tests.synthetic.published import publish
+
+PROMPTS = """
+format_version: 1
+findings:
+  - {name: pneumonia, label: Pneumonia, positive: pneumonia is seen, negative: the lungs are clear}
+  - {name: effusion, label: Pleural Effusion, positive: effusion, negative: the lungs are clear}
+"""
+"""Two findings; no test film has an effusion."""
 
 BOXED = {"Pneumonia": KINDS[0][1], "Pneumothorax": KINDS[2][1]}
 """Label -> sentence of the box that its test films get."""
@@ -115,3 +124,20 @@ def _box(image: dict[str, Any], label: str) -> dict[str, Any]:
         "image_width": 40,
         "image_height": 40,
     }
+
+
+def evaluate_here(work: Path, *overrides: str) -> Path:
+    """Run the job on a folder of `write_evaluated`; every override is `key=value`."""
+    (work / "prompts.yaml").write_text(PROMPTS)
+    (work / "gallery.txt").write_text("\n".join([*BOXED.values(), "the heart is enlarged", ""]))
+    settings = {
+        "bootstrap": 20,
+        "batch": 3,
+        "prompts": str(work / "prompts.yaml"),
+        "gallery": str(work / "gallery.txt"),
+    }
+    recipe = write_recipe(work / "recipe.yaml", work, evaluate=settings, source={"root": str(work)})
+    options = [word for override in overrides for word in ("--set", override)]
+    if evaluate.main(["--config", str(recipe), *options]):
+        raise AssertionError("the evaluation failed")
+    return work

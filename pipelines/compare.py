@@ -1,0 +1,158 @@
+"""Say which of two recipes is better, in which figure, and whether other seeds would agree.
+
+    python -m pipelines compare RUN_A RUN_B [--figure NAME ...] [--samples 1000] [--json FILE]
+
+A run is a folder that holds `results` (or `results` itself). A side with several seeds is
+a folder of such folders, or folders joined by commas. Patients are resampled for all runs
+together, runs of each side by themselves; p is corrected for the number of figures (Holm).
+With one run on a side the verdict is on two models, not on two recipes.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from medclip_dcl.artifacts import results
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.errors import ArtifactMissing, MedclipError
+from medclip_dcl.metrics.comparison import LEVEL, Difference
+from medclip_dcl.tasks.cases import read_cases
+from medclip_dcl.tasks.contest import contest, measure_sides, verdict
+
+SAMPLES = 1000
+
+
+def find_runs(text: str) -> list[Path]:
+    """Find the results of a side.
+
+    Args:
+        text: folders joined by commas: results, runs that hold them, or folders of runs.
+
+    Returns:
+        Folders of results, sorted within each folder named.
+
+    Raises:
+        ArtifactMissing: a folder holds none.
+    """
+    found: list[Path] = []
+    for name in text.split(","):
+        folder = Path(name).expanduser()
+        inside = (folder / "artifact.json", folder / results.KIND.name / "artifact.json")
+        direct = [path.parent for path in inside if path.is_file()]
+        below = sorted(path.parent for path in folder.glob(f"*/{results.KIND.name}/artifact.json"))
+        if not direct and not below:
+            raise ArtifactMissing(f"{folder} holds no results; name a folder that evaluate wrote")
+        found += direct[:1] or below
+    return found
+
+
+def compare_runs(
+    a: Sequence[Path],
+    b: Sequence[Path],
+    samples: int = SAMPLES,
+    seed: int = 0,
+    figures: Sequence[str] = (),
+) -> dict[str, Difference]:
+    """Compare the runs of two recipes.
+
+    Args:
+        a: folders of results of one recipe.
+        b: of the other.
+        samples: draws of patients and runs.
+        seed: seed of the draws.
+        figures: the figures that are compared; empty: all.
+
+    Returns:
+        Figure -> difference a - b.
+
+    Raises:
+        MedclipError: results are missing or damaged, or were asked other cases.
+    """
+    sides = [[read_cases(open_artifact(path, results.KIND)) for path in side] for side in (a, b)]
+    first, second = measure_sides(sides, samples, np.random.default_rng(seed))
+    return contest(first, second, figures, np.random.default_rng(seed))
+
+
+def comparison_table(
+    differences: Mapping[str, Difference], runs: tuple[int, int], samples: int
+) -> str:
+    """Lay out a comparison as text.
+
+    Args:
+        differences: from `compare_runs`.
+        runs: number of runs of A and of B.
+        samples: draws of patients and runs.
+
+    Returns:
+        A line per figure, and the verdict over all.
+    """
+    lines = [
+        f"A: {runs[0]} run(s), B: {runs[1]} run(s); {samples} draws of patients and runs; "
+        f"p corrected for {len(differences)} figures",
+        f"{'figure':38}{'A':>8}{'B':>8}{'A - B':>9}{'95 % interval':>20}{'p':>8}  verdict",
+    ]
+    for name, item in differences.items():
+        found = item.estimate
+        if item.a is None or item.b is None or found.value is None:
+            lines.append(f"{name:38} not told: {found.reason}")
+            continue
+        span = (
+            ""
+            if found.low is None or found.high is None
+            else f"[{found.low:.3f}, {found.high:.3f}]"
+        )
+        p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
+        lines.append(
+            f"{name:38}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
+            f"{verdict(name, item)}"
+        )
+    told = [name for name, item in differences.items() if item.is_different]
+    lines.append(
+        f"different in {', '.join(told)}" if told else f"no difference shown at {LEVEL:.0%}"
+    )
+    if min(runs) < 2:
+        lines.append(
+            "one side has one run: this compares two models, and says little of two recipes; "
+            "two seeds of one recipe often differ by patients alone"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare two sides and print the table.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, whatever the verdict; the exit code of what went wrong otherwise.
+    """
+    parser = argparse.ArgumentParser(prog="python -m pipelines.compare")
+    parser.add_argument("a", metavar="RUN_A", help="folder of a run, or of runs of one recipe")
+    parser.add_argument("b", metavar="RUN_B", help="the same of the other recipe")
+    parser.add_argument("--figure", action="append", default=[], help="this one; may be repeated")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="draws of patients and runs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--json", type=Path, help="file that receives every number")
+    arguments = parser.parse_args(argv)
+    try:
+        a, b = find_runs(arguments.a), find_runs(arguments.b)
+        differences = compare_runs(a, b, arguments.samples, arguments.seed, arguments.figure)
+    except MedclipError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return error.exit_code
+    print(comparison_table(differences, (len(a), len(b)), arguments.samples), flush=True)
+    if arguments.json:
+        tree = {name: asdict(item) for name, item in differences.items()}
+        write_text(arguments.json, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

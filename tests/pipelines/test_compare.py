@@ -1,0 +1,73 @@
+import json
+import shutil
+
+import pytest
+
+from medclip_dcl.artifacts import results
+from pipelines.compare import find_runs, main
+from tests.synthetic.evaluated import evaluate_here, write_evaluated
+from tests.synthetic.published import publish
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four random models, one folder each, examined on the same films."""
+    folder = tmp_path_factory.mktemp("runs")
+    work = write_evaluated(folder / "work")
+    for seed in range(4):
+        shutil.rmtree(work / "model", ignore_errors=True)
+        publish(work / "model", seed=seed)
+        evaluate_here(work)
+        shutil.copytree(results.KIND.at(work), folder / f"seed-{seed}" / "results")
+    for side, seeds in {"first": (0, 1), "second": (2, 3)}.items():
+        for seed in seeds:
+            shutil.copytree(folder / f"seed-{seed}", folder / side / f"seed-{seed}")
+    return folder
+
+
+def test_two_halves_of_random_models_are_compared_figure_by_figure(runs, tmp_path, capsys):
+    told = tmp_path / "told.json"
+    sides = [str(runs / side) for side in ("first", "second")]
+    assert main([*sides, "--samples", "100", "--json", str(told)]) == 0
+    printed = capsys.readouterr().out
+    assert "A: 2 run(s), B: 2 run(s); 100 draws" in printed
+    assert "grounding.miou" in printed
+    tree = json.loads(told.read_text(), parse_constant=lambda name: pytest.fail(name))
+    item = tree["grounding.miou"]
+    assert item["estimate"]["value"] == pytest.approx(item["a"] - item["b"])
+    assert item["estimate"]["low"] <= item["estimate"]["value"] <= item["estimate"]["high"]
+    assert item["corrected_p"] >= item["estimate"]["p"]
+    assert not any("own_" in name for name in tree)
+
+
+def test_a_run_does_not_differ_from_itself(runs, capsys):
+    assert main([str(runs / "seed-0"), str(runs / "seed-0" / "results"), "--samples", "50"]) == 0
+    printed = capsys.readouterr().out
+    assert "no difference shown at 5%" in printed
+    assert "this compares two models" in printed
+
+
+def test_a_side_is_a_folder_of_runs_or_several_joined_by_commas(runs):
+    joined = f"{runs / 'seed-2'},{runs / 'seed-3' / 'results'}"
+    assert [path.parent.name for path in find_runs(joined)] == ["seed-2", "seed-3"]
+    assert [path.parent.name for path in find_runs(str(runs / "second"))] == ["seed-2", "seed-3"]
+
+
+def test_figures_can_be_chosen_beforehand(runs, capsys):
+    sides = [str(runs / side) for side in ("first", "second")]
+    assert main([*sides, "--figure", "grounding.miou", "--samples", "20"]) == 0
+    assert "corrected for 1 figures" in capsys.readouterr().out
+    assert main([*sides, "--figure", "beauty"]) == 2
+    assert "the runs have no figures ['beauty']" in capsys.readouterr().err
+
+
+def test_runs_on_other_films_are_refused(runs, tmp_path, capsys):
+    other = write_evaluated(tmp_path / "work")
+    evaluate_here(other, "evaluate.films_per_finding=4")
+    assert main([str(runs / "seed-0"), str(other)]) == 4
+    assert "has other cases" in capsys.readouterr().err
+
+
+def test_a_folder_without_results_is_named(tmp_path, capsys):
+    assert main([str(tmp_path), str(tmp_path)]) == 4
+    assert "holds no results" in capsys.readouterr().err
