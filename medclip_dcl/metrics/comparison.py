@@ -24,7 +24,7 @@ from medclip_dcl.errors import MetricError
 LEVEL = 0.05
 """Chance of calling a difference where there is none, over all figures together."""
 
-Runs = Float[np.ndarray, "runs samples_and_one"]
+Runs = Float[np.ndarray, "_ samples_and_one"]
 """A figure of each run, on the patients as they are and in every resample of them."""
 
 

@@ -10,7 +10,7 @@ from medclip_dcl.metrics.comparison import Difference, Estimate, compare_sides, 
 from medclip_dcl.metrics.resampled import patient_weights
 from medclip_dcl.tasks.cases import LOWER_IS_BETTER, Cases, check_same_cases, measure
 
-Side = Mapping[str, Float[np.ndarray, "runs samples_and_one"]]
+Side = Mapping[str, Float[np.ndarray, "_ samples_and_one"]]
 """Figure -> its values in every run of a recipe, on every draw of patients."""
 
 _DOUBLES = ".own_"

@@ -7,7 +7,7 @@ RUNS = np.tile([[0.50], [0.51], [0.52]], (1, 41))
 
 def test_a_verdict_knows_of_which_figures_less_is_better():
     a = {"grounding.miou": RUNS + 0.4, "boxes.median_rank": RUNS + 0.4, "boxes.recall": RUNS}
-    b = {name: RUNS for name in a}
+    b = dict.fromkeys(a, RUNS)
     found = contest(a, b, (), np.random.default_rng(0))
     assert {name: verdict(name, item) for name, item in found.items()} == {
         "grounding.miou": "A is better",
