@@ -11,6 +11,7 @@ from medclip_dcl.artifacts.image_model import write_image_model
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.training.image_run import ImageInputs, train_images
 from medclip_dcl.training.lesson import Ending
+from medclip_dcl.training.publishing import best_figure
 from pipelines.job import Job
 from pipelines.training_run import TrainingRun, loop_settings, weights_digest
 
@@ -61,6 +62,8 @@ def _publish(folder: Path, config: Config, inputs: ImageInputs, ending: Ending) 
         "training": {
             "steps": ending.place.step,
             "skipped": ending.place.skipped,
+            "published_step": ending.published_step,
+            "best": best_figure(config, ending),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
         },

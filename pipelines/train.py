@@ -55,7 +55,7 @@ def build(job: Job) -> None:
             another, or training cannot go on.
     """
     config = job.config
-    accelerator = start_accelerator(config.train)
+    accelerator = start_accelerator(config.train, job.work)
     try:
         _build(job, accelerator)
     finally:

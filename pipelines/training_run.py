@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from medclip_dcl.artifacts import language_model
 from medclip_dcl.artifacts.checkpoint import CheckpointStore
 from medclip_dcl.artifacts.files import sha256_file
+from medclip_dcl.artifacts.foreign import weights_file
 from medclip_dcl.artifacts.frame import Artifact, Kind
 from medclip_dcl.config import Config
-from medclip_dcl.errors import CheckpointError
 from medclip_dcl.training.lesson import Ending
 
 HOW_NOT_WHAT = (
@@ -20,10 +19,15 @@ HOW_NOT_WHAT = (
     "log_every_steps",
     "validate_every_steps",
     "validate_batches",
+    "validate_films",
+    "trackers",
+    "gradient_checkpointing",
     "max_skipped",
     "loader_workers",
 )
 """Settings of the loop that do not change what is learned."""
+
+_WHAT_IS_BEST = {"validate_every_steps", "validate_batches", "validate_films"}
 
 Trained = TypeVar("Trained")
 
@@ -55,7 +59,8 @@ def loop_settings(config: Config) -> dict[str, Any]:
     Returns:
         Seed, model, objective, and of the loop what changes the result.
     """
-    loop = config.train.model_dump(mode="json", exclude=set(HOW_NOT_WHAT))
+    how = set(HOW_NOT_WHAT) - (_WHAT_IS_BEST if config.train.best_metric else set())
+    loop = config.train.model_dump(mode="json", exclude=how)
     return {
         "seed": config.seed,
         "model": config.model,
@@ -68,7 +73,7 @@ def weights_digest(path: Path) -> str:
     """Hash pretrained weights.
 
     Args:
-        path: safetensors file, or its directory.
+        path: a file of weights, or its directory.
 
     Returns:
         64 hexadecimal digits.
@@ -76,7 +81,4 @@ def weights_digest(path: Path) -> str:
     Raises:
         CheckpointError: there is none.
     """
-    file = path / language_model.WEIGHTS if path.is_dir() else path
-    if not file.is_file():
-        raise CheckpointError(f"no weights at {file}; give a safetensors file or its directory")
-    return sha256_file(file)
+    return sha256_file(weights_file(path))

@@ -26,6 +26,7 @@ KIND = Kind("checkpoints", 1, "train")
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _PREFIX = "step-"
+_GOING = ".going"
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,13 @@ class CheckpointStore:
             break
         return Found(None, tuple(skipped))
 
-    def save(self, snapshot: Snapshot, keep: int) -> Path:
+    def save(self, snapshot: Snapshot, keep: int, pinned: int = 0) -> Path:
         """Write a checkpoint, then remove all but the newest.
 
         Args:
             snapshot: the run as it stands.
             keep: checkpoints that stay, at least 1.
+            pinned: step of one more that stays, such as the best; 0: none.
 
         Returns:
             Folder of the checkpoint.
@@ -121,7 +123,7 @@ class CheckpointStore:
         Raises:
             TrainingError: the disk refuses; earlier checkpoints are untouched.
         """
-        path = self._folder / f"{_PREFIX}{snapshot.step:08d}"
+        path = self._path(snapshot.step)
         try:
             self._write(path, snapshot)
         except OSError as error:
@@ -134,13 +136,32 @@ class CheckpointStore:
         others = [old for old in self._paths() if old != path]
         newer = [old for old in others if old.name > path.name]
         for old in newer + others[: max(0, len(others) - len(newer) - keep + 1)]:
-            shutil.rmtree(old)
+            if old != self._path(pinned):
+                self._remove(old)
         return path
+
+    def weights(self, step: int) -> dict[str, Tensor] | None:
+        """Read the weights of one checkpoint of this run.
+
+        Args:
+            step: steps that it has done.
+
+        Returns:
+            Parameters and buffers by name; None where it is not there or not whole.
+
+        Raises:
+            CheckpointError: its bytes are those that were sealed, and yet cannot be read.
+        """
+        try:
+            artifact = open_artifact(self._path(step), KIND)
+        except ArtifactError:
+            return None
+        return dict(_read(artifact).weights) if artifact.recipe == self._recipe else None
 
     def clear(self) -> None:
         """Remove every checkpoint: the model is published."""
         for path in self._paths():
-            shutil.rmtree(path)
+            self._remove(path)
 
     def _write(self, path: Path, snapshot: Snapshot) -> None:
         with drafting(path, KIND, self._recipe) as draft:
@@ -155,6 +176,16 @@ class CheckpointStore:
     def _remove_traces(self, path: Path) -> None:
         shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
         path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
+
+    def _remove(self, path: Path) -> None:
+        """Take a checkpoint away at once: what is seen is whole, whenever a kill comes."""
+        going = self._folder / _GOING
+        shutil.rmtree(going, ignore_errors=True)
+        path.replace(going)
+        shutil.rmtree(going)
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{_PREFIX}{step:08d}"
 
     def _paths(self) -> list[Path]:
         return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())

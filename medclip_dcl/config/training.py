@@ -6,6 +6,28 @@ from pydantic import Field, model_validator
 
 from medclip_dcl.config.section import Section
 
+Tracker = Literal[
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "comet_ml",
+    "aim",
+    "clearml",
+    "dvclive",
+    "swanlab",
+]
+"""Trackers by the names that Accelerate gives them."""
+
+BestMetric = Literal[
+    "",
+    "validation_loss",
+    "validation_uncorrected_loss",
+    "validation_auc",
+    "validation_recall_at_10",
+]
+"""Figures that may choose the published step."""
+
 
 class TrainConfig(Section):
     """The Accelerate loop (`train`)."""
@@ -16,8 +38,19 @@ class TrainConfig(Section):
     """Optimiser steps."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
     """Peak AdamW learning rate; paper: 1e-5."""
+    image_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the image encoder; None: `learning_rate`."""
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
+    projection_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the maps into the shared space; None: each as its encoder."""
+    image_frozen_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which the image encoder stays as it is, norms and dropout as in use;
+    `steps`: always."""
+    text_frozen_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which the text encoder stays as it is."""
+    projection_frozen_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which the maps into the shared space stay as they are."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2000
     """Linear warm-up before cosine decay; paper: 2000."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -32,6 +65,13 @@ class TrainConfig(Section):
     """Whether batch norms keep the statistics that they were loaded with."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Autocast of the encoders; the loss is always float32."""
+    compile_backend: Literal["none", "inductor", "aot_eager"] = "none"
+    """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
+    GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from
+    the plain run's, so this is part of the recipe."""
+    gradient_checkpointing: Literal["none", "text", "both"] = "none"
+    """Encoders that compute their activations twice instead of keeping them: less memory, a
+    third more time, the same numbers."""
     processes: Annotated[int, Field(ge=1)] = 1
     """Processes that the run expects; another world size is refused."""
     torch_threads: Annotated[int, Field(ge=0)] = 0
@@ -46,6 +86,14 @@ class TrainConfig(Section):
     """Steps between validation losses; 0: none."""
     validate_batches: Annotated[int, Field(gt=0)] = 8
     """Most global batches of the validation split in one validation loss."""
+    validate_films: Annotated[int, Field(ge=0)] = 0
+    """Most films of the validation split that are asked for findings and sentences at each
+    validation; 0: none."""
+    best_metric: BestMetric = ""
+    """Figure of validation that chooses the published step; empty: the last step."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where figures go beside the metrics log, by Accelerate's names; `tensorboard` writes to
+    `trackers/` in the recipe's folder, most others send figures away."""
     max_skipped: Annotated[int, Field(ge=1)] = 10
     """Consecutive steps with a non-finite loss or gradient that stop the run."""
     loader_workers: Annotated[int, Field(ge=0)] = 1
@@ -61,4 +109,22 @@ class TrainConfig(Section):
             raise ValueError(
                 f"global_batch {self.global_batch} is no multiple of processes {self.processes}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _something_learns(self) -> Self:
+        frozen = min(self.image_frozen_steps, self.text_frozen_steps, self.projection_frozen_steps)
+        if frozen:
+            raise ValueError(
+                f"image, text and projections are all frozen for {frozen} steps; thaw one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> Self:
+        if self.best_metric and not self.validate_every_steps:
+            raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
+        asks = self.best_metric in {"validation_auc", "validation_recall_at_10"}
+        if asks and not self.validate_films:
+            raise ValueError(f"best_metric {self.best_metric} needs validate_films")
         return self

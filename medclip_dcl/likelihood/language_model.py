@@ -2,23 +2,22 @@
 
 A directory is read without code of its own: its config passes an allow-list, so that
 `auto_map` and `model_type` of the CXR-BERT releases play no part, and nothing asks
-whether remote code may run. Weights come from safetensors. A release that has only
-`pytorch_model.bin` is read by torch's tensors-only unpickler, here and nowhere else.
+whether remote code may run. Weights come from safetensors, or from a release's
+`pytorch_model.bin` as `artifacts.foreign` reads it.
 """
 
 import json
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.artifacts.files import sha256_file, write_bytes, write_text
+from medclip_dcl.artifacts.foreign import read_tensors, weights_file
 from medclip_dcl.artifacts.language_model import CONFIG, TOKENIZER, WEIGHTS
 from medclip_dcl.errors import CheckpointError
 
@@ -52,7 +51,6 @@ _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_PICKLE = "pytorch_model.bin"
 _VOCABULARY = "vocab.txt"
 
 
@@ -174,7 +172,7 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
         CheckpointError: there is no config.json.
     """
     names = [CONFIG, TOKENIZER, "tokenizer_config.json", _VOCABULARY]
-    names.append(WEIGHTS if (folder / WEIGHTS).is_file() else _PICKLE)
+    names.append(weights_file(folder).name)
     found = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
     if CONFIG not in found:
         raise CheckpointError(f"the language model has no {CONFIG}; give a BERT directory")
@@ -182,19 +180,7 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read tensors by name; the one place that opens a pickled checkpoint."""
-    try:
-        if (folder / WEIGHTS).is_file():
-            state = load_file(folder / WEIGHTS)
-        else:
-            state = torch.load(folder / _PICKLE, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(
-            f"neither {WEIGHTS} nor {_PICKLE} can be read as plain tensors"
-        ) from error
-    if not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{_PICKLE} holds more than tensors; convert it to {WEIGHTS}")
-    return {_modern(name): tensor.float() for name, tensor in state.items()}
+    return {_modern(name): tensor.float() for name, tensor in read_tensors(folder).items()}
 
 
 def _modern(name: str) -> str:

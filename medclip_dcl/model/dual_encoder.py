@@ -144,8 +144,8 @@ def load_text_weights(encoder: DualEncoder, folder: Path) -> LoadReport:
 
     Args:
         encoder: model whose BERT is filled; its projection stays random.
-        folder: directory with `model.safetensors`, keys with or without `bert.` (our
-            language model, CXR-BERT, plain BERT).
+        folder: directory with `model.safetensors` or `pytorch_model.bin`, keys with or
+            without `bert.` (our language model, CXR-BERT, plain BERT).
 
     Returns:
         What was matched; `unexpected` holds the heads that are not used.

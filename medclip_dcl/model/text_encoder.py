@@ -7,8 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
+from medclip_dcl.artifacts.foreign import read_tensors
 from medclip_dcl.config.model import TextEncoderConfig
-from medclip_dcl.model.weights import LoadReport, fill, read_weights
+from medclip_dcl.model.weights import LoadReport, fill
 
 _PREFIX = "bert."
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
@@ -51,6 +52,21 @@ class TextEncoder(nn.Module):
         projected: Tensor = self.projection(pooled)
         return projected
 
+    def checkpoint_activations(self) -> None:
+        """Compute the activations of each layer twice instead of keeping them."""
+        self.backbone.activation_checkpointing_enable({"use_reentrant": False})
+
+    def compile_layers(self, backend: str) -> None:
+        """Compile BERT in place; keys of the weights stay.
+
+        Sentences differ in length, and shapes that are known to vary from the first batch on
+        let a resumed run compile what the uninterrupted one ran.
+
+        Args:
+            backend: one of torch's compilers.
+        """
+        self.backbone.compile(dynamic=True, backend=backend)
+
     def initialise(self, generator: torch.Generator) -> None:
         """Draw fresh weights.
 
@@ -92,8 +108,8 @@ def fill_text_encoder(encoder: TextEncoder, folder: Path) -> LoadReport:
 
     Args:
         encoder: encoder that receives the weights.
-        folder: directory with `model.safetensors`, keys with or without `bert.` (our
-            language model, CXR-BERT, plain BERT).
+        folder: directory with `model.safetensors` or `pytorch_model.bin`, keys with or
+            without `bert.` (our language model, CXR-BERT, plain BERT).
 
     Returns:
         What was matched; `unexpected` holds the heads that are not used.
@@ -102,5 +118,12 @@ def fill_text_encoder(encoder: TextEncoder, folder: Path) -> LoadReport:
         CheckpointError: the file cannot be read, lacks a weight, has one of another
             shape, or holds keys that are neither BERT's nor a known head's.
     """
-    state = {key.removeprefix(_PREFIX): value for key, value in read_weights(folder).items()}
-    return fill(encoder.backbone, state, heads=_HEADS)
+    state = {_modern(key): value for key, value in read_tensors(folder).items()}
+    return fill(encoder.backbone, state, heads=_HEADS, layout="bert")
+
+
+def _modern(key: str) -> str:
+    """Drop the prefix, and translate the layer norm names of the first BERT releases."""
+    key = key.removeprefix(_PREFIX)
+    key = key.replace("LayerNorm.gamma", "LayerNorm.weight")
+    return key.replace("LayerNorm.beta", "LayerNorm.bias")

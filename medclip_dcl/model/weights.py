@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from medclip_dcl.errors import CheckpointError
-
-_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -21,48 +16,38 @@ class LoadReport:
         matched: keys that filled a weight of the module.
         missing: weights of the module that the checkpoint does not hold.
         unexpected: keys of the checkpoint that the module has no place for.
+        layout: whose key layout the checkpoint has.
     """
 
     matched: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    layout: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many keys were matched, missing and unexpected."""
+        return {name: len(getattr(self, name)) for name in ("matched", "missing", "unexpected")}
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors checkpoint.
-
-    Args:
-        path: the file, or a directory with `model.safetensors`.
-
-    Returns:
-        Tensors by key, on the CPU.
-
-    Raises:
-        CheckpointError: there is no such file, or it is no safetensors file.
-    """
-    file = path / _FILE if path.is_dir() else path
-    try:
-        return load_file(file)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"no weights at {file}; give a safetensors file or a directory with {_FILE}"
-        ) from error
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{file} is no readable safetensors file; convert the checkpoint to safetensors"
-        ) from error
-
-
-def fill(module: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...]) -> LoadReport:
+def fill(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    heads: tuple[str, ...],
+    fresh: tuple[str, ...] = (),
+    layout: str = "",
+) -> LoadReport:
     """Copy weights into a module; nothing may be left over in silence.
 
     Args:
         module: module whose every weight must be filled.
         state: weights by the module's own keys.
         heads: prefixes of keys that belong to heads which the module leaves out.
+        fresh: prefixes of weights that no checkpoint holds and that stay as they are.
+        layout: whose key layout the checkpoint has.
 
     Returns:
-        The account; `missing` is empty, and `unexpected` holds head keys alone.
+        The account; `missing` holds fresh weights alone, `unexpected` head keys alone.
 
     Raises:
         CheckpointError: a weight is missing or has another shape, or a key belongs
@@ -73,12 +58,14 @@ def fill(module: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...])
         matched=tuple(sorted(own.keys() & state.keys())),
         missing=tuple(sorted(key for key in own.keys() - state.keys() if not _is_counter(key))),
         unexpected=tuple(sorted(state.keys() - own.keys())),
+        layout=layout,
     )
+    lost = [key for key in report.missing if not key.startswith(fresh)]
     strange = [key for key in report.unexpected if not key.startswith(heads)]
-    if report.missing or strange:
+    if lost or strange or not report.matched:
         raise CheckpointError(
             f"checkpoint matches {len(report.matched)} of {len(own)} weights: "
-            f"{len(report.missing)} missing {_sample(report.missing)}, "
+            f"{len(lost)} missing {_sample(lost)}, "
             f"{len(strange)} unknown {_sample(strange)}; give weights of the same architecture"
         )
     for key in report.matched:

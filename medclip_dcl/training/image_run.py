@@ -17,7 +17,7 @@ from medclip_dcl.model.view_encoder import ViewEncoder, build_view_encoder
 from medclip_dcl.training.class_eta import class_eta
 from medclip_dcl.training.draws import Stream, seed_for
 from medclip_dcl.training.lesson import Course, Ending
-from medclip_dcl.training.run import follow
+from medclip_dcl.training.run import follow, tell_weights
 from medclip_dcl.training.view_batches import ViewBatch, ViewBatches
 from medclip_dcl.training.view_contrast import ViewContrast
 
@@ -56,12 +56,16 @@ def train_images(
         MedclipError: an input is missing, stale or does not fit, or training cannot go on.
     """
     images = ImageSet(inputs.image_set)
-    course = _course(config, images, inputs.image_weights, accelerator)
+    course = _course(config, images, inputs.image_weights, accelerator, say)
     return follow(course, config, accelerator, store, folder, say)
 
 
 def _course(
-    config: Config, images: ImageSet, weights: Path | None, accelerator: Accelerator
+    config: Config,
+    images: ImageSet,
+    weights: Path | None,
+    accelerator: Accelerator,
+    say: Callable[..., None],
 ) -> Course[ViewEncoder, ViewBatch]:
     _refuse_misfit(config, images)
     settings, classes = config.train, images.classes
@@ -92,7 +96,7 @@ def _course(
         count = min(settings.validate_batches, held_out.steps_per_epoch)
         validation = [held_out.batch(step) for step in range(count)]
     return Course(
-        encoder=_start(config, weights, accelerator),
+        encoder=_start(config, weights, accelerator, say),
         contrast=ViewContrast(config.objective, config.views),
         batch=trained.batch,
         validation=validation,
@@ -101,10 +105,12 @@ def _course(
     )
 
 
-def _start(config: Config, weights: Path | None, accelerator: Accelerator) -> ViewEncoder:
+def _start(
+    config: Config, weights: Path | None, accelerator: Accelerator, say: Callable[..., None]
+) -> ViewEncoder:
     encoder = build_view_encoder(config.model.image, config.views, config.seed)
     if weights is not None:
-        load_image_weights(encoder.image, weights)
+        tell_weights(say, "image", load_image_weights(encoder.image, weights))
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
         nn.SyncBatchNorm.convert_sync_batchnorm(encoder)  # type: ignore[no-untyped-call]
@@ -118,4 +124,8 @@ def _refuse_misfit(config: Config, images: ImageSet) -> None:
             f"model.image takes {image.channels} channels of {image.input_px} pixels, the image "
             f"set has {images.channels} of {images.size_px}; set model.image.channels and "
             "model.image.input_px to those of image_set"
+        )
+    if config.train.validate_films:
+        raise ConfigError(
+            "train.validate_films asks films for findings, and an image set has none; set it to 0"
         )

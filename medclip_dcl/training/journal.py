@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on: a line of figures, and a word of warning."""
+"""What is told of a run while it goes on: figures to log and trackers, and a word of warning."""
 
 import math
 import time
@@ -77,14 +77,19 @@ class Journal:
         }
         self._write(self.latest)
         self._watch_floor(step, figures["frac_floor"])
-        return {"loss": figures["loss"], "floor": figures["frac_floor"]}
+        return {
+            "loss": figures["loss"],
+            "uncorrected": figures["uncorrected_loss"],
+            "floor": figures["frac_floor"],
+            "images_per_s": self.latest["images_per_s"] or 0.0,
+        }
 
-    def note_validation(self, step: int, figures: Mapping[str, float]) -> None:
+    def note_validation(self, step: int, figures: Mapping[str, float | None]) -> None:
         """Write a line about the validation split.
 
         Args:
             step: steps done.
-            figures: losses by name.
+            figures: losses and answers by name; None: not known.
         """
         self._write({"step": step, **figures})
         self._marked_s = time.monotonic()  # validation is no part of the training speed
@@ -111,6 +116,8 @@ class Journal:
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.write(line)
+        known = {name: value for name, value in line.items() if value is not None}
+        self._accelerator.log(known, step=line["step"])
 
     def _watch_floor(self, step: int, frac_floor: float) -> None:
         self._floor.append(frac_floor)

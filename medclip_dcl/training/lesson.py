@@ -75,6 +75,8 @@ class Course(Generic[Model, BatchT]):
     """Steps in one pass over the data."""
     facts: Mapping[str, int]
     """Counts that are told at the start."""
+    checkup: Callable[[Model, torch.device], dict[str, float | None]] | None = None
+    """Questions asked beside the validation loss, of a model in eval mode; None: none."""
 
 
 @dataclass
@@ -87,6 +89,10 @@ class Place:
     """Steps whose loss or gradient was not finite."""
     in_a_row: int = 0
     """Such steps since the last good one."""
+    best_step: int = 0
+    """Steps done when the named metric was best; 0: not yet measured."""
+    best_value: float | None = None
+    """The metric at that step."""
 
 
 @dataclass(frozen=True)
@@ -98,4 +104,6 @@ class Ending:
     figures: dict[str, float | None]
     """The last line of the metrics log."""
     weights: dict[str, Tensor]
-    """Parameters and buffers of the model."""
+    """Parameters and buffers of the model that is to be published."""
+    published_step: int
+    """Steps that it has done: all, or those of the best checkpoint."""

@@ -1,15 +1,18 @@
 """The loop: resume, step, log, validate, save, stop."""
 
+import math
 from contextlib import closing
 from typing import Generic
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.errors import CheckpointError, TrainingError
 from medclip_dcl.progress import Progress
+from medclip_dcl.training.economy import economise
 from medclip_dcl.training.journal import Journal
 from medclip_dcl.training.lesson import BatchT, Course, Model, Place
 from medclip_dcl.training.optimizer import (
@@ -18,11 +21,12 @@ from medclip_dcl.training.optimizer import (
     optimizer_tensors,
 )
 from medclip_dcl.training.reading import read_ahead
-from medclip_dcl.training.step import StepReport, TrainStep, set_training_mode
+from medclip_dcl.training.step import StepReport, TrainStep
 from medclip_dcl.training.stopping import StopRequest
-from medclip_dcl.training.validation import validation_loss
+from medclip_dcl.training.validation import evaluating, validation_loss
 
 _IDS_SHOWN = 8
+_COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
 
 
 class Loop(Generic[Model, BatchT]):
@@ -56,8 +60,7 @@ class Loop(Generic[Model, BatchT]):
         self._accelerator, self._settings, self._store = accelerator, settings, store
         self._course: Course[Model, BatchT] = course
         encoder = course.encoder
-        if settings.channels_last:
-            encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        economise(encoder, settings)
         self._encoder: Model = encoder.to(accelerator.device)
         course.contrast.to(accelerator.device)
         self.optimizer = build_optimizer(encoder, settings)
@@ -81,7 +84,6 @@ class Loop(Generic[Model, BatchT]):
                 a checkpoint cannot be written.
         """
         settings, place = self._settings, self.place
-        set_training_mode(self._encoder, settings.freeze_batchnorm)
         batches = read_ahead(
             self._course.batch, place.step, settings.steps, settings.loader_workers
         )
@@ -91,15 +93,38 @@ class Loop(Generic[Model, BatchT]):
                 report = self._step(batch, request.requested)
                 self._count(batch, report)
                 progress.advance(1, **journal.note(place.step, place.skipped, report.output))
-                if self._course.validation and place.step % settings.validate_every_steps == 0:
+                examined = self._is_examined()
+                if examined:
                     journal.note_validation(place.step, self._validate())
                 last = report.stop or place.step == settings.steps
-                if last or place.step % settings.save_every_steps == 0:
+                judged = examined and bool(settings.best_metric)
+                if last or judged or place.step % settings.save_every_steps == 0:
                     journal.sync()
                     self._save()
                 if last:
                     break
         return place.step == settings.steps
+
+    def published(self) -> tuple[int, dict[str, Tensor]]:
+        """Give what the run is to publish.
+
+        Returns:
+            Steps done, and parameters and buffers: of the best step where a metric chose
+            one, else of the last.
+
+        Raises:
+            CheckpointError: the best checkpoint is gone or damaged.
+        """
+        best = self.place.best_step
+        if not best or best == self.place.step or not self._accelerator.is_main_process:
+            return self.place.step, self._encoder.state_dict()
+        weights = self._store.weights(best)
+        if weights is None:
+            raise CheckpointError(
+                f"the best checkpoint, of step {best}, is gone or damaged; remove the checkpoints "
+                "and train anew, or set train.best_metric to nothing"
+            )
+        return best, weights
 
     def _resume(self) -> tuple[str, ...]:
         found = self._store.find()
@@ -124,19 +149,16 @@ class Loop(Generic[Model, BatchT]):
         state = dict(snapshot.state)
         if self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
-        self.place = Place(snapshot.step, state["skipped"], state["in_a_row"])
+        self.place = Place(snapshot.step, **{name: state[name] for name in _COUNTERS})
 
     def _save(self) -> None:
         if self._accelerator.is_main_process:
             scaler, place = self._accelerator.scaler, self.place
-            state = {
-                "skipped": place.skipped,
-                "in_a_row": place.in_a_row,
-                "scaler": None if scaler is None else scaler.state_dict(),
-            }
+            state = {name: getattr(place, name) for name in _COUNTERS}
+            state["scaler"] = None if scaler is None else scaler.state_dict()
             moments = optimizer_tensors(self.optimizer, self._encoder)
             snapshot = Snapshot(place.step, self._encoder.state_dict(), moments, state)
-            self._store.save(snapshot, self._settings.keep_checkpoints)
+            self._store.save(snapshot, self._settings.keep_checkpoints, place.best_step)
         self._accelerator.wait_for_everyone()
 
     def _count(self, batch: BatchT, report: StepReport) -> None:
@@ -155,11 +177,27 @@ class Loop(Generic[Model, BatchT]):
                 "train.learning_rate, or look at these"
             )
 
-    def _validate(self) -> dict[str, float]:
-        return validation_loss(
-            self._accelerator,
-            self._encoder,
-            self._course.contrast,
-            self._course.validation,
-            self._settings,
+    def _is_examined(self) -> bool:
+        every = self._settings.validate_every_steps
+        return bool(self._course.validation) and self.place.step % every == 0
+
+    def _validate(self) -> dict[str, float | None]:
+        figures: dict[str, float | None] = {}
+        figures |= validation_loss(
+            self._accelerator, self._encoder, self._course.contrast, self._course.validation
         )
+        if self._course.checkup is not None and self._accelerator.is_main_process:
+            with evaluating(self._encoder), self._accelerator.autocast():
+                figures |= self._course.checkup(self._encoder, self._accelerator.device)
+        self._judge(figures)
+        return figures
+
+    def _judge(self, figures: dict[str, float | None]) -> None:
+        """Remember the best step; the main process alone knows every figure, and saves."""
+        name, place = self._settings.best_metric, self.place
+        value = figures.get(name)
+        if value is None or not math.isfinite(value):
+            return
+        sign = -1 if name.endswith("loss") else 1
+        if place.best_value is None or sign * value > sign * place.best_value:
+            place.best_step, place.best_value = place.step, value

@@ -8,26 +8,26 @@ from torch.optim import AdamW, Optimizer
 
 from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.errors import CheckpointError
+from medclip_dcl.training.parts import Part, part_of, peak_learning_rate
 
 
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """Build the optimiser of a model.
 
     Args:
-        encoder: the model, on its device.
+        encoder: the model, on its device, some parts of it frozen or none.
         settings: learning rates and weight decay.
 
     Returns:
-        AdamW. Biases, norms and gamma do not decay; the text encoder may have its own
-        peak learning rate. Each group keeps its peak under `peak`.
+        AdamW. Biases, norms and gamma do not decay; each part may have its own peak
+        learning rate. Each group keeps its peak under `peak`.
 
     Source: Wang et al. 2023, Section 3.2 (AdamW); which weights decay is ours.
     """
-    text = settings.text_learning_rate or settings.learning_rate
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in encoder.named_parameters():
-        if parameter.requires_grad:
-            peak = text if name.startswith("text.") else settings.learning_rate
+        if parameter.requires_grad or part_of(name) is not Part.SCALE:  # frozen ones may thaw
+            peak = peak_learning_rate(name, settings)
             decay = settings.weight_decay if parameter.ndim > 1 else 0.0
             members.setdefault((peak, decay), []).append(parameter)
     groups = [

@@ -11,6 +11,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.likelihood.language_model import CONFIG_FIELDS
 from medclip_dcl.model.preprocessing import preprocessing_facts
 from medclip_dcl.tasks.prompts import read_prompts
+from medclip_dcl.training.lesson import Ending
 from medclip_dcl.training.run import Inputs, Trained
 
 INTENDED_USE = (
@@ -67,6 +68,21 @@ def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> d
     }
 
 
+def best_figure(config: Config, ending: Ending) -> dict[str, Any] | None:
+    """Say by what figure the published step was chosen.
+
+    Args:
+        config: the configuration.
+        ending: the finished run.
+
+    Returns:
+        Name and value; None where the last step is published.
+    """
+    if not config.train.best_metric:
+        return None
+    return {"metric": config.train.best_metric, "value": ending.place.best_value}
+
+
 def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, Any]:
     """Say what a model is, was made from, is for and is not for.
 
@@ -112,6 +128,8 @@ def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, An
         "training": {
             "steps": trained.ending.place.step,
             "skipped": trained.ending.place.skipped,
+            "published_step": trained.ending.published_step,
+            "best": best_figure(config, trained.ending),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
             "last_figures": {

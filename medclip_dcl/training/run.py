@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,10 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood.language_model import load_language_model
 from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights
 from medclip_dcl.model.image_encoder import load_image_weights
+from medclip_dcl.model.weights import LoadReport
 from medclip_dcl.studies.truth import Truth
+from medclip_dcl.tasks.prompts import read_prompts
+from medclip_dcl.training.checkup import Checkup, make_checkup
 from medclip_dcl.training.contrast import Contrast
 from medclip_dcl.training.corpus import Corpus, read_corpus
 from medclip_dcl.training.draws import Stream, seed_for
@@ -34,6 +38,7 @@ from medclip_dcl.training.loop import Loop
 from medclip_dcl.training.metrics_log import MetricsLog
 from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable
 from medclip_dcl.training.sampler import PairSampler
+from medclip_dcl.training.trackers import open_trackers, tracker_options
 
 
 @dataclass(frozen=True)
@@ -68,22 +73,25 @@ class Trained:
     tokenizer: PreTrainedTokenizerBase
 
 
-def start_accelerator(settings: TrainConfig) -> Accelerator:
+def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
     """Join the processes of the run.
 
     Args:
         settings: the training loop.
+        work: the recipe's folder, for trackers that keep files; None: nothing is tracked.
 
     Returns:
         Device, processes and precision.
 
     Raises:
-        ConfigError: there are more or fewer processes than the recipe expects.
+        ConfigError: there are more or fewer processes than the recipe expects, or a tracker
+            is not installed.
     """
     accelerator = Accelerator(
         mixed_precision=settings.precision,
         cpu=not torch.accelerator.is_available(),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        **tracker_options(settings, work),
     )
     if accelerator.num_processes != settings.processes:
         raise ConfigError(
@@ -122,7 +130,7 @@ def train(
     """
     language_model = load_language_model(inputs.text_folder)
     text_config, tokenizer = language_model.model.config, language_model.tokenizer
-    encoder = _start(config, inputs, text_config, accelerator)
+    encoder = _start(config, inputs, text_config, accelerator, say)
     prepared, eta = PreparedImages(inputs.prepared), EtaCache(inputs.eta_cache)
 
     def pairs_of(split: str) -> tuple[Corpus, Pairs, PairSampler]:
@@ -131,13 +139,25 @@ def train(
 
     corpus, pairs, sampler = pairs_of("train")
     validation: list[PairBatch] = []
+    checkup: Checkup | None = None
     if config.train.validate_every_steps:
-        _, held_out, turns = pairs_of("validate")
+        seen, held_out, turns = pairs_of("validate")
         count = min(config.train.validate_batches, turns.steps_per_epoch)
         validation = [held_out.batch(step) for step in range(count)]
+        if config.train.validate_films and accelerator.is_main_process:
+            checkup = make_checkup(
+                config,
+                seen,
+                inputs.manifest,
+                prepared,
+                read_prompts(Path(config.evaluate.prompts)),
+                partial(TokenTable, tokenizer, max_tokens=config.model.text.max_tokens),
+            )
     contrast = Contrast(config.objective, config.seed, encoder)
     facts = {"studies": len(corpus.study_ids), "texts": len(corpus.texts)}
-    course = Course(encoder, contrast, pairs.batch, validation, sampler.steps_per_epoch, facts)
+    course = Course(
+        encoder, contrast, pairs.batch, validation, sampler.steps_per_epoch, facts, checkup
+    )
     ending = follow(course, config, accelerator, store, folder, say)
     side = encoder.image.grid(config.model.image.input_px)
     return Trained(ending, (side, side), corpus, text_config, tokenizer)
@@ -177,19 +197,36 @@ def follow(
         passed_over=list(loop.passed_over),
     )
     start, encoder = loop.place.step, course.encoder
+    open_trackers(accelerator, config, start)
     with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
         journal = Journal(accelerator, encoder, loop.optimizer, config.train, log, start, say)
         finished = loop.run(journal)
-    return Ending(finished, loop.place, journal.latest, encoder.state_dict())
+    step, weights = loop.published()
+    return Ending(finished, loop.place, journal.latest, weights, step)
+
+
+def tell_weights(say: Callable[..., None], part: str, report: LoadReport) -> None:
+    """Say what became of the weights that a part starts from.
+
+    Args:
+        say: prints facts, as names and plain values.
+        part: what was filled.
+        report: the account of its keys.
+    """
+    say(weights=part, layout=report.layout, **report.counts)
 
 
 def _start(
-    config: Config, inputs: Inputs, text_config: BertConfig, accelerator: Accelerator
+    config: Config,
+    inputs: Inputs,
+    text_config: BertConfig,
+    accelerator: Accelerator,
+    say: Callable[..., None],
 ) -> DualEncoder:
     encoder = build_dual_encoder(config.model, text_config, config.seed)
-    load_text_weights(encoder, inputs.text_folder)
+    tell_weights(say, "text", load_text_weights(encoder, inputs.text_folder))
     if inputs.image_weights is not None:
-        load_image_weights(encoder.image, inputs.image_weights)
+        tell_weights(say, "image", load_image_weights(encoder.image, inputs.image_weights))
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
         encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from medclip_dcl.objective.build import ObjectiveOutput
 from medclip_dcl.training.draws import Stream, seed_for
 from medclip_dcl.training.lesson import BatchT, Lesson, Model
 from medclip_dcl.training.optimizer import set_learning_rate
+from medclip_dcl.training.parts import Part, freeze, frozen_parts, set_training_mode
 from medclip_dcl.training.schedule import learning_rate_share
 
 
@@ -54,8 +55,10 @@ class TrainStep(Generic[Model, BatchT]):
         self._encoder: Model = encoder
         self._contrast: Lesson[Model, BatchT] = contrast
         self._optimizer, self._settings, self._seed = optimizer, settings, seed
-        self._wrapped, self._stepper = accelerator.prepare(encoder, optimizer)
-        self._parameters = [item for item in encoder.parameters() if item.requires_grad]
+        self._wrapped: nn.Module | None = None
+        self._stepper: Optimizer | None = None
+        self._frozen: frozenset[Part] | None = None
+        self._parameters = list(encoder.parameters())
         self._buffers = list(encoder.buffers())
 
     def __call__(self, batch: BatchT, stop: bool) -> StepReport:
@@ -69,9 +72,12 @@ class TrainStep(Generic[Model, BatchT]):
             What came of it. Where the loss or gradient of any process is not finite,
             weights, optimiser and norm statistics stay as they were.
         """
+        self._hold(frozen_parts(self._settings, batch.step))
         batch = batch.to(self._accelerator.device)
         kept = [buffer.clone() for buffer in self._buffers]
         self._begin(batch.step)
+        assert self._wrapped is not None
+        assert self._stepper is not None
         output = self._contrast.read(self._wrapped, self._encoder, batch)
         self._accelerator.backward(output.loss)
         norm = self._accelerator.clip_grad_norm_(self._parameters, self._settings.clip_norm)
@@ -83,6 +89,21 @@ class TrainStep(Generic[Model, BatchT]):
         self._stepper.zero_grad()
         self._encoder.clamp_gamma()
         return StepReport(output, not broken, stop)
+
+    def _hold(self, frozen: frozenset[Part]) -> None:
+        """Freeze and thaw; a distributed wrapper knows only what learned when it was made."""
+        if frozen == self._frozen:
+            return
+        self._frozen = frozen
+        freeze(self._encoder, frozen)
+        set_training_mode(self._encoder, self._settings.freeze_batchnorm, frozen)
+        if self._wrapped is self._encoder:
+            return
+        if self._wrapped is not None:
+            self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
+            self._wrapped = self._stepper = None
+            self._accelerator.free_memory()
+        self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self._optimizer)
 
     def _begin(self, step: int) -> None:
         torch.manual_seed(
@@ -105,17 +126,3 @@ class TrainStep(Generic[Model, BatchT]):
     def _restore(self, kept: list[Tensor]) -> None:
         for buffer, old in zip(self._buffers, kept, strict=True):
             buffer.copy_(old)
-
-
-def set_training_mode(encoder: nn.Module, freeze_batchnorm: bool) -> None:
-    """Put a model into training mode.
-
-    Args:
-        encoder: the model.
-        freeze_batchnorm: keep the statistics of batch norms.
-    """
-    encoder.train()
-    if freeze_batchnorm:
-        for module in encoder.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()

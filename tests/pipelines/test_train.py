@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from medclip_dcl.artifacts import eta_cache, published
 from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
@@ -237,12 +239,82 @@ def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
     assert "pneumonia" not in told
 
 
-def test_the_validation_loss_is_logged(corpus: Path, tmp_path: Path) -> None:
+BEST = {
+    "steps": 40,
+    "save_every_steps": 40,
+    "validate_every_steps": 5,
+    "validate_films": 8,
+    "best_metric": "validation_recall_at_10",
+}
+
+
+def test_the_best_checkpoint_is_kept_and_published(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work, again = copy_of(corpus, tmp_path), copy_of(corpus, tmp_path / "again")
+    settings = {**BEST, "best_metric": "validation_loss", "shuffle_reports": True}
+    assert train(work, train=settings) == 0
+    *_, progress = capfd.readouterr().err.splitlines()
+    shown = ("loss", "uncorrected", "floor", "images_per_s", "per_s", "left_s")
+    assert json.loads(progress).keys() >= set(shown)
+    lines = {line["step"]: line for line in figures(work) if "validation_loss" in line}
+    assert list(lines) == list(range(5, 41, 5))
+    assert {line["validation_auc"] for line in lines.values()} == {None}  # no label says absent
+    assert all(0 <= line["validation_recall_at_10"] <= 1 for line in lines.values())
+    assert all(line["validation_uncorrected_loss"] > 0 for line in lines.values())
+    best = min(lines, key=lambda step: lines[step]["validation_loss"])
+    assert best < 40  # learning the wrong pairs helps nobody, or the test shows nothing
+    training = read_published(published.KIND.at(work)).card["training"]
+    assert training["published_step"] == best
+    expected = {"metric": "validation_loss", "value": lines[best]["validation_loss"]}
+    assert training["best"] == expected
+    assert stop_after(again, best + 1, train=settings) == 75
+    kept = {path.name for path in (again / "checkpoints").glob("step-*")}
+    assert f"step-{best:08d}" in kept
+    assert train(again, train=settings) == 0
+    assert digest(again) == digest(work)
+
+
+def test_the_validation_settings_may_change_only_where_they_choose_no_model(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     work = copy_of(corpus, tmp_path)
-    assert train(work, train={"validate_every_steps": 6}) == 0
-    lines = [line for line in figures(work) if "validation_loss" in line]
-    assert [line["step"] for line in lines] == [6, 12]
-    assert all(line["validation_uncorrected_loss"] > 0 for line in lines)
+    assert stop_after(work, 2, train=BEST) == 75
+    assert train(work, train={**BEST, "validate_films": 4}) == 4
+    assert "settings.train.validate_films: 8 -> 4" in capfd.readouterr().err
+
+
+def test_figures_go_to_a_tracker_as_well(corpus: Path, tmp_path: Path) -> None:
+    work = copy_of(corpus, tmp_path)
+    assert train(work, train={"trackers": ["tensorboard"], "validate_every_steps": 6}) == 0
+    told = scalars(work / "trackers")
+    for line in read_metrics(work / "checkpoints"):
+        for name, value in line.items():
+            assert told[name, line["step"]] == pytest.approx(value, rel=1e-6), name
+    texts = b"".join(path.read_bytes() for path in (work / "trackers").rglob("*") if path.is_file())
+    assert b"train.global_batch" in texts
+    assert str(work).encode() not in texts
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    """Read event files: length, checksum, event, checksum, one after the other."""
+    found = {}
+    for path in folder.rglob("events.out.*"):
+        data, place = path.read_bytes(), 0
+        while place < len(data):
+            (length,) = struct.unpack_from("<Q", data, place)
+            event = Event.FromString(data[place + 12 : place + 12 + length])
+            place += length + 16
+            for value in event.summary.value:
+                found[value.tag, event.step] = value.simple_value
+    return found
+
+
+def test_a_tracker_that_is_not_installed_is_named(
+    corpus: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(corpus, train={"trackers": ["swanlab"]}) == 2
+    assert "pip install swanlab" in capfd.readouterr().err
 
 
 def test_another_number_of_processes_is_refused(

@@ -8,7 +8,7 @@ from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.model.dual_encoder import DualEncoder
 from medclip_dcl.training.contrast import Contrast
 from medclip_dcl.training.optimizer import build_optimizer, optimizer_tensors
-from medclip_dcl.training.step import TrainStep, set_training_mode
+from medclip_dcl.training.step import TrainStep
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder
 
@@ -76,14 +76,3 @@ def test_dropout_is_a_function_of_the_step() -> None:
         torch.manual_seed(noise)
         losses.append(step(pair_batch(6), stop=False).output.loss.item())
     assert losses[0] == losses[1]
-
-
-def test_frozen_batch_norms_keep_their_statistics() -> None:
-    encoder = tiny_dual_encoder()
-    norms = [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
-    set_training_mode(encoder, freeze_batchnorm=True)
-    assert norms
-    assert not any(norm.training for norm in norms)
-    assert encoder.text.training
-    set_training_mode(encoder, freeze_batchnorm=False)
-    assert all(norm.training for norm in norms)

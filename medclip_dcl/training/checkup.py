@@ -1,0 +1,171 @@
+"""Findings and sentences asked of films that do not train, at each validation.
+
+Axes
+    findings  prompt pairs
+    films     one film of each study
+    texts     distinct sentences of their reports
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Int8, UInt8
+from torch import Tensor
+
+from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.artifacts.manifest import STUDY_LABELS
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.config import Config
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.metrics.classification import roc_auc
+from medclip_dcl.metrics.recall import best_ranks, recall_at
+from medclip_dcl.metrics.summary import UNKNOWN
+from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.model.preprocessing import to_input
+from medclip_dcl.tasks.held_out import labelled_truth
+from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.tasks.zero_shot import margins, prompt_texts
+from medclip_dcl.training.corpus import Corpus
+from medclip_dcl.training.draws import Stream, generator_for
+from medclip_dcl.training.pairs import TokenTable
+
+K = 10
+"""Length of the list of films in which a sentence's own film is looked for."""
+
+_FILMS_PER_PASS = 32
+_TEXTS_PER_PASS = 64
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """Questions to a model in training; the same at each visit."""
+
+    films: Callable[[int, int], UInt8[np.ndarray, "films size size"]]
+    """First and last-but-one film -> prepared films."""
+    truth: Int8[np.ndarray, "findings films"]
+    """1 present, 0 absent, `UNKNOWN` not known."""
+    correct: Bool[np.ndarray, "texts films"]
+    """Whether a film's own report says the text."""
+    findings: tuple[Finding, ...]
+    prompts: TokenTable
+    texts: TokenTable
+    input_px: int
+
+    def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
+        """Ask a model that is in eval mode.
+
+        Args:
+            encoder: the model.
+            device: where it is.
+
+        Returns:
+            `validation_auc`, the mean over findings of which there are films with and
+            without, None where there is none; `validation_recall_at_10`, the share of
+            texts that find a film whose report says them among the first ten.
+        """
+        regions = [
+            encoder.encode_images(to_input(self.films(start, stop), self.input_px).to(device))
+            for start, stop in _passes(self.truth.shape[1], _FILMS_PER_PASS)
+        ]
+        prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self.findings)))
+        said = self._score(encoder, regions, self.texts, len(self.correct))
+        margin = margins(torch.from_numpy(prompts), self.findings).numpy()
+        areas = [
+            roc_auc(row[(known := state != UNKNOWN)], state[known] == 1)
+            for row, state in zip(margin, self.truth, strict=True)
+        ]
+        found = [area for area in areas if area is not None]
+        return {
+            "validation_auc": float(np.mean(found)) if found else None,
+            "validation_recall_at_10": recall_at(best_ranks(said, self.correct), K),
+        }
+
+    @staticmethod
+    def _score(
+        encoder: DualEncoder, regions: list[Tensor], table: TokenTable, count: int
+    ) -> np.ndarray:
+        device = regions[0].device
+        rows = []
+        for start, stop in _passes(count, _TEXTS_PER_PASS):
+            ids, mask = table.padded(np.arange(start, stop))
+            sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
+            rows.append(torch.cat([encoder.score(part, sentences) for part in regions], dim=1))
+        scores: np.ndarray = torch.cat(rows).float().cpu().numpy()
+        return scores
+
+
+def make_checkup(
+    config: Config,
+    corpus: Corpus,
+    manifest: Artifact,
+    prepared: PreparedImages,
+    findings: tuple[Finding, ...],
+    tokens: Callable[[list[str]], TokenTable],
+) -> Checkup:
+    """Choose films and sentences of the validation split.
+
+    Args:
+        config: the configuration; `train.validate_films` says how many films.
+        corpus: studies of the validation split.
+        manifest: the manifest, with labels where the source has some.
+        prepared: the films.
+        findings: the prompt pairs.
+        tokens: cuts texts into word pieces.
+
+    Returns:
+        The questions: the first film and the first sentence of each study that is drawn.
+
+    Raises:
+        ConfigError: the best model is to be chosen by findings, and no finding has films
+            with and without it; or the split is empty.
+    """
+    studies = _drawn(config, len(corpus.study_ids))
+    if not len(studies):
+        raise ConfigError("the validation split has no film; set train.validate_films to 0")
+    first = np.zeros(len(studies))
+    rows = corpus.film_rows[corpus.films.pick(studies, first)]
+    texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
+    truth = np.full((len(findings), len(studies)), UNKNOWN, dtype=np.int8)
+    if STUDY_LABELS.file in manifest.files:
+        labels = read_table(manifest.path, STUDY_LABELS).to_pylist()
+        truth = labelled_truth(findings, [corpus.study_ids[study] for study in studies], labels)
+    both = ((truth == 0).any(axis=1) & (truth == 1).any(axis=1)).any()
+    if config.train.best_metric == "validation_auc" and not both:
+        raise ConfigError(
+            "train.best_metric is validation_auc, and no prompted finding has validation films "
+            "with and without it; choose another metric or more train.validate_films"
+        )
+    return Checkup(
+        films=lambda start, stop: np.stack([prepared.pixels(row) for row in rows[start:stop]]),
+        truth=truth,
+        correct=_said(corpus, studies, texts),
+        findings=findings,
+        prompts=tokens(prompt_texts(findings)),
+        texts=tokens([corpus.texts[text] for text in texts]),
+        input_px=config.model.image.input_px,
+    )
+
+
+def _said(
+    corpus: Corpus, studies: Int[np.ndarray, " films"], texts: Int[np.ndarray, " texts"]
+) -> Bool[np.ndarray, "texts films"]:
+    """Tell which reports say which texts."""
+    said = np.zeros((len(texts), len(studies)), dtype=bool)
+    sizes = corpus.sentences.sizes[studies]
+    for place in range(int(sizes.max())):
+        has = sizes > place
+        sentence = corpus.sentences.pick(studies[has], (place + 0.5) / sizes[has])
+        said[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
+    return said
+
+
+def _drawn(config: Config, studies: int) -> Int[np.ndarray, " studies"]:
+    order = generator_for(config.seed, Stream.VALIDATION).permutation(studies)
+    return np.sort(order[: config.train.validate_films])
+
+
+def _passes(count: int, size: int) -> list[tuple[int, int]]:
+    return [(start, min(start + size, count)) for start in range(0, count, size)]

@@ -1,0 +1,125 @@
+"""The loop over a tiny model: bad samples, the best step, and what a resumed run finds."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from medclip_dcl.artifacts.checkpoint import CheckpointStore
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.errors import TrainingError
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.journal import Journal
+from medclip_dcl.training.lesson import Course
+from medclip_dcl.training.loop import Loop
+from medclip_dcl.training.metrics_log import MetricsLog, read_metrics
+from medclip_dcl.training.pairs import PairBatch
+from tests.synthetic.batches import pair_batch
+from tests.synthetic.films import tiny_dual_encoder
+
+TREE = {
+    "global_batch": 6,
+    "steps": 30,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0,
+    "log_every_steps": 1,
+    "save_every_steps": 10,
+    "loader_workers": 0,
+}
+
+
+def batch_with_a_bad_sample(step: int) -> PairBatch:
+    """Every fifth step meets the one film whose pixels become infinite."""
+    batch = pair_batch(6, step=step)
+    if step % 5 == 2:
+        brightness = batch.brightness.clone()
+        brightness[3] = math.inf
+        batch = dataclasses.replace(batch, brightness=brightness)
+    return batch
+
+
+def good_batch(step: int) -> PairBatch:
+    return pair_batch(6, step=step)
+
+
+def run(folder: Path, batch=good_batch, validation=(), **settings: object) -> Loop:
+    """Train to the end, or raise."""
+    loop_settings = TrainConfig.model_validate({**TREE, **settings})
+    encoder = tiny_dual_encoder().train()
+    course = Course(encoder, Contrast(ObjectiveConfig(), 0, encoder), batch, validation, 30, {})
+    accelerator = Accelerator(cpu=True)
+    store = CheckpointStore(folder, {"recipe": 1}, loop_settings.steps)
+    folder.mkdir(exist_ok=True)
+    loop = Loop(accelerator, course, store, loop_settings, seed=0)
+    with MetricsLog(folder, loop.place.step) as log:
+        journal = Journal(
+            accelerator, encoder, loop.optimizer, loop_settings, log, 0, lambda **_: None
+        )
+        assert loop.run(journal)
+    return loop
+
+
+def test_one_bad_sample_never_stops_a_run(tmp_path: Path) -> None:
+    loop = run(tmp_path, batch_with_a_bad_sample, max_skipped=2)
+    assert (loop.place.step, loop.place.skipped, loop.place.in_a_row) == (30, 6, 0)
+    _, weights = loop.published()
+    assert all(torch.isfinite(value).all() for value in weights.values())
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert [line["step"] for line in lines if line["loss"] is None] == list(range(3, 31, 5))
+
+
+def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path) -> None:
+    """A step that is skipped leaves weights, moments and norm statistics alone."""
+
+    def broken_third(step: int) -> PairBatch:
+        batch = pair_batch(6, step=0 if step == 2 else step)
+        bad = torch.full_like(batch.brightness, math.nan)
+        return dataclasses.replace(batch, step=step, brightness=bad) if step == 2 else batch
+
+    before = run(tmp_path / "two", steps=2, warmup_steps=2)
+    after = run(tmp_path / "three", broken_third, steps=3, warmup_steps=2)
+    expected = before.published()[1]
+    for name, value in after.published()[1].items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_bad_samples_alone_stop_a_run_with_their_ids(tmp_path: Path) -> None:
+    def broken(step: int) -> PairBatch:
+        return dataclasses.replace(pair_batch(6, step=step), eta=torch.full((6,), math.nan))
+
+    with pytest.raises(TrainingError, match=r"4 steps in a row up to step 4 .* s0, s1"):
+        run(tmp_path, broken, max_skipped=4)
+    assert not list(tmp_path.glob("step-*"))
+
+
+@pytest.mark.parametrize(("metric", "choose"), [("validation_loss", min), ("", None)])
+def test_the_named_metric_chooses_the_published_step(
+    tmp_path: Path, metric: str, choose: object
+) -> None:
+    held_out = [pair_batch(6, step=100)]
+    loop = run(
+        tmp_path,
+        validation=held_out,
+        validate_every_steps=3,
+        best_metric=metric,
+        learning_rate=3e-2,
+        keep_checkpoints=1,
+    )
+    step, weights = loop.published()
+    losses = {
+        line["step"]: line["validation_loss"]
+        for line in read_metrics(tmp_path)
+        if "validation_loss" in line
+    }
+    assert list(losses) == list(range(3, 31, 3))
+    best = min(losses, key=losses.__getitem__) if choose else 30
+    assert step == best
+    folders = {path.name for path in tmp_path.glob("step-*")}
+    assert folders == {f"step-{kept:08d}" for kept in {best, 30}}
+    saved = CheckpointStore(tmp_path, {"recipe": 1}, 30).weights(best)
+    assert all(torch.equal(saved[name], value) for name, value in weights.items())

@@ -1,0 +1,160 @@
+import itertools
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+from pydantic import ValidationError
+
+from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.config.training import TrainConfig
+from medclip_dcl.config.views import ViewsConfig
+from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.model.view_encoder import build_view_encoder
+from medclip_dcl.training.contrast import Contrast
+from medclip_dcl.training.optimizer import (
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
+from medclip_dcl.training.parts import (
+    Part,
+    freeze,
+    frozen_parts,
+    part_of,
+    peak_learning_rate,
+    set_training_mode,
+)
+from medclip_dcl.training.step import TrainStep
+from tests.synthetic.batches import pair_batch
+from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
+
+SLOW = TrainConfig(
+    global_batch=6,
+    steps=10,
+    learning_rate=1e-2,
+    warmup_steps=0,
+    image_frozen_steps=4,
+    text_frozen_steps=2,
+)
+
+
+def run(settings: TrainConfig, encoder: DualEncoder, steps: range, state=None) -> dict:
+    """Do some steps; give the optimiser's state."""
+    optimizer = build_optimizer(encoder, settings)
+    if state is not None:
+        load_optimizer_tensors(optimizer, encoder, state)
+    contrast = Contrast(ObjectiveConfig(), 0, encoder)
+    step = TrainStep(Accelerator(cpu=True), encoder, contrast, optimizer, settings, seed=0)
+    for number in steps:
+        assert step(pair_batch(6, step=number), stop=False).updated
+    return {name: value.clone() for name, value in optimizer_tensors(optimizer, encoder).items()}
+
+
+def weights(encoder: DualEncoder) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in encoder.state_dict().items()}
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[Part]:
+    return {part_of(name) for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_every_weight_of_both_models_belongs_to_a_part() -> None:
+    views = build_view_encoder(tiny_model_config().image, ViewsConfig(), seed=0)
+    dual = tiny_dual_encoder()
+    parts = {name: part_of(name) for name, _ in dual.named_parameters()}
+    assert parts["gamma"] is Part.SCALE
+    assert parts["region_projection.bias"] is parts["text.projection.weight"] is Part.PROJECTION
+    assert set(parts.values()) == set(Part)
+    assert {part_of(name) for name, _ in views.named_parameters()} == set(Part) - {Part.TEXT}
+
+
+def test_frozen_parts_do_not_move_and_thawed_ones_do() -> None:
+    encoder = tiny_dual_encoder().train()
+    states = [weights(encoder)]
+    state = None
+    for steps in (range(2), range(2, 4), range(4, 5)):
+        state = run(SLOW, encoder, steps, state)
+        states.append(weights(encoder))
+    turns = [moved(*pair) for pair in itertools.pairwise(states)]
+    assert turns[0] == {Part.PROJECTION, Part.SCALE}  # norms' statistics did not move either
+    assert turns[1] == {Part.PROJECTION, Part.SCALE, Part.TEXT}
+    assert turns[2] == set(Part)
+
+
+def test_a_run_resumed_across_a_thaw_has_the_same_weights() -> None:
+    whole, parts = tiny_dual_encoder().train(), tiny_dual_encoder().train()
+    run(SLOW, whole, range(6))
+    state = None
+    for steps in (range(1), range(1, 3), range(3, 6)):
+        state = run(SLOW, parts, steps, state)
+    expected = whole.state_dict()
+    found = parts.state_dict()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_a_part_that_is_always_frozen_has_no_optimiser_state() -> None:
+    settings = SLOW.model_copy(update={"image_frozen_steps": 10, "text_frozen_steps": 0})
+    state = run(settings, tiny_dual_encoder().train(), range(3))
+    names = {label.partition("/")[2] for label in state}
+    assert {part_of(name) for name in names} == set(Part) - {Part.IMAGE}
+
+
+def test_each_part_has_its_own_learning_rate() -> None:
+    settings = TrainConfig(
+        learning_rate=4e-4, image_learning_rate=1e-4, projection_learning_rate=3e-4
+    )
+    rates = {
+        name: peak_learning_rate(name, settings)
+        for name in ("image.backbone.x", "text.backbone.x", "text.projection.bias", "gamma")
+    }
+    assert list(rates.values()) == [1e-4, 4e-4, 3e-4, 4e-4]
+    alone = TrainConfig(learning_rate=4e-4, text_learning_rate=2e-4)
+    assert peak_learning_rate("text.projection.bias", alone) == 2e-4
+    assert peak_learning_rate("region_projection.bias", alone) == 4e-4
+
+
+def test_a_learning_rate_of_zero_point_one_moves_its_part_further() -> None:
+    encoder = tiny_dual_encoder().train()
+    before = weights(encoder)
+    settings = TrainConfig(
+        global_batch=6,
+        steps=10,
+        learning_rate=1e-3,
+        projection_learning_rate=1e-1,
+        warmup_steps=0,
+        weight_decay=0,
+    )
+    run(settings, encoder, range(1))
+    # The first step of Adam moves a weight by its learning rate, whatever the gradient.
+    for name, rate in (("region_projection.weight", 1e-1), ("gamma", 1e-3)):
+        far = (encoder.state_dict()[name] - before[name]).abs().max().item()
+        assert math.isclose(far, rate, rel_tol=1e-2), name
+
+
+def test_gamma_that_is_not_learned_is_not_thawed() -> None:
+    encoder = tiny_dual_encoder(tiny_model_config(learn_gamma=False))
+    freeze(encoder, frozenset())
+    assert not encoder.gamma.requires_grad
+
+
+def test_freezing_is_a_function_of_the_step() -> None:
+    assert [len(frozen_parts(SLOW, step)) for step in range(5)] == [2, 2, 1, 1, 0]
+
+
+def test_frozen_parts_and_frozen_batch_norms_are_in_eval_mode() -> None:
+    encoder = tiny_dual_encoder()
+    norms = [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
+    set_training_mode(encoder, freeze_batchnorm=True)
+    assert norms
+    assert not any(norm.training for norm in norms)
+    assert encoder.text.backbone.training
+    set_training_mode(encoder, freeze_batchnorm=False, frozen=frozenset({Part.TEXT}))
+    assert all(norm.training for norm in norms)
+    assert not encoder.text.backbone.embeddings.dropout.training
+    assert encoder.text.projection.training
+
+
+def test_a_run_in_which_nothing_learns_is_refused() -> None:
+    with pytest.raises(ValidationError, match="all frozen for 3 steps"):
+        TrainConfig(image_frozen_steps=5, text_frozen_steps=3, projection_frozen_steps=3)

@@ -1,0 +1,33 @@
+from typing import get_args
+
+import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from medclip_dcl.config import Config
+from medclip_dcl.config.training import Tracker, TrainConfig
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.training.trackers import _plain, tracker_options
+
+
+def test_every_tracker_of_accelerate_has_its_name() -> None:
+    assert set(get_args(Tracker)) == set(LOGGER_TYPE_TO_CLASS)
+
+
+def test_without_trackers_accelerate_is_told_nothing(tmp_path) -> None:
+    assert tracker_options(TrainConfig(), tmp_path) == {}
+    asked = tracker_options(TrainConfig(trackers=("tensorboard",)), tmp_path)
+    assert asked == {"log_with": ["tensorboard"], "project_dir": str(tmp_path / "trackers")}
+
+
+def test_absent_packages_are_named(tmp_path) -> None:
+    settings = TrainConfig(trackers=("tensorboard", "clearml", "comet_ml"))
+    with pytest.raises(ConfigError, match=r"pip install clearml comet-ml$"):
+        tracker_options(settings, tmp_path)
+
+
+def test_trackers_learn_settings_and_no_path() -> None:
+    tree = {"model": {"image": {"pretrained": "someone/weights.pth", "channels": 1}}}
+    config = Config.model_validate({"work": "someone", **tree})
+    told = _plain(config.model_dump(mode="json", include={"seed", "model", "train"}))
+    assert told["train.global_batch"] == 64
+    assert "someone" not in str(told)
