@@ -19,8 +19,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from medclip_dcl.artifacts.files import write_bytes, write_text
-from medclip_dcl.artifacts.frame import Artifact, Kind, changed_parts, drafting, open_artifact
-from medclip_dcl.errors import ArtifactError, ArtifactStale, CheckpointError, TrainingError
+from medclip_dcl.artifacts.frame import (
+    Artifact,
+    Kind,
+    changed_parts,
+    disk_faults_named,
+    drafting,
+    open_artifact,
+)
+from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
 
 KIND = Kind("checkpoints", 1, "train")
 
@@ -74,9 +81,12 @@ class CheckpointStore:
 
         Raises:
             ArtifactError: another process trains there.
+            ArtifactUnwritable: the disk refuses.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / ".lock").open("a") as stream:
+        with disk_faults_named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = (self._folder / ".lock").open("a")
+        with lock as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -121,23 +131,22 @@ class CheckpointStore:
             Folder of the checkpoint.
 
         Raises:
-            TrainingError: the disk refuses; earlier checkpoints are untouched.
+            ArtifactUnwritable: the disk refuses; earlier checkpoints are untouched, and nothing
+                half written stays.
         """
         path = self._path(snapshot.step)
         try:
             self._write(path, snapshot)
-        except OSError as error:
+        except ArtifactUnwritable:
             self._remove_traces(path)
-            raise TrainingError(
-                f"checkpoint of step {snapshot.step} cannot be written ({error.strerror}); earlier "
-                "ones are untouched: make room and run the same command again"
-            ) from error
+            raise
         # Those of a run that began anew may be newer by name.
         others = [old for old in self._paths() if old != path]
         newer = [old for old in others if old.name > path.name]
         for old in newer + others[: max(0, len(others) - len(newer) - keep + 1)]:
             if old != self._path(pinned):
-                self._remove(old)
+                with disk_faults_named(old):
+                    self._remove(old)
         return path
 
     def weights(self, step: int) -> dict[str, Tensor] | None:
@@ -162,6 +171,7 @@ class CheckpointStore:
         """Remove every checkpoint: the model is published."""
         for path in self._paths():
             self._remove(path)
+        shutil.rmtree(self._folder / _GOING, ignore_errors=True)
 
     def _write(self, path: Path, snapshot: Snapshot) -> None:
         with drafting(path, KIND, self._recipe) as draft:

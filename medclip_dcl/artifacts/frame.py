@@ -275,12 +275,29 @@ def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
         ArtifactStale: a costly kind has an unfinished draft of another recipe.
         ArtifactUnwritable: the disk is full, or fails, or may not be written to.
     """
-    try:
+    with disk_faults_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             directory = path.with_name(f".{path.name}.draft")
             resumed = _take_up(directory, kind, recipe)
             yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
+
+
+@contextmanager
+def disk_faults_named(path: Path) -> Iterator[None]:
+    """Say in one line what a disk refused.
+
+    Args:
+        path: what is being written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    """
+    try:
+        yield
     except OSError as error:
         if error.errno not in _DISK_FAULTS:
             raise

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import disk_faults_named
 
 FILE = "metrics.jsonl"
 """Name of the log, in the folder of the checkpoints."""
@@ -47,14 +48,20 @@ class MetricsLog:
 
     Attributes:
         last: the last line of figures that was kept; empty where there is none.
+
+    Raises:
+        ArtifactUnwritable: the disk refuses, here or at a later line.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         kept = [line for line in read_metrics(folder) if line["step"] <= step]
         figures = [line for line in kept if "loss" in line]
         self.last: dict[str, Any] = figures[-1] if figures else {}
-        write_text(folder / FILE, "".join(_line(line) for line in kept))
-        self._stream = (folder / FILE).open("a", encoding="utf-8")
+        self._path = folder / FILE
+        with disk_faults_named(self._path):
+            write_text(self._path, "".join(_line(line) for line in kept))
+            # Unbuffered: a line that the disk refused is not tried again when the log is closed.
+            self._stream = self._path.open("ab", buffering=0)
 
     def write(self, figures: Mapping[str, Any]) -> None:
         """Append one line.
@@ -62,12 +69,15 @@ class MetricsLog:
         Args:
             figures: `step`, and what was measured.
         """
-        self._stream.write(_line(figures))
-        self._stream.flush()
+        left = _line(figures).encode()
+        with disk_faults_named(self._path):
+            while left:  # a full disk takes a part first
+                left = left[self._stream.write(left) :]
 
     def sync(self) -> None:
         """Flush the log to the disk: a checkpoint is about to claim its steps."""
-        os.fsync(self._stream.fileno())
+        with disk_faults_named(self._path):
+            os.fsync(self._stream.fileno())
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import torch
 
 from medclip_dcl.artifacts.checkpoint import KIND, WEIGHTS, CheckpointStore, Snapshot
 from medclip_dcl.artifacts.frame import make_recipe
-from medclip_dcl.errors import ArtifactError, ArtifactStale, TrainingError
+from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
 
 STEPS = 100
 
@@ -105,13 +105,26 @@ def test_a_full_disk_stops_the_run_and_spares_earlier_checkpoints(tmp_path: Path
     kept.save(snapshot(10), keep=1)
     with (
         file_size_limit(1000),
-        pytest.raises(TrainingError, match="step 20 cannot be written"),
+        pytest.raises(ArtifactUnwritable, match="step-00000020 could not be written"),
     ):
         kept.save(snapshot(20, numbers=600), keep=1)
     assert names(tmp_path) == ["step-00000010"]
     found = kept.find()
     assert found.snapshot is not None
     assert found.snapshot.step == 10
+
+
+def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    for step in (10, 20, 30):
+        kept.save(snapshot(step), keep=1, pinned=10)
+    assert names(tmp_path) == ["step-00000010", "step-00000030"]
+    best = kept.weights(10)
+    assert best is not None
+    assert all(torch.equal(best[name], value) for name, value in snapshot(10).weights.items())
+    assert kept.weights(20) is None
+    kept.save(snapshot(40), keep=1, pinned=30)
+    assert names(tmp_path) == ["step-00000030", "step-00000040"]
 
 
 def test_two_trainers_in_one_folder_are_refused(tmp_path: Path) -> None:
