@@ -1,0 +1,100 @@
+"""The OpenAPI document tells the truth, as far as it can be read off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.access import OPEN_PATHS
+from api.app import create_app
+from api.failures import FAILURES, IMAGE_STATUS
+from api.settings import ServeSettings
+from medclip_dcl.studies.reasons import REASONS
+
+
+def document(**settings: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = create_app(ServeSettings(model="none", **settings)).openapi()
+    return tree
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_text("k" * 32)
+    path.chmod(0o400)
+    return str(path)
+
+
+def operations(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = {path: methods.popitem()[1] for path, methods in tree["paths"].items()}
+    assert len(found) >= 9
+    return found
+
+
+def fields(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    (form,) = tree["paths"][path]["post"]["requestBody"]["content"].values()
+    name = form["schema"]["$ref"].rpartition("/")[2]
+    found: dict[str, Any] = tree["components"]["schemas"][name]["properties"]
+    return found
+
+
+def test_limits_are_those_of_the_settings() -> None:
+    tree = document(
+        allow_anonymous=True, max_phrases=3, max_text_chars=77, max_hits=9, max_findings=5
+    )
+    phrase = fields(tree, "/ground")["phrase"]
+    assert (phrase["maxItems"], phrase["items"]["maxLength"]) == (3, 77)
+    assert fields(tree, "/retrieve")["k"] == fields(tree, "/retrieve")["k"] | {
+        "minimum": 1,
+        "maximum": 9,
+    }
+    assert fields(tree, "/retrieve")["text"]["maxLength"] == 77
+    assert fields(tree, "/classify")["findings"]["maxItems"] == 5
+    body = document(allow_anonymous=True, max_body_mb=11)["paths"]["/pixels"]["post"]["requestBody"]
+    assert "11 MiB" in body["description"]
+
+
+def test_every_failure_has_its_status_codes_line_and_example() -> None:
+    for path, operation in operations(document(allow_anonymous=True)).items():
+        for status, answer in operation["responses"].items():
+            if int(status) < 400:
+                continue
+            content = answer["content"]["application/json"]
+            codes = content["schema"]["properties"]["code"]["enum"]
+            assert codes == list(content["examples"]), path
+            for code in codes:
+                example = content["examples"][code]["value"]
+                assert example["code"] == code
+                known = {
+                    (FAILURES.get(code, (0, ""))),
+                    (IMAGE_STATUS.get(code, 422), REASONS.get(code)),
+                }
+                assert (int(status), example["message"]) in known, (path, code)
+            assert answer["headers"]["X-Request-ID"]["required"] is True
+
+
+def test_a_form_that_takes_a_film_names_every_reason_to_refuse_one() -> None:
+    of_route = operations(document(allow_anonymous=True))
+    for path in ("/classify", "/ground", "/retrieve", "/pixels"):
+        said = {
+            code
+            for status, answer in of_route[path]["responses"].items()
+            if int(status) >= 400
+            for code in answer["content"]["application/json"]["examples"]
+        }
+        assert set(REASONS) - {"missing", "constant"} <= said
+        assert {"overloaded", "deadline", "body_deadline", "malformed_body"} <= said
+
+
+def test_keys_are_asked_for_where_they_are_needed_and_nowhere_else(key_file: str) -> None:
+    tree = document(key_file=key_file)
+    assert set(tree["components"]["securitySchemes"]) == {"key", "bearer"}
+    for path, operation in operations(tree).items():
+        assert bool(operation["security"]) is (path not in OPEN_PATHS), path
+    anonymous = document(allow_anonymous=True)
+    assert "securitySchemes" not in anonymous["components"]
+
+
+def test_nothing_is_left_of_the_framework_s_own_words() -> None:
+    text = str(document(allow_anonymous=True))
+    assert "ValidationError" not in text

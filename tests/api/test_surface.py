@@ -1,0 +1,46 @@
+"""Nothing answers without a key but what is meant to, however it is asked for."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.settings import ServeSettings
+from tests.synthetic.surface import KEYED, OPEN, routes_of, try_everything
+
+KEY = "k" * 20 + "0123456789abcdef"
+EVERY = 7  # no factor of the methods and credentials: all meet in time
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    path = tmp_path / "key"
+    path.write_text(KEY)
+    path.chmod(0o400)
+    return create_app(ServeSettings(model="none", key_file=str(path), publish_schema=True))
+
+
+def test_every_route_is_classified(app: FastAPI) -> None:
+    served = OPEN - {"/static/viewer.js", "/static/viewer.css"}  # one route gives both
+    assert routes_of(app) == served | KEYED
+
+    @app.get("/fresh")
+    async def fresh() -> None: ...
+
+    assert routes_of(app) - OPEN - KEYED == {"/fresh"}
+
+
+def test_no_route_method_credential_or_trick_passes_without_the_key(app: FastAPI) -> None:
+    found = try_everything(app, KEY, EVERY)
+    assert found.asked > 10_000
+    assert found.breaches == ()
+    assert found.refused == ()
+
+
+def test_a_door_that_stands_open_is_seen() -> None:
+    app = create_app(ServeSettings(model="none", allow_anonymous=True))
+    found = try_everything(app, KEY, 97)
+    assert len(found.breaches) > 500
+    assert not logging.getLogger("medclip.service").disabled

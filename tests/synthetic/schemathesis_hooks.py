@@ -1,0 +1,36 @@
+"""What schemathesis cannot know: what a film looks like, and where a box lies on one.
+
+Loaded by schemathesis itself through the variable SCHEMATHESIS_HOOKS. What it drew stays as it
+is, since its checks look at it; only what goes over the wire is exchanged.
+"""
+
+from typing import Any
+
+from schemathesis.transport.requests import REQUESTS_TRANSPORT
+from schemathesis.transport.serialization import Binary
+
+from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.service import png
+
+FILMS = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
+_FORM = "multipart/form-data"
+_SHORTEST_PX = 20
+
+_matched = REQUESTS_TRANSPORT.get_first_matching_media_type(_FORM)
+assert _matched is not None
+_serialize = _matched[1]
+
+
+@REQUESTS_TRANSPORT.serializer(_FORM)
+def _with_films(context: Any, body: Any) -> dict[str, Any]:
+    """Send films where any bytes would fit the schema, and boxes that lie on them."""
+    if isinstance(body, dict):
+        body = dict(body)
+        image, box = body.get("image"), body.get("box")
+        if isinstance(image, str | bytes):
+            body["image"] = Binary(FILMS[len(image) % len(FILMS)])
+        if isinstance(box, list) and [type(item) in {int, float} for item in box] == [True] * 4:
+            x, y, width, height = (abs(item) % _SHORTEST_PX for item in box)
+            body["box"] = box if min(box) < 0 else [x, y, 1 + width, 1 + height]
+    sent: dict[str, Any] = _serialize(context, body)
+    return sent
