@@ -15,7 +15,7 @@ from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.config import resolve_path
 from medclip_dcl.index.build import findings_of, select, write_index
 from medclip_dcl.index.milvus import fill_collections
-from medclip_dcl.index.shards import open_shards
+from medclip_dcl.index.sketching import open_vectors
 from medclip_dcl.tasks.predictor import load
 from pipelines.job import Job, run_job
 
@@ -41,7 +41,9 @@ def build(job: Job) -> None:
             images,
             settings.splits,
         )
-        counts = write_index(draft.directory, chosen, images, load(model.path), settings)
+        counts = write_index(
+            draft.directory, chosen, images, load(model.path), settings, similarity
+        )
         _fill_engine(job, draft.recipe, draft.directory.joinpath, counts)
         return counts
 
@@ -68,16 +70,14 @@ def _labels(studies: Artifact) -> pa.Table | None:
 def _fill_engine(
     job: Job, recipe: Mapping[str, Any], locate: Callable[[str], Path], counts: Mapping[str, Any]
 ) -> None:
-    retrieval, rows = job.config.retrieval, job.config.index.shard_rows
+    retrieval = job.config.retrieval
     if not retrieval.uri:
         return
     if "://" not in retrieval.uri:
         uri = str(resolve_path(retrieval.uri, job.config))
         retrieval = retrieval.model_copy(update={"uri": uri})
-    dim = recipe["settings"]["similarity"]["dim"]
-    pooled = open_shards(locate, "pooled", counts["films"], rows, dim)
-    vectors = open_shards(locate, "texts", counts["texts"], rows, dim)
-    fill_collections(retrieval, recipe, (pooled, vectors))
+    vectors = open_vectors(locate, recipe, (counts["films"], counts["texts"]))
+    fill_collections(retrieval, recipe, vectors)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,8 @@ equal length (the last may be shorter):
     regions-00000.npy    float16 (films, rows, columns, dim), unit region vectors
     pooled-00000.npy     float32 (films, dim), unit mean of a film's regions
     texts-00000.npy      float32 (texts, dim), unit sentence vectors
+    sketch.npy           float32, how candidates are found: `medclip_dcl.index.sketch`
+    film_sketches-00000.npy, text_sketches-00000.npy  float32 (films or texts, width)
     pictures-00000.arrow thumbnails, where the index was built with pictures
 """
 
@@ -22,7 +24,7 @@ from medclip_dcl.artifacts.frame import Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
 from medclip_dcl.errors import ArtifactCorrupt
 
-KIND = Kind("index", 2, "build_index")
+KIND = Kind("index", 3, "build_index")
 
 FILMS = TableFormat(
     "films.parquet",
@@ -74,7 +76,7 @@ def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
     """Name a shard's file.
 
     Args:
-        what: regions, pooled, texts or pictures.
+        what: regions, pooled, texts, film_sketches, text_sketches or pictures.
         shard: number of the shard, from 0.
         suffix: suffix of the file.
 

@@ -24,7 +24,9 @@ from medclip_dcl.artifacts.embeddings import (
 from medclip_dcl.artifacts.manifest import LABELS
 from medclip_dcl.artifacts.tables import write_table
 from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.index.sketching import write_sketches
 from medclip_dcl.progress import Progress
 
 _JPEG_QUALITY = 85
@@ -123,7 +125,12 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
 
 
 def write_index(
-    directory: Path, chosen: Selection, films: Films, encoder: Encoder, settings: IndexConfig
+    directory: Path,
+    chosen: Selection,
+    films: Films,
+    encoder: Encoder,
+    settings: IndexConfig,
+    similarity: SimilarityConfig,
 ) -> dict[str, int]:
     """Embed a selection and write every file of the index; shards that exist are kept.
 
@@ -133,6 +140,7 @@ def write_index(
         films: prepared images.
         encoder: gives the vectors.
         settings: the index's settings.
+        similarity: the model's, that scores sketches and hits.
 
     Returns:
         Counts for the artifact's summary.
@@ -155,6 +163,8 @@ def write_index(
                 texts = [row["text"] for row in rows]
                 write_array(path, _embed_texts(texts, encoder, settings.batch))
             progress.advance(len(rows))
+    counts = len(chosen.films), len(chosen.texts)
+    write_sketches(directory, counts, settings.shard_rows, similarity)
     return {
         "films": len(chosen.films),
         "texts": len(chosen.texts),

@@ -35,39 +35,37 @@ _ROWS_A_CALL = 4096
 _SEARCH = {"metric_type": "IP"}
 
 
-def collections_of(recipe: Mapping[str, Any]) -> tuple[str, str]:
-    """Name the collections of an index.
+def collection_of(recipe: Mapping[str, Any], vectors: str) -> str:
+    """Name a collection of an index.
 
     Args:
         recipe: recipe of the index.
+        vectors: which of its vectors.
 
     Returns:
-        The films' collection and the sentences'.
+        The name.
     """
-    digest = json_digest(recipe)[:32]
-    return f"medclip_{digest}_films", f"medclip_{digest}_texts"
+    return f"medclip_{json_digest(recipe)[:32]}_{vectors}"
 
 
 def fill_collections(
-    settings: RetrievalConfig,
-    recipe: Mapping[str, Any],
-    vectors: tuple[Shards, Shards],
+    settings: RetrievalConfig, recipe: Mapping[str, Any], vectors: Mapping[str, Shards]
 ) -> None:
     """Bring the vectors of an index to the engine, before the index is published.
 
     Args:
         settings: address, key and patience.
         recipe: recipe of the index.
-        vectors: pooled vectors of the films, and vectors of the sentences.
+        vectors: all that candidates are found by.
 
     Raises:
         ConfigError: pymilvus is not installed, or the key file cannot be used.
         EngineError: the engine does not answer.
     """
     with Milvus(settings) as engine:
-        for collection, shards in zip(collections_of(recipe), vectors, strict=True):
+        for name, shards in vectors.items():
             with Progress("fill engine", len(shards), "vector") as progress:
-                engine.fill(collection, shards, progress.advance)
+                engine.fill(collection_of(recipe, name), shards, progress.advance)
 
 
 class Milvus:
@@ -166,7 +164,7 @@ class Milvus:
 
         Args:
             collection: its name.
-            direction: unit vector.
+            direction: vector.
             count: how many rows at most, up to `MOST_HITS`.
             expression: Milvus's boolean expression on `row`; empty: all rows.
 
@@ -232,7 +230,7 @@ class _Collection:
         """Find the rows with the largest inner products.
 
         Args:
-            direction: unit vector (dim,).
+            direction: vector (dim,).
             allowed: (rows,) which rows may be found; None: all.
             count: how many rows at most.
 

@@ -20,7 +20,7 @@ class Nearest(Protocol):
         """Find the rows with the largest inner products.
 
         Args:
-            direction: unit vector (dim,).
+            direction: vector (dim,).
             allowed: (rows,) which rows may be found; None: all.
             count: how many rows at most.
 
@@ -39,7 +39,7 @@ class Resident:
         """Find the rows with the largest inner products; of equal ones the lowest numbers.
 
         Args:
-            direction: unit vector (dim,).
+            direction: vector (dim,).
             allowed: (rows,) which rows may be found; None: all.
             count: how many rows at most.
 

@@ -2,9 +2,9 @@
 
 What is asked and wanted decides the exact score and the road to it:
 
-    sentence or box -> films      log-sum-exp score of all regions; candidates by pooled vectors
-    film -> sentences             the same score the other way; candidates by pooled vectors
-    film -> films                 cosine of pooled vectors
+    sentence or box -> films      score of all regions; candidates by sketches
+    film -> sentences             the same score the other way; candidates by sketches
+    film -> films                 cosine of the mean regions
     sentence or box -> sentences  cosine
 
 Candidates come from one matrix product in memory, exact and without a server, or from an
@@ -15,6 +15,7 @@ exhaustive search. Equal scores are ordered by id.
 Source: ours; no vector engine computes the score of Wang et al. 2023, Section 2.3.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -28,10 +29,13 @@ from medclip_dcl.config.evaluation import IndexConfig, RetrievalConfig
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.index.build import pool
-from medclip_dcl.index.milvus import Milvus, collections_of
+from medclip_dcl.index.milvus import Milvus, collection_of
 from medclip_dcl.index.nearest import Floats, Nearest, Resident, Rows
 from medclip_dcl.index.query import Hit, Query
 from medclip_dcl.index.shards import Pictures, Shards, open_pictures, open_shards
+from medclip_dcl.index.sketch import FILE as SKETCH
+from medclip_dcl.index.sketch import Sketch
+from medclip_dcl.index.sketching import open_vectors
 from medclip_dcl.index.studies import Studies, read_studies
 from medclip_dcl.model.similarity import image_sentence_scores
 
@@ -47,8 +51,8 @@ class RetrievalIndex:
     pooled: Shards
     sentences: Shards
     regions: Shards
-    near_films: Nearest
-    near_sentences: Nearest
+    sketch: Sketch
+    near: Mapping[str, Nearest]
     pictures: Pictures | None
     similarity: SimilarityConfig
     settings: IndexConfig
@@ -83,18 +87,16 @@ class RetrievalIndex:
         studies = read_studies(artifact)
         films, texts = len(studies.films), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
-        pooled = open_shards(artifact.file, "pooled", films, rows, dim)
-        sentences = open_shards(artifact.file, "texts", texts, rows, dim)
-        near_films, near_sentences = _finders(artifact, pooled, sentences, retrieval)
+        vectors = open_vectors(artifact.file, artifact.recipe, (films, texts))
         ids = studies.films.column("image_id").to_pylist()
         return cls(
             artifact=artifact,
             studies=studies,
-            pooled=pooled,
-            sentences=sentences,
+            pooled=vectors["pooled"],
+            sentences=vectors["texts"],
             regions=open_shards(artifact.file, "regions", films, rows, dim),
-            near_films=near_films,
-            near_sentences=near_sentences,
+            sketch=Sketch.read(artifact.file(SKETCH), dim),
+            near=_finders(artifact, vectors, retrieval),
             pictures=open_pictures(artifact, films, rows) if settings.pictures else None,
             similarity=similarity,
             settings=settings,
@@ -132,28 +134,32 @@ class RetrievalIndex:
         return None if row is None or self.pictures is None else self.pictures.picture(row)
 
     def _films(self, query: Query) -> tuple[Rows, Floats]:
-        direction = _direction(query)
-        allowed = self.studies.film_mask(query.filters)
-        rows = self.near_films.rows(direction, allowed, self._kept(query))
-        if query.vector is None or not len(rows):
+        allowed, kept = self.studies.film_mask(query.filters), self._kept(query)
+        if query.vector is None:
+            direction = _mean_region(query)
+            rows = self.near["pooled"].rows(direction, allowed, kept)
             return rows, _cosines(self.pooled.gather(rows), direction)
         sentence = query.vector[None].float().cpu()
+        (asked,) = self.sketch.of_vectors(sentence.numpy())
+        rows = self.near["film_sketches"].rows(asked, allowed, kept)
         scores = [
-            image_sentence_scores(self._regions(part), sentence, self.similarity)[0]
+            image_sentence_scores(self._regions(part), sentence, self.similarity)[0].numpy()
             for part in np.split(rows, range(_RERANKED_AT_ONCE, len(rows), _RERANKED_AT_ONCE))
         ]
-        return rows, torch.cat(scores).numpy()
+        return rows, np.concatenate(scores)
 
     def _texts(self, query: Query) -> tuple[Rows, Floats]:
-        direction = _direction(query)
-        allowed = self.studies.text_mask(query.filters)
-        rows = self.near_sentences.rows(direction, allowed, self._kept(query))
-        vectors = self.sentences.gather(rows)
-        if query.regions is None or not len(rows):
-            return rows, _cosines(vectors, direction)
+        allowed, kept = self.studies.text_mask(query.filters), self._kept(query)
+        if query.regions is None:
+            assert query.vector is not None
+            direction = query.vector.float().cpu().numpy()
+            rows = self.near["texts"].rows(direction, allowed, kept)
+            return rows, _cosines(self.sentences.gather(rows), direction)
         regions = query.regions.float().cpu().flatten(0, 1)[None]
-        scores = image_sentence_scores(regions, torch.from_numpy(vectors), self.similarity)
-        return rows, scores[:, 0].numpy()
+        (asked,) = self.sketch.of_films(regions, self.similarity)
+        rows = self.near["text_sketches"].rows(asked, allowed, kept)
+        sentences = torch.from_numpy(self.sentences.gather(rows))
+        return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
 
     def _regions(self, rows: Rows) -> torch.Tensor:
         # torch widens several times as fast as numpy
@@ -181,13 +187,15 @@ class RetrievalIndex:
 
 
 def _finders(
-    artifact: Artifact, pooled: Shards, sentences: Shards, retrieval: RetrievalConfig | None
-) -> tuple[Nearest, Nearest]:
+    artifact: Artifact, vectors: Mapping[str, Shards], retrieval: RetrievalConfig | None
+) -> dict[str, Nearest]:
     if retrieval is None or not retrieval.uri:
-        return Resident(pooled.whole()), Resident(sentences.whole())
+        return {name: Resident(shards.whole()) for name, shards in vectors.items()}
     engine = Milvus(retrieval)
-    films, texts = collections_of(artifact.recipe)
-    return engine.nearest(films, len(pooled)), engine.nearest(texts, len(sentences))
+    return {
+        name: engine.nearest(collection_of(artifact.recipe, name), len(shards))
+        for name, shards in vectors.items()
+    }
 
 
 def _cosines(vectors: Floats, direction: Floats) -> Floats:
@@ -196,10 +204,6 @@ def _cosines(vectors: Floats, direction: Floats) -> Floats:
     return products
 
 
-def _direction(query: Query) -> Floats:
-    if query.vector is not None:
-        direction: Floats = query.vector.float().cpu().numpy()
-    else:
-        assert query.regions is not None
-        direction = pool(query.regions.float().cpu().numpy()[None])[0]
-    return direction
+def _mean_region(query: Query) -> Floats:
+    assert query.regions is not None
+    return pool(query.regions.float().cpu().numpy()[None])[0]

@@ -13,8 +13,7 @@ from medclip_dcl.artifacts.embeddings import map_array, map_pictures, shard_name
 from medclip_dcl.artifacts.frame import Artifact
 from medclip_dcl.errors import ArtifactCorrupt
 
-_DTYPES = {"regions": np.float16, "pooled": np.float32, "texts": np.float32}
-_AXES = {"regions": 4, "pooled": 2, "texts": 2}
+_REGIONS = "regions"
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def open_shards(
 
     Args:
         locate: gives the path of a file of the index, or of its draft.
-        what: regions, pooled or texts.
+        what: regions, pooled, texts, film_sketches or text_sketches.
         rows: number of rows that they must hold.
         shard_rows: rows in each shard but the last.
         dim: width of a vector.
@@ -75,7 +74,7 @@ def open_shards(
     Raises:
         ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
     """
-    dtype, axes = _DTYPES[what], _AXES[what]
+    dtype, axes = (np.float16, 4) if what == _REGIONS else (np.float32, 2)
     arrays = [
         map_array(locate(shard_name(what, shard)), dtype) for shard in range(-(-rows // shard_rows))
     ]

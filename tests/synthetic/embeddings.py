@@ -113,7 +113,9 @@ def build(path: Path, settings: IndexConfig, films: int = 48) -> Artifact:
         KIND, {"index": settings, "similarity": SIMILARITY}, {"model": MODEL_DIGEST}
     )
     with drafting(path, KIND, recipe) as draft:
-        return draft.seal(write_index(draft.directory, chosen, prepared, HashedEncoder(), settings))
+        return draft.seal(
+            write_index(draft.directory, chosen, prepared, HashedEncoder(), settings, SIMILARITY)
+        )
 
 
 def _vectors(data: bytes, rows: int, columns: int) -> Tensor:

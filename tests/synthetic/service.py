@@ -96,7 +96,16 @@ def store(folder: Path, model_digest: str | None = None) -> Path:
         {"model": model_digest or model.digest},
     )
     with drafting(folder / "index", KIND, recipe) as draft:
-        draft.seal(write_index(draft.directory, chosen, films, predictor, settings))
+        draft.seal(
+            write_index(
+                draft.directory,
+                chosen,
+                films,
+                predictor,
+                settings,
+                predictor.config.model.similarity,
+            )
+        )
     return folder
 
 

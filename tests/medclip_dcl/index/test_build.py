@@ -12,6 +12,7 @@ from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.index.build import pool, select, write_index
 from tests.synthetic.embeddings import (
+    SIMILARITY,
     HashedEncoder,
     NumberedFilms,
     manifest_table,
@@ -66,7 +67,7 @@ def test_no_film_left_is_refused_by_name() -> None:
 
 
 def test_shards_hold_every_film_in_order(tmp_path: Path) -> None:
-    counts = write_index(tmp_path, selection(), films(), HashedEncoder(), SETTINGS)
+    counts = write_index(tmp_path, selection(), films(), HashedEncoder(), SETTINGS, SIMILARITY)
     shards = [map_array(tmp_path / shard_name("regions", n), np.float16) for n in range(3)]
     assert [len(shard) for shard in shards] == [20, 20, 8]
     expected = HashedEncoder().embed_images(films().pixels(21)[None])[0].numpy()
@@ -85,7 +86,7 @@ def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
             return super().embed_images(films)
 
     with pytest.raises(KeyboardInterrupt):
-        write_index(tmp_path, selection(), films(), Counting(), SETTINGS)
+        write_index(tmp_path, selection(), films(), Counting(), SETTINGS, SIMILARITY)
     first = (tmp_path / shard_name("pooled", 0)).read_bytes()
 
     class Rest(HashedEncoder):
@@ -96,13 +97,13 @@ def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
             return super().embed_images(films)
 
     rest = Rest()
-    write_index(tmp_path, selection(), films(), rest, SETTINGS)
+    write_index(tmp_path, selection(), films(), rest, SETTINGS, SIMILARITY)
     assert rest.seen == 28
     assert (tmp_path / shard_name("pooled", 0)).read_bytes() == first
 
 
 def test_thumbnails_have_the_proportions_of_the_film(tmp_path: Path) -> None:
-    write_index(tmp_path, selection(), films(), HashedEncoder(), SETTINGS)
+    write_index(tmp_path, selection(), films(), HashedEncoder(), SETTINGS, SIMILARITY)
     pictures = map_pictures(tmp_path / shard_name("pictures", 0, "arrow"))
     assert len(pictures) == 20
     assert Image.open(io.BytesIO(pictures[0].as_py())).size == (32, 64)
@@ -110,7 +111,7 @@ def test_thumbnails_have_the_proportions_of_the_film(tmp_path: Path) -> None:
 
 def test_without_pictures_none_are_written(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"pictures": False})
-    write_index(tmp_path, selection(), films(), HashedEncoder(), settings)
+    write_index(tmp_path, selection(), films(), HashedEncoder(), settings, SIMILARITY)
     assert list(tmp_path.glob("pictures-*")) == []
 
 
@@ -132,4 +133,4 @@ def test_sentence_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> Non
             return torch.full((len(texts), 8), float("nan"))
 
     with pytest.raises(CheckpointError, match="without direction"):
-        write_index(tmp_path, selection(), films(), Broken(), SETTINGS)
+        write_index(tmp_path, selection(), films(), Broken(), SETTINGS, SIMILARITY)

@@ -1,0 +1,1 @@
+"""What two-stage retrieval finds of an exhaustive search, and what a query costs."""

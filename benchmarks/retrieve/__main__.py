@@ -1,0 +1,170 @@
+"""Recall of two-stage retrieval against exhaustive exact scores, and the cost of a query.
+
+    make demo && python -m benchmarks.retrieve [--quick]
+
+Recall: films of patients that no recipe drew (20,000; --quick: 1,500) are drawn in memory,
+embedded by the demo's model and asked for by sentences of yet other patients, and sentences by
+films. The truth is the exact score of every film. K is the least number of candidates whose
+recall@10 reaches the bar, for both directions.
+
+Cost: an index of 100,000 made-up films (--quick: 10,000) with 15 x 15 regions of width 128, the
+paper's. One thread; the candidate stage and one bare matrix-vector product on the same vectors
+are timed in turn. The same questions then go to milvus-lite in its own server process.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from benchmarks.record import finish
+from benchmarks.retrieve import drawn, made_up
+from benchmarks.retrieve.engine import compare_engine
+from benchmarks.retrieve.recall import CURVE, K_HITS, Curve, film_curve, text_curve
+from benchmarks.retrieve.timing import cpu_ms, cpu_ratio, interleaved, wall_ms
+from medclip_dcl.artifacts import published
+from medclip_dcl.config import load_config, resolve_path
+from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.index import Filters, Query, RetrievalIndex
+from medclip_dcl.index.nearest import Resident
+from medclip_dcl.tasks.predictor import load
+
+RECIPE = Path("configs/demo.yaml")
+BARS = {
+    "recall_at_10": (">=", 0.99),
+    "sentence_recall_at_10": (">=", 0.99),
+    "candidates_over_product": ("<=", 1.5),
+    "query_cpu_ms": ("<=", 15.0),
+}
+
+_FILTERS = Filters(splits=frozenset({"test"}), findings=frozenset({"Pneumonia"}))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where the demo has not been run.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieve")
+    parser.add_argument("--quick", action="store_true", help="fewer films and questions")
+    quick = parser.parse_args(argv).quick
+    config = load_config(RECIPE)
+    model = published.KIND.at(resolve_path(config.work, config))
+    if not model.is_dir():
+        print("no model of the demo; run `make demo` first", file=sys.stderr)
+        return 1
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="retrieve-"))
+    try:
+        with threadpool_limits(1):
+            figures = _recall(folder, model, quick=quick)
+            figures |= _cost(folder, int(figures["K"]), quick=quick)
+    finally:
+        shutil.rmtree(folder)
+    bars = {}
+    for name, (sign, bar) in BARS.items():
+        met = figures[name] >= bar if sign == ">=" else figures[name] <= bar
+        bars[name] = (f"{sign} {bar}", met)
+        print(f"{name:26}{figures[name]:8.3f}  bar {sign} {bar}  {'met' if met else 'MISSED'}")
+    return finish("retrieve", figures, bars)
+
+
+def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
+    predictor = load(model, "cpu")
+    films, asked = (1500, 100) if quick else (20_000, 300)
+    begun = time.monotonic()
+    path = drawn.build(folder, predictor, films, IndexConfig(pictures=False, batch=64))
+    index = RetrievalIndex.open(path, predictor.digest)
+    print(f"{len(index.pooled)} films, {len(index.sentences)} sentences, ", end="")
+    print(f"drawn and embedded in {time.monotonic() - begun:.0f} s")
+    sentences = predictor.embed_sentences(drawn.questions(asked))
+    pixels = drawn.asking_films(predictor, asked // 2)
+    parts = [predictor.embed_images(part) for part in np.array_split(pixels, asked // 50)]
+    of_films = film_curve(index, sentences)
+    of_texts = text_curve(index, torch.cat(parts))
+    _show({"films by a sentence": of_films, "sentences by a film": of_texts})
+    wanted = max(of_films.least(0.99), of_texts.least(0.99))
+    figures = {
+        "films": float(len(index.pooled)),
+        "sentences": float(len(index.sentences)),
+        "K": float(wanted),
+        "recall_at_10": of_films.found(index, wanted),
+        "sentence_recall_at_10": of_texts.found(index, wanted),
+    }
+    figures |= {f"recall_at_10_K{k}": value for k, value in of_films.recall.items()}
+    figures |= {f"sentence_recall_at_10_K{k}": value for k, value in of_texts.recall.items()}
+    return figures
+
+
+def _show(curves: dict[str, Curve]) -> None:
+    print(f"recall@{K_HITS} by candidates".ljust(26) + "".join(f"{k:>8}" for k in CURVE))
+    for name, curve in curves.items():
+        shown = "".join(f"{curve.recall[k]:8.4f}" if k in curve.recall else " " * 8 for k in CURVE)
+        print(name.ljust(26) + shown)
+
+
+def _cost(folder: Path, candidates: int, *, quick: bool) -> dict[str, float]:
+    films, rounds = (10_000, 40) if quick else (100_000, 200)
+    encoder = made_up.MadeUpEncoder()
+    begun, cpu = time.monotonic(), time.process_time()
+    artifact = made_up.build(folder / "made_up", films, encoder)
+    built, built_cpu = time.monotonic() - begun, time.process_time() - cpu
+    size = sum(entry["bytes"] for entry in artifact.files.values())
+    begun = time.monotonic()
+    index = RetrievalIndex.open(artifact.path, made_up.MODEL)
+    opened = time.monotonic() - begun
+    settings = index.settings.model_copy(update={"candidates": candidates})
+    index = RetrievalIndex(**{**vars(index), "settings": settings})
+    vectors = [encoder.sentence(films + number) for number in range(rounds + 2)]
+    directions = [vector.numpy() for vector in vectors]
+    nearest = index.near["film_sketches"]
+    assert isinstance(nearest, Resident)
+    matrix, asked = nearest.vectors, index.sketch.of_vectors(np.stack(directions))
+    times = interleaved(
+        {
+            "product": lambda i: matrix @ asked[i],
+            "candidates": lambda i: nearest.rows(asked[i], None, candidates),
+            "query": lambda i: index.search(Query("image", K_HITS, vector=vectors[i])),
+            "filtered": lambda i: index.search(
+                Query("image", K_HITS, vector=vectors[i], filters=_FILTERS)
+            ),
+        },
+        rounds,
+    )
+    of_films = film_curve(index, torch.stack(vectors[:20]))
+    print(f"{films} made-up films: built in {built:.0f} s ({built_cpu:.0f} s CPU), ", end="")
+    print(f"{size / 2**30:.2f} GiB, opened and checked in {opened:.1f} s")
+    for name in times:
+        print(f"    {name:12}{cpu_ms(times, name):8.2f} ms CPU, wall ", end="")
+        print(f"p50 {wall_ms(times, name, 50):.2f} ms, p99 {wall_ms(times, name, 99):.2f} ms")
+    return {
+        "made_up_films": float(films),
+        "build_s": built,
+        "build_cpu_s": built_cpu,
+        "bytes": float(size),
+        "open_s": opened,
+        "made_up_recall_at_10": of_films.found(index, candidates),
+        "product_cpu_ms": cpu_ms(times, "product"),
+        "candidates_cpu_ms": cpu_ms(times, "candidates"),
+        "candidates_over_product": cpu_ratio(times, "candidates", "product"),
+        "query_cpu_ms": cpu_ms(times, "query"),
+        "query_p50_ms": wall_ms(times, "query", 50),
+        "query_p99_ms": wall_ms(times, "query", 99),
+        "filtered_query_cpu_ms": cpu_ms(times, "filtered"),
+        **compare_engine(folder, index, vectors[: 20 if quick else 100], _FILTERS),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""An index of made-up embeddings: many films of full size, none of them drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medclip_dcl.artifacts.embeddings import KIND
+from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
+from medclip_dcl.artifacts.sentences import text_key
+from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.config.model import SimilarityConfig
+from medclip_dcl.index.build import Selection, write_index
+
+DIM, GRID = 128, 15
+MODEL = "made up"
+
+_TEMPLATES, _TOPICS = 400, 2000
+_TEXTS_PER_FILM = 0.2
+
+
+@dataclass(frozen=True)
+class MadeUpFilms:
+    """Films whose pixels are their row's number."""
+
+    row_of: dict[str, int]
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        """Write the row's number into eight pixels."""
+        return np.frombuffer(row.to_bytes(8, "little"), dtype=np.uint8)
+
+    def original_size(self, _row: int) -> tuple[int, int]:
+        """Give a size; no picture is kept."""
+        return 1, 1
+
+
+class MadeUpEncoder:
+    """Region vectors around one of many layouts, bent towards one of many topics."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._layouts = functional.normalize(
+            torch.randn(_TEMPLATES, GRID, GRID, DIM, generator=generator), dim=-1
+        )
+        self._topics = functional.normalize(torch.randn(_TOPICS, DIM, generator=generator), dim=-1)
+
+    def embed_images(self, films: npt.NDArray[np.uint8]) -> Tensor:
+        """Make up the regions of films."""
+        rows = films.reshape(len(films), 8).copy().view("<i8")[:, 0].tolist()
+        return torch.stack([self._regions(row) for row in rows])
+
+    def embed_sentences(self, texts: Sequence[str]) -> Tensor:
+        """Make up sentences, each near a topic."""
+        return torch.stack([self.sentence(int(text)) for text in texts])
+
+    def sentence(self, number: int) -> Tensor:
+        """Make up one sentence."""
+        generator = torch.Generator().manual_seed(1 + number)
+        noise = torch.randn(DIM, generator=generator) / DIM**0.5
+        return functional.normalize(self._topics[number % _TOPICS] + 0.5 * noise, dim=-1)
+
+    def _regions(self, row: int) -> Tensor:
+        """A lesion of 3 x 3 regions answers to the film's topic; all lean towards its second."""
+        draw = np.random.default_rng(row)
+        layout, topic, second = draw.integers((_TEMPLATES, _TOPICS, _TOPICS))
+        y, x = draw.integers(0, GRID - 3, 2)
+        regions = self._layouts[layout] + 0.4 * self._topics[second]
+        regions[y : y + 3, x : x + 3] += draw.uniform(0.5, 2) * self._topics[topic]
+        return functional.normalize(regions, dim=-1)
+
+
+def build(folder: Path, films: int, encoder: MadeUpEncoder) -> Artifact:
+    """Seal an index of made-up films.
+
+    Args:
+        folder: the index's folder.
+        films: number of films.
+        encoder: makes them up.
+
+    Returns:
+        The index.
+    """
+    ids = [f"film-{row:07d}" for row in range(films)]
+    splits = ("train", "train", "train", "train", "validate", "test")
+    rows: list[dict[str, Any]] = [
+        {
+            "image_id": name,
+            "study_id": f"study-{row:07d}",
+            "subject_id": f"patient-{row // 3:07d}",
+            "split": splits[row // 3 % 6],
+            "view": "AP" if row % 4 else "PA",
+            "findings": ["Pneumonia"] if row % 10 == 0 else [],
+            "height_px": 1,
+            "width_px": 1,
+        }
+        for row, name in enumerate(ids)
+    ]
+    count = int(films * _TEXTS_PER_FILM)
+    texts = [
+        {"text_key": text_key(str(number)), "text": str(number), "studies": 1}
+        for number in range(count)
+    ]
+    sayings = [{"study_id": f"study-{row:07d}", "text": row % count} for row in range(films)]
+    settings = IndexConfig(pictures=False, shard_rows=4096, batch=256)
+    similarity = SimilarityConfig(dim=DIM)
+    recipe = make_recipe(KIND, {"index": settings, "similarity": similarity}, {"model": MODEL})
+    known = MadeUpFilms({name: row for row, name in enumerate(ids)})
+    chosen = Selection(rows, texts, sayings, without_pixels=0)
+    with drafting(folder, KIND, recipe) as draft:
+        return draft.seal(
+            write_index(draft.directory, chosen, known, encoder, settings, similarity)
+        )

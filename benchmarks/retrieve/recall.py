@@ -1,0 +1,106 @@
+"""How much of an exhaustive search's answer the candidates hold."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from medclip_dcl.index import Query, RetrievalIndex
+from medclip_dcl.index.nearest import Floats, Resident
+from medclip_dcl.model.similarity import image_sentence_scores
+
+CURVE = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000)
+K_HITS = 10
+
+_FILMS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Recall@10 by number of candidates.
+
+    Attributes:
+        queries: what was asked, without a number of candidates.
+        best: (queries, 10) rows of the exhaustive search's hits.
+        recall: candidates -> mean share of `best` among them.
+    """
+
+    queries: list[Query]
+    best: npt.NDArray[np.int64]
+    recall: dict[int, float]
+
+    def least(self, bar: float) -> int:
+        """Give the least number of candidates that reaches a bar; the largest where none does."""
+        return next((k for k in self.recall if self.recall[k] >= bar), max(self.recall))
+
+    def found(self, index: RetrievalIndex, candidates: int) -> float:
+        """Measure recall@10 of the index itself, its whole road from query to hits."""
+        settings = index.settings.model_copy(update={"candidates": candidates})
+        narrow = RetrievalIndex(**{**vars(index), "settings": settings})
+        column = "image_id" if self.queries[0].target == "image" else "text_key"
+        table = index.studies.films if column == "image_id" else index.studies.texts
+        ids = table.column(column).to_pylist()
+        shares = [
+            len({hit.id for hit in narrow.search(query)} & {ids[row] for row in best}) / K_HITS
+            for query, best in zip(self.queries, self.best, strict=True)
+        ]
+        return float(np.mean(shares))
+
+
+def film_curve(index: RetrievalIndex, sentences: Tensor) -> Curve:
+    """Ask for films by sentences, every film scored.
+
+    Args:
+        index: the index.
+        sentences: unit vectors (queries, dim).
+
+    Returns:
+        The curve.
+    """
+    parts = []
+    for first in range(0, len(index.regions), _FILMS_AT_ONCE):
+        rows = np.arange(first, min(first + _FILMS_AT_ONCE, len(index.regions)))
+        regions = torch.from_numpy(index.regions.gather(rows)).float().flatten(1, 2)
+        parts.append(image_sentence_scores(regions, sentences, index.similarity))
+    exact = torch.cat(parts, dim=1).numpy()
+    near = index.sketch.of_vectors(sentences.numpy()) @ _vectors(index, "film_sketches").T
+    queries = [Query("image", K_HITS, vector=vector) for vector in sentences]
+    return _curve(queries, exact, near)
+
+
+def text_curve(index: RetrievalIndex, regions: Tensor) -> Curve:
+    """Ask for sentences by films, every sentence scored.
+
+    Args:
+        index: the index.
+        regions: unit vectors (queries, rows, columns, dim).
+
+    Returns:
+        The curve.
+    """
+    sentences = torch.from_numpy(index.sentences.whole())
+    exact = image_sentence_scores(regions.flatten(1, 2), sentences, index.similarity).T.numpy()
+    asked = index.sketch.of_films(regions.flatten(1, 2), index.similarity)
+    near = asked @ _vectors(index, "text_sketches").T
+    queries = [Query("text", K_HITS, regions=item) for item in regions]
+    return _curve(queries, exact, near)
+
+
+def _vectors(index: RetrievalIndex, name: str) -> Floats:
+    nearest = index.near[name]
+    assert isinstance(nearest, Resident)
+    return nearest.vectors
+
+
+def _curve(
+    queries: list[Query], exact: npt.NDArray[np.float32], near: npt.NDArray[np.float32]
+) -> Curve:
+    best = np.argsort(-exact, axis=1, kind="stable")[:, :K_HITS]
+    order = np.argsort(-near, axis=1, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(near.shape[1])[None], axis=1)
+    ranks = np.take_along_axis(place, best, axis=1)
+    widths = [k for k in CURVE if k < near.shape[1]]
+    return Curve(queries, best, {k: float((ranks < k).mean()) for k in widths})

@@ -1,0 +1,108 @@
+"""Region and sentence vectors of a draft -> their sketches; all that candidates are found by."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from medclip_dcl.artifacts.embeddings import shard_name, write_array
+from medclip_dcl.config.model import SimilarityConfig
+from medclip_dcl.index.nearest import Floats, Rows
+from medclip_dcl.index.shards import Shards, open_shards
+from medclip_dcl.index.sketch import FILE, Sketch, fit_sketch
+from medclip_dcl.progress import Progress
+
+_SENTENCES, _BOXES = 1024, 512
+_FILMS = 1024
+_FILMS_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
+
+
+def write_sketches(
+    directory: Path, counts: tuple[int, int], shard_rows: int, similarity: SimilarityConfig
+) -> None:
+    """Fit the sketch of an index and write those of all films and sentences.
+
+    Args:
+        directory: the draft's folder, with all regions and sentence vectors; sketches that
+            exist are kept.
+        counts: films and sentences.
+        shard_rows: rows in each shard but the last.
+        similarity: the exact score.
+    """
+    locate, dim = directory.joinpath, similarity.dim
+    regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
+    texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
+    if not (directory / FILE).is_file():
+        films = _spread(counts[0], _FILMS)
+        sample = regions.gather(films).astype(np.float32)
+        anchors = np.concatenate([texts.gather(_spread(counts[1], _SENTENCES)), _boxes(sample)])
+        fit_sketch(anchors, torch.from_numpy(sample).flatten(1, 2), similarity).write(directory)
+    sketch = Sketch.read(directory / FILE, dim)
+    with Progress("sketch films", counts[0], "film") as progress:
+        for number, shard in enumerate(regions.arrays):
+            path = directory / shard_name("film_sketches", number)
+            if not path.is_file():
+                write_array(path, _of_shard(shard, sketch, similarity))
+            progress.advance(len(shard))
+    for number, shard in enumerate(texts.arrays if counts[1] else ()):
+        path = directory / shard_name("text_sketches", number)
+        if not path.is_file():
+            write_array(path, sketch.of_vectors(shard))
+
+
+def open_vectors(
+    locate: Callable[[str], Path], recipe: Mapping[str, Any], counts: tuple[int, int]
+) -> dict[str, Shards]:
+    """Map everything that candidates are found by.
+
+    Args:
+        locate: gives the path of a file of the index, or of its draft.
+        recipe: recipe of the index.
+        counts: films and sentences.
+
+    Returns:
+        pooled, texts, film_sketches and text_sketches.
+
+    Raises:
+        ArtifactCorrupt: shards are missing or damaged.
+    """
+    shard_rows = recipe["settings"]["index"]["shard_rows"]
+    dim = recipe["settings"]["similarity"]["dim"]
+    width = Sketch.read(locate(FILE), dim).basis.shape[1]
+    films, texts = counts
+    return {
+        "pooled": open_shards(locate, "pooled", films, shard_rows, dim),
+        "texts": open_shards(locate, "texts", texts, shard_rows, dim),
+        "film_sketches": open_shards(locate, "film_sketches", films, shard_rows, width),
+        "text_sketches": open_shards(locate, "text_sketches", texts, shard_rows, width),
+    }
+
+
+def _of_shard(shard: Floats, sketch: Sketch, similarity: SimilarityConfig) -> Floats:
+    parts = []
+    for first in range(0, len(shard), _FILMS_AT_ONCE):
+        block = torch.from_numpy(np.array(shard[first : first + _FILMS_AT_ONCE]))
+        parts.append(sketch.of_films(block.float().flatten(1, 2), similarity))
+    return np.concatenate(parts)
+
+
+def _spread(rows: int, most: int) -> Rows:
+    """Take rows at even distances."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
+
+
+def _boxes(regions: Floats) -> Floats:
+    """Give unit vectors of boxes drawn on films: what a box of a film asks with."""
+    draw = np.random.default_rng(0)
+    films, height, width, dim = regions.shape
+    found = np.empty((_BOXES, dim), dtype=np.float32)
+    for number in range(_BOXES):
+        tall, wide = draw.integers(1, height // 2 + 2), draw.integers(1, width // 2 + 2)
+        top = draw.integers(0, max(1, height - tall + 1))
+        left = draw.integers(0, max(1, width - wide + 1))
+        inside = regions[number % films, top : top + tall, left : left + wide]
+        found[number] = inside.mean(axis=(0, 1))
+    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+    return found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
