@@ -17,6 +17,7 @@ STORY = (
     "build_eta_cache",
     "prepare_image_set",
     "train",
+    "calibrate_scores",
     "probe_images",
     "evaluate",
     "build_index",
@@ -25,7 +26,7 @@ STORY = (
 )
 """The jobs in the order in which data flows through them."""
 
-TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "compare")
+TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "table1", "compare")
 """Commands that answer a question; no recipe runs them by itself."""
 
 

@@ -1,0 +1,292 @@
+"""Say what a recipe will take before it is started: memory, hours, disk, false negatives.
+
+    python -m pipelines.plan --config FILE [--set key=value ...]
+        [--studies N] [--films N] [--images-per-s R] [--seconds S]
+
+Each line is one question with its answer: `ok`, `note` (something to know, or that could not
+be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
+that, `--studies` and `--films` say how many there will be. Hours follow from a few steps with
+random films on this machine, or from `--images-per-s`, of all processes together. Nothing is
+written. Exit code 0 without faults, 2 with one.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pyarrow.compute as pc
+import torch
+from transformers import BertConfig
+
+from medclip_dcl.artifacts import language_model, manifest, sentences
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.config import Config, load_config, resolve_path
+from medclip_dcl.errors import ArtifactError, ConfigError, MedclipError
+from medclip_dcl.likelihood.language_model import read_config
+from medclip_dcl.objective.false_negatives import correction, same_correction
+from medclip_dcl.training.footprint import Footprint, training_footprint
+from medclip_dcl.training.pace import measure_pace
+from pipelines.doctor import Finding
+from pipelines.false_negatives import PAPER_BATCH, false_negatives
+
+_SLACK = 1.2  # allocator, kernels and interpreter beside what is counted
+_BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
+_THUMBNAIL = 12_000  # bytes of a grey JPEG of 256 px
+
+
+class Asked(NamedTuple):
+    """What the command line says beside the recipe."""
+
+    studies: int | None = None
+    films: int | None = None
+    images_per_s: float | None = None
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is known of the recipe's studies; None: nothing."""
+
+    studies: int | None
+    """Training studies."""
+    films: int | None
+    """Films of all splits."""
+    source: str
+    """Where the numbers come from."""
+
+
+def plan(config: Config, asked: Asked) -> Iterator[Finding]:
+    """Answer every question about a recipe.
+
+    Args:
+        config: the recipe.
+        asked: what the command line says beside it.
+
+    Yields:
+        One finding per question.
+
+    Raises:
+        ConfigError: the recipe trains on images alone, or a path of it cannot be resolved.
+    """
+    if config.image_set.kind != "none":
+        raise ConfigError(
+            f"image_set.kind is {config.image_set.kind!r}; plan knows recipes of films and "
+            "sentences, and an image-only recipe says its cost in configs/README.md"
+        )
+    data = _data(config, asked)
+    yield from _steps(config, data)
+    text, words = _text_sizes(config)
+    if words:
+        yield Finding("text encoder", "note", words)
+    need = training_footprint(config, text)
+    share = config.train.global_batch // config.train.processes
+    parts = ("weights", "gradients", "moments", "activations", "batches")
+    listed = ", ".join(f"{name} {_gb(getattr(need, name))}" for name in parts)
+    room = _room()
+    yield Finding(
+        "memory",
+        "ok" if _SLACK * need.total <= room else "fault",
+        f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
+        f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
+    )
+    yield from _hours(config, text, asked)
+    yield from _disk(config, data, need)
+    yield from _method(config)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print every finding, then the table of false negatives.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0 without faults; 2 with one, or with a recipe that cannot be read.
+    """
+    parser = argparse.ArgumentParser(prog="python -m pipelines.plan")
+    parser.add_argument("--config", type=Path, required=True, help="recipe, a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--studies", type=int, help="training studies, before there is a manifest")
+    parser.add_argument("--films", type=int, help="films of all splits, before that")
+    parser.add_argument("--images-per-s", type=float, help="speed of all processes together")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time to measure for; 0: none")
+    options = parser.parse_args(argv)
+    asked = Asked(options.studies, options.films, options.images_per_s, options.seconds)
+    faults = 0
+    try:
+        config = load_config(options.config, options.set)
+        for finding in plan(config, asked):
+            faults += finding.state == "fault"
+            print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
+        print(false_negatives(config))
+    except MedclipError as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return error.exit_code
+    return 2 if faults else 0
+
+
+def _data(config: Config, asked: Asked) -> Data:
+    work = resolve_path(config.work, config)
+    try:
+        found = open_artifact(manifest.KIND.at(work), manifest.KIND, verify=False)
+    except ArtifactError:
+        given = asked.studies is not None or asked.films is not None
+        return Data(asked.studies, asked.films, "the command line" if given else "nowhere")
+    images = read_table(found.path, manifest.IMAGES, ["study_id", "split"])
+    training = images.filter(pc.equal(images["split"], "train"))
+    studies = pc.count_distinct(training["study_id"]).as_py()
+    return Data(studies, len(images), "the manifest; some may lack a film or a sentence later")
+
+
+def _steps(config: Config, data: Data) -> Iterator[Finding]:
+    settings = config.train
+    pairs = settings.steps * settings.global_batch
+    words = f"{settings.steps} of {settings.global_batch} pairs, {pairs / 1e6:.3g} million in all"
+    if data.studies is None:
+        words += "; epochs unknown: run build_manifest, or give --studies"
+        yield Finding("steps", "note", words)
+    elif data.studies < settings.global_batch:
+        yield Finding(
+            "steps", "fault", f"{words}; {data.studies} training studies do not fill a batch"
+        )
+    else:
+        epochs = settings.steps / (data.studies // settings.global_batch)
+        words += f", {epochs:.1f} passes over {data.studies} training studies ({data.source})"
+        yield Finding("steps", "ok", words)
+
+
+def _text_sizes(config: Config) -> tuple[BertConfig, str]:
+    """Find the text encoder's sizes, and say what had to be assumed."""
+    chosen = config.model.text.pretrained or config.language_model.pretrained
+    fitted = language_model.KIND.at(resolve_path(config.work, config))
+    if not config.model.text.pretrained and (fitted / language_model.CONFIG).is_file():
+        return read_config(fitted), ""
+    if chosen:
+        try:
+            return read_config(resolve_path(chosen, config)), ""
+        except MedclipError as error:
+            words = f"sizes of BERT-base are assumed: {error}"
+        vocabulary, width, layers, heads = _BASE
+    else:
+        own = config.language_model
+        vocabulary, width, layers, heads = own.vocabulary, own.hidden_size, own.layers, own.heads
+        words = f"not fitted yet; a BERT of {layers} layers of {width}, as the recipe asks"
+    sizes = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )
+    return sizes, words
+
+
+def _room() -> int:
+    """Memory of the accelerator, or of the machine, bytes."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
+    settings = config.train
+    rate = asked.images_per_s
+    words = "as given"
+    if rate is None and not asked.seconds:
+        yield Finding("hours", "note", "not measured; give --images-per-s or --seconds")
+        return
+    if rate is None:
+        each, pairs = measure_pace(config, text, asked.seconds)
+        rate = each * settings.processes
+        words = f"measured here, one process, {pairs} pairs a step"
+        if settings.processes > 1:
+            words += f", times {settings.processes}: on machines like this, none slowed by others"
+    hours = settings.steps * settings.global_batch / rate / 3600
+    yield Finding("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), saving apart")
+
+
+def _disk(config: Config, data: Data, need: Footprint) -> Iterator[Finding]:
+    work, settings = resolve_path(config.work, config), config.train
+    room = shutil.disk_usage(
+        next(parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists())
+    ).free
+    needs = {
+        "checkpoints": (settings.keep_checkpoints + 1) * need.checkpoint,
+        "model": need.weights,
+    }
+    unknown = []
+    if data.films is None:
+        unknown += ["prepared", "index"]
+    else:
+        needs["prepared"] = data.films * config.images.size_px**2
+        vectors = config.model.similarity.dim * (2 * need.regions + 4)
+        needs["index"] = data.films * (vectors + _THUMBNAIL * config.index.pictures)
+    if (rows := _distinct(work)) is None:
+        unknown.append("sentences to eta_cache")
+    else:
+        needs["sentences to eta_cache"] = 300 * rows
+    for name in list(needs):
+        if name in {"prepared", "index", "model"} and (work / name).is_dir():
+            del needs[name]  # it is there
+    total = sum(needs.values())
+    listed = ", ".join(f"{name} {_gb(size)}" for name, size in needs.items())
+    state: Literal["ok", "note", "fault"] = "note" if unknown else "ok"
+    words = f"{_gb(total)} to come ({listed}), {_gb(room)} free"
+    if unknown:
+        words += f"; not known yet: {', '.join(unknown)} (run the earlier jobs, or give --films)"
+    yield Finding("disk", "fault" if total > room else state, words)
+
+
+def _method(config: Config) -> Iterator[Finding]:
+    settings, eta = config.train, config.eta
+    size = settings.global_batch
+    if settings.processes > 1:
+        yield Finding(
+            "processes",
+            "ok",
+            f"{settings.processes} share a batch of {size}: N stays {size - 1}; for more of them "
+            "raise train.processes alone",
+        )
+    if config.objective.kind != "debiased":
+        return
+    top = correction(eta.constant if eta.source == "constant" else eta.eta_max, size)
+    yield Finding(
+        "floor",
+        "note" if size > PAPER_BATCH else "ok",
+        f"at the largest eta an anchor learns nothing below an uncorrected loss of {top.edge:.2f} "
+        f"nats, {top.reach:.0%} of the {math.log(size):.2f} of knowing nothing",
+    )
+    if size != PAPER_BATCH and eta.source == "pll":
+        a, cap = (same_correction(value, PAPER_BATCH, size) for value in (eta.a, eta.eta_max))
+        then, now = (correction(eta.eta_max, at).expected for at in (PAPER_BATCH, size))
+        words = (
+            f"train.global_batch {size} is another method than {PAPER_BATCH} with the same a, k "
+            f"and cap: {now:.3g} false negatives at the cap, not {then:.3g}"
+        )
+        if max(a, cap) < 1:
+            words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
+        yield Finding("global batch", "note", words)
+
+
+def _distinct(work: Path) -> int | None:
+    """Count the distinct sentences, where they are there."""
+    try:
+        found = open_artifact(sentences.KIND.at(work), sentences.KIND, verify=False)
+    except ArtifactError:
+        return None
+    return len(sentences.distinct_sentences(found))
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

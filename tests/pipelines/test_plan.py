@@ -1,0 +1,119 @@
+"""What a recipe will take, before anything is prepared and after."""
+
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.config import load_config
+from pipelines import plan
+from pipelines.false_negatives import false_negatives
+from tests.synthetic.corpus import write_corpus, write_recipe
+
+PAPER = "configs/train/mimic_cxr.yaml"
+Answers = dict[str, tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "work")
+
+
+def answers(
+    capsys: pytest.CaptureFixture[str], recipe: Path | str, *more: str
+) -> tuple[int, Answers, list[list[str]]]:
+    """Exit code, state and words by question, and the rows of the table."""
+    code = plan.main(["--config", str(recipe), *more])
+    lines = capsys.readouterr().out.splitlines()
+    head = next(at for at, line in enumerate(lines) if line.startswith("false negatives"))
+    found = {line[6:20].strip(): (line[:6].strip(), line[20:]) for line in lines[:head]}
+    return code, found, [line.split("  ") for line in lines[head + 1 :]]
+
+
+def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CXR_BERT", raising=False)
+    work = ("--set", f"work={tmp_path / 'work'}")
+    code, found, _ = answers(capsys, PAPER, "--seconds", "0", *work)
+    assert code == 0
+    assert found["steps"][0] == found["disk"][0] == found["hours"][0] == "note"
+    assert "give --studies" in found["steps"][1]
+    assert "prepared" in found["disk"][1]
+    assert "CXR_BERT" in found["text encoder"][1]
+    assert "120.2 million parameters" in found["memory"][1]
+    assert "global batch" not in found
+
+
+def test_numbers_that_are_given_give_passes_hours_and_bytes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = ["--studies", "6400", "--films", "1000", "--images-per-s", "640"]
+    more = ["--set", f"work={tmp_path / 'work'}", "--set", "train.steps=36000"]
+    code, found, _ = answers(capsys, PAPER, *given, *more)
+    assert code == 0
+    assert "360.0 passes over 6400 training studies" in found["steps"][1]  # 100 steps a pass
+    assert found["hours"] == ("ok", "1 at 640 images/s (as given), saving apart")
+    assert "prepared 0.262 GB" in found["disk"][1]  # 1000 * 512**2
+
+
+def test_what_earlier_jobs_made_is_read(
+    capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path / "recipe.yaml", corpus)
+    code, found, table = answers(capsys, recipe, "--seconds", "4")
+    assert code == 0
+    assert "4.0 passes over 24 training studies" in found["steps"][1]  # 12 steps of 3 a pass
+    assert found["hours"][0] == "ok"
+    assert "8 pairs a step" in found["hours"][1]
+    assert "text encoder" not in found
+    assert found["disk"][0] == "ok"
+    (mean,) = (row for row in table if row[-1] and "mean" in "".join(row))
+    assert float(mean[-1]) == pytest.approx(63 * 0.05)  # batches 8, 16, 32, 64
+
+
+def test_more_than_the_machine_has_is_a_fault(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ["--seconds", "0", "--films", "10000000000", "--studies", "9"]
+    code, found, _ = answers(
+        capsys, PAPER, *more, "--set", f"work={tmp_path}", "--set", "train.global_batch=8192"
+    )
+    assert code == 2
+    assert {name for name, (state, _) in found.items() if state == "fault"} == {
+        "memory",
+        "disk",
+        "steps",
+    }
+
+
+def test_more_processes_leave_the_method_alone_and_larger_batches_do_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ["--seconds", "0", "--set", f"work={tmp_path}", "--set", "train.processes=8"]
+    _, found, _ = answers(capsys, PAPER, *more)
+    assert found["processes"][1].startswith("8 share a batch of 64: N stays 63")
+    assert "global batch" not in found
+    _, found, _ = answers(capsys, PAPER, *more, "--set", "train.global_batch=512")
+    state, words = found["global batch"]
+    assert state == "note"
+    assert "102 false negatives at the cap, not 12.6" in words  # .2 * 511, .2 * 63
+    assert "eta.a=0.02466" in words  # .2 * 63 / 511
+    _, found, _ = answers(
+        capsys, PAPER, *more, "--set", "train.global_batch=512", "--set", "objective.kind=infonce"
+    )
+    assert {"global batch", "floor"}.isdisjoint(found)
+
+
+def test_an_image_only_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--config", "configs/images/digits_r.yaml"]) == 2
+    assert "configs/README.md" in capsys.readouterr().err
+
+
+def test_the_table_of_likelihoods_is_the_paper_s_eta(tmp_path: Path) -> None:
+    config = load_config(Path(PAPER), [f"work={tmp_path}"])
+    rows = false_negatives(config).splitlines()[2:]
+    assert rows[0].split() == ["likelihood", "0", "0.2", "12.6", "25.4", "51", "102"]
+    # .2 * exp(-.35 * 4) = .0493; 63 * .0493 = 3.11
+    assert rows[3].split()[:5] == ["likelihood", "-4", "0.0493", "3.11", "6.26"]
+    constant = load_config(Path(PAPER), [f"work={tmp_path}", "eta.source=constant"])
+    assert false_negatives(constant).splitlines()[2].split()[:3] == ["constant", "0.05", "3.15"]
