@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.access import OPEN_PATHS
 from api.settings import ServeSettings
-from medclip_dcl.artifacts.manifest import SPLITS
+from medclip_dcl.artifacts.manifest import LABELS, SPLITS
 
 LONGEST_ID = 128
 """Longest id of a patient and longest name of a view, characters."""
@@ -145,6 +145,7 @@ def _limits(settings: ServeSettings) -> dict[str, dict[str, Any]]:
         },
         "k": {"maximum": settings.max_hits},
         "split": {"items": {"type": "string", "enum": list(SPLITS)}},
+        "finding": {"items": {"type": "string", "enum": list(LABELS)}},
         "view": {"items": {"type": "string", "maxLength": LONGEST_ID}},
         "findings": {
             "type": "array",

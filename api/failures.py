@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from api.messages import FailureAnswer
-from medclip_dcl.errors import ImageError, QueryError
+from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.studies.reasons import REASONS
 
 FAILURES: dict[str, tuple[int, str]] = {
@@ -38,6 +38,7 @@ FAILURES: dict[str, tuple[int, str]] = {
     "no_index": (503, "the service runs without a retrieval index"),
     "index_unusable": (503, "the retrieval index cannot be opened; the log says why"),
     "index_mismatch": (503, "the retrieval index was built with another model"),
+    "engine_unavailable": (503, "the engine that finds candidates does not answer; try again"),
 }
 """Code -> status and line; refused images have the codes of `studies.reasons` besides."""
 
@@ -68,7 +69,13 @@ _FORM = (
     "model_unusable",
 )
 _FILM = tuple(code for code in REASONS if code not in {"missing", "constant"})
-_RETRY_AFTER_S = {"overloaded": 1, "deadline": 2, "out_of_memory": 5, "loading": 5}
+_RETRY_AFTER_S = {
+    "overloaded": 1,
+    "deadline": 2,
+    "out_of_memory": 5,
+    "loading": 5,
+    "engine_unavailable": 5,
+}
 _CODE_OF_STATUS = {
     400: "malformed_body",
     404: "not_found",
@@ -118,6 +125,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Refusal, _refusal)
     app.add_exception_handler(ImageError, _image)
     app.add_exception_handler(QueryError, _query)
+    app.add_exception_handler(EngineError, _engine)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
 
@@ -139,6 +147,10 @@ async def _image(request: Request, error: Exception) -> Response:
 
 async def _query(request: Request, _error: Exception) -> Response:
     return _answer(request, "invalid_query")
+
+
+async def _engine(request: Request, _error: Exception) -> Response:
+    return _answer(request, "engine_unavailable")
 
 
 async def _validation(request: Request, _error: Exception) -> Response:

@@ -200,6 +200,8 @@ class HitAnswer(Message):
     """Split of the film; empty for a sentence."""
     view: str
     """View position of the film; empty for a sentence."""
+    findings: list[str]
+    """What the film's report asserts; empty for a sentence."""
 
     @classmethod
     def of(cls, hit: Hit, *, has_picture: bool) -> "HitAnswer":
@@ -222,6 +224,7 @@ class HitAnswer(Message):
             subject_id=hit.subject_id,
             split=hit.split,
             view=hit.view,
+            findings=list(hit.findings),
         )
 
 

@@ -18,6 +18,7 @@
         MetricError            a metric is asked of arrays that do not fit together
         QueryError             a question put to a model or an index is malformed
         EngineError            the vector engine does not answer, or lacks the index
+        ServiceError           the service cannot be reached, or refuses a request
 
 A message names the value, the rule it breaks and the remedy. It carries ids and
 counts, never report text, pixels, prompts or names of uploaded files.
@@ -28,6 +29,14 @@ class MedclipError(Exception):
     """Base of the tree; `exit_code` is what a job returns when it ends with one."""
 
     exit_code = 1
+
+
+class JobFailed(MedclipError):
+    """A job failed that another command had started; its exit code is passed on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class ConfigError(MedclipError):
@@ -118,3 +127,20 @@ class QueryError(MedclipError):
 
 class EngineError(MedclipError):
     """The vector engine does not answer, or lacks the index."""
+
+
+class ServiceError(MedclipError):
+    """The service cannot be reached, or refuses a request of the client.
+
+    Attributes:
+        code: what the service says went wrong; `unreachable`, `no_answer` or `no_url` where
+            it said nothing.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"

@@ -12,7 +12,7 @@ from api.failures import Refusal, documented
 from api.messages import HitAnswer, RetrieveAnswer
 from api.serving import Loaded
 from api.uploads import parse_box, plain_text
-from medclip_dcl.artifacts.manifest import SPLITS
+from medclip_dcl.artifacts.manifest import LABELS, SPLITS
 from medclip_dcl.index import Filters, Query
 from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.retrieval import box_vectors
@@ -20,11 +20,12 @@ from medclip_dcl.tasks.retrieval import box_vectors
 router = APIRouter(tags=["questions"])
 
 _NO_INDEX = ("no_index", "loading", "index_unusable", "index_mismatch")
+_NO_ANSWER = ("engine_unavailable",)
 
 
 @router.post(
     "/retrieve",
-    responses=documented("invalid_query", *_NO_INDEX, has_form=True, has_film=True),
+    responses=documented("invalid_query", *_NO_INDEX, *_NO_ANSWER, has_form=True, has_film=True),
 )
 async def retrieve(
     request: Request,
@@ -38,6 +39,9 @@ async def retrieve(
     k: Annotated[int, Form(ge=1, description="hits at most")] = 10,
     split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
     view: Annotated[list[str] | None, Form(description="view positions that may be hits")] = None,
+    finding: Annotated[
+        list[str] | None, Form(description="findings of which a hit's report asserts one at least")
+    ] = None,
     exclude_patient: Annotated[
         str, Form(max_length=LONGEST_ID, description="patient whose films are left out")
     ] = "",
@@ -48,7 +52,10 @@ async def retrieve(
     if text:
         text = plain_text(text, serving.settings.max_text_chars)
     filters = Filters(
-        splits=_names(split, SPLITS), views=_names(view), exclude_patient=exclude_patient
+        splits=_names(split, SPLITS),
+        views=_names(view),
+        findings=_names(finding, LABELS),
+        exclude_patient=exclude_patient,
     )
     place = parse_box(box, film) if box and film is not None else None
     if box and place is None:

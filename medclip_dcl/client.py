@@ -1,0 +1,275 @@
+"""A client of the service, and its command line.
+
+    python -m medclip_dcl.client classify FILM --url URL --key-file FILE
+    python -m medclip_dcl.client ground FILM "left pleural effusion" --url URL
+    python -m medclip_dcl.client retrieve --film FILM --target text --url URL
+
+A busy service is asked again after the time that it names, within the client's patience. The
+name of a film is not sent, a key stands in a file, and proxies of the environment are not used.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from medclip_dcl.answers import Answer, Classified, Grounded, Retrieved
+from medclip_dcl.config.key_file import read_key
+from medclip_dcl.errors import ImageError, MedclipError, ServiceError
+
+_BUSY = {429, 503}
+_SHORTEST_WAIT_S = 0.1
+
+
+_Kind = TypeVar("_Kind", bound=Answer)
+
+
+class Client:
+    """A connection to one service; closed at the end of a `with` block."""
+
+    def __init__(
+        self, url: str, key: str = "", *, timeout_s: float = 60, patience_s: float = 60
+    ) -> None:
+        """Set the connection up; nothing is sent yet.
+
+        Args:
+            url: address of the service, such as `http://127.0.0.1:8000`.
+            key: API key; empty where the service asks for none.
+            timeout_s: seconds that one attempt may take.
+            patience_s: seconds within which a busy service is asked again.
+
+        Raises:
+            ServiceError: the address is no http or https URL.
+        """
+        if not url.startswith(("http://", "https://")):
+            raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
+        headers = {"X-API-Key": key} if key else {}
+        self._patience_s = patience_s
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def classify(
+        self,
+        film: Path | bytes,
+        findings: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        explain: bool = False,
+    ) -> Classified:
+        """Ask which findings a film shows.
+
+        Args:
+            film: DICOM, PNG or JPEG, as a path or as its bytes.
+            findings: `name`, `positive` and `negative` of each; None: the model's own.
+            explain: whether heatmaps are wanted.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ImageError: the film cannot be read.
+            ServiceError: the service cannot be reached, or refuses the film or the request.
+        """
+        fields = {"explain": str(explain).lower()}
+        if findings is not None:
+            fields["findings"] = json.dumps([dict(item) for item in findings])
+        return self._ask("/v1/classify", Classified, fields, film)
+
+    def ground(
+        self, film: Path | bytes, phrases: Sequence[str], threshold: float | None = None
+    ) -> Grounded:
+        """Ask where phrases are seen on a film.
+
+        Args:
+            film: DICOM, PNG or JPEG, as a path or as its bytes.
+            phrases: sentences.
+            threshold: score from which boxes are traced; None: the service's rule.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ImageError: the film cannot be read.
+            ServiceError: the service cannot be reached, or refuses the film or the request.
+        """
+        fields: dict[str, Any] = {"phrase": list(phrases)}
+        if threshold is not None:
+            fields["threshold"] = str(threshold)
+        return self._ask("/v1/ground", Grounded, fields, film)
+
+    def retrieve(
+        self,
+        target: Literal["image", "text"],
+        *,
+        text: str = "",
+        film: Path | bytes | None = None,
+        box: tuple[float, float, float, float] | None = None,
+        k: int = 10,
+        **filters: str | Sequence[str],
+    ) -> Retrieved:
+        """Ask which indexed films or sentences are closest.
+
+        Args:
+            target: what is wanted, films or sentences.
+            text: a sentence to ask with.
+            film: a film to ask with, instead of the sentence.
+            box: x, y, width and height on the film, pixels; None: the whole film.
+            k: hits at most.
+            filters: `split`, `view`, `finding` (one or several each) and `exclude_patient`.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ImageError: the film cannot be read.
+            ServiceError: the service cannot be reached, or refuses the film or the request.
+        """
+        fields: dict[str, Any] = {"target": target, "k": str(k), **filters}
+        if text:
+            fields["text"] = text
+        if box is not None:
+            fields["box"] = json.dumps(list(box))
+        return self._ask("/v1/retrieve", Retrieved, fields, film)
+
+    def _ask(
+        self, route: str, kind: type[_Kind], fields: Mapping[str, Any], film: Path | bytes | None
+    ) -> _Kind:
+        # A part without a file name keeps a form without a film multipart.
+        parts = {"image": ("film", _bytes_of(film))} if film is not None else {"": (None, b"")}
+        end = time.monotonic() + self._patience_s
+        while True:
+            try:
+                reply = self._http.post(route, data=fields, files=parts)
+            except httpx.HTTPError as error:
+                reason = type(error).__name__
+                raise ServiceError(
+                    "unreachable", f"{self._http.base_url} gave no answer ({reason}); is it up?"
+                ) from error
+            wait = _wait_s(reply)
+            if wait is None or time.monotonic() + wait > end:
+                return _read(reply, kind)
+            time.sleep(wait)
+
+
+def _bytes_of(film: Path | bytes) -> bytes:
+    if isinstance(film, bytes):
+        return film
+    try:
+        return film.read_bytes()
+    except OSError as error:
+        raise ImageError("missing", "the film cannot be read; give a file") from error
+
+
+def _wait_s(reply: httpx.Response) -> float | None:
+    """Seconds after which the service wants to be asked again; None: asking again is no use."""
+    named = reply.headers.get("Retry-After", "")
+    if reply.status_code not in _BUSY or not named.isdecimal():
+        return None
+    return max(float(named), _SHORTEST_WAIT_S)
+
+
+def _read(reply: httpx.Response, kind: type[_Kind]) -> _Kind:
+    try:
+        if reply.status_code == httpx.codes.OK:
+            return kind.model_validate_json(reply.content)
+        body = reply.json()
+        code, line = str(body["code"]), str(body["message"])
+    except (ValueError, ValidationError, KeyError, TypeError) as error:
+        raise ServiceError(
+            "no_answer",
+            f"status {reply.status_code} without an answer of this service; is the "
+            "url that of medclip-dcl?",
+        ) from error
+    request = reply.headers.get("X-Request-ID", "")
+    raise ServiceError(code, f"status {reply.status_code}: {line} (request {request})")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask the service one question and print the answer.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or the exit code of the error.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        with ExitStack() as stack:
+            key = read_key(arguments.key_file) if arguments.key_file else ""
+            client = stack.enter_context(Client(arguments.url, key))
+            answer = _question(client, arguments)
+    except MedclipError as error:
+        print(f"client: {error}", file=sys.stderr)
+        return error.exit_code
+    print(answer.model_dump_json(indent=1))
+    return 0
+
+
+def _question(client: Client, arguments: argparse.Namespace) -> Answer:
+    if arguments.question == "classify":
+        return client.classify(arguments.film, explain=arguments.explain)
+    if arguments.question == "ground":
+        return client.ground(arguments.film, arguments.phrase, arguments.threshold)
+    filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}
+    if arguments.exclude_patient:
+        filters["exclude_patient"] = arguments.exclude_patient
+    return client.retrieve(
+        arguments.target,
+        text=arguments.text,
+        film=arguments.film,
+        box=tuple(arguments.box) if arguments.box else None,
+        k=arguments.k,
+        **filters,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
+    shared.add_argument("--key-file", type=Path, help="file with the API key")
+    parser = argparse.ArgumentParser(prog="python -m medclip_dcl.client")
+    questions = parser.add_subparsers(dest="question", required=True)
+    classify = questions.add_parser("classify", parents=[shared], help="which findings?")
+    classify.add_argument("film", type=Path)
+    classify.add_argument("--explain", action="store_true", help="with heatmaps")
+    ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
+    ground.add_argument("film", type=Path)
+    ground.add_argument("phrase", nargs="+")
+    ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
+    retrieve = questions.add_parser("retrieve", parents=[shared], help="what is alike?")
+    retrieve.add_argument("--target", choices=["image", "text"], required=True)
+    asked = retrieve.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--text", default="", help="a sentence")
+    asked.add_argument("--film", type=Path)
+    retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
+    retrieve.add_argument("-k", type=int, default=10, help="hits at most")
+    for name in ("split", "view", "finding"):
+        retrieve.add_argument(f"--{name}", action="append", default=[])
+    retrieve.add_argument("--exclude-patient", default="")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Filters, and candidates from an engine, over HTTP."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+
+from medclip_dcl.artifacts.embeddings import KIND
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.config.evaluation import RetrievalConfig
+from medclip_dcl.index.milvus import fill_collections
+from medclip_dcl.index.sketching import open_vectors
+from tests.synthetic.milvus import milvus_server
+from tests.synthetic.service import FILMS, FINDINGS, running
+
+QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
+
+
+def hits(client: httpx.Client, **fields: object) -> list[dict[str, object]]:
+    answer = client.post("/retrieve", data=QUESTION | fields, files={"unused": b""})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, object]] = answer.json()["hits"]
+    return found
+
+
+def test_films_are_filtered_by_what_their_reports_assert(client: httpx.Client) -> None:
+    assert len(hits(client)) == FILMS
+    found = hits(client, finding=FINDINGS[0])
+    assert len(found) == FILMS // 2
+    assert {name for hit in found for name in hit["findings"]} == {FINDINGS[0]}
+    assert len(hits(client, finding=list(FINDINGS))) == FILMS
+    assert hits(client, finding="Fracture") == []
+
+
+def test_a_finding_that_nobody_knows_is_refused(client: httpx.Client) -> None:
+    answer = client.post("/retrieve", data=QUESTION | {"finding": "Gout"}, files={"unused": b""})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "Gout" not in answer.text
+
+
+def test_an_engine_gives_the_same_hits_and_its_loss_is_named(
+    folder: Path, client: httpx.Client, tmp_path: Path
+) -> None:
+    index = open_artifact(folder / "index", KIND)
+    counts = index.summary["films"], index.summary["texts"]
+    vectors = open_vectors(index.file, index.recipe, counts)
+    with ExitStack() as engine:
+        uri = engine.enter_context(milvus_server(tmp_path))
+        fill_collections(RetrievalConfig(uri=uri), index.recipe, vectors)
+        retrieval = {"uri": uri, "timeout_s": 1}
+        with running(folder, retrieval=retrieval) as service, service.client() as asking:
+            assert hits(asking) == hits(client)
+            assert hits(asking, split="test") == hits(client, split="test")
+            engine.close()
+            answer = asking.post("/retrieve", data=QUESTION, files={"unused": b""})
+            assert (answer.status_code, answer.json()["code"]) == (503, "engine_unavailable")
+            assert answer.headers["Retry-After"] == "5"
+            assert uri not in answer.text

@@ -1,0 +1,157 @@
+"""The client and its command line, against the real service."""
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.client import Client, main
+from medclip_dcl.errors import ImageError, ServiceError
+from tests.synthetic.dicom import dicom_bytes, ramp
+from tests.synthetic.service import FINDINGS, Service, running, store
+
+KEY = "k" * 40
+README = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^python -m medclip_dcl\.client (.+)$", README, re.MULTILINE)
+(PYTHON,) = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = store(tmp_path_factory.mktemp("client"))
+    (folder / "film.dcm").write_bytes(dicom_bytes(ramp(96, 64)))
+    (folder / "key").write_text(f"{KEY}\n")
+    (folder / "key").chmod(0o400)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    with running(folder, key_file=str(folder / "key"), wait=False) as service:
+        yield service
+
+
+def test_a_service_that_is_loading_is_waited_for(service: Service, folder: Path) -> None:
+    film = folder / "film.dcm"
+    with Client(service.url, KEY, patience_s=0) as hasty:
+        with pytest.raises(ServiceError) as refusal:
+            hasty.classify(film)
+        assert refusal.value.code == "loading"
+    begun = time.monotonic()
+    with Client(service.url, KEY) as client:
+        answer = client.classify(film, explain=True)
+    assert time.monotonic() - begun > 1
+    assert (answer.image.height_px, answer.image.width_px) == (96, 64)
+    assert [finding.name for finding in answer.findings] == ["effusion", "pneumonia"]
+    assert answer.findings[0].heatmap is not None
+
+
+def test_every_question_is_answered(service: Service, folder: Path) -> None:
+    film = (folder / "film.dcm").read_bytes()
+    asked = [{"name": "one", "positive": "Effusion", "negative": "No effusion"}]
+    with Client(service.url, KEY) as client:
+        (finding,) = client.classify(film, asked).findings
+        grounded = client.ground(film, ["Effusion", "Pneumonia"])
+        films = client.retrieve("image", text="No effusion.", k=3, finding=FINDINGS[:1])
+        texts = client.retrieve("text", film=film, box=(10, 20, 30, 40), split=["train", "test"])
+    assert finding.name == "one"
+    assert 0 < finding.score < 1
+    assert len(grounded.phrases) == 2
+    assert max(max(row) for row in grounded.phrases[0].grid) == pytest.approx(
+        grounded.phrases[0].peak.score, abs=1e-4
+    )
+    assert len(films.hits) == 3
+    assert all(hit.study_id for hit in films.hits)
+    assert [hit.score for hit in texts.hits] == sorted((h.score for h in texts.hits), reverse=True)
+
+
+def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -> None:
+    with Client(service.url, "w" * 40) as stranger, pytest.raises(ServiceError) as refusal:
+        stranger.ground(folder / "film.dcm", ["Effusion"])
+    assert refusal.value.code == "unauthorized"
+    with Client(service.url, KEY) as client:
+        with pytest.raises(ServiceError) as refusal:
+            client.classify(b"no film")
+        assert refusal.value.code == "unknown_format"
+        with pytest.raises(ServiceError) as refusal:
+            client.retrieve("image", text="x", finding="Gout")
+        assert refusal.value.code == "invalid_request"
+        with pytest.raises(ImageError) as missing:
+            client.classify(folder / "nowhere.dcm")
+        assert "nowhere" not in str(missing.value)
+
+
+def test_nobody_at_the_address_is_said_so() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(ServiceError, match="is it up") as refusal:
+            client.retrieve("text", text="x")
+    assert refusal.value.code == "unreachable"
+    with pytest.raises(ServiceError, match="does not begin with http"):
+        Client("localhost:8000")
+
+
+def test_something_else_at_the_address_is_said_so(tmp_path: Path) -> None:
+    words = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as other:
+        assert other.stdout is not None
+        port = other.stdout.readline().split("port ")[1].split()[0]
+        with Client(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(ServiceError) as refusal:
+                client.ground(b"film", ["x"])
+            assert refusal.value.code == "no_answer"
+        other.terminate()
+
+
+def test_the_readme_has_a_line_for_every_question() -> None:
+    assert {shlex.split(line)[0] for line in LINES} == {"classify", "ground", "retrieve"}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line_of_the_readme_runs(
+    line: str, service: Service, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line)
+    assert words[-2:] == ["--url", "http://127.0.0.1:8000"]
+    words = [str(folder / word) if word == "film.dcm" else word for word in words[:-1]]
+    code = main([*words, service.url, "--key-file", str(folder / "key")])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert json.loads(captured.out)["model"]
+
+
+def test_python_of_the_readme_runs(
+    service: Service, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = f'Client("{service.url}", "{KEY}")'
+    text = PYTHON.replace('Client("http://127.0.0.1:8000")', asked)
+    assert asked in text
+    text = text.replace('"film.dcm"', repr(str(folder / "film.dcm")))
+    exec(compile(text, "README", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "effusion",
+        "pneumonia",
+    ]
+
+
+def test_failures_of_the_command_line_end_with_a_line_and_a_code(
+    service: Service, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loose = folder / "loose"
+    loose.write_text(KEY)
+    loose.chmod(0o644)
+    words = ["classify", str(folder / "film.dcm"), "--url", service.url]
+    assert main(words) == 1
+    assert "unauthorized" in capsys.readouterr().err
+    assert main([*words, "--key-file", str(loose)]) == 2
+    assert "chmod 440" in capsys.readouterr().err
