@@ -10,7 +10,7 @@ from api.uploads import plain_text, read_upload, wants_picture
 from medclip_dcl.studies.images import GreyImage, SquareImage
 
 
-def get_serving(request: Request) -> Loaded:
+async def get_serving(request: Request) -> Loaded:
     """Give what a request is answered with, the same from its beginning to its end.
 
     Args:
@@ -45,7 +45,7 @@ async def get_film(request: Request, serving: Served, image: ImageFile) -> Squar
         Refusal: the service is not ready, or too busy.
     """
     decoder, images = serving.decoder, serving.predictor.config.images
-    data = await read_upload(image, serving.settings)
+    data = await read_upload(request, image)
     return await serving.decoding.run(
         request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
     )
@@ -89,7 +89,7 @@ async def get_whole_film(request: Request, serving: Served, image: ImageFile) ->
         Refusal: the service is not ready, or too busy.
     """
     decoder = serving.decoder
-    data = await read_upload(image, serving.settings)
+    data = await read_upload(request, image)
     return await serving.decoding.run(request, lambda: decoder.open(data))
 
 
@@ -111,7 +111,7 @@ async def get_film_to_draw(request: Request, serving: Served, image: ImageFile) 
     return await get_whole_film(request, serving, image) if wants_picture(request) else None
 
 
-def get_phrases(
+async def get_phrases(
     serving: Served,
     phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
 ) -> list[str]:

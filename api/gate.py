@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,6 +10,7 @@ from api.admission import Places
 from api.failures import Refusal, failure_response
 from api.journal import Figures
 from api.settings import ServeSettings
+from api.uploads import set_film_aside
 
 
 class Gate:
@@ -50,11 +50,41 @@ class Gate:
             state["code"] = code
             await failure_response(code, state["request_id"])(scope, receive, send)
             return
-        body = _Body(receive, state, self._settings, self._places, self._figures)
+        state["deadline"] = time.monotonic() + self._settings.deadline_s
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        await self._with_body(scope, receive, send)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Gather a body, which holds no place while it arrives, and answer it in a place."""
+        state = scope["state"]
+        body = _Body(receive, self._settings, self._places)
         try:
-            await self._app(scope, body.receive, send)
+            message = await body.gathered()
+            self._figures.note(state["timings"], "receive", time.monotonic() - body.started)
+            if body.size and not self._places.take():
+                raise Refusal("overloaded")
+        except Refusal as refusal:
+            body.release()
+            state["code"] = refusal.code
+            await failure_response(refusal.code, state["request_id"])(scope, receive, send)
+            return
+        state["deadline"] = time.monotonic() + self._settings.deadline_s
+        form, state["film"] = set_film_aside(
+            message.get("body", b""), dict(scope["headers"]).get(b"content-type", b"")
+        )
+        messages = iter([{**message, "body": form}])
+
+        async def whole() -> Message:
+            return next(messages, None) or await receive()
+
+        try:
+            await self._app(scope, whole, send)
         finally:
-            body.leave()
+            body.release()
+            if body.size:
+                self._places.leave()
 
     def _refusal(self, scope: Scope) -> str | None:
         code = self._access.refusal(scope)
@@ -70,74 +100,49 @@ class Gate:
 
 
 class _Body:
-    """A body that is counted as it arrives, in time, and takes a place once it is whole."""
+    """A body that is counted as it arrives, and must have arrived in time."""
 
-    def __init__(
-        self,
-        receive: Receive,
-        state: dict[str, Any],
-        settings: ServeSettings,
-        places: Places,
-        figures: Figures,
-    ) -> None:
+    def __init__(self, receive: Receive, settings: ServeSettings, places: Places) -> None:
+        self.started = time.monotonic()
+        self.size = 0
         self._receive = receive
-        self._state = state
         self._settings = settings
         self._places = places
-        self._figures = figures
-        self._started = time.monotonic()
         self._held = 0
-        self._whole = self._has_place = False
-        state["deadline"] = self._started + settings.deadline_s
 
-    async def receive(self) -> Message:
-        """Give the next piece; once the body is whole, wait for the client to leave.
+    async def gathered(self) -> Message:
+        """Wait for all of it.
 
         Returns:
-            The ASGI message.
+            The body as one ASGI message, or the word that the client has left.
 
         Raises:
-            Refusal: the body is too large or too slow, or there is no room or place for it.
+            Refusal: it is too large or too slow, or there is no room for it.
         """
-        if self._whole:
-            return await self._receive()
-        message = await self._piece()
-        if message["type"] != "http.request":
-            self._whole = True
-            return message
-        self._hold(len(message.get("body", b"")))
-        if not message.get("more_body", False):
-            self._end()
-        return message
-
-    def leave(self) -> None:
-        """Give place and room back."""
-        self._places.release(self._held)
-        if self._has_place:
-            self._places.leave()
-
-    async def _piece(self) -> Message:
+        pieces = []
         try:
-            left_s = self._started + self._settings.body_deadline_s - time.monotonic()
-            async with asyncio.timeout(max(0.0, left_s)):
-                return await self._receive()
+            async with asyncio.timeout(self._settings.body_deadline_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return message
+                    pieces.append(message.get("body", b""))
+                    self._hold(len(pieces[-1]))
+                    if not message.get("more_body", False):
+                        break
         except TimeoutError as error:
             raise Refusal("body_deadline") from error
+        return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+
+    def release(self) -> None:
+        """Give its room back."""
+        self._places.release(self._held)
+        self._held = 0
 
     def _hold(self, size: int) -> None:
-        if self._held + size > self._settings.max_body_bytes:
+        self.size += size
+        if self.size > self._settings.max_body_bytes:
             raise Refusal("body_too_large")
         if not self._places.hold(size):
             raise Refusal("overloaded")
         self._held += size
-
-    def _end(self) -> None:
-        now = time.monotonic()
-        self._whole = True
-        self._figures.note(self._state["timings"], "receive", now - self._started)
-        self._state["deadline"] = now + self._settings.deadline_s
-        if not self._held:
-            return
-        self._has_place = self._places.take()
-        if not self._has_place:
-            raise Refusal("overloaded")

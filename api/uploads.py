@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 from fastapi import Request, UploadFile
@@ -11,19 +12,55 @@ from api.settings import ServeSettings
 from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.prompts import Finding, parse_prompts
 
+_LARGE = 256 * 1024
+_LONGEST_HEAD = 4096
+_BOUNDARY = re.compile(
+    rb"^multipart/form-data;\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))\s*$"
+)
 
-async def read_upload(upload: UploadFile, settings: ServeSettings) -> bytes:
+
+def set_film_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]:
+    """Take a large file out of a form, so that its bytes are not copied field by field.
+
+    Args:
+        body: of the request.
+        content_type: its Content-Type header.
+
+    Returns:
+        The form, in which the content of the file begins later, and what was taken out: nothing
+        where there is no large file. Together they say what the body said, whatever the parser
+        of the form makes of it: a prefix of one file's content is missing, no more.
+    """
+    found = _BOUNDARY.search(content_type)
+    if len(body) < _LARGE or found is None:
+        return body, memoryview(b"")
+    delimiter = b"--" + (found[1] or found[2])
+    place = 0 if body.startswith(delimiter) else -1
+    while place >= 0:
+        start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
+        end = body.find(b"\r\n" + delimiter, start)
+        if start < 4 or end < 0:
+            break
+        if end - start >= _LARGE and b"filename=" in body[place:start]:
+            return body[:start] + body[end:], memoryview(body)[start:end]
+        place = end + 2
+    return body, memoryview(b"")
+
+
+async def read_upload(request: Request, upload: UploadFile) -> bytes | memoryview:
     """Read an uploaded file; its name is not looked at.
 
     Args:
+        request: the request.
         upload: the file.
-        settings: of the service.
 
     Returns:
-        All its bytes, no more than a body may have.
+        All its bytes.
     """
     await upload.seek(0)  # a form may be read for two purposes
-    return await upload.read(settings.max_body_bytes)
+    rest = await upload.read()
+    aside: memoryview = request.state.film
+    return b"".join((aside, rest)) if rest or not aside else aside
 
 
 def wants_picture(request: Request) -> bool:

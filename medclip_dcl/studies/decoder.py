@@ -27,6 +27,7 @@ from medclip_dcl.studies.sniff import HEAD, is_film
 
 _START_S = 120.0
 _GRACE_S = 5.0
+_KEPT_BYTES = 32 << 20
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG")
 _QUIET_VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -98,7 +99,7 @@ class Decoder:
         for worker in self._all:
             self._idle.put(worker)
 
-    def open(self, source: Path | bytes) -> GreyImage:
+    def open(self, source: Path | bytes | memoryview) -> GreyImage:
         """Read a film.
 
         Args:
@@ -124,7 +125,9 @@ class Decoder:
             tags=facts["tags"],
         )
 
-    def square(self, source: Path | bytes, size_px: int, *, equalize: bool) -> SquareImage:
+    def square(
+        self, source: Path | bytes | memoryview, size_px: int, *, equalize: bool
+    ) -> SquareImage:
         """Read a film and stretch it onto a square in the worker.
 
         Args:
@@ -164,14 +167,14 @@ class Decoder:
 
     def _ask(
         self,
-        source: Path | bytes,
+        source: Path | bytes | memoryview,
         request: dict[str, Any],
         kind: type[np.uint8] | type[np.uint16],
     ) -> tuple[dict[str, Any], npt.NDArray[Any]]:
-        with _descriptor(source, self._limits.max_bytes) as handle:
+        with _checked(source, self._limits.max_bytes) as checked:
             worker = self._idle.get()
             try:
-                facts, pixels = worker.ask(request, handle, kind)
+                facts, pixels = worker.ask(request, checked, kind)
             finally:
                 self._idle.put(worker)
         if pixels is None:
@@ -187,15 +190,24 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._desk = wire.Desk()
         self._closed = False
 
     def ask(
-        self, request: dict[str, Any], handle: int, kind: type[np.uint8] | type[np.uint16]
+        self,
+        request: dict[str, Any],
+        film: int | bytes | memoryview,
+        kind: type[np.uint8] | type[np.uint16],
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
             channel.settimeout(self._limits.deadline_s)
-            wire.send(channel, request, handle)
+            if not isinstance(film, int):
+                wire.send(channel, {**request, "bytes": len(film)}, self._desk.lay(film))
+                if len(film) > _KEPT_BYTES:
+                    self._desk.clear()
+            else:
+                wire.send(channel, request, film)
             facts, answer = wire.receive(channel)
             if answer is None:
                 return facts, None
@@ -219,6 +231,7 @@ class _Worker:
         with self._lock:
             channel, process = self._channel, self._process
             self._channel = self._process = None
+        self._desk.clear()
         if channel is not None:
             channel.close()
         if process is not None:
@@ -274,12 +287,13 @@ def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 @contextlib.contextmanager
-def _descriptor(source: Path | bytes, max_bytes: int) -> Iterator[int]:
-    """Open what is to be read, after size and first bytes have been looked at."""
-    if isinstance(source, bytes):
-        _require(source[:HEAD], len(source), max_bytes)
-        with wire.scratch(source) as handle:
-            yield handle
+def _checked(
+    source: Path | bytes | memoryview, max_bytes: int
+) -> Iterator[int | bytes | memoryview]:
+    """Look at size and first bytes of what is to be read; a path becomes a descriptor."""
+    if not isinstance(source, Path):
+        _require(bytes(source[:HEAD]), len(source), max_bytes)
+        yield source
         return
     try:
         handle = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe never waits

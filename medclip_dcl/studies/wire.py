@@ -85,11 +85,7 @@ def scratch(data: bytes | npt.NDArray[Any]) -> Iterator[int]:
     Yields:
         Its descriptor; closed on leaving.
     """
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("film", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:  # macOS has no files in memory
-            handle = os.dup(file.fileno())
+    handle = _nameless_file()
     try:
         view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
         while view:
@@ -97,6 +93,38 @@ def scratch(data: bytes | npt.NDArray[Any]) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+class Desk:
+    """A nameless file in memory that is written anew for each film, on pages that are there.
+
+    What a process finds on it is the newest film, of as many bytes as it is told of.
+    """
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+
+    def lay(self, data: bytes | memoryview) -> int:
+        """Lay bytes down from the file's beginning.
+
+        Args:
+            data: the bytes.
+
+        Returns:
+            The descriptor, which stays open.
+        """
+        if self._handle is None:
+            self._handle = _nameless_file()
+        at = 0
+        while at < len(data):
+            at += os.pwrite(self._handle, data[at:] if at else data, at)
+        return self._handle
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
 def read_array(
@@ -124,6 +152,13 @@ def read_array(
             raise Closed
         at += got
     return array
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("film", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # macOS has no files in memory
+        return os.dup(file.fileno())
 
 
 def _rest(channel: socket.socket, data: bytes, length: int) -> bytes:

@@ -97,7 +97,7 @@ def _answer(
     request: dict[str, Any], handle: int | None, limits: Limits
 ) -> tuple[dict[str, Any], Any]:
     try:
-        film = read_film(_contents(handle), limits)
+        film = read_film(_contents(handle, request.get("bytes", 0)), limits)
         if "size_px" not in request:
             return _facts(film), film.shades.pixels
         size_px, equalize = request["size_px"], request["equalize"]
@@ -121,11 +121,12 @@ def _facts(film: DecodedFilm) -> dict[str, Any]:
     }
 
 
-def _contents(handle: int | None) -> bytes:
+def _contents(handle: int | None, size: int) -> bytes:
+    """Read a file, or its first bytes where a size is given."""
     if handle is None:
         raise ImageError("missing", "the request carries no file")
     try:
-        with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as view:
+        with mmap.mmap(handle, size, access=mmap.ACCESS_READ) as view:
             return bytes(view)
     except (OSError, ValueError) as error:
         raise ImageError("empty", "the file holds no bytes") from error

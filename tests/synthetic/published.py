@@ -47,15 +47,18 @@ def publish(
     subjects: Iterable[str] = ("trained",),
     seed: int = 0,
     preprocessing: Mapping[str, object] | None = None,
+    config: Config | None = None,
 ) -> Artifact:
-    """Seal a tiny model for 64-pixel films into `folder`; `preprocessing` changes its card."""
-    settings = tiny_model_config()
-    config = Config.model_validate(
-        {"work": "unused", "model": settings.model_dump(), "images": {"size_px": 64}}
-    )
+    """Seal a model into `folder`; by default a tiny one for 64-pixel films.
+
+    `preprocessing` changes its card, `config` is that of another model.
+    """
+    if config is None:
+        tree = {"model": tiny_model_config().model_dump(), "images": {"size_px": 64}}
+        config = Config.model_validate({"work": "unused", **tree})
     facts = preprocessing_facts(config) | dict(preprocessing or {})
     tokenizer = train_tokenizer(SENTENCES, vocabulary=200, max_tokens=32)
-    model = tiny_dual_encoder(settings, len(tokenizer), seed)
+    model = tiny_dual_encoder(config.model, len(tokenizer), seed)
 
     def write_text_files(text: Path) -> None:
         tokenizer.save_pretrained(str(text))
