@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from medclip_dcl.artifacts import manifest, sentences
+from medclip_dcl.artifacts.frame import open_artifact
 from medclip_dcl.config import load_config
+from pipelines import build_manifest, split_sentences
 from pipelines.story import jobs_of
+from tests.synthetic.open_i import write_film, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}
@@ -23,6 +27,8 @@ RECIPES = sorted(
 
 def test_there_are_recipes() -> None:
     assert {"demo.yaml", "openi.yaml", "covid_cxr.yaml"} <= {path.name for path in RECIPES}
+    trained = {path.stem for path in (ROOT / "configs/train").glob("*.yaml")}
+    assert {"mimic_cxr", "open_i", "table", "laptop"} <= trained
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -30,6 +36,59 @@ def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
     config = load_config(path)
     assert jobs_of(config)
     assert (ROOT / config.evaluate.prompts).is_file()
+
+
+def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
+    """Wang et al. 2023, Sections 2.4 and 3.2, and Table 2."""
+    config = load_config(ROOT / "configs/train/mimic_cxr.yaml")
+    train, model = config.train, config.model
+    assert (train.global_batch, train.learning_rate, train.warmup_steps) == (64, 1e-5, 2000)
+    assert (config.images.size_px, model.image.input_px) == (512, 480)
+    assert model.image.depths == (2, 2, 2, 2)  # ResNet-18
+    assert model.image.widths == (64, 128, 256, 512)
+    assert (model.text.pooling, model.similarity.dim) == ("cls", 128)
+    assert (model.similarity.kind, model.similarity.gamma_squared) == ("lse_nl", 14)
+    assert model.similarity.learn_gamma
+    assert (config.eta.source, config.eta.a, config.eta.k) == ("pll", 0.2, 0.35)
+    assert config.eta.eta_max == config.eta.a  # the cap changes nothing
+    said = config.objective
+    assert (said.kind, said.directions, said.floor) == ("debiased", "t2i", "floor")
+    assert (said.negatives, said.relation) == ("all", "none")  # M = 1, v the paired film
+    assert config.likelihood.variant == "original"
+    assert config.sentences.sections == ("findings", "impression")
+    assert config.evaluate.prompts == "configs/prompts/chex5.yaml"
+    assert config.source.boxes  # patients of MS-CXR never train
+
+
+def test_the_recipe_of_open_i_reads_what_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_xml_form(tmp_path / "open_i")
+    write_projections(tmp_path / "open_i")
+    monkeypatch.setenv("OPEN_I", str(tmp_path / "open_i"))
+    assert_first_jobs("open_i", tmp_path / "work", films=1)
+
+
+def test_the_recipe_of_a_table_reads_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "ours"
+    lines = ["patient,study,film,report,view"]
+    for number in range(4):
+        write_film(root / f"{number}.png")
+        lines.append(f"p{number},s{number},{number}.png,FINDINGS: No effusion is seen.,PA")
+    (root / "studies.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("STUDIES", str(root))
+    assert_first_jobs("table", tmp_path / "work", films=4)
+
+
+def assert_first_jobs(recipe: str, work: Path, films: int) -> None:
+    """Manifest and sentences of a recipe, made by its own jobs."""
+    arguments = ["--config", str(ROOT / f"configs/train/{recipe}.yaml"), "--set", f"work={work}"]
+    arguments += ["--set", "source.max_reject_share=1"]
+    assert build_manifest.main(arguments) == 0
+    assert split_sentences.main(arguments) == 0
+    images = open_artifact(manifest.KIND.at(work), manifest.KIND)
+    assert images.summary["films"] == films
+    assert open_artifact(sentences.KIND.at(work), sentences.KIND).summary["sentences"] > 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/prompts").glob("*.yaml")), ids=str)

@@ -18,11 +18,14 @@ from medclip_dcl import artifacts, errors
 from medclip_dcl.artifacts.tables import Column, TableFormat
 from medclip_dcl.config import Config, Section
 from medclip_dcl.config.studies import ColumnsConfig
+from medclip_dcl.config.text import EtaConfig
+from medclip_dcl.objective.false_negatives import correction, same_correction
 from medclip_dcl.studies import dicom, headers, images
 from medclip_dcl.studies.inputs import INPUTS
 from medclip_dcl.studies.preflight import CODES
 from medclip_dcl.studies.selection import REASONS
 from pipelines.__main__ import job_summaries
+from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "medclip_dcl/artifacts/README.md"
@@ -60,6 +63,20 @@ def columns_table() -> str:
                 for column in columns
             ]
     return "\n".join(rows)
+
+
+def false_negatives_table() -> str:
+    """One row per eta: false negatives to expect at global batches of several sizes."""
+    etas = eta_by_likelihood(EtaConfig()) | {"constant": EtaConfig().constant}
+    head, *rows = expected_rows(etas, BATCHES)
+    a = EtaConfig().a
+    kept = [f"{same_correction(a, PAPER_BATCH, size):.3g}" for size in BATCHES]
+    reach = [f"{correction(a, size).reach:.0%}" for size in BATCHES]
+    rows += [
+        ("`a` and cap that keep N eta", "", *kept),
+        ("reach of the floor at the cap", "", *reach),
+    ]
+    return "\n".join([_row(*head), "|---" * len(head) + "|", *(_row(*row) for row in rows)])
 
 
 def artifacts_text() -> str:
@@ -146,8 +163,12 @@ def errors_table() -> str:
     return "\n".join(rows)
 
 
+BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
+"""Global batches of the table of false negatives."""
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("configs/README.md", settings_table),
+    "false_negatives": ("configs/README.md", false_negatives_table),
     "jobs": ("pipelines/README.md", jobs_table),
     "inputs": (CONTRACT, inputs_table),
     "tags": (CONTRACT, tags_table),
