@@ -39,6 +39,7 @@ from pipelines.evaluation_films import (
     source_root,
     truth_of,
 )
+from pipelines.evaluation_findings import QUESTIONS, Answered, ask_further
 from pipelines.job import Job, run_job
 
 Rows = list[dict[str, Any]]
@@ -129,13 +130,15 @@ def _film_questions(
     settings = job.config.evaluate
     findings = read_prompts(_prompts(job))
     truth, source = truth_of(job, rows, findings)
-    questions = {name: Outcome(_NO_FILMS) for name in ("zero_shot", "classes", "probe")}
+    questions = {name: Outcome(_NO_FILMS) for name in ("zero_shot", "classes", "probe", *QUESTIONS)}
     tables: dict[TableFormat, Rows] = {results.SCORES: [], results.CLASSES: [], results.PROBES: []}
     if rows:
         drawn = held_out.balance(truth, settings.films_per_finding, sampling.generator())
         questions["zero_shot"], tables[results.SCORES] = examine_findings(
             model, films, findings, drawn, sampling
         )
+        answered = Answered(model, films, findings, truth, tables[results.SCORES])
+        questions |= ask_further(answered, sampling)
         questions["classes"], tables[results.CLASSES] = examine_classes(
             model, films, findings, truth, settings.per_class, sampling
         )

@@ -40,6 +40,8 @@ if wanted train; then
     --config_file "${ACCELERATE_CONFIG:-configs/accelerate/cpu.yaml}" \
     -m pipelines.train --config "$recipe" "$@"
 fi
+# Scores -> probabilities, by the validation films whose truth is known.
+if wanted calibrate_scores; then job calibrate_scores "$@"; fi
 # What images alone have taught: linear probes and a map.
 if wanted probe_images; then job probe_images "$@"; fi
 # The papers' questions: zero-shot findings, grounding, retrieval.

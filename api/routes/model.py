@@ -28,10 +28,12 @@ def model(serving: Served) -> ModelAnswer:
         index = {"digest": artifact.digest, **artifact.summary}
     except Refusal:
         index = None
+    fitted = published.calibration
+    calibration = None if fitted is None else fitted.model_dump(mode="json")
     settings = serving.settings.model_dump()
     return ModelAnswer(
         digest=published.digest,
-        card=dict(published.card),
+        card={**published.card, "calibration": calibration},
         index=index,
         limits={name: settings[name] for name in _LIMITS},
     )

@@ -3,6 +3,7 @@
     model.safetensors   weights of both encoders and gamma
     config.json         the whole configuration, `work` left out
     model.json          the card: what it is, was made from, is for and is not for
+    calibration.json    how a score becomes a probability; there once calibrate_scores has run
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
     text/               BERT configuration and tokenizer: config.json, tokenizer.json,
                         tokenizer_config.json
@@ -12,6 +13,9 @@ The artifact's digest names the model everywhere.
 
 import hashlib
 import json
+import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +28,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from medclip_dcl.artifacts.files import write_bytes, write_text
-from medclip_dcl.artifacts.frame import Artifact, Kind, open_artifact
+from medclip_dcl.artifacts.frame import Artifact, Kind, drafting, open_artifact
+from medclip_dcl.artifacts.probabilities import (
+    FILE,
+    ScoreCalibration,
+    read_calibration,
+    write_calibration,
+)
 from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError
 
@@ -55,6 +65,8 @@ class Published:
     """Facts about it."""
     subject_hashes: frozenset[str]
     """`subject_hash` of every training patient."""
+    calibration: ScoreCalibration | None = None
+    """How its scores become probabilities; None where nobody has fitted that."""
 
     @property
     def text_folder(self) -> Path:
@@ -172,7 +184,30 @@ def read_published(path: Path) -> Published:
     """
     artifact = open_artifact(path, KIND)
     config, (card, hashes) = read_facts(artifact, CARD, SUBJECTS)
-    return Published(path, artifact.digest, config, card, frozenset(hashes))
+    calibration = read_calibration(artifact)
+    return Published(path, artifact.digest, config, card, frozenset(hashes), calibration)
+
+
+def seal_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
+    """Put a calibration into a model, in place of the one that it has.
+
+    Args:
+        model: the model.
+        calibration: the calibration.
+
+    Returns:
+        The model, made from the same recipe and with a digest of its own.
+
+    Raises:
+        ArtifactError: another process is writing it, or the disk refuses.
+    """
+    with drafting(model.path, KIND, model.recipe) as draft:
+        for name in model.files:
+            if name != FILE:
+                _link(model.path / name, draft.directory / name)
+        write_calibration(draft.directory, calibration)
+        draft.started = time.monotonic() - model.origin["seconds"]  # those of its training
+        return draft.seal(model.summary)
 
 
 def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
@@ -198,6 +233,15 @@ def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
             "train"
         ) from error
     return config, trees
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
 
 
 def _write_json(path: Path, tree: Any) -> None:

@@ -28,7 +28,7 @@ from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.artifacts.frame import Artifact, Kind
 from medclip_dcl.artifacts.tables import Column, TableFormat
 
-KIND = Kind("results", 3, "evaluate")
+KIND = Kind("results", 4, "evaluate")
 
 FIGURES = "results.json"
 
@@ -40,6 +40,7 @@ SCORES = TableFormat(
         Column("finding", pa.string(), "name of the finding"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
+        Column("probability", pa.float64(), "calibrated probability; null: no calibration"),
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
     ),
 )

@@ -13,6 +13,7 @@ from medclip_dcl.config.evaluation import (
 )
 from medclip_dcl.config.model import ModelConfig
 from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.config.probabilities import ProbabilitiesConfig
 from medclip_dcl.config.section import Section
 from medclip_dcl.config.studies import GenerateConfig, ImagesConfig, SourceConfig
 from medclip_dcl.config.text import (
@@ -65,6 +66,8 @@ class Config(Section):
     """Views of the image-only experiment."""
     probe: ProbeConfig = ProbeConfig()
     """Linear probes of the image-only experiment."""
+    probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
+    """Scores as probabilities."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
     index: IndexConfig = IndexConfig()

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Int8
 from medclip_dcl.metrics.bootstrap import Figure, estimate
 from medclip_dcl.metrics.classification import accuracy, balanced_accuracy, roc_auc
 from medclip_dcl.metrics.recall import median_rank, recall_at
+from medclip_dcl.metrics.reliability import brier_score, calibration_error
 
 UNKNOWN = -1
 """Truth of a finding that nobody stated."""
@@ -85,6 +86,43 @@ def mean_finding_figures(
         }
 
     return estimate(measure, subjects, samples, generator, "no finding has films of both classes")
+
+
+def probability_figures(
+    score: Float[np.ndarray, " films"],
+    probability: Float[np.ndarray, " films"],
+    truth: Int8[np.ndarray, " films"],
+    subjects: Sequence[str],
+    samples: int,
+    generator: np.random.Generator,
+) -> dict[str, Figure]:
+    """Measure the probability of one finding, and the bare score beside it.
+
+    Args:
+        score: the score that the probability was made from, in [0, 1].
+        probability: what is said, in [0, 1].
+        truth: 1 present, 0 absent, `UNKNOWN` left out.
+        subjects: patient of every film.
+        samples: bootstrap samples.
+        generator: source of the resamples.
+
+    Returns:
+        `calibration_error` and `brier` of the probability, and with `score_` of the score.
+    """
+    known = truth != UNKNOWN
+    positive = truth[known] == 1
+    owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
+    columns = {"": probability[known], "score_": score[known]}
+
+    def measure(rows: np.ndarray) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        for prefix, values in columns.items():
+            drawn = values[rows], positive[rows]
+            found[f"{prefix}calibration_error"] = calibration_error(*drawn)
+            found[f"{prefix}brier"] = brier_score(*drawn)
+        return found
+
+    return estimate(measure, owners, samples, generator, "no film with a known truth")
 
 
 def mean_figures(

@@ -56,6 +56,7 @@ def examine_findings(
             "finding": finding.name,
             "margin": float(margins[row, film]),
             "score": float(score[row, film]),
+            "probability": None,
             "truth": None if truth[row, film] == summary.UNKNOWN else int(truth[row, film]),
         }
         for row, finding in enumerate(findings)

@@ -10,6 +10,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from transformers import BertConfig, BertTokenizer
 
+from medclip_dcl.artifacts.probabilities import ScoreCalibration
 from medclip_dcl.artifacts.published import Published, read_published
 from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError, QueryError
@@ -20,7 +21,13 @@ from medclip_dcl.studies.images import GreyImage
 from medclip_dcl.studies.square import square
 from medclip_dcl.tasks.grounding import Grounding, locate
 from medclip_dcl.tasks.prompts import Finding, parse_prompts
-from medclip_dcl.tasks.zero_shot import FindingScore, answers, margins, prompt_texts
+from medclip_dcl.tasks.zero_shot import (
+    FindingScore,
+    answers,
+    calibrations_of,
+    margins,
+    prompt_texts,
+)
 
 _TEXTS_PER_PASS = 128
 
@@ -34,6 +41,7 @@ class Predictor:
         findings: the prompt pairs that it was published with.
         model: both encoders.
         device: where it runs.
+        calibration: how its scores become probabilities; None: nobody has fitted that.
     """
 
     def __init__(
@@ -44,12 +52,14 @@ class Predictor:
         findings: tuple[Finding, ...],
         digest: str,
         device: torch.device,
+        calibration: ScoreCalibration | None = None,
     ) -> None:
         self.model = model.to(device).eval().requires_grad_(requires_grad=False)
         if config.train.channels_last:
             # torch's stubs leave this keyword out
             self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.digest, self.config, self.findings, self.device = digest, config, findings, device
+        self.calibration = calibration
         self._tokenizer = tokenizer
 
     @torch.inference_mode()
@@ -152,7 +162,9 @@ class Predictor:
             One list per film, with one answer per finding.
         """
         asked = self.findings if findings is None else findings
-        return answers(self.margins(regions, asked), self.model.gamma.detach(), asked)
+        calibrations = calibrations_of(asked, self.findings, self.calibration)
+        gamma = self.model.gamma.detach()
+        return answers(self.margins(regions, asked), gamma, asked, calibrations)
 
     def ground(
         self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
@@ -269,7 +281,15 @@ def build_predictor(published: Published, device: torch.device) -> Predictor:
         raise CheckpointError(
             f"card of model {published.digest[:12]} has no valid prompts; rerun train"
         ) from error
-    return Predictor(model, tokenizer, published.config, findings, published.digest, device)
+    return Predictor(
+        model,
+        tokenizer,
+        published.config,
+        findings,
+        published.digest,
+        device,
+        published.calibration,
+    )
 
 
 def _check_preprocessing(published: Published) -> None:

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from medclip_dcl.artifacts.probabilities import FindingCalibration, ScoreCalibration
 from medclip_dcl.tasks.prompts import Finding
 
+OTHER_PROMPTS = "the model is calibrated for the findings and prompts of its card alone"
 UNCALIBRATED = "no calibration was fitted for this model"
 
 
@@ -80,10 +83,31 @@ def softmax_scores(
     return torch.sigmoid(gamma**2 * margin)
 
 
+def calibrations_of(
+    findings: Sequence[Finding], own: Sequence[Finding], calibration: ScoreCalibration | None
+) -> list[FindingCalibration | str]:
+    """Find the calibration of each finding that is asked for.
+
+    Args:
+        findings: the findings asked for.
+        own: those that the model was published with.
+        calibration: of the model; None: it has none.
+
+    Returns:
+        A calibration with a curve each, or why there is none: a curve holds for the very
+        prompts that it was fitted with.
+    """
+    if calibration is None:
+        return [UNCALIBRATED for _ in findings]
+    found = [calibration.of(item.name) if item in own else None for item in findings]
+    return [OTHER_PROMPTS if item is None else item.reason or item for item in found]
+
+
 def answers(
     margin: Float[Tensor, "findings images"],
     gamma: Float[Tensor, ""],
     findings: Sequence[Finding],
+    calibrations: Sequence[FindingCalibration | str],
 ) -> list[list[FindingScore]]:
     """Put margins into words.
 
@@ -91,11 +115,14 @@ def answers(
         margin: from `margins`.
         gamma: the model's scale.
         findings: the findings, in the order of the rows.
+        calibrations: of each of them, from `calibrations_of`.
 
     Returns:
         One list per image, with one answer per finding.
     """
     score = softmax_scores(margin, gamma)
+    logits = (gamma**2 * margin).double().cpu().numpy()
+    said = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
     return [
         [
             FindingScore(
@@ -103,8 +130,19 @@ def answers(
                 score=float(score[row, image]),
                 margin=float(margin[row, image]),
                 is_present=bool(margin[row, image] > 0),
+                probability=said[row][0][image],
+                note=said[row][1],
             )
             for row, finding in enumerate(findings)
         ]
         for image in range(margin.shape[1])
     ]
+
+
+def _probabilities(
+    logits: Float[np.ndarray, " images"], calibration: FindingCalibration | str
+) -> tuple[list[float | None], str]:
+    if isinstance(calibration, str) or calibration.curve is None:
+        reason = calibration if isinstance(calibration, str) else calibration.reason
+        return [None] * len(logits), reason
+    return calibration.curve.probabilities(logits).tolist(), ""

@@ -8,6 +8,7 @@ from medclip_dcl.artifacts.frame import open_artifact
 from medclip_dcl.artifacts.results import read_figures
 from medclip_dcl.artifacts.tables import read_table
 from pipelines.evaluate import main
+from pipelines.evaluation_findings import QUESTIONS
 from tests.synthetic.corpus import write_recipe
 from tests.synthetic.evaluated import BOXED, PROMPTS, write_evaluated
 from tests.synthetic.published import publish
@@ -46,7 +47,8 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert tree["truth"] == "labels"
     questions = tree["questions"]
     assert set(questions) == {
-        *("zero_shot", "classes", "probe", "grounding", "boxes", "gallery", "reports")
+        *("zero_shot", "classes", "probe", "grounding", "boxes", "gallery", "reports"),
+        *QUESTIONS,
     }
     auc = questions["zero_shot"]["groups"]["pneumonia"]["auc"]
     assert 0 <= auc["low"] <= auc["value"] <= auc["high"] <= 1

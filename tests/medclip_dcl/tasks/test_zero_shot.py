@@ -3,9 +3,18 @@ import math
 import pytest
 import torch
 
+from medclip_dcl.artifacts.probabilities import Curve, FindingCalibration, ScoreCalibration
+from medclip_dcl.config.probabilities import ProbabilitiesConfig
 from medclip_dcl.tasks.prompts import Finding
-from medclip_dcl.tasks.zero_shot import answers, margins, prompt_texts, softmax_scores
+from medclip_dcl.tasks.zero_shot import (
+    answers,
+    calibrations_of,
+    margins,
+    prompt_texts,
+    softmax_scores,
+)
 
+FITTED = {"films_with": 3, "films_without": 4, "patients": 7, "score_error": 0.2}
 TWO = (Finding("edema", ("p1", "p2"), ("n1",)), Finding("mass", ("p3",), ("n2", "n3")))
 
 
@@ -27,13 +36,44 @@ def test_the_score_is_the_softmax_of_scaled_prompt_scores():
 
 def test_answers_come_image_by_image_and_decide_at_zero():
     margin = torch.tensor([[0.1, -0.1], [0.0, 0.2]])
-    first, second = answers(margin, torch.tensor(1.0), TWO)
+    first, second = answers(margin, torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))
     assert [(a.name, a.is_present) for a in first] == [("edema", True), ("mass", False)]
     assert [(a.name, a.is_present) for a in second] == [("edema", False), ("mass", True)]
     assert first[1].score == 0.5
 
 
 def test_without_calibration_there_is_no_probability_and_a_word_why():
-    answer = answers(torch.zeros(2, 1), torch.tensor(1.0), TWO)[0][0]
+    answer = answers(torch.zeros(2, 1), torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))[0][
+        0
+    ]
     assert answer.probability is None
     assert "calibration" in answer.note
+
+
+def calibration() -> ScoreCalibration:
+    """Log odds of edema: twice the logit of the score, minus one; of a mass: too few films."""
+    curve = Curve(slope=2.0, intercept=-1.0)
+    fitted = FindingCalibration(finding="edema", curve=curve, reason="", fitted_error=0.1, **FITTED)
+    refused = FindingCalibration(
+        finding="mass", curve=None, reason="too few films", fitted_error=None, **FITTED
+    )
+    return ScoreCalibration(
+        truth="labels", settings=ProbabilitiesConfig(), inputs={}, findings=(fitted, refused)
+    )
+
+
+def test_a_calibrated_finding_has_its_probability_and_another_its_reason():
+    margin, gamma = torch.tensor([[0.5], [0.5]]), torch.tensor(3.0)
+    edema, mass = answers(margin, gamma, TWO, calibrations_of(TWO, TWO, calibration()))[0]
+    assert edema.probability == pytest.approx(1 / (1 + math.exp(-(2 * 9 * 0.5 - 1))), rel=1e-12)
+    assert edema.note == ""
+    assert (mass.probability, mass.note) == (None, "too few films")
+
+
+def test_other_prompts_of_the_same_name_get_no_probability():
+    other = (Finding("edema", ("p1",), ("n1",)),)
+    answer = answers(
+        torch.zeros(1, 1), torch.tensor(1.0), other, calibrations_of(other, TWO, calibration())
+    )[0][0]
+    assert answer.probability is None
+    assert "prompts of its card" in answer.note

@@ -1,0 +1,106 @@
+"""Turn a model's scores into probabilities, by the validation films whose truth is known.
+
+Reads the model, manifest and prepared films; writes `calibration.json` into the model,
+which is sealed anew: its digest changes with its answers, and so results and index are made
+anew too. A finding with too few films keeps its score alone, with the reason. A probability
+holds where a finding is as common as among those films.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from medclip_dcl.artifacts import manifest, prepared, published
+from medclip_dcl.artifacts.files import sha256_file
+from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.probabilities import ScoreCalibration, read_calibration
+from medclip_dcl.studies.truth import truth_files
+from medclip_dcl.tasks.examinee import examinee_of
+from medclip_dcl.tasks.predictor import load
+from medclip_dcl.tasks.probabilities import calibrate_findings
+from pipelines.evaluation_films import (
+    encode,
+    film_rows,
+    refuse_contaminated,
+    source_root,
+    truth_of,
+)
+from pipelines.job import Job, run_job
+
+SPLIT = "validate"
+"""Films that train do not tell what the model can do, and films that test must stay unseen."""
+
+
+def build(job: Job) -> None:
+    """Fit the calibration unless the model has it already.
+
+    Args:
+        job: the job.
+
+    Raises:
+        ArtifactError: an input is missing or stale, or the model was trained on the films.
+    """
+    model = job.open(published.KIND)
+    inputs = _inputs(job, model)
+    found = read_calibration(model)
+    asked = job.config.probabilities
+    state = "reused"
+    if found is None or (found.settings, found.inputs) != (asked, inputs):
+        found = _fit(job, inputs)
+        published.seal_calibration(model, found)
+        state = "made"
+    job.say(artifact=published.KIND.name, state=state, truth=found.truth, **_counts(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job from its command line.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("calibrate_scores", build, argv)
+
+
+def _inputs(job: Job, model: Artifact) -> dict[str, str]:
+    """Name what a calibration is made from; of the model all but the calibration itself."""
+    own = {name: model.files[name]["sha256"] for name in (published.WEIGHTS, published.CARD)}
+    films = {kind.name: job.open(kind).digest for kind in (manifest.KIND, prepared.KIND)}
+    return own | films | {file.name: sha256_file(file) for file in truth_files(source_root(job))}
+
+
+def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
+    settings = job.config.evaluate
+    predictor = load(published.KIND.at(job.work))
+    model = examinee_of(predictor)
+    images = PreparedImages(job.open(prepared.KIND, verify=False))
+    rows = film_rows(job, images, SPLIT)
+    refuse_contaminated(job, rows, images)
+    films = encode(model, rows, images, settings.batch, "paper")  # as the service sees them
+    truth, source = truth_of(job, rows, predictor.findings)
+    logits = np.zeros((len(predictor.findings), len(rows)))
+    if rows:
+        margin = model.margins(films.regions, predictor.findings)
+        logits = (model.gamma_squared * margin).double().cpu().numpy()
+    return ScoreCalibration(
+        truth=source,
+        settings=job.config.probabilities,
+        inputs=inputs,
+        findings=calibrate_findings(
+            predictor.findings, logits, truth, films.subject_ids, job.config.probabilities
+        ),
+    )
+
+
+def _counts(calibration: ScoreCalibration) -> dict[str, Any]:
+    fitted = [item for item in calibration.findings if item.curve is not None]
+    return {"calibrated": len(fitted), "uncalibrated": len(calibration.findings) - len(fitted)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

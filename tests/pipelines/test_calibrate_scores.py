@@ -1,0 +1,144 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.artifacts import manifest, published, results
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.probabilities import ScoreCalibration, read_calibration
+from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.tasks.predictor import load
+from pipelines import evaluate
+from pipelines.calibrate_scores import main
+from tests.synthetic.corpus import write_recipe
+from tests.synthetic.evaluated import write_evaluated
+from tests.synthetic.films import random_films
+from tests.synthetic.published import PROMPTS, publish
+
+SEED = 5
+"""Of the random model: one whose score of pneumonia happens to rise with it."""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    work = write_evaluated(tmp_path / "work")
+    publish(work / "model", ["elsewhere"], seed=SEED)
+    return work
+
+
+def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
+    (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
+    recipe = write_recipe(
+        work / "recipe.yaml",
+        work,
+        evaluate={"bootstrap": 20, "prompts": str(work / "prompts.yaml")},
+        probabilities={"least_per_class": least} | settings,
+        source={"root": str(work)},
+    )
+    code: int = job(["--config", str(recipe)])
+    return code
+
+
+def calibrated(work: Path, **settings: Any) -> ScoreCalibration:
+    assert run(work, **settings) == 0
+    found = read_calibration(open_artifact(work / "model", published.KIND))
+    assert found is not None
+    return found
+
+
+def flip(work: Path, split: str) -> None:
+    """Turn the labels of pneumonia round in the studies of one split."""
+    folder = manifest.KIND.at(work)
+    forms = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
+    tables = {form: read_table(folder, form).to_pylist() for form in (*forms, manifest.REJECTS)}
+    split_of = {row["study_id"]: row["split"] for row in tables[manifest.REPORTS]}
+    for row in tables[manifest.STUDY_LABELS]:
+        if split_of[row["study_id"]] == split:
+            row["Pneumonia"] = 1 - row["Pneumonia"]
+    with drafting(folder, manifest.KIND, make_recipe(manifest.KIND, {"flip": split}, {})) as draft:
+        for form, rows in tables.items():
+            write_table(draft.directory, form, rows)
+        draft.seal({})
+
+
+def test_a_finding_with_films_enough_gets_its_probability_and_others_their_reason(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = open_artifact(work / "model", published.KIND)
+    effusion, pneumonia = calibrated(work).findings
+    assert (effusion.films_with, effusion.films_without) == (0, 10)
+    assert "0 validation films with it and 10 without" in effusion.reason
+    assert (pneumonia.films_with, pneumonia.films_without, pneumonia.patients) == (4, 6, 8)
+    assert '"calibrated": 1, "uncalibrated": 1' in capsys.readouterr().out
+    after = open_artifact(work / "model", published.KIND)
+    assert after.digest != before.digest
+    assert after.recipe == before.recipe
+    assert after.files[published.WEIGHTS] == before.files[published.WEIGHTS]
+    predictor = load(work / "model", "cpu")
+    regions = predictor.embed_images(random_films(3, 40))
+    margin = predictor.margins(regions, predictor.findings)
+    logits = (predictor.model.gamma**2 * margin).double().numpy()
+    said = [answer[1].probability for answer in predictor.classify_regions(regions)]
+    assert pneumonia.curve is not None
+    assert said == pneumonia.curve.probabilities(logits[1]).tolist()
+    assert [answer[0].note for answer in predictor.classify_regions(regions)] == (
+        [effusion.reason] * 3
+    )
+
+
+def test_labels_of_test_films_have_no_part_in_it(work: Path) -> None:
+    first = calibrated(work)
+    flip(work, "test")
+    assert calibrated(work).findings == first.findings
+    flip(work, "train")
+    assert calibrated(work).findings == first.findings
+    flip(work, "validate")
+    assert calibrated(work).findings != first.findings
+
+
+def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrated(work)
+    digest = open_artifact(work / "model", published.KIND).digest
+    calibrated(work)
+    assert '"state": "reused"' in capsys.readouterr().out
+    assert open_artifact(work / "model", published.KIND).digest == digest
+    isotonic = calibrated(work, method="isotonic").findings[1].curve
+    assert isotonic is not None
+    assert len(isotonic.logits) >= 2
+    assert open_artifact(work / "model", published.KIND).digest != digest
+
+
+def test_films_that_the_model_was_trained_on_are_refused(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(work / "model", ["p024"], seed=SEED)
+    assert run(work) == 4
+    assert "trained on 1 of 8" in capsys.readouterr().err
+
+
+def test_the_evaluation_holds_probabilities_against_test_films(work: Path) -> None:
+    def outcome() -> dict[str, Any]:
+        assert run(work, evaluate.main) == 0
+        found = open_artifact(results.KIND.at(work), results.KIND)
+        answer: dict[str, Any] = results.read_figures(found)["questions"]["probabilities"]
+        return answer
+
+    assert "run calibrate_scores" in outcome()["absent"]
+    curve = calibrated(work).findings[1].curve
+    assert curve is not None
+    found = outcome()
+    assert set(found["groups"]) == {"pneumonia"}
+    rows = read_table(results.KIND.at(work), results.SCORES).to_pylist()
+    known = [row for row in rows if row["finding"] == "pneumonia"]
+    gamma = float(load(work / "model", "cpu").model.gamma.detach() ** 2)
+    said = curve.probabilities(gamma * np.array([row["margin"] for row in known]))
+    assert [row["probability"] for row in known] == pytest.approx(said.tolist(), rel=1e-6)
+    assert all(row["probability"] is None for row in rows if row["finding"] == "effusion")
+    truth = torch.tensor([float(row["truth"]) for row in known]).numpy()
+    brier = found["groups"]["pneumonia"]["brier"]
+    assert brier["value"] == pytest.approx(float(((said - truth) ** 2).mean()), rel=1e-6)
+    assert brier["n"] == 10
