@@ -16,6 +16,7 @@ from medclip_dcl.config.objective import ObjectiveConfig
 from medclip_dcl.config.probabilities import ProbabilitiesConfig
 from medclip_dcl.config.section import Section
 from medclip_dcl.config.studies import GenerateConfig, ImagesConfig, SourceConfig
+from medclip_dcl.config.table1 import Table1Config
 from medclip_dcl.config.text import (
     CalibrateConfig,
     EtaConfig,
@@ -70,6 +71,8 @@ class Config(Section):
     """Scores as probabilities."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
+    table1: Table1Config = Table1Config()
+    """Table 1."""
     index: IndexConfig = IndexConfig()
     """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()

@@ -1,0 +1,281 @@
+"""The runs of Table 1: a folder each, some at a time, none twice.
+
+A run has its own eta, model and results; what all share it links to. It is done once its
+note says so, written after its results were sealed: the note names the settings and inputs
+that it was made from, so that a changed recipe is run anew. A killed run goes on from its
+newest checkpoint.
+"""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from medclip_dcl.artifacts import (
+    checkpoint,
+    claims,
+    language_model,
+    likelihoods,
+    manifest,
+    prepared,
+    published,
+    results,
+    sentences,
+)
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import HEADER, json_digest, open_artifact, peek_artifact
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.errors import ArtifactError, JobFailed
+from pipelines import build_eta_cache, evaluate, train
+from pipelines.job import STOPPED, Stopped
+from pipelines.table1_rows import Row
+
+SHARED = (claims, language_model, likelihoods, manifest, prepared, sentences)
+"""Artifacts that all runs read."""
+
+NOTE = "run.json"
+RECIPE = "recipe.yaml"
+LOG = "log.txt"
+_POLL_S = 0.2
+_WORK = re.compile(r"\$\{WORK\}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row with one seed: its folder and what it is made from."""
+
+    row: Row
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    digest: str
+
+    def note(self) -> dict[str, Any] | None:
+        """Give what the run noted when it was done.
+
+        Returns:
+            Its `digest`, `wall_s`, `cpu_s`, `model_mb` and `name`; None where it is not
+            done, or was done with other settings.
+        """
+        try:
+            tree = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+            open_artifact(results.KIND.at(self.folder), results.KIND, verify=False)
+        except (OSError, ValueError, ArtifactError):
+            return None
+        done: dict[str, Any] | None = tree if tree.get("digest") == self.digest else None
+        return done
+
+
+def plan_runs(config: Config, rows: Sequence[Row], folder: Path) -> list[Run]:
+    """List the runs, every row of a seed before the next seed.
+
+    Args:
+        config: the recipe.
+        rows: the rows; other people's models are evaluated once.
+        folder: folder of the table.
+
+    Returns:
+        The runs.
+    """
+    work = resolve_path(config.work, config)
+    inputs = {
+        item.KIND.name: peek_artifact(item.KIND.at(work)).digest
+        for item in SHARED
+        if (item.KIND.at(work) / HEADER).is_file()
+    }
+    runs = []
+    for place, seed in enumerate(config.table1.seeds):
+        for row in rows:
+            if row.is_trained or place == 0:
+                own = folder / row.name / f"seed-{seed}"
+                settings = _settings(config, row, seed, own, work)
+                digest = json_digest({"settings": settings, "inputs": inputs})
+                runs.append(Run(row, seed, own, settings, digest))
+    return runs
+
+
+def do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
+    """Do what is not done yet.
+
+    Args:
+        runs: the runs.
+        processes: how many at a time; 1: in this process.
+
+    Yields:
+        Every run as it is done; those that were done before are left out.
+
+    Raises:
+        Stopped: a signal asked for it; the workers have saved and ended.
+        JobFailed: a run failed; the others have been stopped.
+    """
+    waiting = [run for run in runs if run.note() is None]
+    for run in waiting:
+        _lay_out(run)
+    if processes == 1:
+        for run in waiting:
+            _raise_for(do_run(run), run)
+            yield run
+        return
+    with _workers(waiting, processes) as workers:
+        missing = list(waiting)
+        while missing:
+            for run in [run for run in missing if run.note() is not None]:
+                missing.remove(run)
+                yield run
+            for worker in workers:
+                if worker.exitcode:
+                    _raise_for(worker.exitcode, None)
+            if missing and all(worker.exitcode == 0 for worker in workers):
+                missing = [run for run in missing if run.note() is None]
+                if missing:
+                    _raise_for(1, missing[0])
+            time.sleep(_POLL_S)
+
+
+def do_run(run: Run) -> int:
+    """Train and evaluate one run; what it prints goes into its log.
+
+    Args:
+        run: the run, its folder laid out.
+
+    Returns:
+        0, or the exit code of the job that failed.
+    """
+    begun, cpu = time.monotonic(), time.process_time()
+    torch.set_num_threads(1)
+    with (run.folder / ".lock").open("a") as lock, (run.folder / LOG).open("a") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a killed table's worker may still be saving
+        if run.note() is not None:
+            return 0
+        jobs = (build_eta_cache, train, evaluate) if run.row.is_trained else (evaluate,)
+        for job in jobs:
+            with redirect_stdout(log), redirect_stderr(log):
+                code: int = job.main(["--config", str(run.folder / RECIPE)])
+            if code:
+                return code
+        note = {
+            "name": run.row.name,
+            "seed": run.seed,
+            "digest": run.digest,
+            "wall_s": round(time.monotonic() - begun, 1),
+            "cpu_s": round(time.process_time() - cpu, 1),
+            "model_mb": round(_bytes(published.KIND.at(run.folder)) / 1e6, 2),
+        }
+        write_text(run.folder / NOTE, json.dumps(note, indent=1) + "\n")
+    return 0
+
+
+def _raise_for(code: int, run: Run | None) -> None:
+    if code == STOPPED:
+        raise Stopped
+    if code:
+        name = "a run" if run is None else f"run {run.folder}"
+        raise JobFailed(
+            f"{name} ended with exit code {code}; its {LOG} says why; mend that and run again",
+            code,
+        )
+
+
+def _settings(config: Config, row: Row, seed: int, own: Path, work: Path) -> dict[str, Any]:
+    """Turn the recipe into that of a run: plain values, the shared folder's name written out."""
+    tree: dict[str, Any] = _written_out(config.model_dump(mode="json"), str(work))
+    tree |= {"work": str(own), "seed": seed, "jobs": [], "table1": {}}
+    for section, changes in row.changes.items():
+        part = tree["model"][section] if section == "similarity" else tree[section]
+        part |= changes
+    tree["train"] |= {"torch_threads": 1, "loader_workers": 0}
+    if row.is_trained:
+        tree["evaluate"]["adapter"] = {}
+    else:
+        adapter = next(item.adapter for item in config.table1.models if item.name == row.name)
+        tree["evaluate"]["adapter"] = _written_out(adapter.model_dump(mode="json"), str(work))
+    return tree
+
+
+def _written_out(tree: Any, work: str) -> Any:
+    if isinstance(tree, dict):
+        return {name: _written_out(value, work) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_written_out(value, work) for value in tree]
+    return _WORK.sub(lambda _: work, tree) if isinstance(tree, str) else tree
+
+
+def _lay_out(run: Run) -> None:
+    """Make the folder of a run: its recipe, and links to what all share."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    recipe = run.folder / RECIPE
+    text = yaml.safe_dump(dict(run.settings), sort_keys=False)
+    if recipe.is_file() and recipe.read_text(encoding="utf-8") != text:
+        shutil.rmtree(checkpoint.KIND.at(run.folder), ignore_errors=True)  # another recipe's
+    shared = run.folder.parents[2]
+    for item in SHARED:
+        link, target = item.KIND.at(run.folder), item.KIND.at(shared)
+        if target.is_dir() and not link.is_symlink():
+            link.symlink_to(os.path.relpath(target, run.folder))
+    write_text(recipe, text)
+
+
+@contextmanager
+def _workers(runs: Sequence[Run], processes: int) -> Iterator[list[SpawnProcess]]:
+    """Start workers that take one run after the other; stop them on the way out."""
+    context = multiprocessing.get_context("spawn")
+    following = context.Value("i", 0)
+    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(threads, "1"))  # a spawned process reads them as it starts
+    workers: list[SpawnProcess] = []
+    try:
+        for _ in range(min(processes, len(runs))):
+            worker = context.Process(target=_take_runs, args=(list(runs), following))
+            worker.start()
+            workers.append(worker)
+        yield workers
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+        for worker in workers:
+            worker.join()
+        for name, value in threads.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _take_runs(runs: list[Run], following: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and tells
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    while True:
+        with following.get_lock():
+            place = following.value
+            following.value += 1
+        if place >= len(runs):
+            return
+        code = do_run(runs[place])
+        if code:
+            sys.exit(code)
+
+
+def _follow_parent() -> None:
+    """End in good order when the parent is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
