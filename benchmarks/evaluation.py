@@ -1,0 +1,182 @@
+"""What a whole evaluation costs: seconds and memory for 5,000 films and 2,000 sentences.
+
+    make demo && python -m benchmarks.evaluation [--quick]
+
+The demo's model is examined on the demo's films, repeated under new names until there are
+5,000, with labels, boxes and 2,000 of its sentences: every question but the probe, 1,000
+bootstrap samples. `--quick`: 600 films and 100 samples. The scores mean nothing.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import finish
+from medclip_dcl.artifacts import manifest, prepared, published, results, sentences
+from medclip_dcl.artifacts.frame import Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.sentences import distinct_sentences, text_key
+from medclip_dcl.artifacts.tables import TableFormat, read_table, write_table
+from medclip_dcl.config import load_config, resolve_path
+
+RECIPE = Path("configs/demo.yaml")
+FILMS, SENTENCES, SAMPLES = 5000, 2000, 1000
+QUICK_FILMS, QUICK_SAMPLES = 600, 100
+SHARD = 1000
+
+Rows = list[dict[str, Any]]
+
+
+def write_films(demo: Path, work: Path, films: int) -> None:
+    """Write what an evaluation reads, from the demo's own artifacts.
+
+    Args:
+        demo: folder of the finished demo.
+        work: receives the artifacts.
+        films: how many films there shall be.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    published.KIND.at(work).symlink_to(published.KIND.at(demo).resolve())
+    images = PreparedImages(open_artifact(prepared.KIND.at(demo), prepared.KIND))
+    source = manifest.KIND.at(demo)
+    boxed = read_table(source, manifest.BOXES).to_pylist()
+    sources = list(dict.fromkeys(item["image_id"] for item in boxed))
+    places = [images.row_of[sources[number % len(sources)]] for number in range(films)]
+    names = [f"film-{number:05d}" for number in range(films)]
+    _write_prepared(work, images, names, places)
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "image_id": name,
+            "study_id": f"study-{number:05d}",
+            "subject_id": f"patient-{number // 2:05d}",
+            "split": "test",
+            "view": "PA",
+            "path": "",
+        }
+        for number, name in enumerate(names)
+    ]
+    labels = [
+        {"study_id": row["study_id"], **dict.fromkeys(manifest.LABELS), **_labels(generator)}
+        for row in rows
+    ]
+    boxes = [
+        {**box, "image_id": names[number], "subject_id": rows[number]["subject_id"]}
+        for number, box in enumerate(boxed[: min(len(boxed), films)])
+    ]
+    tables: dict[TableFormat, Rows] = {
+        manifest.IMAGES: rows,
+        manifest.REPORTS: [],
+        manifest.STUDY_LABELS: labels,
+        manifest.BOXES: boxes,
+        manifest.REJECTS: [],
+    }
+    _seal(work, manifest.KIND, tables)
+    artifact = open_artifact(sentences.KIND.at(demo), sentences.KIND)
+    texts = distinct_sentences(artifact)["text"].to_pylist()[:SENTENCES]
+    said = [
+        {
+            "study_id": row["study_id"],
+            "subject_id": row["subject_id"],
+            "split": "test",
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for number, row in enumerate(rows)
+        for position, text in enumerate(texts[place % len(texts)] for place in (number, -number))
+    ]
+    _seal(work, sentences.KIND, {sentences.SENTENCES: said})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate and print seconds and memory.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where the demo has not been run or the evaluation failed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation")
+    parser.add_argument("--quick", action="store_true", help="600 films, 100 samples")
+    quick = parser.parse_args(argv).quick
+    films, samples = (QUICK_FILMS, QUICK_SAMPLES) if quick else (FILMS, SAMPLES)
+    config = load_config(RECIPE)
+    demo = resolve_path(config.work, config)
+    if not published.KIND.at(demo).is_dir():
+        print("no model of the demo; run `make demo` first", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "work"
+        write_films(demo, work, films)
+        settings = {
+            "work": work,
+            "source.root": work,
+            "evaluate.bootstrap": samples,
+            "evaluate.pairs": 1000,
+            "evaluate.allow_contaminated": "true",
+        }
+        found = _measured([f"{name}={value}" for name, value in settings.items()])
+        if found is None:
+            return 1
+        tree = results.read_figures(open_artifact(results.KIND.at(work), results.KIND))
+    asked = [name for name, outcome in tree["questions"].items() if not outcome["absent"]]
+    figures = {"films": films, "samples": samples, "questions": len(asked), **found}
+    for name, value in figures.items():
+        print(f"{name:24} {value:10.1f}")
+    return finish("evaluation", figures, {})
+
+
+def _measured(settings: Sequence[str]) -> Mapping[str, float] | None:
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "pipelines.evaluate", "--config", str(RECIPE), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    code = subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
+    if code:
+        print(f"evaluate ended with exit code {code}", file=sys.stderr)
+        return None
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_seconds": seconds, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}
+
+
+def _labels(generator: np.random.Generator) -> dict[str, int]:
+    drawn = generator.random(len(manifest.LABELS)) < 0.3
+    return {name: int(value) for name, value in zip(manifest.LABELS, drawn, strict=True)}
+
+
+def _write_prepared(
+    work: Path, images: PreparedImages, names: Sequence[str], places: Sequence[int]
+) -> None:
+    recipe = make_recipe(prepared.KIND, {"films": len(names)}, {})
+    with drafting(prepared.KIND.at(work), prepared.KIND, recipe) as draft:
+        for shard, start in enumerate(range(0, len(names), SHARD)):
+            chosen = places[start : start + SHARD]
+            sizes = np.array([images.original_size(place) for place in chosen], dtype=np.int32)
+            pixels = np.stack([images.pixels(place) for place in chosen])
+            mine = names[start : start + SHARD]
+            prepared.write_shard(draft.directory, shard, mine, pixels, sizes, [])
+        draft.seal({"size_px": images.size_px, "films": len(names)})
+
+
+def _seal(work: Path, kind: Kind, tables: Mapping[TableFormat, Rows]) -> None:
+    with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
+        for form, rows in tables.items():
+            write_table(draft.directory, form, rows)
+        draft.seal({})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
