@@ -6,7 +6,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LONG = ("kills", "faults", "fuzz", "archive", "demo", "pll", "table1", "compare", "service")
+LONG = (
+    "kills",
+    "exactness",
+    "saves",
+    "faults",
+    "fuzz",
+    "archive",
+    "demo",
+    "pll",
+    "table1",
+    "compare",
+    "service",
+)
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 
 _NOT_ONE = {"__init__", "__main__", "record", "warm", "mutants"}

@@ -3,12 +3,13 @@
     python -m benchmarks.kills [--quick | --long] [--job NAME]
 
 A job works on a small generated corpus. Its whole process group is killed at a random moment
-after it began to write, and started and killed again, until a run comes to its end. Every
-second kill is aimed at a flush: the process is frozen when a half-written file is seen, and
-killed where that file is still there, else let go on. What had been acknowledged before a
-kill must be there after the next one, once, with the same bytes; and the end must have the
+after it began to write, and started and killed again, until a run comes to its end. Kills are
+aimed at flushes until enough of them hit one: the process is frozen when a half-written file is
+seen, and killed where that file is still there, else let go on. What had been acknowledged before
+a kill must be there after the next one, once, with the same bytes; and the end must have the
 content of a run that nobody killed. For training the losses of every logged step are compared
-as well.
+as well; every checkpoint that can be seen after a kill must open, and no more steps may be lost
+than lie between two of them. Half of its kills hit a save.
 """
 
 import argparse
@@ -27,13 +28,16 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from benchmarks import warm
+from benchmarks.exactness import newest, unreadable
 from benchmarks.record import finish
 from medclip_dcl.artifacts import likelihoods
 from medclip_dcl.artifacts.files import STAGED, sha256_file
 from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.training.metrics_log import read_metrics
 
 RECIPE = "configs/demo.yaml"
+SAVED_EVERY = 4
 SMALL = (
     "generate.patients=150",
     "generate.coverage_films=0",
@@ -48,7 +52,7 @@ SMALL = (
     "train.steps=24",
     "train.global_batch=16",
     "train.warmup_steps=4",
-    "train.save_every_steps=4",
+    f"train.save_every_steps={SAVED_EVERY}",
     "train.log_every_steps=1",
 )
 KILLS = {"quick": 6, "normal": 12, "long": 60}
@@ -75,10 +79,16 @@ class Victim:
     """Reads the same of the finished artifact."""
     quick_share: float = 1.0
     """Share of the quick kills that a job gets whose restarts are long."""
+    flush_share: float = 1 / 3
+    """Share of the kills that must hit a flush."""
 
     def kills(self, tier: str) -> int:
-        """Say how many kills must hit; a third of them within a flush."""
+        """Say how many kills must hit."""
         return max(1, round(KILLS[tier] * (self.quick_share if tier == "quick" else 1)))
+
+    def flushes(self, tier: str) -> int:
+        """Say how many of them must hit a flush."""
+        return int(self.kills(tier) * self.flush_share)
 
 
 def shards(folder: Path) -> list[tuple[str, str]]:
@@ -140,7 +150,8 @@ VICTIMS = (
         "checkpoints/.step-*.draft",
         checkpoints,
         lambda _work: {},
-        quick_share=1 / 6,
+        quick_share=1 / 3,
+        flush_share=1 / 2,
     ),
 )
 
@@ -272,10 +283,21 @@ class Count:
     duplicates: int = 0
     acknowledged: int = 0
     """Most that was acknowledged at a kill and not yet sealed."""
+    unreadable: int = 0
+    """Checkpoints that could be seen after a kill and not be opened."""
+    steps_lost: int = 0
+    """Most steps that were logged and that no checkpoint held."""
 
-    def suffices(self, kills: int) -> bool:
-        """Say whether there were kills enough, and a third of them within a flush."""
-        return self.kills >= kills and self.in_flush >= kills // 3
+    def suffices(self, kills: int, flushes: int) -> bool:
+        """Say whether there were kills enough, and enough of them within a flush."""
+        return self.kills >= kills and self.in_flush >= flushes
+
+    def inspect(self, work: Path) -> None:
+        """Count what a kill left of a run."""
+        self.unreadable += len(unreadable(work))
+        if (work / "checkpoints").exists():
+            done = max((line["step"] for line in read_metrics(work / "checkpoints")), default=0)
+            self.steps_lost = max(self.steps_lost, done - newest(work))
 
     def compare(self, before: Facts, found: list[tuple[str, str]]) -> Facts:
         """Count what a kill lost or doubled."""
@@ -287,13 +309,13 @@ class Count:
         return now
 
 
-def try_victim(victim: Victim, base: Path, kills: int, draw: random.Random) -> dict[str, float]:
+def try_victim(victim: Victim, base: Path, tier: str, draw: random.Random) -> dict[str, float]:
     """Kill a job many times and compare each end with an uninterrupted run's.
 
     Args:
         victim: the job.
         base: folder with the artifacts that the job reads; it is left unchanged.
-        kills: kills that must hit.
+        tier: how many kills must hit.
         draw: where the moments come from.
 
     Returns:
@@ -311,10 +333,11 @@ def try_victim(victim: Victim, base: Path, kills: int, draw: random.Random) -> d
     ended = time.monotonic()
     expected = content(victim, reference)
     count = Count()
-    while not count.suffices(kills):
+    limits = (victim.kills(tier), victim.flushes(tier))
+    while not count.suffices(*limits):
         work = base.with_name("trial")
         shutil.copytree(base, work)
-        _kill_until_done(victim, work, (kills, ended - writing), count, draw)
+        _kill_until_done(victim, work, (*limits, ended - writing), count, draw)
         count.ends += 1
         count.different += content(victim, work) != expected
         shutil.rmtree(work)
@@ -323,20 +346,22 @@ def try_victim(victim: Victim, base: Path, kills: int, draw: random.Random) -> d
 
 
 def _kill_until_done(
-    victim: Victim, work: Path, limits: tuple[int, float], count: Count, draw: random.Random
+    victim: Victim, work: Path, limits: tuple[int, int, float], count: Count, draw: random.Random
 ) -> None:
-    kills, seconds = limits
+    kills, flushes, seconds = limits
     before: Facts = {}
     while True:
-        if count.suffices(kills):
+        if count.suffices(kills, flushes):
             run(victim.job, work)
         else:
-            process = kill_once(victim, work, seconds, draw, aimed=count.kills % 2 == 1)
+            aimed = count.in_flush < victim.flush_share * (count.kills + 1)
+            process = kill_once(victim, work, seconds, draw, aimed=aimed)
             if process.exitcode == -signal.SIGKILL:
                 count.kills += 1
                 count.in_flush += half_written(victim, work)
                 if (work / victim.artifact).exists():
                     continue  # sealed a moment before
+                count.inspect(work)
                 before = count.compare(before, victim.acknowledged(work))
                 continue
             _must_have_ended(process, victim.job, work)
@@ -372,19 +397,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if job not in made:
                     run(job, base)
                     made.add(job)
-            found = try_victim(victim, base, victim.kills(tier), draw)
+            found = try_victim(victim, base, tier, draw)
             shown = ", ".join(f"{name} {value}" for name, value in found.items())
             print(f"{victim.job:18}{shown}", flush=True)
             figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
     bars = {}
-    for name in ("different", "lost", "duplicates"):
+    for name in ("different", "lost", "duplicates", "unreadable"):
         total = sum(value for key, value in figures.items() if key.endswith(f"_{name}"))
         bars[name] = ("0", total == 0)
     for victim in VICTIMS:
         if f"{victim.job}_kills" in figures:
-            least = victim.kills(tier) // 3
+            least = victim.flushes(tier)
             hits = figures[f"{victim.job}_in_flush"]
             bars[f"{victim.job}_in_flush"] = (f">= {least}", hits >= least)
+    if "train_steps_lost" in figures:
+        bars["train_steps_lost"] = (f"<= {SAVED_EVERY}", figures["train_steps_lost"] <= SAVED_EVERY)
     return finish("kills", figures, bars)
 
 

@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-_PRELOADED = ("pipelines.build_eta_cache", "pipelines.score_sentences")
+_PRELOADED = ("pipelines.build_eta_cache", "pipelines.score_sentences", "pipelines.train")
 
 
 def start(

@@ -9,7 +9,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -184,8 +184,10 @@ class CheckpointStore:
         self._remove_traces(path)
 
     def _remove_traces(self, path: Path) -> None:
+        """Remove what a save leaves beside its checkpoint; harmless where the disk keeps it."""
         shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
-        path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
+        with suppress(OSError):
+            path.with_name(f".{path.name}.lock").unlink()
 
     def _remove(self, path: Path) -> None:
         """Take a checkpoint away at once: what is seen is whole, whenever a kill comes."""

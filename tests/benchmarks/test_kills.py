@@ -1,6 +1,11 @@
 """What a kill lost or doubled is counted."""
 
+from pathlib import Path
+
+import torch
+
 from benchmarks.kills import KILLS, VICTIMS, Count
+from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
 
 
 def test_lost_changed_and_doubled_scores_are_counted() -> None:
@@ -12,12 +17,34 @@ def test_lost_changed_and_doubled_scores_are_counted() -> None:
     assert (count.lost, count.duplicates, count.acknowledged) == (2, 1, 3)
 
 
-def test_kills_suffice_when_a_third_of_them_hit_a_flush() -> None:
-    assert not Count(kills=60, in_flush=19).suffices(60)
-    assert not Count(kills=59, in_flush=30).suffices(60)
-    assert Count(kills=60, in_flush=20).suffices(60)
+def test_kills_suffice_when_enough_of_them_hit_a_flush() -> None:
+    assert not Count(kills=60, in_flush=19).suffices(60, 20)
+    assert not Count(kills=59, in_flush=30).suffices(60, 20)
+    assert Count(kills=60, in_flush=20).suffices(60, 20)
 
 
 def test_the_long_count_kills_every_job_sixty_times() -> None:
     assert {victim.kills("long") for victim in VICTIMS} == {KILLS["long"]} == {60}
     assert all(victim.kills("quick") >= 1 for victim in VICTIMS)
+    assert {victim.job: victim.flushes("long") for victim in VICTIMS} == {
+        "prepare_images": 20,
+        "score_sentences": 20,
+        "train": 30,
+    }
+
+
+def test_a_checkpoint_that_cannot_be_opened_and_steps_lost_are_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    store = CheckpointStore(folder, {"recipe": 1}, 20)
+    count = Count()
+    count.inspect(tmp_path)
+    assert (count.unreadable, count.steps_lost) == (0, 0)
+    for step in (4, 8):
+        store.save(Snapshot(step, {"w": torch.ones(3)}, {}), keep=2)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 11)))
+    count.inspect(tmp_path)
+    assert (count.unreadable, count.steps_lost) == (0, 2)
+    (folder / "step-00000008" / "model.safetensors").write_bytes(b"")
+    count.inspect(tmp_path)
+    assert count.unreadable == 1

@@ -31,6 +31,7 @@ LONG = {"steps": STEPS, "save_every_steps": 20}
 LAUNCH = "accelerate.commands.launch --config_file configs/accelerate/cpu.yaml"
 TORCHRUN = "torch.distributed.run --nproc-per-node=2 --master-addr=127.0.0.1"
 DEADLINE_S = 90
+GRACE_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +152,11 @@ def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
     )
     wait_for_step(work, 30)
     (child,) = children_of(launcher.pid)
+    asked = time.monotonic()
     launcher.terminate()
     launcher.communicate()
     wait_until(lambda: not Path(f"/proc/{child}").exists())
+    assert time.monotonic() - asked < GRACE_S
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
     assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
     assert train(work, train=LONG) == 0
