@@ -20,6 +20,7 @@ STORY = (
     "calibrate_scores",
     "probe_images",
     "evaluate",
+    "write_cards",
     "build_index",
     "ask_service",
     "write_report",

@@ -46,6 +46,8 @@ if wanted calibrate_scores; then job calibrate_scores "$@"; fi
 if wanted probe_images; then job probe_images "$@"; fi
 # The papers' questions: zero-shot findings, grounding, retrieval.
 if wanted evaluate; then job evaluate "$@"; fi
+# What the model is for, cannot do, and reached: without it a model is not published.
+if wanted write_cards; then job write_cards "$@"; fi
 # Vectors of all films and sentences, bound to the model.
 if wanted build_index; then job build_index "$@"; fi
 # The service, started for real, answers three requests over HTTP.

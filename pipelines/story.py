@@ -9,7 +9,13 @@ from medclip_dcl.config import Config, load_config
 from medclip_dcl.errors import ConfigError, MedclipError
 from pipelines.__main__ import STORY
 
-_ASKED_FOR = {"generate_studies", "ask_service", "prepare_image_set", "probe_images"}
+_ASKED_FOR = {
+    "generate_studies",
+    "ask_service",
+    "prepare_image_set",
+    "probe_images",
+    "write_cards",
+}
 """Jobs that a recipe has to name."""
 
 
@@ -21,7 +27,7 @@ def jobs_of(config: Config) -> tuple[str, ...]:
 
     Returns:
         The names in `config.jobs`; where it names none, all jobs but `generate_studies`,
-        `ask_service` and those of the image-only experiment.
+        `write_cards`, `ask_service` and those of the image-only experiment.
 
     Raises:
         ConfigError: a name is no job.

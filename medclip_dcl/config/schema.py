@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from medclip_dcl.config.card import CardConfig
 from medclip_dcl.config.check import CheckConfig
 from medclip_dcl.config.evaluation import (
     EvaluateConfig,
@@ -77,5 +78,7 @@ class Config(Section):
     """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()
     """Engine of the candidates."""
+    card: CardConfig = CardConfig()
+    """Model card and data card."""
     report: ReportConfig = ReportConfig()
     """HTML report."""

@@ -1,6 +1,6 @@
 """The artifacts of a recipe that a report can draw on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,7 @@ def find_sources(
     is_generated: bool,
     rho: Mapping[str, float],
     negatives: int,
+    kinds: Sequence[Kind] = KINDS,
 ) -> Sources:
     """Open every artifact of a recipe that exists.
 
@@ -92,6 +93,7 @@ def find_sources(
         is_generated: whether films and reports are generated ones.
         rho: text key -> true class probability; empty where nobody knows it.
         negatives: N, negatives of one anchor.
+        kinds: the artifacts that are looked for.
 
     Returns:
         The sources. Sizes are checked, not every byte: the jobs that used an artifact did that.
@@ -100,7 +102,7 @@ def find_sources(
         ArtifactError: one is damaged or of another version.
     """
     artifacts = {}
-    for kind in KINDS:
+    for kind in kinds:
         try:
             artifacts[kind.name] = open_artifact(kind.at(work), kind, verify=False)
         except ArtifactMissing:

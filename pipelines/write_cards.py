@@ -1,0 +1,78 @@
+"""Write the model card and the data card, without which a model is not published.
+
+Reads the model, manifest, and whatever else there is; writes `cards`. Refused while the
+recipe does not say what the model is for, what it cannot do, and on which terms it is given:
+the model itself stays as it is, and can be tried.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts import cards, manifest, published
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import Draft
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.report.cards import KINDS, data_card, data_facts, model_card, model_facts
+from medclip_dcl.report.sources import find_sources
+from medclip_dcl.studies.truth import truth_files
+from pipelines.job import Job, run_job
+
+
+def build(job: Job) -> None:
+    """Write the cards.
+
+    Args:
+        job: the job.
+
+    Raises:
+        ConfigError: intended use, limits or licence are empty.
+        ArtifactError: there is no model or manifest, or something is damaged.
+    """
+    words = job.config.card
+    missing = words.missing()
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} empty: a model is not published without saying what it is for, "
+            "what it cannot do and on which terms; write that into the recipe"
+        )
+    needed = {kind.name: job.open(kind) for kind in (published.KIND, manifest.KIND)}
+    root = job.config.source.root
+    is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
+    sources = find_sources(job.work, job.config.report, is_generated, {}, 0, KINDS)
+    inputs = {**sources.artifacts, **needed}
+
+    def write(draft: Draft) -> dict[str, Any]:
+        model, data = model_facts(sources, words), data_facts(sources, words)
+        write_text(draft.directory / cards.MODEL_CARD, model_card(model))
+        write_text(draft.directory / cards.DATA_CARD, data_card(data))
+        _write_json(draft.directory / cards.MODEL_FACTS, model)
+        _write_json(draft.directory / cards.DATA_FACTS, data)
+        return {"model": model["model"], "evaluated": model["evaluation"] is not None}
+
+    settings = {"card": words, "is_generated": is_generated}
+    job.make(cards.KIND, settings, inputs, write)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job from its command line.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    return run_job("write_cards", build, argv)
+
+
+def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    text = json.dumps(tree, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    write_text(path, text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

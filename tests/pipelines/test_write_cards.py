@@ -1,0 +1,118 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medclip_dcl.artifacts import cards, published, results, sentences
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.errors import ArtifactMissing, ArtifactStale
+from pipelines.write_cards import main
+from tests.synthetic.corpus import write_recipe
+from tests.synthetic.evaluated import evaluate_here, write_evaluated
+from tests.synthetic.published import publish
+
+WORDS = {
+    "intended_use": "Comparing losses.",
+    "limits": ["Tiny films alone."],
+    "licence": "MIT",
+    "data": "Drawn for a test.",
+}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return evaluate_here(write_evaluated(tmp_path_factory.mktemp("cards") / "work"))
+
+
+def run(work: Path, **words: Any) -> int:
+    recipe = write_recipe(work / "cards.yaml", work, card=WORDS | words, source={"root": str(work)})
+    return main(["--config", str(recipe)])
+
+
+def facts(work: Path, name: str) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((work / "cards" / name).read_text())
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("name", "empty"), [("intended_use", " "), ("limits", []), ("licence", "")]
+)
+def test_publishing_is_refused_while_a_text_is_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, empty: Any
+) -> None:
+    work = write_evaluated(tmp_path / "work")
+    model = open_artifact(work / "model", published.KIND)
+    assert run(work, **{name: empty}) == 2
+    assert f"card.{name} empty" in capsys.readouterr().err
+    with pytest.raises(ArtifactMissing, match="fill the recipe's card section"):
+        cards.cards_of(work, model)
+    assert open_artifact(work / "model", published.KIND).digest == model.digest
+
+
+def test_the_cards_open_the_gate_for_their_own_model_alone(tmp_path: Path) -> None:
+    work = write_evaluated(tmp_path / "work")
+    assert run(work) == 0
+    model = open_artifact(work / "model", published.KIND)
+    assert cards.cards_of(work, model).summary["model"] == model.digest
+    publish(work / "model", ["elsewhere"], seed=1)
+    with pytest.raises(ArtifactStale, match="rerun write_cards"):
+        cards.cards_of(work, open_artifact(work / "model", published.KIND))
+
+
+def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
+    assert run(evaluated) == 0
+    found = facts(evaluated, cards.MODEL_FACTS)
+    tree = results.read_figures(open_artifact(results.KIND.at(evaluated), results.KIND))
+    auc = tree["questions"]["zero_shot"]["figures"]["mean_auc"]
+    assert found["evaluation"]["figures"]["zero-shot AUC, mean of findings"] == {
+        **auc,
+        "chance": 0.5,
+    }
+    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
+    assert text.startswith("---\nlicense: mit\n")
+    assert "Comparing losses." in text
+    assert "- Tiny films alone." in text
+    shown = f"{auc['value']:.3f} [{auc['low']:.3f}, {auc['high']:.3f}]"
+    assert f"| zero-shot AUC, mean of findings | {shown} | 0.500 |" in text
+    assert "12 steps with 8 pairs each, from 24 studies of 24 patients" in text
+
+
+def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
+    assert run(evaluated) == 0
+    found = facts(evaluated, cards.DATA_FACTS)
+    counts = {name: (row["films"], row["patients"]) for name, row in found["splits"].items()}
+    assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
+    assert found["splits"]["test"]["views"] == "PA 10"
+    assert found["labels"]["Pneumonia"] == {
+        "present": 6,
+        "absent": 18,
+        "uncertain": 0,
+        "blank": 0,
+    }
+    assert found["terms"] == "Drawn for a test."
+
+
+def test_cards_name_no_patient_film_or_sentence(evaluated: Path) -> None:
+    assert run(evaluated) == 0
+    said = read_table(sentences.KIND.at(evaluated), sentences.SENTENCES)["text"].to_pylist()
+    text = "".join(path.read_text() for path in (evaluated / "cards").glob("*_card.*"))
+    assert not re.search(r"\bp0\d\d\b|film0\d\d|\bs0\d\d\b", text)
+    assert not [sentence for sentence in set(said) if sentence in text]
+
+
+def test_figures_of_another_model_are_not_in_the_card(tmp_path: Path) -> None:
+    work = evaluate_here(write_evaluated(tmp_path / "work"))
+    publish(work / "model", ["elsewhere"], seed=1)
+    assert run(work) == 0
+    assert facts(work, cards.MODEL_FACTS)["evaluation"] is None
+    assert "has not been evaluated" in (work / "cards" / cards.MODEL_CARD).read_text()
+
+
+def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
+    assert run(evaluated, licence="As the data use agreement says.") == 0
+    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
+    assert text.startswith("---\nlicense: other\n")
+    assert "As the data use agreement says." in text
