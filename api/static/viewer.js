@@ -14,14 +14,18 @@ const view = {
   centre: GREYS / 2, width: GREYS, invert: false,
   zoom: 1, x: 0, y: 0, // of the film on the stage, device pixels
   heat: null, // {canvas, box, peak}
-  showHeat: true, region: null, choosing: false,
+  showHeat: true, region: null,
+  tool: "window", // what dragging does: window, pan or region
 };
 let file = null; // the film on screen
 let waiting = null; // one that was chosen and is not shown yet
 let asked = 0; // counts films, so that late answers to an earlier one are dropped
 let hits = { image: [], text: [] };
+const TABS = [["tab-films", "image"], ["tab-texts", "text"]];
 let tab = "image";
 let pictures = []; // object URLs of thumbnails on screen
+let prompts = {}; // finding -> the sentences that ask for it
+let explained = ""; // the hint that stands where no finding is looked at
 
 // --- the service ---------------------------------------------------------------------
 
@@ -93,13 +97,14 @@ async function open(chosen) {
     view.heat = view.region = null;
     find("key-label").classList.remove("wanted");
     find("empty").hidden = true;
-    find("empty").style.display = "none";
     find("peak").textContent = "";
+    setBeside(null);
+    setTool("window");
     reset();
   });
   if (!isShown || turn !== asked) return;
   await Promise.all([
-    guarded(find("findings"), () => classify(turn)),
+    guarded(find("findings"), () => classify(turn).then(readCard)),
     guarded(find("cases"), () => retrieve(turn)),
   ]);
 }
@@ -117,7 +122,9 @@ async function classify(turn) {
     fill.style.width = `${(100 * finding.score).toFixed(1)}%`;
     bar.append(fill);
     button.append(make("span", "", finding.name), bar, make("span", "number", finding.score.toFixed(2)));
-    button.title = `margin ${finding.margin.toFixed(4)}; ${finding.probability_note}`;
+    button.setAttribute("aria-describedby", "meaning");
+    for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => explain(finding));
+    for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => explain(null));
     button.addEventListener("click", () => {
       const isShown = button.getAttribute("aria-pressed") === "true";
       clearChoice();
@@ -129,6 +136,34 @@ async function classify(turn) {
     item.append(button);
     return item;
   }));
+}
+
+// What a bar means, beneath the bars.
+function explain(finding) {
+  explained ||= find("meaning").textContent;
+  if (!finding) {
+    find("meaning").textContent = explained;
+    return;
+  }
+  const asked = prompts[finding.name];
+  const fits = asked ? `“${asked.positive[0]}” against “${asked.negative[0]}”` : "the finding against its absence";
+  const verdict = finding.decision ? "the first fits better" : "the second fits better";
+  const chance = finding.probability === null
+    ? `No probability: ${finding.probability_note}.`
+    : `Calibrated probability ${finding.probability.toFixed(2)}.`;
+  find("meaning").replaceChildren(
+    make("b", "", `${finding.name} ${finding.score.toFixed(2)}`),
+    `: ${fits}; ${verdict} (the line is one half, margin ${finding.margin.toFixed(3)}). ${chance}`);
+}
+
+async function readCard() {
+  if (find("about-model").textContent) return;
+  const { card, index, digest } = await (await call("/model")).json();
+  prompts = Object.fromEntries((card.prompts ?? []).map((entry) => [entry.name, entry]));
+  find("about-use").textContent = card.intended_use ?? find("about-use").textContent;
+  find("about-limits").replaceChildren(...(card.limits ?? []).map((line) => make("li", "", line)));
+  const stock = index ? `, ${index.films} films and ${index.texts} sentences to compare with` : "";
+  find("about-model").textContent = `Model ${digest.slice(0, 12)}${stock}.`;
 }
 
 function clearChoice() {
@@ -206,12 +241,17 @@ async function retrieve(turn) {
     async (target) => (await call("/retrieve", { ...fields, target })).json()));
   if (turn !== asked) return;
   hits = { image: films.hits, text: sentences.hits };
+  find("cases-title").textContent = view.region ? "What the box shows" : "Similar cases";
   showHits();
+  if (view.region) find("cases-title").scrollIntoView({ block: "start" });
 }
 
 function showHits() {
-  find("tab-films").setAttribute("aria-selected", String(tab === "image"));
-  find("tab-texts").setAttribute("aria-selected", String(tab === "text"));
+  for (const [id, target] of TABS) {
+    find(id).setAttribute("aria-selected", String(tab === target));
+    find(id).tabIndex = tab === target ? 0 : -1;
+    if (tab === target) find("cases").setAttribute("aria-labelledby", id);
+  }
   pictures.forEach((url) => URL.revokeObjectURL(url));
   pictures = [];
   const found = hits[tab];
@@ -219,10 +259,19 @@ function showHits() {
 }
 
 function filmItem(hit) {
-  const item = make("li", "film"), picture = make("img");
-  picture.alt = `Film ${hit.id}`;
+  const item = make("li", "film"), button = make("button"), picture = make("img");
+  button.type = "button";
+  button.title = "Show beside the film";
+  button.setAttribute("aria-pressed", "false");
+  picture.alt = "";
   const words = make("div", "words", hit.texts.slice(0, 4).join(" "));
-  item.append(picture, head(hit.view ? `${hit.id} · ${hit.view}` : hit.id, hit.score), words);
+  button.append(picture, head(nameOf(hit), hit.score), words);
+  button.addEventListener("click", () => {
+    const isShown = button.getAttribute("aria-pressed") === "true";
+    setBeside(isShown ? null : hit, picture.src);
+    if (!isShown) button.setAttribute("aria-pressed", "true");
+  });
+  item.append(button);
   if (hit.thumbnail) {
     call(hit.thumbnail).then((response) => response.blob()).then((blob) => {
       const url = URL.createObjectURL(blob);
@@ -231,6 +280,21 @@ function filmItem(hit) {
     }).catch(() => picture.remove());
   } else picture.remove();
   return item;
+}
+
+const nameOf = (hit) => [hit.id.length > 12 ? `${hit.id.slice(0, 8)}…` : hit.id, hit.view, hit.split].filter(Boolean).join(" · ");
+
+// A similar film beside the one on screen, with its texts.
+function setBeside(hit, picture) {
+  for (const other of find("cases").querySelectorAll("button")) other.setAttribute("aria-pressed", "false");
+  find("beside").hidden = !hit;
+  find("sight").classList.toggle("two", Boolean(hit));
+  if (!hit) return;
+  find("beside-picture").src = picture || "data:,";
+  find("beside-picture").alt = `Film ${hit.id}`;
+  find("beside-name").textContent = nameOf(hit);
+  find("beside-facts").textContent = `score ${hit.score.toFixed(3)}`;
+  find("beside-words").textContent = hit.texts.join(" ");
 }
 
 function textItem(hit) {
@@ -371,7 +435,8 @@ canvas.addEventListener("pointerdown", (event) => {
   if (!view.film) return;
   canvas.setPointerCapture(event.pointerId);
   pointers.set(event.pointerId, place(event));
-  if (view.choosing) view.start = onFilm(place(event));
+  if (view.tool === "region" && pointers.size === 1) view.start = onFilm(place(event));
+  else view.start = null;
 });
 
 canvas.addEventListener("pointermove", (event) => {
@@ -381,11 +446,18 @@ canvas.addEventListener("pointermove", (event) => {
   pointers.set(event.pointerId, now);
   if (pointers.size === 2) {
     const [other] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
-    zoomAt(other, Math.hypot(now.x - other.x, now.y - other.y) / Math.hypot(before.x - other.x, before.y - other.y));
-  } else if (view.choosing && view.start) {
+    view.region = view.start ? null : view.region;
+    view.start = null;
+    view.x += (now.x - before.x) / 2; // two fingers move and stretch the film at once
+    view.y += (now.y - before.y) / 2;
+    const gap = (point) => Math.max(8, Math.hypot(point.x - other.x, point.y - other.y));
+    zoomAt({ x: (now.x + other.x) / 2, y: (now.y + other.y) / 2 }, gap(now) / gap(before));
+  } else if (view.start) {
     view.region = regionBetween(view.start, onFilm(now));
     soon(draw);
-  } else if (event.shiftKey || event.buttons & 6) {
+  } else if (view.tool === "region") {
+    return;
+  } else if (view.tool === "pan" || event.shiftKey || event.buttons & 6) {
     view.x += now.x - before.x;
     view.y += now.y - before.y;
     soon(draw);
@@ -397,10 +469,14 @@ canvas.addEventListener("pointermove", (event) => {
 
 function letGo(event) {
   pointers.delete(event.pointerId);
-  if (!view.choosing || !view.start) return;
+  if (!view.start) return;
   view.start = null;
-  choose(false);
-  if (view.region && Math.min(view.region[2], view.region[3]) >= 8) {
+  setTool("window");
+  if (view.region && Math.min(view.region[2], view.region[3]) >= 4) {
+    tab = "text"; // what it shows is said in sentences
+    clearChoice();
+    showHeat(null);
+    find("peak").textContent = "";
     guarded(find("cases"), () => retrieve(asked));
   } else view.region = null;
   draw();
@@ -422,9 +498,11 @@ function regionBetween(first, second) {
   return [left, top, right - left, bottom - top].map(Math.floor);
 }
 
-function choose(on) {
-  view.choosing = on && Boolean(view.film);
-  find("region").setAttribute("aria-pressed", String(view.choosing));
+const TOOLS = ["window", "pan", "region"];
+function setTool(tool) {
+  view.tool = view.film ? tool : "window";
+  for (const name of TOOLS) find(`tool-${name}`).setAttribute("aria-pressed", String(name === view.tool));
+  canvas.classList.toggle("panning", view.tool === "pan");
 }
 
 const invert = () => { if (view.film) { view.invert = !view.invert; develop(); } };
@@ -433,14 +511,16 @@ const middle = () => ({ x: canvas.width / 2, y: canvas.height / 2 });
 
 const KEYS = {
   i: invert, r: reset, h: toggleHeat,
-  b: () => choose(!view.choosing),
+  w: () => setTool("window"), p: () => setTool("pan"),
+  b: () => setTool(view.tool === "region" ? "window" : "region"),
   o: () => find("file").click(),
   "/": () => find("phrase").focus(),
   "+": () => zoomAt(middle(), 1.25), "=": () => zoomAt(middle(), 1.25), "-": () => zoomAt(middle(), 0.8),
   ArrowRight: () => shiftWindow(1024, 0), ArrowLeft: () => shiftWindow(-1024, 0),
   ArrowUp: () => shiftWindow(0, 1024), ArrowDown: () => shiftWindow(0, -1024),
   Escape: () => {
-    choose(false);
+    setTool("window");
+    setBeside(null);
     if (!view.region) return;
     view.region = null;
     draw();
@@ -449,7 +529,7 @@ const KEYS = {
 };
 
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input");
+  const typing = event.target.matches("input:not([type=range])") || find("about").open;
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const isArrow = event.key.startsWith("Arrow");
   const action = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -469,7 +549,12 @@ find("file").addEventListener("change", () => {
 });
 find("invert").addEventListener("click", invert);
 find("reset").addEventListener("click", reset);
-find("region").addEventListener("click", () => choose(!view.choosing));
+for (const name of TOOLS) find(`tool-${name}`).addEventListener("click", () => setTool(name));
+find("beside-close").addEventListener("click", () => setBeside(null));
+find("about-open").addEventListener("click", () => {
+  find("about").showModal();
+  if (view.film) guarded(find("about"), readCard);
+});
 find("opacity").addEventListener("input", draw);
 find("ask").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -477,8 +562,15 @@ find("ask").addEventListener("submit", (event) => {
   if (!view.film) say("Open a film first.");
   else if (phrase) guarded(find("peak"), () => ground(phrase));
 });
-for (const [id, target] of [["tab-films", "image"], ["tab-texts", "text"]]) {
+for (const [id, target] of TABS) {
   find(id).addEventListener("click", () => { tab = target; showHits(); });
+  find(id).addEventListener("keydown", (event) => {
+    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    const [next] = TABS.filter(([other]) => other !== id);
+    [, tab] = next;
+    showHits();
+    find(next[0]).focus();
+  });
 }
 for (const kind of ["dragover", "dragleave", "drop"]) {
   addEventListener(kind, (event) => {
@@ -491,5 +583,5 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
 const root = document.documentElement;
 root.dataset.theme = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
 find("theme").addEventListener("click", () => { root.dataset.theme = root.dataset.theme === "light" ? "dark" : "light"; });
-new ResizeObserver(measure).observe(stage);
+new ResizeObserver(measure).observe(canvas);
 measure();

@@ -1,0 +1,311 @@
+"""The page in a real browser: each promise by hand, mouse and finger."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.synthetic.browser import Page, browsing, find_browser
+from tests.synthetic.dicom import dicom_bytes
+from tests.synthetic.service import Service, png, running
+
+KEY = "k" * 32
+READY = """document.querySelectorAll('#findings button').length > 0
+    && document.querySelectorAll('#cases li').length > 1"""
+NAMED = "[...document.querySelectorAll('#cases li')].map((item) => item.textContent).join()"
+
+
+@pytest.fixture(scope="module")
+def keyed(folder: Path) -> Iterator[Service]:
+    """A service that asks for a key."""
+    key_file = folder / "viewer.key"
+    key_file.write_text(KEY)
+    key_file.chmod(0o400)
+    with running(folder, key_file=str(key_file)) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    """One tab of an installed browser."""
+    binary = find_browser()
+    if binary is None:
+        pytest.skip("no Chromium is installed here; the variable CHROMIUM can name one")
+    with browsing(binary) as page:
+        yield page
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    """A 16-bit film: a ramp above, and below two greys that eight bits could not tell apart."""
+    pixels = np.full((96, 64), 30_000, dtype=np.uint16)
+    pixels[:32] = np.linspace(0, 65_535, 64)
+    pixels[32:, 32:] += 100
+    path = tmp_path / "film.dcm"
+    path.write_bytes(dicom_bytes(pixels, bits_stored=16))
+    return path
+
+
+@pytest.fixture
+def shown(page: Page, keyed: Service, film: Path) -> Page:
+    """The page with a film and its answers."""
+    start(page, keyed)
+    page.choose_file("#file", film)
+    page.until(READY)
+    return page
+
+
+def start(page: Page, service: Service, **window: object) -> None:
+    page.errors.clear()
+    page.requests.clear()
+    page.open(service.url, **window)
+    page.js(f"document.querySelector('#key').value = '{KEY}'")
+
+
+def grey(page: Page, across: float, down: float) -> int:
+    """Grey of the film on screen at shares of its width and height."""
+    value: int = page.js(
+        f"""(() => {{
+        const canvas = document.querySelector('#film');
+        const [wide, high] = [canvas.width, canvas.height];
+        const zoom = 0.97 * Math.min(wide / 64, high / 96);
+        const x = (wide - 64 * zoom) / 2 + {across} * 64 * zoom;
+        const y = (high - 96 * zoom) / 2 + {down} * 96 * zoom;
+        return canvas.getContext('2d').getImageData(x, y, 1, 1).data[0]; }})()"""
+    )
+    return value
+
+
+def facts(page: Page) -> tuple[int, int, int]:
+    """Centre, width and zoom as the page shows them."""
+    page.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    found = re.search(r"C (-?\d+) W (\d+) · (\d+) %", page.js("facts.textContent"))
+    assert found is not None
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def test_a_dropped_film_is_shown_with_findings_and_cases_and_nothing_is_asked_elsewhere(
+    page: Page, keyed: Service, film: Path
+) -> None:
+    start(page, keyed)
+    x, y = page.middle("#sight")
+    page.drop_file(film, x, y)
+    page.until(READY)
+    assert page.js("document.querySelector('#empty').hidden")
+    assert 110 < grey(page, 0.2, 0.8) < 125  # 30,000 of 65,535
+    assert page.js("document.querySelectorAll('#findings .number')[0].textContent").startswith("0.")
+    assert all(url.startswith((keyed.url, "blob:", "data:")) for url in page.requests)
+    assert len(page.requests) > 6
+    assert page.errors == []
+
+
+def test_the_key_is_asked_for_and_kept_in_memory_alone(
+    page: Page, keyed: Service, film: Path
+) -> None:
+    page.open(keyed.url)
+    page.choose_file("#file", film)
+    page.until("document.querySelector('#key-label').classList.contains('wanted')")
+    page.until("document.activeElement.id === 'key'")
+    page.type(KEY)
+    page.key("Enter")
+    page.until(READY)
+    assert not page.js("document.querySelector('#key-label').classList.contains('wanted')")
+    assert page.js("localStorage.length + sessionStorage.length + document.cookie.length") == 0
+    assert KEY not in "".join(page.requests)
+
+
+def test_dragging_opens_a_window_on_sixteen_bits(shown: Page) -> None:
+    assert abs(grey(shown, 0.25, 0.8) - grey(shown, 0.75, 0.8)) <= 1
+    _, before, _ = facts(shown)
+    x, y = shown.middle("#film")
+    shown.drag((x + 290, y), (x - 300, y - 25))
+    centre, width, _ = facts(shown)
+    assert (before, width < 2000) == (65536, True)
+    assert abs(centre - 30_050) < 400
+    assert abs(grey(shown, 0.25, 0.8) - grey(shown, 0.75, 0.8)) > 10
+
+
+def test_wheel_zooms_shift_pans_keys_invert_and_reset(shown: Page) -> None:
+    x, y = shown.middle("#film")
+    first = facts(shown)
+    dark, light = grey(shown, 0.05, 0.1), grey(shown, 0.95, 0.1)
+    assert dark < 60 < 200 < light
+    shown.key("i")
+    inverted = grey(shown, 0.05, 0.1), grey(shown, 0.95, 0.1)
+    assert inverted == pytest.approx((255 - dark, 255 - light), abs=2)  # screens round
+    shown.key("i")
+    shown.wheel(x, y, -300)
+    assert facts(shown)[2] > 1.5 * first[2]
+    shown.key("r")
+    assert facts(shown) == first
+    shown.drag((x, y), (x + 150, y), modifiers=8)
+    assert facts(shown) == first  # the film moved, the window did not
+    assert grey(shown, 0.05, 0.1) != dark
+    shown.key("r")
+    shown.js("document.querySelector('#film').focus()")
+    shown.key("ArrowUp")
+    shown.key("ArrowLeft")
+    assert facts(shown)[:2] == (first[0] - 1024, first[1] - 1024)
+    shown.key("+")
+    assert facts(shown)[2] > first[2]
+
+
+def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
+    hint = shown.js("meaning.textContent")
+    shown.until("document.querySelector('#about-model').textContent")
+    shown.hover(*shown.middle("#findings button"))
+    said = shown.until("document.querySelector('#meaning b') && meaning.textContent")
+    assert "against" in said
+    assert "No probability" in said
+    plain = shown.js("document.querySelector('#film').toDataURL()")
+    shown.click("#findings button")
+    assert shown.js("document.querySelector('#findings button').ariaPressed") == "true"
+    with_heat = shown.js("document.querySelector('#film').toDataURL()")
+    assert with_heat != plain
+    shown.js("opacity.value = 0; opacity.dispatchEvent(new Event('input'))")
+    assert shown.js("document.querySelector('#film').toDataURL()") == plain
+    shown.hover(5, 5)
+    assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
+
+
+def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
+    shown.key("/")
+    assert shown.js("document.activeElement.id") == "phrase"
+    plain = shown.js("document.querySelector('#film').toDataURL()")
+    shown.type("left pleural effusion")
+    shown.key("Enter")
+    said = shown.until("peak.textContent")
+    assert re.fullmatch(r"Best score -?\d\.\d{3} at x \d+, y \d+ px\.", said)
+    assert shown.js("document.querySelector('#film').toDataURL()") != plain
+
+
+def test_a_box_is_asked_what_it_shows(shown: Page) -> None:
+    shown.click("#tool-region")
+    x, y = shown.middle("#film")
+    shown.drag((x - 60, y - 60), (x + 60, y + 60))
+    shown.until("document.querySelector('#cases-title').textContent === 'What the box shows'")
+    assert shown.js("document.querySelector('#tab-texts').ariaSelected") == "true"
+    assert "stud" in shown.until(NAMED)
+    sent = [url for url in shown.requests if url.endswith("/retrieve")]
+    assert len(sent) == 4  # films and sentences, for the film and for the box
+    shown.key("Escape")
+    shown.until("document.querySelector('#cases-title').textContent === 'Similar cases'")
+
+
+def test_a_similar_case_stands_beside_the_film_with_its_texts(shown: Page) -> None:
+    assert shown.js("beside.hidden")
+    whole = shown.js("document.querySelector('#film').clientWidth")
+    shown.until("[...document.querySelectorAll('#cases img')].every((item) => item.naturalWidth)")
+    shown.click("#cases li:nth-child(2) button")
+    assert not shown.js("beside.hidden")
+    assert shown.js("document.querySelector('#beside-picture').naturalWidth") > 10
+    words = shown.js("document.querySelector('#beside-words').textContent")
+    assert words.split(".")[0] in shown.js(NAMED)
+    assert shown.js("document.querySelector('#film').clientWidth") < 0.6 * whole
+    shown.key("Escape")
+    assert shown.js("beside.hidden")
+
+
+def test_sentences_are_a_tab_that_arrow_keys_reach(shown: Page) -> None:
+    shown.js("document.querySelector('#tab-films').focus()")
+    shown.key("ArrowRight")
+    assert shown.js("document.activeElement.id") == "tab-texts"
+    assert "studies" in shown.js(NAMED)
+
+
+def test_a_refused_file_is_named_and_the_film_stays(shown: Page, tmp_path: Path) -> None:
+    before = shown.js("document.querySelector('#film').toDataURL()")
+    bad = tmp_path / "JaneDoe.png"
+    bad.write_bytes(png()[:60])
+    shown.choose_file("#file", bad)
+    said = shown.until("document.querySelector('#status.shown')?.textContent")
+    assert "corrupt" in said
+    assert shown.js("document.querySelector('#film').toDataURL()") == before
+
+
+@pytest.mark.parametrize("size", [(1366, 768), (1024, 768), (820, 1180)])
+@pytest.mark.parametrize("dark", [True, False])
+def test_the_page_fits_desks_and_tablets_and_can_be_read(
+    page: Page, keyed: Service, size: tuple[int, int], dark: bool
+) -> None:
+    touch = size != (1366, 768)
+    start(page, keyed, width=size[0], height=size[1], touch=touch, dark=dark)
+    assert page.js("document.documentElement.scrollWidth") <= size[0]
+    assert page.js("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    low = page.js(
+        """[...document.querySelectorAll('button')].filter((item) => item.offsetHeight > 0)
+        .map((item) => item.offsetHeight).reduce((a, b) => Math.min(a, b))"""
+    )
+    assert low >= (40 if touch else 24)
+    assert "not a medical device" in page.js("document.body.innerText")
+    assert page.js(CONTRAST) >= 4.5
+    page.click("#theme")
+    assert page.js("document.documentElement.dataset.theme") == ("light" if dark else "dark")
+
+
+CONTRAST = """(() => {
+  const light = (text) => text.match(/[\\d.]+/g).slice(0, 3).map((value) => {
+    const share = value / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  }).reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+  const ground = (element) => {
+    for (; element; element = element.parentElement) {
+      const shade = getComputedStyle(element).backgroundColor;
+      if (!/, 0\\)$/.test(shade)) return shade;
+    }
+  };
+  return Math.min(...[...document.querySelectorAll('header *, aside *, footer *, .toolbar *')]
+    .filter((item) => item.offsetHeight && [...item.childNodes].some(
+      (node) => node.nodeType === 3 && node.data.trim()))
+    .map((item) => {
+      const shades = [getComputedStyle(item).color, ground(item)].map(light);
+      const [one, two] = shades.sort((a, b) => b - a);
+      return (one + 0.05) / (two + 0.05);
+    }));
+})()"""
+"""Least contrast of a text with what lies behind it."""
+
+
+def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, film: Path) -> None:
+    start(page, keyed, width=1024, height=768, touch=True)
+    page.choose_file("#file", film)
+    page.until(READY)
+    x, y = page.middle("#film")
+    first = facts(page)
+    page.touch(((x - 40, y), (x - 140, y)), ((x + 40, y), (x + 140, y)))
+    assert facts(page)[2] > 2 * first[2]
+    assert facts(page)[:2] == first[:2]
+    page.touch(((x, y), (x - 100, y)))
+    assert facts(page)[1] < first[1]
+    page.click("#tool-pan")
+    before = facts(page)
+    page.touch(((x, y), (x - 100, y)))
+    assert facts(page) == before
+
+
+def test_every_control_has_a_name_and_can_be_reached_by_tab(shown: Page) -> None:
+    nameless = shown.js(
+        """[...document.querySelectorAll('button, input, canvas')].filter((item) =>
+        !item.hidden && item.offsetHeight && !(item.textContent.trim() || item.ariaLabel
+        || item.labels?.length)).map((item) => item.outerHTML)"""
+    )
+    assert nameless == []
+    shown.js("document.body.focus()")
+    reached = set()
+    for _ in range(40):
+        shown.key("Tab")
+        reached.add(shown.js("document.activeElement.id || document.activeElement.tagName"))
+        outline = shown.js("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none" or shown.js("document.activeElement === document.body")
+    assert {"open", "film", "tool-region", "phrase", "opacity", "tab-films", "BUTTON"} <= reached
+
+
+def test_the_page_says_what_it_is_not_for(shown: Page) -> None:
+    shown.until("document.querySelector('#about-model').textContent")
+    shown.click("#about-open")
+    assert shown.js("about.open")
+    assert "12 films" in shown.js("about.innerText")
+    shown.key("Escape")
+    assert not shown.js("about.open")
