@@ -15,9 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tensorboardX.proto.event_pb2 import Event
+from transformers import ConvNextConfig, ConvNextForImageClassification
 
+from medclip_dcl import load
 from medclip_dcl.artifacts import eta_cache, published
 from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.published import read_published, subject_hash
@@ -169,12 +174,14 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in listed.split()]
 
 
-def stop_after(work: Path, step: int, **sections: Mapping[str, Any]) -> int:
-    """Train in this process and send it SIGTERM once a step is logged."""
+def stop_after(
+    work: Path, step: int, number: int = signal.SIGTERM, **sections: Mapping[str, Any]
+) -> int:
+    """Train in this process and send it a signal once a step is logged."""
 
     def interrupt() -> None:
         wait_for_step(work, step)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -183,9 +190,12 @@ def stop_after(work: Path, step: int, **sections: Mapping[str, Any]) -> int:
     return code
 
 
-def test_sigterm_finishes_the_step_saves_and_exits_with_75(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_saves_and_exits_with_75(
+    corpus: Path, tmp_path: Path, number: int
+) -> None:
     work = copy_of(corpus, tmp_path)
-    assert stop_after(work, 5, train=LONG) == 75
+    assert stop_after(work, 5, number, train=LONG) == 75
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
     assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
 
@@ -254,7 +264,7 @@ BEST = {
 def test_the_best_checkpoint_is_kept_and_published(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work, again = copy_of(corpus, tmp_path), copy_of(corpus, tmp_path / "again")
+    work = copy_of(corpus, tmp_path)
     settings = {**BEST, "best_metric": "validation_loss", "shuffle_reports": True}
     assert train(work, train=settings) == 0
     *_, progress = capfd.readouterr().err.splitlines()
@@ -271,11 +281,35 @@ def test_the_best_checkpoint_is_kept_and_published(
     assert training["published_step"] == best
     expected = {"metric": "validation_loss", "value": lines[best]["validation_loss"]}
     assert training["best"] == expected
-    assert stop_after(again, best + 1, train=settings) == 75
-    kept = {path.name for path in (again / "checkpoints").glob("step-*")}
-    assert f"step-{best:08d}" in kept
-    assert train(again, train=settings) == 0
-    assert digest(again) == digest(work)
+
+
+def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    sizes = {"num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16]}
+    released = ConvNextForImageClassification(ConvNextConfig(**sizes))
+    torch.save(released.state_dict(), tmp_path / "released.bin")
+    image = {
+        "kind": "backbone",
+        "backbone": {"model_type": "convnext", **sizes},
+        "pretrained": str(tmp_path / "released.bin"),
+        "input_px": 32,
+    }
+    model = {"image": image, "similarity": {"dim": 16}}
+    assert train(work, model=model, train={"steps": 2, "text_frozen_steps": 2}) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    told = {line["weights"]: line for line in lines if "weights" in line}
+    assert told["text"]["missing"] == 0
+    assert told["text"]["matched"] > 20
+    assert told["image"]["missing"] == 2  # the norm of the last map, which a classifier lacks
+    assert told["image"]["unexpected"] == 4  # its last norm and its classes
+    predictor = load(published.KIND.at(work))
+    regions = predictor.embed_images(np.zeros((1, 40, 40), dtype=np.uint8))
+    assert regions.shape == (1, 4, 4, 16)
+    start = load_file(work / "language_model" / "model.safetensors")
+    end = predictor.model.text.backbone.state_dict()
+    assert all(torch.equal(start[f"bert.{name}"], value) for name, value in end.items())
 
 
 def test_the_validation_settings_may_change_only_where_they_choose_no_model(

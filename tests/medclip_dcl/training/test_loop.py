@@ -123,3 +123,25 @@ def test_the_named_metric_chooses_the_published_step(
     assert folders == {f"step-{kept:08d}" for kept in {best, 30}}
     saved = CheckpointStore(tmp_path, {"recipe": 1}, 30).weights(best)
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
+
+
+def test_a_run_that_was_cut_publishes_the_same_best_step(tmp_path: Path) -> None:
+    def cut(step: int) -> PairBatch:
+        if step == 19:
+            raise KeyboardInterrupt
+        return good_batch(step)
+
+    settings = {
+        "validation": [pair_batch(6, step=100)],
+        "validate_every_steps": 3,
+        "best_metric": "validation_loss",
+        "learning_rate": 3e-2,
+    }
+    step, expected = run(tmp_path / "whole", **settings).published()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", cut, **settings)
+    resumed = run(tmp_path / "cut", **settings)
+    found, weights = resumed.published()
+    assert found == step
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    assert len(read_metrics(tmp_path / "cut")) == len(read_metrics(tmp_path / "whole"))

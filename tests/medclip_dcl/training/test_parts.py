@@ -155,6 +155,18 @@ def test_frozen_parts_and_frozen_batch_norms_are_in_eval_mode() -> None:
     assert encoder.text.projection.training
 
 
+def test_norms_that_many_gpus_share_keep_their_keys_and_can_be_frozen() -> None:
+    encoder = tiny_dual_encoder()
+    keys = encoder.state_dict().keys()
+    encoder.image = torch.nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)
+    norms = [item for item in encoder.modules() if isinstance(item, torch.nn.SyncBatchNorm)]
+    assert norms
+    assert not [item for item in encoder.modules() if isinstance(item, torch.nn.BatchNorm2d)]
+    assert encoder.state_dict().keys() == keys
+    set_training_mode(encoder, freeze_batchnorm=True)
+    assert not any(norm.training for norm in norms)
+
+
 def test_a_run_in_which_nothing_learns_is_refused() -> None:
     with pytest.raises(ValidationError, match="all frozen for 3 steps"):
         TrainConfig(image_frozen_steps=5, text_frozen_steps=3, projection_frozen_steps=3)
