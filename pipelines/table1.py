@@ -36,7 +36,7 @@ from pipelines.table1_runs import Run, do_runs, plan_runs
 FOLDER = "table1"
 FIGURES = "table1.json"
 _PREPARATION = STORY[: STORY.index("build_eta_cache")]
-_WIDTH = 19
+_WIDTH = 21
 
 
 def build(job: Job) -> None:
@@ -151,16 +151,18 @@ def table_text(tree: Mapping[str, Any]) -> str:
             + f"{len(row['seeds']):8}{cost:7.0f}"
         )
     titles = {figure: name for name, figure in columns.items()}
-    lines.append("")
+    lines += ["", f"p below .05 after correction for the {len(COLUMNS)} columns of a row:"]
     for row in tree["rows"].values():
         told = [
-            f"{titles[name]} {item['difference']:+.3f}"
+            f"{titles[name]} {item['difference']:+.3g}"
             for name, item in row.get("against_baseline", {}).items()
             if item["verdict"] in {"A is better", "B is better"}
         ]
         if "against_baseline" in row:
             words = ", ".join(told) or "no difference shown"
-            lines.append(f"{row['title']:34} against no correction: {words}")
+            alone = min(len(row["seeds"]), len(tree["rows"][BASELINE]["seeds"])) < 2
+            beside = "  (one seed: two models, not two recipes)" if alone else ""
+            lines.append(f"{row['title']:34} against no correction: {words}{beside}")
     return "\n".join(lines)
 
 
