@@ -1,5 +1,6 @@
 """The same questions to the index in memory and to milvus-lite in its own server process."""
 
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,11 @@ from tests.synthetic.milvus import milvus_server
 
 
 def compare_engine(
-    folder: Path, index: RetrievalIndex, vectors: Sequence[Tensor], filters: Filters
+    index: RetrievalIndex, vectors: Sequence[Tensor], filters: Filters
 ) -> dict[str, float]:
     """Fill an engine with the vectors of an index and ask both.
 
     Args:
-        folder: receives the engine's files.
         index: the index, in memory.
         vectors: what is asked with.
         filters: of every second question.
@@ -28,7 +28,7 @@ def compare_engine(
     Returns:
         Seconds of filling, share of questions with equal ids and scores, times of a query.
     """
-    with milvus_server(folder / "milvus") as uri:
+    with tempfile.TemporaryDirectory() as folder, milvus_server(Path(folder)) as uri:
         retrieval = RetrievalConfig(uri=uri, timeout_s=60)
         counts = len(index.pooled), len(index.sentences)
         vectors = open_vectors(index.artifact.file, index.artifact.recipe, counts)

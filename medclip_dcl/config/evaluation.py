@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from medclip_dcl.config.model import SimilarityConfig
+from medclip_dcl.config.people import PeopleConfig
 from medclip_dcl.config.section import Section
 
 
@@ -30,6 +31,11 @@ class EvaluateConfig(Section):
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
+    paraphrases: str = ""
+    """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
+    spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
+    people: PeopleConfig = PeopleConfig()
+    """Groups of films whose figures are told apart."""
     films_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most films of a finding, half of them with it, drawn with the seed; 0: all. Paper: 1000."""
     per_class: Annotated[int, Field(ge=0)] = 200
@@ -62,6 +68,9 @@ class IndexConfig(Section):
     """Splits whose films and sentences are indexed."""
     candidates: Annotated[int, Field(gt=0)] = 200
     """Pooled-vector candidates that are re-ranked by the exact score."""
+    anchors: Annotated[int, Field(ge=3)] = 1536
+    """Sentences, and boxes for a third, at which the score of every film is sketched to find
+    candidates: fewer build faster, more find better candidates."""
     pictures: bool = True
     """Whether thumbnails are kept, for the report and the viewer."""
     thumbnail_px: Annotated[int, Field(ge=32)] = 256

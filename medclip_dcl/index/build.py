@@ -164,7 +164,7 @@ def write_index(
                 write_array(path, _embed_texts(texts, encoder, settings.batch))
             progress.advance(len(rows))
     counts = len(chosen.films), len(chosen.texts)
-    write_sketches(directory, counts, settings.shard_rows, similarity)
+    write_sketches(directory, counts, settings, similarity)
     return {
         "films": len(chosen.films),
         "texts": len(chosen.texts),

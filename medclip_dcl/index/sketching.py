@@ -8,19 +8,19 @@ import numpy as np
 import torch
 
 from medclip_dcl.artifacts.embeddings import shard_name, write_array
+from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.index.nearest import Floats, Rows
 from medclip_dcl.index.shards import Shards, open_shards
 from medclip_dcl.index.sketch import FILE, Sketch, fit_sketch
 from medclip_dcl.progress import Progress
 
-_SENTENCES, _BOXES = 1024, 512
 _FILMS = 1024
 _FILMS_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
 
 
 def write_sketches(
-    directory: Path, counts: tuple[int, int], shard_rows: int, similarity: SimilarityConfig
+    directory: Path, counts: tuple[int, int], settings: IndexConfig, similarity: SimilarityConfig
 ) -> None:
     """Fit the sketch of an index and write those of all films and sentences.
 
@@ -28,16 +28,18 @@ def write_sketches(
         directory: the draft's folder, with all regions and sentence vectors; sketches that
             exist are kept.
         counts: films and sentences.
-        shard_rows: rows in each shard but the last.
+        settings: the index's settings.
         similarity: the exact score.
     """
-    locate, dim = directory.joinpath, similarity.dim
+    locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
     regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
     if not (directory / FILE).is_file():
         films = _spread(counts[0], _FILMS)
         sample = regions.gather(films).astype(np.float32)
-        anchors = np.concatenate([texts.gather(_spread(counts[1], _SENTENCES)), _boxes(sample)])
+        boxes = settings.anchors // 3
+        said = texts.gather(_spread(counts[1], settings.anchors - boxes))
+        anchors = np.concatenate([said, _boxes(sample, boxes)])
         fit_sketch(anchors, torch.from_numpy(sample).flatten(1, 2), similarity).write(directory)
     sketch = Sketch.read(directory / FILE, dim)
     with Progress("sketch films", counts[0], "film") as progress:
@@ -93,12 +95,12 @@ def _spread(rows: int, most: int) -> Rows:
     return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
 
 
-def _boxes(regions: Floats) -> Floats:
+def _boxes(regions: Floats, count: int) -> Floats:
     """Give unit vectors of boxes drawn on films: what a box of a film asks with."""
     draw = np.random.default_rng(0)
     films, height, width, dim = regions.shape
-    found = np.empty((_BOXES, dim), dtype=np.float32)
-    for number in range(_BOXES):
+    found = np.empty((count, dim), dtype=np.float32)
+    for number in range(count):
         tall, wide = draw.integers(1, height // 2 + 2), draw.integers(1, width // 2 + 2)
         top = draw.integers(0, max(1, height - tall + 1))
         left = draw.integers(0, max(1, width - wide + 1))

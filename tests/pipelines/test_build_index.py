@@ -1,17 +1,26 @@
 import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from medclip_dcl.artifacts.embeddings import KIND
 from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.config.evaluation import RetrievalConfig
 from medclip_dcl.index import Query, RetrievalIndex
 from medclip_dcl.tasks.predictor import load
 from pipelines.build_index import main
 from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
+from tests.synthetic.milvus import milvus_server
 from tests.synthetic.published import publish
 
 STUDIES = 10
+ROOT = Path(__file__).parents[2]
+SHARDS = ("--set", "index.shard_rows=1", "--set", "index.pictures=false")
 
 
 def run(recipe: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
@@ -49,3 +58,63 @@ def test_splits_choose_what_is_indexed(tmp_path: Path, capsys: pytest.CaptureFix
     made = run(recipe, capsys, "--set", 'index.splits=["test"]', "--set", "index.pictures=false")
     assert made["films"] == 3  # study 8 has two
     assert main(["--config", str(recipe), "--set", "index.splits=[]"]) == 2
+
+
+def killed_at_shard(recipe: Path, draft: Path, shard: int) -> int:
+    """Build in a process of its own, killed once a shard is there; its exit code."""
+    words = [sys.executable, "-m", "pipelines.build_index", "--config", str(recipe)]
+    with subprocess.Popen([*words, *SHARDS], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (draft / f"pooled-{shard:05d}.npy").is_file():
+            time.sleep(0.0005)
+        process.kill()
+    return process.returncode
+
+
+def test_the_old_index_serves_while_a_build_is_killed_and_its_end_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = write_corpus(tmp_path / "work", 40)
+    recipe = write_recipe(tmp_path / "recipe.yaml", work)
+    publish(work / "model")
+    run(recipe, capsys, *SHARDS)
+    model = load(work / "model", "cpu")
+    question = Query("image", 5, vector=model.embed_sentences([KINDS[0][1]])[0])
+    before = RetrievalIndex.open(KIND.at(work), model.digest).search(question)
+
+    publish(work / "model", seed=1)
+    shutil.copytree(work, tmp_path / "calm")
+    draft = work / ".index.draft"
+    assert killed_at_shard(recipe, draft, 5) == -signal.SIGKILL
+    assert (draft / "pooled-00005.npy").is_file()
+    old = RetrievalIndex.open(KIND.at(work), model.digest)
+    assert old.search(question) == before
+    first = (draft / "pooled-00000.npy").stat().st_mtime_ns
+    assert run(recipe, capsys, *SHARDS)["state"] == "resumed"
+    assert (KIND.at(work) / "pooled-00000.npy").stat().st_mtime_ns == first
+    assert old.search(question) == before  # its files are open, whatever bears their names now
+
+    calm = write_recipe(tmp_path / "calm.yaml", tmp_path / "calm")
+    run(calm, capsys, *SHARDS)
+    ends = [open_artifact(KIND.at(folder), KIND) for folder in (work, tmp_path / "calm")]
+    assert ends[0].digest == ends[1].digest
+
+
+def test_an_engine_is_filled_before_the_index_is_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = write_corpus(tmp_path / "work", STUDIES)
+    recipe = write_recipe(tmp_path / "recipe.yaml", work)
+    publish(work / "model")
+    with milvus_server(tmp_path / "engine") as uri:
+        run(recipe, capsys, "--set", f"retrieval.uri={uri}")
+        model = load(work / "model", "cpu")
+        plain = RetrievalIndex.open(KIND.at(work), model.digest)
+        engine = RetrievalIndex.open(KIND.at(work), model.digest, RetrievalConfig(uri=uri))
+        vector = model.embed_sentences([KINDS[1][1]])[0]
+        for target in ("image", "text"):
+            question = Query(target, 5, vector=vector)
+            assert engine.search(question) == plain.search(question)
+    publish(work / "model", seed=1)
+    gone = ["--set", f"retrieval.uri={uri}", "--set", "retrieval.timeout_s=1"]
+    assert main(["--config", str(recipe), *gone]) == 1
+    assert open_artifact(KIND.at(work), KIND).digest == plain.artifact.digest

@@ -1,0 +1,175 @@
+"""An index of a trained model's films, each in several views; and what is asked of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+
+from medclip_dcl.artifacts import manifest, prepared, sentences
+from medclip_dcl.artifacts.embeddings import KIND
+from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.config.evaluation import IndexConfig
+from medclip_dcl.config.studies import GenerateConfig
+from medclip_dcl.index.build import select, write_index
+from medclip_dcl.studies.generated.patients import (
+    NATURAL,
+    FilmPlan,
+    Patient,
+    Study,
+    draw_film,
+    draw_patient,
+)
+from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.tasks.predictor import Predictor
+
+SEED = 20_001
+"""Of patients that no recipe has drawn: they ask."""
+
+_WHITE = 65535
+_LEAST_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Views:
+    """Films, each in several views: cut out, brightened and stretched at random."""
+
+    films: PreparedImages
+    row_of: dict[str, int]
+    """Row of each view: row of its film x views + number of the view."""
+    views: int
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        """Make a view; the first is the film itself."""
+        place, view = divmod(row, self.views)
+        film = self.films.pixels(place)
+        if view == 0:
+            return film
+        draw = np.random.default_rng((place, view))
+        size = len(film)
+        side = int(size * draw.uniform(_LEAST_SHARE, 1))
+        top, left = draw.integers(0, size - side + 1, 2)
+        cut = Image.fromarray(film[top : top + side, left : left + side])
+        grown = np.asarray(cut.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32)
+        shade = 128 + draw.uniform(0.8, 1.2) * (grown - 128) + draw.uniform(-20, 20)
+        view_of: npt.NDArray[np.uint8] = np.clip(np.rint(shade), 0, 255).astype(np.uint8)
+        return view_of
+
+    def original_size(self, _row: int) -> tuple[int, int]:
+        """Give a size; no picture is kept."""
+        return 1, 1
+
+
+def build(
+    folder: Path, work: Path, predictor: Predictor, views: int, settings: IndexConfig
+) -> Path:
+    """Embed views of all films of a recipe, and its sentences, and seal the index.
+
+    Args:
+        folder: receives the index; one of the same recipe that it holds is taken as it is.
+        work: folder of the recipe, with its films and sentences.
+        predictor: the trained model.
+        views: views of each film.
+        settings: of the index.
+
+    Returns:
+        The index's folder.
+    """
+    similarity = predictor.config.model.similarity
+    recipe = make_recipe(
+        KIND,
+        {"index": settings, "similarity": similarity, "views": views},
+        {"model": predictor.digest},
+    )
+    path = folder / "views"
+    if path.is_dir() and open_artifact(path, KIND).recipe == recipe:
+        return path
+    films = PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND))
+    table = read_table(manifest.KIND.at(work), manifest.IMAGES).to_pylist()
+    rows = [
+        {**row, "image_id": f"{row['image_id']}.{view}"} for row in table for view in range(views)
+    ]
+    places = {
+        f"{name}.{view}": row * views + view
+        for name, row in films.row_of.items()
+        for view in range(views)
+    }
+    seen = Views(films, places, views)
+    chosen = select(
+        pa.Table.from_pylist(rows, schema=manifest.IMAGES.schema),
+        read_table(sentences.KIND.at(work), sentences.SENTENCES),
+        {},
+        seen,
+        manifest.SPLITS,
+    )
+    with drafting(path, KIND, recipe) as draft:
+        draft.seal(write_index(draft.directory, chosen, seen, predictor, settings, similarity))
+    return path
+
+
+def questions(sentences: int) -> list[str]:
+    """Give sentences of patients that the index does not hold.
+
+    Args:
+        sentences: how many, all different.
+
+    Returns:
+        Their texts.
+    """
+    found: dict[str, None] = {}
+    for patient in _patients():
+        for study in patient.studies:
+            found.update(dict.fromkeys(_said(study)))
+        if len(found) >= sentences:
+            break
+    return list(found)[:sentences]
+
+
+def asking_films(predictor: Predictor, films: int) -> npt.NDArray[np.uint8]:
+    """Draw films of patients that the index does not hold.
+
+    Args:
+        predictor: the model that will see them.
+        films: how many.
+
+    Returns:
+        (films, size, size).
+    """
+    plans: list[tuple[Patient, Study, FilmPlan]] = []
+    for patient in _patients():
+        plans += [(patient, *item) for item in _frontal(patient)]
+        if len(plans) >= films:
+            break
+    size_px = predictor.config.images.size_px
+    drawn = [draw_film(*plan, size_px).pixels for plan in plans[:films]]
+    return np.stack([predictor.square(GreyImage(_words(item), 16, "dicom")) for item in drawn])
+
+
+def _patients() -> Iterator[Patient]:
+    settings = GenerateConfig()
+    number = 0
+    while True:
+        yield draw_patient(NATURAL, number, SEED, settings)
+        number += 1
+
+
+def _frontal(patient: Patient) -> Iterator[tuple[Study, FilmPlan]]:
+    for study in patient.studies:
+        for plan in study.films:
+            if plan.is_frontal:
+                yield study, plan
+
+
+def _said(study: Study) -> list[str]:
+    report = study.report
+    return [statement.text for statement in (*report.findings, *report.impression)]
+
+
+def _words(pixels: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
+    low, high = float(pixels.min()), float(pixels.max())
+    return np.rint((pixels - low) / (high - low) * _WHITE).astype(np.uint16)
