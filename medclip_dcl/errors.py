@@ -13,6 +13,7 @@
         ScoreError             a likelihood or an eta is missing, or not a valid number
         CheckpointError        weights cannot be loaded, or do not fit
         LaunchError            processes that were started together lost each other
+        HubError               a model hub cannot be reached, or refuses
         TrainingError          training cannot go on
         ObjectiveError         a loss is asked of tensors or settings that do not fit together
         MetricError            a metric is asked of arrays that do not fit together
@@ -107,6 +108,10 @@ class CheckpointError(MedclipError):
 
 class LaunchError(MedclipError):
     """Processes that were started together lost each other, or share no folder."""
+
+
+class HubError(MedclipError):
+    """A model hub cannot be reached, or refuses."""
 
 
 class TrainingError(MedclipError):

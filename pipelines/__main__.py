@@ -27,7 +27,7 @@ STORY = (
 )
 """The jobs in the order in which data flows through them."""
 
-TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "table1", "compare")
+TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "table1", "compare", "push_model")
 """Commands that answer a question; no recipe runs them by itself."""
 
 

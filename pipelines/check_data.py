@@ -261,7 +261,7 @@ def _trained(job: Job, look: _Look) -> list[str]:
         return []
     from medclip_dcl.artifacts import published  # here, since it needs torch
 
-    trained = published.read_published(published.KIND.at(job.work)).subject_hashes
+    trained = published.read_published(published.KIND.at(job.work)).subject_hashes or frozenset()
     split = job.config.evaluate.split
     subjects = {look.of.subject_of[i] for i, name in look.of.split_of.items() if name == split}
     return sorted(who for who in subjects if published.subject_hash(who) in trained)

@@ -59,6 +59,13 @@ def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[st
         ArtifactStale: there are some, and `evaluate.allow_contaminated` is not set.
     """
     trained = published.read_published(published.KIND.at(job.work)).subject_hashes
+    if trained is None:
+        if not job.config.evaluate.allow_contaminated:
+            raise ArtifactStale(
+                "the model is a copy that does not say whom it was trained on; set "
+                "evaluate.allow_contaminated where none of these patients can be among them"
+            )
+        trained = frozenset()
     table = read_table(manifest.KIND.at(job.work), manifest.IMAGES, ["image_id", "subject_id"])
     known = {
         subject

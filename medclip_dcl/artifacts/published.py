@@ -63,8 +63,8 @@ class Published:
     """The configuration that it was trained with; `work` is the model's own folder."""
     card: Mapping[str, Any]
     """Facts about it."""
-    subject_hashes: frozenset[str]
-    """`subject_hash` of every training patient."""
+    subject_hashes: frozenset[str] | None
+    """`subject_hash` of every training patient; None in a copy that left the house."""
     calibration: ScoreCalibration | None = None
     """How its scores become probabilities; None where nobody has fitted that."""
 
@@ -185,7 +185,7 @@ def read_published(path: Path) -> Published:
     artifact = open_artifact(path, KIND)
     config, (card, hashes) = read_facts(artifact, CARD, SUBJECTS)
     calibration = read_calibration(artifact)
-    return Published(path, artifact.digest, config, card, frozenset(hashes), calibration)
+    return Published(path, artifact.digest, config, card, _set(hashes), calibration)
 
 
 def seal_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
@@ -233,6 +233,10 @@ def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
             "train"
         ) from error
     return config, trees
+
+
+def _set(hashes: list[str] | None) -> frozenset[str] | None:
+    return None if hashes is None else frozenset(hashes)
 
 
 def _link(source: Path, target: Path) -> None:

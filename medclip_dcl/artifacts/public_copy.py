@@ -1,0 +1,155 @@
+"""A published model as it may leave the house: no patient, no place, a card to read.
+
+What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
+try them all), and the folders that paths of the configuration name. A vocabulary that was
+learned from the reports consists of pieces of them, so it is refused unless it is allowed.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.artifacts import probabilities, published
+from medclip_dcl.artifacts.files import write_bytes, write_text
+from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.published import CARD, CONFIG, KIND, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
+from medclip_dcl.errors import CheckpointError
+
+README = "README.md"
+"""The card that people read; a hub shows it."""
+
+KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
+"""Files that are copied as they are."""
+
+OPTIONAL = (probabilities.FILE,)
+"""Files that are copied where they are there."""
+
+_PLACE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
+
+
+def make_public_copy(model: Path, folder: Path, *, allow_vocabulary: bool = False) -> Artifact:
+    """Copy a published model without what must not leave the house.
+
+    Args:
+        model: folder of the published model; every byte of it is checked.
+        folder: where the copy shall lie; its parent exists.
+        allow_vocabulary: whether word pieces that were learned from the reports may go.
+
+    Returns:
+        The sealed copy, a published model like any other; it does not say whom it was
+        trained on.
+
+    Raises:
+        ArtifactError: there is no whole model.
+        CheckpointError: it holds a file that is not known here, or its vocabulary was
+            learned from the reports and that is not allowed.
+    """
+    found = published.read_published(model)
+    source = open_artifact(model, KIND, verify=False)
+    expected = {*KEPT, CONFIG, CARD, SUBJECTS}
+    if strange := sorted(set(source.files) - expected - set(OPTIONAL)):
+        raise CheckpointError(
+            f"the model holds {len(strange)} files that no published model has; publish it anew"
+        )
+    settings = found.config
+    learned = not (settings.model.text.pretrained or settings.language_model.pretrained)
+    if learned and not allow_vocabulary:
+        raise CheckpointError(
+            "the vocabulary was learned from the training reports and consists of pieces of them, "
+            "names among them where reports hold names; look through text/tokenizer.json, then "
+            "give --allow-vocabulary"
+        )
+    kept = [*KEPT, *(name for name in OPTIONAL if name in source.files)]
+    with drafting(folder, KIND, make_recipe(KIND, {}, {"model": source})) as draft:
+        (draft.directory / TEXT).mkdir(exist_ok=True)
+        for name in kept:
+            write_bytes(draft.directory / name, source.file(name).read_bytes())
+        tree = json.loads(source.file(CONFIG).read_text(encoding="utf-8"))
+        write_text(draft.directory / CONFIG, _json(without_places(tree)))
+        write_text(draft.directory / CARD, _json(without_places(found.card)))
+        write_text(draft.directory / SUBJECTS, _json(None))
+        write_text(draft.directory / README, card_text(found.card, found.digest))
+        return draft.seal({})
+
+
+def without_places(tree: Any) -> Any:
+    """Cut every path of a JSON tree down to its last part.
+
+    Args:
+        tree: a JSON-serialisable value.
+
+    Returns:
+        The same tree; `/data/ward 7/films` has become `films`.
+    """
+    if isinstance(tree, Mapping):
+        return {name: without_places(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [without_places(value) for value in tree]
+    if isinstance(tree, str) and _PLACE.match(tree):
+        return re.split(r"[/\\]", tree.rstrip("/\\"))[-1]
+    return tree
+
+
+def card_text(card: Mapping[str, Any], digest: str) -> str:
+    """Write the card of a model for people.
+
+    Args:
+        card: the card of the published model.
+        digest: digest of the model that was copied.
+
+    Returns:
+        Markdown with the front matter that hubs read.
+    """
+    facts = {
+        "loss": card.get("objective", {}).get("kind"),
+        "eta": card.get("eta", {}).get("source"),
+        "training studies": card.get("data", {}).get("studies"),
+        "training patients": card.get("data", {}).get("patients"),
+        "steps": card.get("training", {}).get("steps"),
+        "global batch": card.get("training", {}).get("global_batch"),
+    }
+    rows = [f"| {name} | {value} |" for name, value in facts.items() if value is not None]
+    findings = ", ".join(str(item["name"]) for item in card.get("prompts", []))
+    return "\n".join(
+        [
+            "---",
+            "library_name: medclip-dcl",
+            "tags: [radiology, chest-x-ray, image-text]",
+            "---",
+            "# Image-text model of chest films",
+            "",
+            str(card.get("intended_use", "Research use only; not a medical device.")),
+            "",
+            "| fact | value |",
+            "|---|---|",
+            *rows,
+            "",
+            f"Findings with prompts: {findings}.",
+            "",
+            "## Limits",
+            "",
+            *(f"- {line}" for line in card.get("limits", [])),
+            "- Weights remember something of what they were trained on: its terms hold for them.",
+            "- Nothing says whom it was trained on, so films that it has seen are not refused.",
+            "",
+            "## Use",
+            "",
+            "```python",
+            "from huggingface_hub import snapshot_download",
+            "",
+            "import medclip_dcl",
+            "",
+            'folder = snapshot_download("OWNER/NAME", ignore_patterns=".gitattributes")',
+            "model = medclip_dcl.load(folder)",
+            "```",
+            "",
+            f"Copied from the model with digest `{digest}`.",
+            "",
+        ]
+    )
+
+
+def _json(tree: Any) -> str:
+    return json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,0 +1,116 @@
+"""Put a published model on a model hub; no sentence and no patient goes with it.
+
+    python -m pipelines.push_model --config FILE [--set key=value ...] --repo OWNER/NAME
+        [--public] [--allow-vocabulary] [--dry-run]
+
+What leaves is a copy of the model: weights, configuration, card and tokenizer, without the
+hashes of training patients and without folder names. The repository is private unless
+`--public` is given. `--dry-run` lists the files and sends nothing. The token is the one of
+`hf auth login`, or `HF_TOKEN`; another hub is named by `HF_ENDPOINT`.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
+
+from medclip_dcl.artifacts import published
+from medclip_dcl.artifacts.frame import HEADER, Artifact
+from medclip_dcl.artifacts.public_copy import make_public_copy
+from medclip_dcl.config import load_config, resolve_path
+from medclip_dcl.errors import ConfigError, HubError, MedclipError
+
+
+def push(copy: Artifact, repo: str, *, private: bool) -> str:
+    """Send a public copy to the hub.
+
+    Args:
+        copy: from `make_public_copy`.
+        repo: `OWNER/NAME`; it is made where it does not exist.
+        private: whether a new repository is private.
+
+    Returns:
+        Address of the commit.
+
+    Raises:
+        ConfigError: the name is none, there is no token, the hub is switched off, or a
+            private repository was meant and a public one is there.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    api = HfApi()
+    operations = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(copy.path / name))
+        for name in sorted([*copy.files, HEADER])
+    ]
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        if private and not api.model_info(repo).private:
+            raise ConfigError(f"--repo {repo!r} exists and is public; give --public to mean that")
+        commit = api.create_commit(
+            repo, operations, commit_message=f"Model with digest {copy.digest[:12]}"
+        )
+    except (HFValidationError, LocalTokenNotFoundError) as error:
+        raise ConfigError(
+            f"--repo {repo!r} is no OWNER/NAME, or there is no token; `hf auth login` keeps one"
+        ) from error
+    except ConfigError:
+        raise
+    except OfflineModeIsEnabled as error:
+        raise ConfigError("HF_HUB_OFFLINE is set; unset it for this command") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        raise HubError(f"the hub refused with status {status}; may you write there?") from error
+    except Exception as error:  # the client's HTTP library has errors of its own
+        raise HubError(f"the hub cannot be reached ({type(error).__name__})") from error
+    return str(commit.commit_url)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Copy the recipe's model and send the copy.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0 done; else the code of the error.
+    """
+    parser = argparse.ArgumentParser(prog="python -m pipelines.push_model")
+    parser.add_argument("--config", type=Path, required=True, help="recipe, a YAML file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--repo", required=True, metavar="OWNER/NAME")
+    parser.add_argument("--public", action="store_true", help="a new repository is public")
+    parser.add_argument(
+        "--allow-vocabulary", action="store_true", help="word pieces learned from reports may go"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the files, send nothing")
+    options = parser.parse_args(argv)
+    try:
+        config = load_config(options.config, options.set)
+        model = published.KIND.at(resolve_path(config.work, config))
+        with tempfile.TemporaryDirectory() as folder:
+            copy = make_public_copy(
+                model, Path(folder) / "model", allow_vocabulary=options.allow_vocabulary
+            )
+            for name in sorted([*copy.files, HEADER]):
+                print(f"{(copy.path / name).stat().st_size:12}  {name}")
+            if options.dry_run:
+                print("nothing was sent")
+                return 0
+            print(push(copy, options.repo, private=not options.public))
+    except MedclipError as error:
+        print(f"push_model: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Only what may leave the house reaches the hub, and what arrives is a model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.artifacts import published
+from medclip_dcl.artifacts.frame import HEADER, drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts.public_copy import make_public_copy, without_places
+from medclip_dcl.artifacts.published import read_published, subject_hash
+from medclip_dcl.config import load_config
+from medclip_dcl.errors import ArtifactStale, CheckpointError
+from medclip_dcl.tasks.predictor import load
+from pipelines import push_model
+from pipelines.evaluation_films import refuse_contaminated
+from pipelines.job import Job
+from tests.synthetic.hub import TOKEN, running_hub
+from tests.synthetic.published import publish
+
+SENT = {
+    "README.md",
+    HEADER,
+    "config.json",
+    "model.json",
+    "model.safetensors",
+    "subjects.json",
+    "text/config.json",
+    "text/tokenizer.json",
+    "text/tokenizer_config.json",
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("pushed") / "work"
+    work.mkdir()
+    publish(published.KIND.at(work), subjects=("patient-17",))
+    path = work.parent / "recipe.yaml"
+    path.write_text(f"work: {work}\n")
+    return path
+
+
+def pushed(recipe: Path, url: str, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.push_model", "--config", str(recipe)]
+    own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
+    return subprocess.run(
+        [*command, "--repo", "someone/films", *options],
+        env={**os.environ, **own, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
+    recipe: Path, tmp_path: Path
+) -> None:
+    with running_hub() as hub:
+        done = pushed(recipe, hub.url, "--allow-vocabulary")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{hub.url}/someone/films/commit/1"
+    assert hub.visibility == "private"
+    assert set(hub.files) == SENT
+    for name, data in hub.files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+        for secret in ("patient-17", subject_hash("patient-17"), str(recipe.parent)):
+            assert secret.encode() not in data, name
+    model = read_published(tmp_path)
+    assert model.subject_hashes is None
+    own = published.KIND.at(recipe.parent / "work")
+    assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
+    assert load(tmp_path, device="cpu") is not None
+
+
+def test_a_public_repository_is_written_to_only_when_it_is_meant(recipe: Path) -> None:
+    with running_hub() as hub:
+        hub.visibility = "public"
+        done = pushed(recipe, hub.url, "--allow-vocabulary")
+        assert (done.returncode, hub.files) == (2, {})
+        assert "give --public" in done.stderr
+        assert pushed(recipe, hub.url, "--allow-vocabulary", "--public").returncode == 0
+    assert set(hub.files) == SENT
+
+
+def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(recipe: Path) -> None:
+    with running_hub() as hub:
+        done = pushed(recipe, hub.url)
+    assert done.returncode == 4
+    assert "--allow-vocabulary" in done.stderr
+    assert hub.asked == []
+
+
+def test_a_dry_run_lists_the_files_and_sends_nothing(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", str(recipe), "--repo", "someone/films", "--allow-vocabulary"]
+    assert push_model.main([*arguments, "--dry-run"]) == 0
+    *files, last = capsys.readouterr().out.splitlines()
+    assert last == "nothing was sent"
+    assert {line.split()[1] for line in files} == SENT
+
+
+def test_a_hub_that_refuses_or_is_away_is_named(recipe: Path) -> None:
+    with running_hub() as hub:
+        done = pushed(recipe, hub.url, "--allow-vocabulary", HF_TOKEN="hf_of_nobody")
+    assert "status 401" in done.stderr
+    assert hub.files == {}
+    done = pushed(recipe, hub.url, "--allow-vocabulary")
+    assert "cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = pushed(recipe, hub.url, "--allow-vocabulary", HF_HUB_OFFLINE="1")
+    assert (done.returncode, "HF_HUB_OFFLINE" in done.stderr) == (2, True)
+
+
+def test_a_file_that_is_not_a_model_s_is_never_sent(recipe: Path, tmp_path: Path) -> None:
+    model = published.KIND.at(recipe.parent / "work")
+    with drafting(tmp_path / "model", published.KIND, make_recipe(published.KIND, {}, {})) as draft:
+        (draft.directory / "text").mkdir()
+        for name in open_artifact(model, published.KIND).files:
+            (draft.directory / name).write_bytes((model / name).read_bytes())
+        (draft.directory / "sentences.csv").write_text("There is a left pleural effusion.")
+        draft.seal({})
+    with pytest.raises(CheckpointError, match="1 files that no published model has"):
+        make_public_copy(tmp_path / "model", tmp_path / "copy", allow_vocabulary=True)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
+    recipe: Path, tmp_path: Path
+) -> None:
+    own = published.KIND.at(recipe.parent / "work")
+    make_public_copy(own, published.KIND.at(tmp_path), allow_vocabulary=True)
+    job = Job("evaluate", load_config(recipe, [f"work={tmp_path}"]), tmp_path)
+    with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
+        refuse_contaminated(job, [], None)
+
+
+def test_places_are_cut_to_their_last_part() -> None:
+    tree = {"root": "/data/ward 7/films", "list": ["~/ours.csv", "C:\\x\\y"], "n": 1, "v": "${X}/a"}
+    assert without_places(tree) == {
+        "root": "films",
+        "list": ["ours.csv", "y"],
+        "n": 1,
+        "v": "${X}/a",
+    }
+    assert json.dumps(without_places({"eta": "pll"})) == '{"eta": "pll"}'
