@@ -10,6 +10,8 @@ from api.failures import failure_response
 from api.journal import Figures, log, log_fault
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
+"""What a log line may call a method: a client can make up others."""
 
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -22,7 +24,9 @@ _HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
+    "Cache-Control": "no-store",
 }
+_ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 
 
 class Frame:
@@ -75,7 +79,7 @@ class Frame:
         log(
             "request",
             request_id=state["request_id"],
-            method=scope["method"] if scope["method"].isalpha() else "other",
+            method=scope["method"] if scope["method"] in _METHODS else "other",
             route=route,
             status=status,
             ms=round(1000 * seconds, 1),
@@ -94,9 +98,5 @@ def _request_id(scope: Scope) -> str:
 
 def _headers(message: Message, request_id: str) -> list[tuple[bytes, bytes]]:
     present = {name.lower() for name, _ in message["headers"]}
-    headers = {**_HEADERS, "X-Request-ID": request_id, "Cache-Control": "no-store"}
-    return [
-        (name.encode(), value.encode())
-        for name, value in headers.items()
-        if name.lower().encode() not in present
-    ]
+    ours = ((b"x-request-id", request_id.encode()), *_ENCODED)
+    return [(name, value) for name, value in ours if name not in present]

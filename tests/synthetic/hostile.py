@@ -227,7 +227,18 @@ def _raw() -> Iterator[tuple[str, Request]]:
     ):
         for method in ("GET", "POST", "DELETE"):
             yield f"{method} {path[:40]}", Request(path, method)
-    for method in ("HEAD", "OPTIONS", "TRACE", "CONNECT", "PUT", "QUERY", "GÉT", "get", "G" * 500):
+    for method in (
+        "HEAD",
+        "OPTIONS",
+        "TRACE",
+        "CONNECT",
+        "PUT",
+        "QUERY",
+        "GÉT",
+        "get",
+        "G" * 500,
+        CANARY,
+    ):
         yield f"method {method[:9]}", Request("/classify", method)
     lines = {
         "nothing": b"\r\n\r\n",
