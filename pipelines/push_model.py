@@ -3,10 +3,10 @@
     python -m pipelines.push_model --config FILE [--set key=value ...] --repo OWNER/NAME
         [--public] [--allow-vocabulary] [--dry-run]
 
-What leaves is a copy of the model: weights, configuration, card and tokenizer, without the
-hashes of training patients and without folder names. The repository is private unless
-`--public` is given. `--dry-run` lists the files and sends nothing. The token is the one of
-`hf auth login`, or `HF_TOKEN`; another hub is named by `HF_ENDPOINT`.
+What leaves is a copy of the model: weights, configuration, tokenizer and its cards
+(`write_cards`), without the hashes of training patients and without folder names. The
+repository is private unless `--public` is given. `--dry-run` lists the files and sends
+nothing. The token is that of `hf auth login`, or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from medclip_dcl.artifacts import published
-from medclip_dcl.artifacts.frame import HEADER, Artifact
+from medclip_dcl.artifacts.cards import cards_of
+from medclip_dcl.artifacts.frame import HEADER, Artifact, open_artifact
 from medclip_dcl.artifacts.public_copy import make_public_copy
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.errors import ConfigError, HubError, MedclipError
@@ -98,7 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = published.KIND.at(resolve_path(config.work, config))
         with tempfile.TemporaryDirectory() as folder:
             copy = make_public_copy(
-                model, Path(folder) / "model", allow_vocabulary=options.allow_vocabulary
+                model,
+                cards_of(model.parent, open_artifact(model, published.KIND, verify=False)),
+                Path(folder) / "model",
+                allow_vocabulary=options.allow_vocabulary,
             )
             for name in sorted([*copy.files, HEADER]):
                 print(f"{(copy.path / name).stat().st_size:12}  {name}")

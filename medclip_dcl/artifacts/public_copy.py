@@ -1,4 +1,4 @@
-"""A published model as it may leave the house: no patient, no place, a card to read.
+"""A published model as it may leave the house: no patient, no place, its cards beside it.
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
 try them all), and the folders that paths of the configuration name. A vocabulary that was
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.artifacts import probabilities, published
+from medclip_dcl.artifacts.cards import DATA_CARD, MODEL_CARD
 from medclip_dcl.artifacts.files import write_bytes, write_text
 from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.published import CARD, CONFIG, KIND, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
 from medclip_dcl.errors import CheckpointError
 
 README = "README.md"
-"""The card that people read; a hub shows it."""
+"""The model card; a hub shows it."""
 
 KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
 """Files that are copied as they are."""
@@ -29,11 +30,14 @@ OPTIONAL = (probabilities.FILE,)
 _PLACE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
 
 
-def make_public_copy(model: Path, folder: Path, *, allow_vocabulary: bool = False) -> Artifact:
+def make_public_copy(
+    model: Path, cards: Artifact, folder: Path, *, allow_vocabulary: bool = False
+) -> Artifact:
     """Copy a published model without what must not leave the house.
 
     Args:
         model: folder of the published model; every byte of it is checked.
+        cards: its cards, from `cards_of`.
         folder: where the copy shall lie; its parent exists.
         allow_vocabulary: whether word pieces that were learned from the reports may go.
 
@@ -70,7 +74,8 @@ def make_public_copy(model: Path, folder: Path, *, allow_vocabulary: bool = Fals
         write_text(draft.directory / CONFIG, _json(without_places(tree)))
         write_text(draft.directory / CARD, _json(without_places(found.card)))
         write_text(draft.directory / SUBJECTS, _json(None))
-        write_text(draft.directory / README, card_text(found.card, found.digest))
+        for name, told in ((README, MODEL_CARD), (DATA_CARD, DATA_CARD)):
+            write_bytes(draft.directory / name, cards.file(told).read_bytes())
         return draft.seal({})
 
 
@@ -90,65 +95,6 @@ def without_places(tree: Any) -> Any:
     if isinstance(tree, str) and _PLACE.match(tree):
         return re.split(r"[/\\]", tree.rstrip("/\\"))[-1]
     return tree
-
-
-def card_text(card: Mapping[str, Any], digest: str) -> str:
-    """Write the card of a model for people.
-
-    Args:
-        card: the card of the published model.
-        digest: digest of the model that was copied.
-
-    Returns:
-        Markdown with the front matter that hubs read.
-    """
-    facts = {
-        "loss": card.get("objective", {}).get("kind"),
-        "eta": card.get("eta", {}).get("source"),
-        "training studies": card.get("data", {}).get("studies"),
-        "training patients": card.get("data", {}).get("patients"),
-        "steps": card.get("training", {}).get("steps"),
-        "global batch": card.get("training", {}).get("global_batch"),
-    }
-    rows = [f"| {name} | {value} |" for name, value in facts.items() if value is not None]
-    findings = ", ".join(str(item["name"]) for item in card.get("prompts", []))
-    return "\n".join(
-        [
-            "---",
-            "library_name: medclip-dcl",
-            "tags: [radiology, chest-x-ray, image-text]",
-            "---",
-            "# Image-text model of chest films",
-            "",
-            str(card.get("intended_use", "Research use only; not a medical device.")),
-            "",
-            "| fact | value |",
-            "|---|---|",
-            *rows,
-            "",
-            f"Findings with prompts: {findings}.",
-            "",
-            "## Limits",
-            "",
-            *(f"- {line}" for line in card.get("limits", [])),
-            "- Weights remember something of what they were trained on: its terms hold for them.",
-            "- Nothing says whom it was trained on, so films that it has seen are not refused.",
-            "",
-            "## Use",
-            "",
-            "```python",
-            "from huggingface_hub import snapshot_download",
-            "",
-            "import medclip_dcl",
-            "",
-            'folder = snapshot_download("OWNER/NAME", ignore_patterns=".gitattributes")',
-            "model = medclip_dcl.load(folder)",
-            "```",
-            "",
-            f"Copied from the model with digest `{digest}`.",
-            "",
-        ]
-    )
 
 
 def _json(tree: Any) -> str:

@@ -2,29 +2,32 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts import published
-from medclip_dcl.artifacts.frame import HEADER, drafting, make_recipe, open_artifact
+from medclip_dcl.artifacts import cards, published
+from medclip_dcl.artifacts.frame import HEADER, Artifact, drafting, make_recipe, open_artifact
 from medclip_dcl.artifacts.public_copy import make_public_copy, without_places
 from medclip_dcl.artifacts.published import read_published, subject_hash
 from medclip_dcl.config import load_config
 from medclip_dcl.errors import ArtifactStale, CheckpointError
 from medclip_dcl.tasks.predictor import load
-from pipelines import push_model
+from pipelines import push_model, write_cards
 from pipelines.evaluation_films import refuse_contaminated
 from pipelines.job import Job
+from tests.synthetic.corpus import write_recipe
+from tests.synthetic.evaluated import write_evaluated
 from tests.synthetic.hub import TOKEN, running_hub
-from tests.synthetic.published import publish
 
 SENT = {
     "README.md",
     HEADER,
     "config.json",
+    "data_card.md",
     "model.json",
     "model.safetensors",
     "subjects.json",
@@ -36,12 +39,19 @@ SENT = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    work = tmp_path_factory.mktemp("pushed") / "work"
-    work.mkdir()
-    publish(published.KIND.at(work), subjects=("patient-17",))
-    path = work.parent / "recipe.yaml"
-    path.write_text(f"work: {work}\n")
+    work = write_evaluated(tmp_path_factory.mktemp("pushed") / "work", subjects=("patient-17",))
+    words = {"intended_use": "Tests.", "limits": ["Tiny films."], "licence": "mit"}
+    path = write_recipe(work.parent / "recipe.yaml", work, card=words)
+    assert write_cards.main(["--config", str(path)]) == 0
     return path
+
+
+def public_copy(recipe: Path, model: Path, folder: Path) -> Artifact:
+    told = cards.cards_of(
+        recipe.parent / "work",
+        open_artifact(published.KIND.at(recipe.parent / "work"), published.KIND),
+    )
+    return make_public_copy(model, told, folder, allow_vocabulary=True)
 
 
 def pushed(recipe: Path, url: str, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -95,6 +105,15 @@ def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(recipe: Pat
     assert hub.asked == []
 
 
+def test_a_model_without_cards_is_not_pushed(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(published.KIND.at(recipe.parent / "work"), published.KIND.at(tmp_path))
+    arguments = ["--config", str(recipe), "--repo", "someone/films", "--allow-vocabulary"]
+    assert push_model.main([*arguments, "--set", f"work={tmp_path}", "--dry-run"]) == 4
+    assert "write_cards" in capsys.readouterr().err
+
+
 def test_a_dry_run_lists_the_files_and_sends_nothing(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +145,7 @@ def test_a_file_that_is_not_a_model_s_is_never_sent(recipe: Path, tmp_path: Path
         (draft.directory / "sentences.csv").write_text("There is a left pleural effusion.")
         draft.seal({})
     with pytest.raises(CheckpointError, match="1 files that no published model has"):
-        make_public_copy(tmp_path / "model", tmp_path / "copy", allow_vocabulary=True)
+        public_copy(recipe, tmp_path / "model", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
@@ -134,7 +153,7 @@ def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
     recipe: Path, tmp_path: Path
 ) -> None:
     own = published.KIND.at(recipe.parent / "work")
-    make_public_copy(own, published.KIND.at(tmp_path), allow_vocabulary=True)
+    public_copy(recipe, own, published.KIND.at(tmp_path))
     job = Job("evaluate", load_config(recipe, [f"work={tmp_path}"]), tmp_path)
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
         refuse_contaminated(job, [], None)
