@@ -39,7 +39,7 @@ from pipelines.evaluation_films import (
     source_root,
     truth_of,
 )
-from pipelines.evaluation_findings import QUESTIONS, Answered, ask_further
+from pipelines.evaluation_findings import QUESTIONS, Answered, ask_further, question_files
 from pipelines.job import Job, run_job
 
 Rows = list[dict[str, Any]]
@@ -65,6 +65,7 @@ def build(job: Job) -> None:
     if config.evaluate.gallery:
         files.append(resolve_path(config.evaluate.gallery, config))
     inputs |= {file.name: sha256_file(file) for file in files}
+    inputs |= {name: sha256_file(file) for name, file in question_files(config).items()}
     settings = {"evaluate": config.evaluate, "probe": config.probe, "seed": config.seed}
     artifact = job.make(results.KIND, settings, inputs, lambda draft: _examine(job, draft))
     print(results.results_table(results.read_figures(artifact)), flush=True)
@@ -131,14 +132,17 @@ def _film_questions(
     findings = read_prompts(_prompts(job))
     truth, source = truth_of(job, rows, findings)
     questions = {name: Outcome(_NO_FILMS) for name in ("zero_shot", "classes", "probe", *QUESTIONS)}
-    tables: dict[TableFormat, Rows] = {results.SCORES: [], results.CLASSES: [], results.PROBES: []}
+    forms = (results.SCORES, results.PROMPTS, results.CLASSES, results.PROBES)
+    tables: dict[TableFormat, Rows] = {form: [] for form in forms}
     if rows:
         drawn = held_out.balance(truth, settings.films_per_finding, sampling.generator())
         questions["zero_shot"], tables[results.SCORES] = examine_findings(
             model, films, findings, drawn, sampling
         )
-        answered = Answered(model, films, findings, truth, tables[results.SCORES])
-        questions |= ask_further(answered, sampling)
+        scores = tables[results.SCORES]
+        answered = Answered(model, films, rows, findings, truth, drawn, scores)
+        further, found = ask_further(job, answered, sampling)
+        questions, tables = questions | further, tables | found
         questions["classes"], tables[results.CLASSES] = examine_classes(
             model, films, findings, truth, settings.per_class, sampling
         )

@@ -2,18 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int8
 
+from medclip_dcl.artifacts import results
+from medclip_dcl.artifacts.tables import TableFormat
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.studies.people import read_people
 from medclip_dcl.tasks.examinee import Examinee
 from medclip_dcl.tasks.outcome import Films, Outcome, Sampling
+from medclip_dcl.tasks.paraphrases import examine_paraphrases
 from medclip_dcl.tasks.predictor import Predictor
 from medclip_dcl.tasks.probabilities import examine_probabilities
-from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.tasks.prompts import Finding, read_prompts
+from medclip_dcl.tasks.subgroups import examine_subgroups
+from pipelines.evaluation_films import Rows, truth_of
+from pipelines.job import Job
 
-QUESTIONS = ("probabilities",)
+QUESTIONS = ("probabilities", "subgroups", "paraphrases")
 """Names of these questions among the results."""
 
 
@@ -23,9 +33,13 @@ class Answered:
 
     model: Examinee
     films: Films
+    listed: Rows
+    """Rows of the manifest."""
     findings: Sequence[Finding]
     truth: Int8[np.ndarray, "findings films"]
     """Of all films."""
+    drawn: Int8[np.ndarray, "findings films"]
+    """Of the films that the figures rest on."""
     scores: list[dict[str, Any]]
     """Rows of `results.SCORES`, by finding, then film."""
 
@@ -36,17 +50,70 @@ class Answered:
         return margins.reshape(len(self.findings), -1)
 
 
-def ask_further(answered: Answered, sampling: Sampling) -> dict[str, Outcome]:
+def question_files(config: Config) -> dict[str, Path]:
+    """List the files that these questions read.
+
+    Args:
+        config: the configuration.
+
+    Returns:
+        Name among the inputs -> path.
+
+    Raises:
+        ConfigError: one is no file.
+    """
+    named = {
+        "paraphrases": config.evaluate.paraphrases,
+        "people": config.evaluate.people.table,
+    }
+    files = {name: resolve_path(path, config) for name, path in named.items() if path}
+    for name, path in files.items():
+        if not path.is_file():
+            raise ConfigError(f"evaluate.{name} names {path}, which is no file")
+    return files
+
+
+def ask_further(
+    job: Job, answered: Answered, sampling: Sampling
+) -> tuple[dict[str, Outcome], dict[TableFormat, Rows]]:
     """Put the further questions.
 
     Args:
-        answered: findings, and what the model said; its rows receive their `probability`.
+        job: the job.
+        answered: findings, and what the model said; its scores receive their `probability`.
         sampling: of the intervals.
 
     Returns:
-        An outcome per question.
+        An outcome per question, and the rows behind them.
+
+    Raises:
+        ConfigError: a file that the recipe names cannot be read.
     """
-    return {"probabilities": _ask_probabilities(answered, sampling)}
+    files = question_files(job.config)
+    traits = {"view": [row["view"] for row in answered.listed]}
+    people = job.config.evaluate.people
+    if "people" in files:
+        traits |= read_people(files["people"], people, answered.listed)
+    outcomes = {
+        "probabilities": _ask_probabilities(answered, sampling),
+        "subgroups": examine_subgroups(
+            answered.margins,
+            answered.drawn,
+            answered.films.subject_ids,
+            traits,
+            people.least_patients,
+            sampling,
+        ),
+        "paraphrases": Outcome("there are no paraphrases; set evaluate.paraphrases"),
+    }
+    rows: Rows = []
+    if "paraphrases" in files:
+        findings = read_prompts(files["paraphrases"])
+        truth, _ = truth_of(job, answered.listed, findings)
+        outcomes["paraphrases"], rows = examine_paraphrases(
+            answered.model, answered.films, findings, truth, sampling
+        )
+    return outcomes, {results.PROMPTS: rows}
 
 
 def _ask_probabilities(answered: Answered, sampling: Sampling) -> Outcome:

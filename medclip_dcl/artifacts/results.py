@@ -46,6 +46,18 @@ SCORES = TableFormat(
 )
 """Zero-shot classification: one row per film and finding."""
 
+PROMPTS = TableFormat(
+    "prompts.parquet",
+    (
+        Column("finding", pa.string(), "name of the finding"),
+        Column("positive", pa.string(), "prompt that asserts it"),
+        Column("negative", pa.string(), "prompt that denies it"),
+        Column("auc", pa.float64(), "area under the ROC curve with this pair; null: one class"),
+        Column("balanced_accuracy", pa.float64(), "with this pair, at a margin of 0"),
+    ),
+)
+"""Paraphrases: one row per finding and pair of prompts."""
+
 GROUNDINGS = TableFormat(
     "groundings.parquet",
     (

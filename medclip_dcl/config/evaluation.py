@@ -6,6 +6,7 @@ from pydantic import Field
 
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.config.people import PeopleConfig
+from medclip_dcl.config.people import PeopleConfig
 from medclip_dcl.config.section import Section
 
 
@@ -31,6 +32,11 @@ class EvaluateConfig(Section):
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
+    paraphrases: str = ""
+    """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
+    spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
+    people: PeopleConfig = PeopleConfig()
+    """Groups of films whose figures are told apart."""
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
     spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""

@@ -1,0 +1,79 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medclip_dcl.artifacts import manifest, results
+from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifacts.tables import read_table
+from pipelines.evaluate import main
+from tests.synthetic.corpus import write_recipe
+from tests.synthetic.evaluated import PROMPTS, write_evaluated
+
+PARAPHRASES = """
+format_version: 1
+findings:
+  - name: pneumonia
+    label: Pneumonia
+    positive: [pneumonia is seen, there is pneumonia]
+    negative: [the lungs are clear, no pneumonia]
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_evaluated(tmp_path_factory.mktemp("further") / "work")
+
+
+def run(work: Path, **settings: Any) -> int:
+    (work / "prompts.yaml").write_text(PROMPTS)
+    given = {"bootstrap": 10, "prompts": str(work / "prompts.yaml")} | settings
+    recipe = write_recipe(work / "recipe.yaml", work, evaluate=given, source={"root": str(work)})
+    return main(["--config", str(recipe)])
+
+
+def questions(work: Path) -> dict[str, Any]:
+    found = results.read_figures(open_artifact(results.KIND.at(work), results.KIND))
+    answered: dict[str, Any] = found["questions"]
+    return answered
+
+
+def test_groups_and_paraphrases_are_told_apart(work: Path) -> None:
+    films = read_table(manifest.KIND.at(work), manifest.IMAGES).to_pylist()
+    subjects = sorted({row["subject_id"] for row in films if row["split"] == "test"})
+    sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
+    (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
+    (work / "paraphrases.yaml").write_text(PARAPHRASES)
+    people = {"table": str(work / "people.csv"), "sex": "gender", "least_patients": 2}
+    assert run(work, people=people, paraphrases=str(work / "paraphrases.yaml")) == 0
+    found = questions(work)
+    pool = found["subgroups"]["pool"]
+    assert pool == {"sex: female": 6, "sex: male": 4, "view: PA": 10}  # the men have two films each
+    whole = found["zero_shot"]["figures"]["mean_auc"]
+    same = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
+    assert [same[name] for name in ("value", "n", "subjects")] == [
+        pytest.approx(whole["value"]),
+        *(10, 8),
+    ]
+    assert found["paraphrases"]["pool"] == {"pneumonia": 4}
+    spread = found["paraphrases"]["groups"]["pneumonia"]
+    rows = read_table(results.KIND.at(work), results.PROMPTS).to_pylist()
+    areas = [row["auc"] for row in rows]
+    assert len(areas) == 4
+    ends = [spread["auc_lowest"]["value"], spread["auc_highest"]["value"]]
+    assert ends == pytest.approx([min(areas), max(areas)])
+
+
+def test_without_a_table_and_paraphrases_the_reasons_are_told(work: Path) -> None:
+    assert run(work) == 0
+    found = questions(work)
+    assert "evaluate.paraphrases" in found["paraphrases"]["absent"]
+    withheld = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
+    assert withheld["reason"] == "fewer than 10 patients"
+
+
+def test_a_file_that_is_none_is_refused_by_the_setting_s_name(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(work, paraphrases=str(work / "nowhere.yaml")) == 2
+    assert "evaluate.paraphrases names" in capsys.readouterr().err
