@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -30,130 +30,11 @@ from pathlib import Path
 from benchmarks import warm
 from benchmarks.exactness import newest, unreadable
 from benchmarks.record import finish
-from medclip_dcl.artifacts import likelihoods
-from medclip_dcl.artifacts.files import STAGED, sha256_file
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.errors import ArtifactCorrupt
+from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, VICTIMS, Facts, Victim
+from medclip_dcl.artifacts.files import STAGED
 from medclip_dcl.training.metrics_log import read_metrics
 
-RECIPE = "configs/demo.yaml"
-SAVED_EVERY = 4
-SMALL = (
-    "generate.patients=150",
-    "generate.coverage_films=0",
-    "generate.size_px=128",
-    "generate.workers=1",
-    "images.shard_rows=8",
-    "images.workers=2",
-    "likelihood.unit_pieces=500",
-    "likelihood.flush_every_s=0",
-    "likelihood.workers=1",
-    "language_model.steps=20",
-    "train.steps=24",
-    "train.global_batch=16",
-    "train.warmup_steps=4",
-    f"train.save_every_steps={SAVED_EVERY}",
-    "train.log_every_steps=1",
-)
-KILLS = {"quick": 6, "normal": 12, "long": 60}
 _POLL_S = 0.0002
-
-Facts = dict[str, str]
-"""What is acknowledged: its name and what it holds."""
-
-
-@dataclass(frozen=True)
-class Victim:
-    """A job to kill."""
-
-    job: str
-    artifact: str
-    needs: tuple[str, ...]
-    traces: str
-    """Files that show that it is under way, below the recipe's folder."""
-    staged: str
-    """Folders in which a file half written shows that something is being acknowledged."""
-    acknowledged: Callable[[Path], list[tuple[str, str]]]
-    """Reads what is acknowledged, below the recipe's folder, while the artifact is a draft."""
-    final: Callable[[Path], Facts]
-    """Reads the same of the finished artifact."""
-    quick_share: float = 1.0
-    """Share of the quick kills that a job gets whose restarts are long."""
-    flush_share: float = 1 / 3
-    """Share of the kills that must hit a flush."""
-
-    def kills(self, tier: str) -> int:
-        """Say how many kills must hit."""
-        return max(1, round(KILLS[tier] * (self.quick_share if tier == "quick" else 1)))
-
-    def flushes(self, tier: str) -> int:
-        """Say how many of them must hit a flush."""
-        return int(self.kills(tier) * self.flush_share)
-
-
-def shards(folder: Path) -> list[tuple[str, str]]:
-    return [(path.name, sha256_file(path)) for path in sorted(folder.glob("shard-*"))]
-
-
-def spans(work: Path) -> list[tuple[str, str]]:
-    draft = work / ".likelihoods.draft"
-    try:
-        return list(scores(draft).items())  # put together already, and the parts half removed
-    except ArtifactCorrupt:
-        parts, _ = likelihoods.read_parts(draft / likelihoods.PARTS)
-    names = (f"{row['text_key']} {row['first']}" for row in parts.to_pylist())
-    return list(zip(names, (value.hex() for value in parts["pll_nats"].to_pylist()), strict=True))
-
-
-def scores(folder: Path) -> Facts:
-    table = read_table(folder, likelihoods.LIKELIHOODS)
-    return {f"{row['text_key']} 0": row["pll_nats"].hex() for row in table.to_pylist()}
-
-
-def checkpoints(_work: Path) -> list[tuple[str, str]]:
-    return []  # a run keeps its newest ones alone; its losses tell whether one was lost
-
-
-VICTIMS = (
-    Victim(
-        "prepare_images",
-        "prepared",
-        ("generate_studies", "build_manifest"),
-        ".prepared.draft/shard-*",
-        ".prepared.draft",
-        lambda work: shards(work / ".prepared.draft"),
-        lambda work: dict(shards(work / "prepared")),
-    ),
-    Victim(
-        "score_sentences",
-        "likelihoods",
-        ("generate_studies", "build_manifest", "split_sentences", "fit_language_model"),
-        ".likelihoods.draft/parts",
-        ".likelihoods.draft/parts",
-        spans,
-        lambda work: scores(work / "likelihoods"),
-    ),
-    Victim(
-        "train",
-        "model",
-        (
-            "generate_studies",
-            "build_manifest",
-            "prepare_images",
-            "split_sentences",
-            "read_claims",
-            "fit_language_model",
-            "score_sentences",
-            "build_eta_cache",
-        ),
-        "checkpoints/step-*",
-        "checkpoints/.step-*.draft",
-        checkpoints,
-        lambda _work: {},
-        quick_share=1 / 3,
-        flush_share=1 / 2,
-    ),
-)
 
 
 def start(job: str, work: Path) -> ForkServerProcess:

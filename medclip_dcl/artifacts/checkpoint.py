@@ -18,12 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from medclip_dcl.artifacts.files import write_bytes, write_text
+from medclip_dcl.artifacts.files import disk_faults_named, write_bytes, write_text
 from medclip_dcl.artifacts.frame import (
     Artifact,
     Kind,
     changed_parts,
-    disk_faults_named,
     drafting,
     open_artifact,
 )

@@ -1,18 +1,49 @@
 """Files that are either there whole or not at all, and paths that stay under their root."""
 
+import errno
 import functools
 import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from medclip_dcl.errors import StudyError
+from medclip_dcl.errors import ArtifactUnwritable, StudyError
 
 STAGED = ".staged."
 """How the name of a file begins that is being written; one that stays was left by a kill."""
 
 _CHUNK = 1 << 20
+_DISK_FAULTS = {
+    getattr(errno, name)
+    for name in ("EACCES", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "EPERM", "EROFS")
+}
+
+
+@contextmanager
+def disk_faults_named(path: Path) -> Iterator[None]:
+    """Say in one line what a disk refused.
+
+    Args:
+        path: what is being written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        raise ArtifactUnwritable(
+            f"{path} could not be written: {error.strerror}; what was there before still holds, "
+            "and so does what had been written; make room and run again to go on"
+        ) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -10,7 +10,6 @@ finds one made from the same recipe goes on where it stopped.
     checksum  SHA-256 of all that the header says, so that no byte of it changes unseen
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -24,6 +23,7 @@ from typing import Any
 
 from medclip_dcl.artifacts.files import (
     STAGED,
+    disk_faults_named,
     remove_staged,
     sha256_file,
     sync_file,
@@ -37,15 +37,10 @@ from medclip_dcl.errors import (
     ArtifactError,
     ArtifactMissing,
     ArtifactStale,
-    ArtifactUnwritable,
 )
 
 HEADER = "artifact.json"
 _RECIPE = "recipe.json"
-_DISK_FAULTS = {
-    getattr(errno, name)
-    for name in ("EACCES", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "EPERM", "EROFS")
-}
 
 
 @dataclass(frozen=True)
@@ -281,30 +276,6 @@ def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
             directory = path.with_name(f".{path.name}.draft")
             resumed = _take_up(directory, kind, recipe)
             yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
-
-
-@contextmanager
-def disk_faults_named(path: Path) -> Iterator[None]:
-    """Say in one line what a disk refused.
-
-    Args:
-        path: what is being written.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FAULTS:
-            raise
-        raise ArtifactUnwritable(
-            f"{path} could not be written: {error.strerror}; what was there before still holds, "
-            "and so does what had been written; make room and run again to go on"
-        ) from error
 
 
 def _take_up(directory: Path, kind: Kind, recipe: dict[str, Any]) -> bool:

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import disk_faults_named
+from medclip_dcl.artifacts.files import disk_faults_named, write_text
 
 FILE = "metrics.jsonl"
 """Name of the log, in the folder of the checkpoints."""

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kills import KILLS, VICTIMS, Count
+from benchmarks.kills import Count
+from benchmarks.victims import KILLS, VICTIMS
 from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
 
 
