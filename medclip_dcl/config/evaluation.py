@@ -6,7 +6,6 @@ from pydantic import Field
 
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.config.people import PeopleConfig
-from medclip_dcl.config.people import PeopleConfig
 from medclip_dcl.config.section import Section
 
 
@@ -32,11 +31,6 @@ class EvaluateConfig(Section):
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
-    paraphrases: str = ""
-    """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
-    spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
-    people: PeopleConfig = PeopleConfig()
-    """Groups of films whose figures are told apart."""
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
     spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
@@ -72,8 +66,9 @@ class IndexConfig(Section):
 
     splits: tuple[str, ...] = ("train", "validate", "test")
     """Splits whose films and sentences are indexed."""
-    candidates: Annotated[int, Field(gt=0)] = 200
-    """Pooled-vector candidates that are re-ranked by the exact score."""
+    candidates: Annotated[int, Field(gt=0)] = 500
+    """Candidates that are re-ranked by the exact score; `python -m benchmarks.retrieve` says how
+    many a trained model needs."""
     anchors: Annotated[int, Field(ge=3)] = 1536
     """Sentences, and boxes for a third, at which the score of every film is sketched to find
     candidates: fewer build faster, more find better candidates."""

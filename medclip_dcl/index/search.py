@@ -206,4 +206,5 @@ def _cosines(vectors: Floats, direction: Floats) -> Floats:
 
 def _mean_region(query: Query) -> Floats:
     assert query.regions is not None
-    return pool(query.regions.float().cpu().numpy()[None])[0]
+    direction: Floats = pool(query.regions.float().cpu().numpy()[None])[0]
+    return direction

@@ -127,4 +127,5 @@ def fit_sketch(anchors: Floats, regions: torch.Tensor, similarity: SimilarityCon
 
 def _kernel(vectors: Floats, anchors: Floats) -> Floats:
     cosines: npt.NDArray[np.float32] = vectors @ anchors.T
-    return np.exp((cosines - 1) / np.float32(_REACH))
+    kernel: Floats = np.exp((cosines - 1) / np.float32(_REACH))
+    return kernel

@@ -107,4 +107,5 @@ def _boxes(regions: Floats, count: int) -> Floats:
         inside = regions[number % films, top : top + tall, left : left + wide]
         found[number] = inside.mean(axis=(0, 1))
     lengths = np.linalg.norm(found, axis=1, keepdims=True)
-    return found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
+    boxes: Floats = found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
+    return boxes
