@@ -97,6 +97,14 @@ def test_each_key_opens_by_either_header(client: TestClient, key: str) -> None:
     assert client.get("/metrics", headers={"Authorization": f"bearer {key}"}).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/health", "/classify", "/model"])
+def test_no_other_origin_is_let_in(client: TestClient, path: str) -> None:
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    for method in ("OPTIONS", "GET", "POST"):
+        answer = client.request(method, path, headers={**asked, "X-API-Key": KEY})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
 def test_nothing_starts_without_key_or_permission(key_file: Path) -> None:
     with pytest.raises(ConfigError, match="exactly one"):
         create_app(ServeSettings(model="m"))
