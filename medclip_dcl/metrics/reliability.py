@@ -46,14 +46,13 @@ def reliability(
     Source: DeGroot and Fienberg 1983; Guo et al. 2017, Section 2.
     """
     _check(probability, positive, bins)
-    place = np.minimum((probability * bins).astype(int), bins - 1)
-    found = []
-    for number in range(bins):
-        inside = place == number
-        if inside.any():
-            means = float(probability[inside].mean()), float(positive[inside].mean())
-            found.append(Bin(int(inside.sum()), *means))
-    return found
+    films, said, found = _sums(probability, positive, bins)
+    return [
+        Bin(
+            int(films[place]), float(said[place] / films[place]), float(found[place] / films[place])
+        )
+        for place in np.flatnonzero(films)
+    ]
 
 
 def calibration_error(
@@ -74,11 +73,11 @@ def calibration_error(
 
     Source: Naeini et al. 2015; Guo et al. 2017, Eq. 3, for two classes.
     """
-    found = reliability(probability, positive, bins)
-    total = sum(item.films for item in found)
-    if not total:
+    _check(probability, positive, bins)
+    if not len(positive):
         return None
-    return sum(item.films * abs(item.share - item.probability) for item in found) / total
+    _, said, found = _sums(probability, positive, bins)
+    return float(np.abs(found - said).sum() / len(positive))
 
 
 def brier_score(
@@ -100,6 +99,16 @@ def brier_score(
     """
     _check(probability, positive, 1)
     return float(((probability - positive) ** 2).mean()) if len(positive) else None
+
+
+def _sums(
+    probability: np.ndarray, positive: np.ndarray, bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Add up films, probabilities and positive films of every interval."""
+    place = np.minimum((probability * bins).astype(int), bins - 1)
+    films = np.bincount(place, minlength=bins)
+    said = np.bincount(place, weights=probability, minlength=bins)
+    return films, said, np.bincount(place, weights=positive, minlength=bins)
 
 
 def _check(probability: np.ndarray, positive: np.ndarray, bins: int) -> None:

@@ -1,7 +1,7 @@
 """How much the findings depend on the words that ask for them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,16 @@ _MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
 _RESAMPLED = {"auc": resampled_auc, "balanced_accuracy": resampled_balanced_accuracy}
 
 
-def prompt_pairs(finding: Finding) -> list[Finding]:
+def prompt_pairs(finding: Finding) -> list[tuple[str, str]]:
     """Pair every positive prompt of a finding with every negative one.
 
     Args:
         finding: with one prompt a side or more.
 
     Returns:
-        One finding per pair, positive prompts first to last.
+        Positive and negative prompt of each pair, positive prompts first to last.
     """
-    return [
-        replace(finding, positive=(positive,), negative=(negative,))
-        for positive in finding.positive
-        for negative in finding.negative
-    ]
+    return list(product(finding.positive, finding.negative))
 
 
 def examine_paraphrases(
@@ -61,23 +57,29 @@ def examine_paraphrases(
     pool: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     for finding, state in zip(findings, truth, strict=True):
-        pairs = prompt_pairs(finding)
-        margins = model.margins(films.regions, [*_named(pairs), finding]).double().cpu().numpy()
+        margins = _margins(model, films, finding)
         known = state != UNKNOWN
         owners = [name for name, keep in zip(films.subject_ids, known, strict=True) if keep]
         positive = state[known] == 1
-        pool[finding.name] = len(pairs)
+        pool[finding.name] = len(margins) - 1
         groups[finding.name] = _spread(margins[:, known], positive, owners, sampling)
-        for pair, margin in zip(pairs, margins[:, known], strict=False):
+        for pair, margin in zip(prompt_pairs(finding), margins[:-1, known], strict=True):
             measured = {name: of(margin, positive) for name, of in _MEASURES.items()}
-            words = {"positive": pair.positive[0], "negative": pair.negative[0]}
+            words = {"positive": pair[0], "negative": pair[1]}
             rows.append({"finding": finding.name, **words, **measured})
     absent = "" if groups else "there is no finding"
     return Outcome(absent, pool, groups=groups), rows
 
 
-def _named(pairs: Sequence[Finding]) -> list[Finding]:
-    return [replace(pair, name=f"{pair.name} {number}") for number, pair in enumerate(pairs)]
+def _margins(
+    model: Examinee, films: Films, finding: Finding
+) -> Float[np.ndarray, "pairs_and_ensemble films"]:
+    """Margins of every pair, each sentence scored once; last, those of all pairs averaged."""
+    texts = [*finding.positive, *finding.negative]
+    scores = model.score(films.regions, model.embed_sentences(texts)).double().cpu().numpy()
+    present, absent = np.split(scores, [len(finding.positive)])
+    pairs = (present[:, None] - absent[None]).reshape(-1, scores.shape[1])
+    return np.vstack([pairs, pairs.mean(axis=0)])
 
 
 def _spread(

@@ -35,11 +35,8 @@ def asked(films: int = 12) -> tuple[Films, np.ndarray, Examinee]:
 
 
 def test_every_positive_prompt_meets_every_negative_one() -> None:
-    assert [(pair.positive, pair.negative) for pair in prompt_pairs(FINDING)] == [
-        (("yes",), ("no",)),
-        (("yes",), ("never",)),
-        (("indeed",), ("no",)),
-        (("indeed",), ("never",)),
+    assert prompt_pairs(FINDING) == [
+        *(("yes", "no"), ("yes", "never"), ("indeed", "no"), ("indeed", "never"))
     ]
 
 
