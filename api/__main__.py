@@ -1,102 +1,11 @@
 """Start the service: `python -m api --config configs/serve.yaml`."""
 
-import argparse
-import json
-import os
-import signal
-import socket
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-import uvicorn
-
-from api.access import is_loopback
-from api.app import create_app
-from api.journal import start_journal
-from api.settings import ServeSettings, read_settings
-from medclip_dcl.artifacts import published
-from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
-
-_BACKLOG = 1024
-_LONGEST_HEAD = 16 * 1024
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the service until a signal stops it.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code: 0 stopped, 2 configuration, 4 no model.
-    """
-    parser = argparse.ArgumentParser(prog="python -m api")
-    parser.add_argument("--config", type=Path, required=True, help="settings, a YAML file")
-    parser.add_argument("--host", help="address to bind")
-    parser.add_argument("--port", type=int, help="port to bind; 0: a free one")
-    arguments = parser.parse_args(argv)
-    try:
-        settings = read_settings(
-            arguments.config, os.environ, host=arguments.host, port=arguments.port
-        )
-        _check(settings)
-        app = create_app(settings)
-        listener = _listen(settings)
-    except MedclipError as error:
-        print(f"api: {error}", file=sys.stderr)
-        return error.exit_code
-    start_journal()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    line = {"service": "listening", "host": host, "port": port, "url": f"http://{shown}:{port}/"}
-    print(json.dumps(line), flush=True)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            loop="asyncio",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=settings.drain_s,
-            h11_max_incomplete_event_size=_LONGEST_HEAD,
-        )
-    )
-    app.state.connections = server.server_state.connections
-    server.run(sockets=[listener])
-    return 0
-
-
-def _check(settings: ServeSettings) -> None:
-    if settings.allow_anonymous and not is_loopback(settings.host):
-        raise ConfigError(
-            f"allow_anonymous answers on loopback alone, host is {settings.host}; set key_file"
-        )
-    if not (Path(settings.model) / "artifact.json").is_file():
-        raise ArtifactMissing(f"no model in {settings.model}; run {published.KIND.job} first")
-
-
-def _listen(settings: ServeSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"{settings.host}:{settings.port} cannot be bound ({error.strerror}); choose another"
-        ) from error
-    listener.listen(_BACKLOG)
-    return listener
-
+from api.memory import keep_memory
 
 if __name__ == "__main__":
+    keep_memory()  # before a library starts its first thread, which would get a heap of its own
+    from api.launcher import main
+
     sys.exit(main())

@@ -109,7 +109,7 @@ class Turns:
         started = time.monotonic()
         self._figures.note(timings, f"{self._stage}_wait", started - asked)
         try:
-            if await request.is_disconnected():
+            if await has_left(request):
                 raise Refusal("client_gone")
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, work)
@@ -136,6 +136,20 @@ class Turns:
         if turn.done() and not turn.cancelled():  # it came in the same moment
             self._turn.release()
         raise Refusal(reason)
+
+
+async def has_left(request: Request) -> bool:
+    """Say whether the client has closed the connection by now.
+
+    Args:
+        request: its body has been read.
+
+    Returns:
+        Whether it has, as far as this machine has been told.
+    """
+    for _ in range(2):  # the loop looks at its sockets, then tells who is behind them
+        await asyncio.sleep(0)
+    return await request.is_disconnected()
 
 
 async def outcome(request: Request, awaited: "asyncio.Future[Any]") -> str | None:

@@ -18,7 +18,6 @@ from api.failures import add_handlers
 from api.frame import Frame
 from api.gate import Gate
 from api.journal import Figures
-from api.memory import keep_memory
 from api.routes import classify, ground, health, model, pixels, retrieve, viewer
 from api.serving import Serving
 from api.settings import FILE_VARIABLE, ServeSettings, read_settings
@@ -47,7 +46,6 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.
     MultiPartParser.spool_max_size = settings.max_body_bytes
-    keep_memory()
     figures = Figures()
     app = FastAPI(
         title="medclip-dcl",

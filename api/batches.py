@@ -20,7 +20,7 @@ import torch
 from fastapi import Request
 from torch import Tensor
 
-from api.admission import outcome
+from api.admission import has_left, outcome
 from api.failures import Refusal
 from api.journal import Figures
 from medclip_dcl.tasks.predictor import Predictor
@@ -124,7 +124,7 @@ class Batches:
         film: _Square | None,
         answer: Callable[[Any], _Answer],
     ) -> _Answer:
-        if await request.is_disconnected():
+        if await has_left(request):
             raise Refusal("client_gone")
         told = asyncio.get_running_loop().create_future()
         question = _Question(model, film, answer, request.state.deadline, told)

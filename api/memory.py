@@ -14,7 +14,9 @@ _NEVER = 2**31 - 1
 
 
 def keep_memory() -> bool:
-    """Let freed memory stay with this process; call it before threads are started.
+    """Let freed memory stay with this process; call it before the first thread is started.
+
+    Later, threads have heaps of their own already, and those are trimmed all the same.
 
     Returns:
         Whether the C library does so.

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from api.__main__ import main
+from api.launcher import main
 from tests.synthetic.service import png, running, store
 
 

@@ -49,9 +49,9 @@ class PixelRows:
         return 96, 64
 
 
-def store(folder: Path, model_digest: str | None = None) -> Path:
+def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
     """Seal a tiny model and its index below a folder; each study says two sentences."""
-    model = published.publish(folder / "model")
+    model = published.publish(folder / "model", seed=seed)
     films = PixelRows(random_films(FILMS))
     ids = list(films.row_of)
     splits = ["train", "validate", "test"]

@@ -1,0 +1,180 @@
+"""Another model and index under load, and a service that is asked to stop under load."""
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from medclip_dcl.artifacts.frame import peek_artifact
+from tests.synthetic.service import PATIENCE_S, Service, png, running, store
+
+CLIENTS = 4
+PARTS = ("model", "index")
+
+
+def put(new: Path, folder: Path, part: str) -> None:
+    """Rename a new artifact into the place of the old one, as the jobs do."""
+    (folder / part).rename(folder / f"old_{part}")
+    (new / part).rename(folder / part)
+    shutil.rmtree(folder / f"old_{part}")
+
+
+def digests(folder: Path) -> tuple[str, str]:
+    model, index = (peek_artifact(folder / part).digest for part in PARTS)
+    return model, index
+
+
+class Crowd:
+    """Clients that retrieve by a film and fetch its thumbnail, without a pause."""
+
+    def __init__(self, service: Service) -> None:
+        self.pairs: list[tuple[str, str]] = []
+        self.failures: list[str] = []
+        self._service = service
+        self._stop = threading.Event()
+
+    def ask_on(self) -> None:
+        film = {"image": ("film", png())}
+        with self._service.client() as client:
+            while not self._stop.is_set():
+                answer = client.post("/retrieve", files=film, data={"target": "image", "k": "1"})
+                if answer.status_code != 200:
+                    self.failures.append(answer.text)
+                    continue
+                told = answer.json()
+                self.pairs.append((told["model"], told["index"]))
+                picture = client.get(told["hits"][0]["thumbnail"])
+                if picture.status_code != 200:
+                    self.failures.append(picture.text)
+
+    def wait_for(self, answers: int) -> None:
+        """Wait for so many further answers."""
+        end = len(self.pairs) + answers
+        while len(self.pairs) < end:
+            assert not self.failures
+            time.sleep(0.02)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self.ask_on) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def wait_for(service: Service, event: str, count: int = 1) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while [line["event"] for line in service.lines()].count(event) < count:
+        assert time.monotonic() < end, event
+        time.sleep(0.05)
+
+
+def damaged(model: Path, folder: Path) -> Path:
+    """A copy of a model with one bit turned round."""
+    shutil.copytree(model, folder / "model")
+    weights = folder / "model/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    return folder
+
+
+def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_path: Path) -> None:
+    folder, new = store(tmp_path / "now"), store(tmp_path / "new", seed=1)
+    before, after = digests(folder), digests(new)
+    assert not set(before) & set(after)
+    with running(folder, watch_s=0.1) as service:
+        crowd = Crowd(service)
+        with crowd.asking():
+            put(damaged(new / "model", tmp_path / "damaged"), folder, "model")
+            wait_for(service, "swap_refused")
+            put(new, folder, "model")
+            wait_for(service, "swap_refused", 2)  # the index is still that of the old model
+            crowd.wait_for(CLIENTS)
+            assert set(crowd.pairs) == {before}
+            put(new, folder, "index")
+            wait_for(service, "swapped")
+            crowd.wait_for(4 * CLIENTS)
+        assert crowd.failures == []
+        assert set(crowd.pairs) == {before, after}
+        assert crowd.pairs[-1] == after
+        with service.client() as client:
+            assert client.get("/model").json()["digest"] == after[0]
+            figures = client.get("/metrics").text
+    assert 'medclip_swaps_total{outcome="served"} 1.0' in figures
+    assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
+
+
+def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: Path) -> None:
+    folder, other = store(tmp_path / "now"), store(tmp_path / "other", seed=1)
+    (folder / "index").rename(folder / "right")
+    (other / "index").rename(folder / "index")
+    with running(folder, wait=False, watch_s=0.1) as service, service.client() as client:
+        wait_for(service, "not_ready")
+        assert client.get("/ready").json()["code"] == "index_mismatch"
+        shutil.rmtree(folder / "index")
+        (folder / "right").rename(folder / "index")
+        wait_for(service, "ready")
+        assert client.get("/ready").status_code == 200
+
+
+def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_path: Path) -> None:
+    folder = store(tmp_path)
+    with running(folder) as service:
+        told: list[int] = []
+
+        def ask() -> None:
+            with service.client() as client:
+                film = {"image": ("film", png((900, 900)))}
+                told.append(client.post("/classify", files=film).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        inside = 0.0
+        while inside < len(threads):
+            figures = httpx.get(f"{service.url}metrics").text
+            (line,) = (row for row in figures.splitlines() if row.startswith("medclip_inside "))
+            inside = float(line.split()[1]) + len(told)
+        service.process.terminate()
+        for thread in threads:
+            thread.join()
+        assert service.process.wait(PATIENCE_S) == 0
+        assert told == [200] * len(threads)
+        host, port = service.url.removeprefix("http://").strip("/").split(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+
+
+def test_slow_senders_keep_nobody_out_and_are_closed(tmp_path: Path) -> None:
+    folder = store(tmp_path)
+    with running(folder, queue=2, body_deadline_s=1.5, header_deadline_s=1) as service:
+        host, port = service.url.removeprefix("http://").strip("/").split(":")
+        slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(12)]
+        for number, sender in enumerate(slow):
+            head = b"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            rest = b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 99\r\n\r\n--"
+            sender.sendall(head + (rest if number % 2 else b""))
+        with service.client() as client:
+            answer = client.post("/classify", files={"image": ("film", png())})
+            assert answer.status_code == 200
+        ends = [
+            b"".join(iter(lambda sender=sender: sender.recv(4096), b"")) for sender in slow[1::2]
+        ]
+        assert all(b" 408 " in end and b"body_deadline" in end for end in ends)
+        for sender in slow[::2]:  # without headers there is nothing to answer
+            with suppress(ConnectionResetError):
+                assert sender.recv(4096) == b""
+        for sender in slow:
+            sender.close()
