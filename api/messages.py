@@ -33,14 +33,17 @@ class ImageFacts(Message):
     """dicom, png or jpeg."""
     flags: list[str]
     """`inverted`: MONOCHROME1 was turned round; `constant`: all pixels are equal;
-    `low_contrast`: greys lie close together; `odd_shape`: more than twice as long as wide."""
+    `low_contrast`: greys lie close together; `odd_shape`: more than twice as long as wide;
+    `out_of_range`: unlike the films that the model was trained on, of which it says so of one
+    in a hundred."""
 
     @classmethod
-    def of(cls, film: SquareImage) -> "ImageFacts":
+    def of(cls, film: SquareImage, *, out_of_range: bool) -> "ImageFacts":
         """Describe a film.
 
         Args:
             film: the film as the model sees it.
+            out_of_range: whether it is unlike the training films.
 
         Returns:
             Its facts.
@@ -51,6 +54,7 @@ class ImageFacts(Message):
             "constant": film.constant,
             "low_contrast": not film.constant and float(film.pixels.std()) < _LOW_CONTRAST,
             "odd_shape": max(height / width, width / height) > _ODD_SHAPE,
+            "out_of_range": out_of_range,
         }
         raised = [name for name, is_raised in flags.items() if is_raised]
         return cls(width_px=width, height_px=height, source=film.source, flags=raised)

@@ -59,7 +59,7 @@ def _answer(
         ]
     return ClassifyAnswer(
         model=model.digest,
-        image=ImageFacts.of(film),
+        image=ImageFacts.of(film, out_of_range=model.is_out_of_range(film.pixels)),
         findings=[
             FindingAnswer.of(score, heatmap)
             for score, heatmap in zip(scores, heatmaps, strict=True)

@@ -50,6 +50,6 @@ async def ground(
         return Response(picture, media_type="image/png")
     return GroundAnswer(
         model=model.digest,
-        image=ImageFacts.of(film),
+        image=ImageFacts.of(film, out_of_range=model.is_out_of_range(film.pixels)),
         phrases=[PhraseAnswer.of(item) for item in found],
     )

@@ -5,6 +5,7 @@
     model.json          the card: what it is, was made from, is for and is not for
     calibration.json    how a score becomes a probability; there once calibrate_scores has run
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
+    input_range.json    range of the training films, where there were two patients or more
     text/               BERT configuration and tokenizer: config.json, tokenizer.json,
                         tokenizer_config.json
 

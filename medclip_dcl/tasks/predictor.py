@@ -10,6 +10,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from transformers import BertConfig, BertTokenizer
 
+from medclip_dcl.artifacts.input_range import InputRange, read_input_range
 from medclip_dcl.artifacts.probabilities import ScoreCalibration
 from medclip_dcl.artifacts.published import Published, read_published
 from medclip_dcl.config import Config
@@ -20,6 +21,7 @@ from medclip_dcl.model.similarity import region_scores
 from medclip_dcl.studies.images import GreyImage
 from medclip_dcl.studies.square import square
 from medclip_dcl.tasks.grounding import Grounding, locate
+from medclip_dcl.tasks.input_range import is_out_of_range
 from medclip_dcl.tasks.prompts import Finding, parse_prompts
 from medclip_dcl.tasks.zero_shot import (
     FindingScore,
@@ -53,12 +55,14 @@ class Predictor:
         digest: str,
         device: torch.device,
         calibration: ScoreCalibration | None = None,
+        known: InputRange | None = None,
     ) -> None:
         self.model = model.to(device).eval().requires_grad_(requires_grad=False)
         if config.train.channels_last:
             # torch's stubs leave this keyword out
             self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.digest, self.config, self.findings, self.device = digest, config, findings, device
+        self._known = known
         self.calibration = calibration
         self._tokenizer = tokenizer
 
@@ -103,6 +107,18 @@ class Predictor:
         row_of = {text: row for row, text in enumerate(distinct)}
         rows = torch.tensor([row_of[text] for text in plain], device=self.device)
         return torch.cat(vectors)[rows]
+
+    def is_out_of_range(self, film: UInt8[np.ndarray, "size size"]) -> bool:
+        """Say whether a film is unlike those that the model was trained on.
+
+        Args:
+            film: prepared film from `square`.
+
+        Returns:
+            Whether it lies beyond the range that the model was published with; False where
+            it was published without one.
+        """
+        return self._known is not None and is_out_of_range(film, self._known)
 
     def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
         """Bring a decoded film into the form that the model was trained on.
@@ -289,6 +305,7 @@ def build_predictor(published: Published, device: torch.device) -> Predictor:
         published.digest,
         device,
         published.calibration,
+        read_input_range(published.path),
     )
 
 

@@ -5,11 +5,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.input_range import InputRange, write_input_range
+from medclip_dcl.artifacts.manifest import IMAGES
+from medclip_dcl.artifacts.prepared import PreparedImages
 from medclip_dcl.artifacts.published import write_published
+from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.config import Config
 from medclip_dcl.likelihood.language_model import CONFIG_FIELDS
 from medclip_dcl.model.preprocessing import preprocessing_facts
+from medclip_dcl.tasks.input_range import fit_input_range
 from medclip_dcl.tasks.prompts import read_prompts
 from medclip_dcl.training.lesson import Ending
 from medclip_dcl.training.run import Inputs, Trained
@@ -18,6 +25,7 @@ INTENDED_USE = (
     "Research on image-text models of chest radiographs. Not a medical device: no output may "
     "guide the care of a patient."
 )
+_RANGE_FILMS = 2048
 LIMITS = (
     "Frontal chest films alone; other views, body parts and ages outside the training data are "
     "not recognised as such.",
@@ -56,6 +64,8 @@ def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> d
         trained.corpus.subject_ids,
         write_text_files,
     )
+    if len(trained.corpus.subject_ids) > 1:
+        write_input_range(folder, _input_range(inputs, trained))
     return {
         "steps": trained.ending.place.step,
         "skipped": trained.ending.place.skipped,
@@ -81,6 +91,19 @@ def best_figure(config: Config, ending: Ending) -> dict[str, Any] | None:
     if not config.train.best_metric:
         return None
     return {"metric": config.train.best_metric, "value": ending.place.best_value}
+
+
+def _input_range(inputs: Inputs, trained: Trained) -> InputRange:
+    """Learn the range of the training films, from some of them where they are many."""
+    rows = trained.corpus.film_rows
+    taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _RANGE_FILMS)).astype(int))
+    table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
+    patient_of = {row["image_id"]: row["subject_id"] for row in table}
+    films = PreparedImages(inputs.prepared)
+    return fit_input_range(
+        [films.pixels(int(rows[place])) for place in taken],
+        [patient_of[trained.corpus.image_ids[place]] for place in taken],
+    )
 
 
 def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, Any]:

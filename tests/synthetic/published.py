@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
+from medclip_dcl.artifacts.input_range import InputRange, write_input_range
 from medclip_dcl.artifacts.published import KIND, write_published
 from medclip_dcl.config import Config
 from medclip_dcl.likelihood.tokenizer import train_tokenizer
@@ -47,6 +48,7 @@ def publish(
     subjects: Iterable[str] = ("trained",),
     seed: int = 0,
     preprocessing: Mapping[str, object] | None = None,
+    known: InputRange | None = None,
     config: Config | None = None,
 ) -> Artifact:
     """Seal a model into `folder`; by default a tiny one for 64-pixel films.
@@ -74,4 +76,6 @@ def publish(
             subjects,
             write_text_files,
         )
+        if known is not None:
+            write_input_range(draft.directory, known)
         return draft.seal({})
