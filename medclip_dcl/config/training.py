@@ -68,7 +68,7 @@ class TrainConfig(Section):
     compile_backend: Literal["none", "inductor", "aot_eager"] = "none"
     """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
     GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from
-    the plain run's, so this is part of the recipe."""
+    the plain run's, so this is part of the recipe; a resumed run follows within rounding."""
     gradient_checkpointing: Literal["none", "text", "both"] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers."""

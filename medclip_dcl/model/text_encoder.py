@@ -59,8 +59,8 @@ class TextEncoder(nn.Module):
     def compile_layers(self, backend: str) -> None:
         """Compile BERT in place; keys of the weights stay.
 
-        Sentences differ in length, and shapes that are known to vary from the first batch on
-        let a resumed run compile what the uninterrupted one ran.
+        Sentences differ in length; shapes that are known to vary from the first batch on are
+        compiled once.
 
         Args:
             backend: one of torch's compilers.
