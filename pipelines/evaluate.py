@@ -66,7 +66,7 @@ def build(job: Job) -> None:
         files.append(resolve_path(config.evaluate.gallery, config))
     inputs |= {file.name: sha256_file(file) for file in files}
     inputs |= {name: sha256_file(file) for name, file in question_files(config).items()}
-    settings = {"evaluate": config.evaluate, "probe": config.probe, "seed": config.seed}
+    settings = {"evaluate": config.evaluate, "probe": config.probe}
     artifact = job.make(results.KIND, settings, inputs, lambda draft: _examine(job, draft))
     print(results.results_table(results.read_figures(artifact)), flush=True)
 
@@ -94,7 +94,7 @@ def _examine(job: Job, draft: Draft) -> dict[str, Any]:
         contamination |= refuse_contaminated(job, rows, images)
         model = examinee_of(load(published.KIND.at(job.work)))
     films = encode(model, rows, images, settings.batch, settings.geometry)
-    sampling = Sampling(settings.bootstrap, job.config.seed)
+    sampling = Sampling(settings.bootstrap, settings.seed)
     questions, tables, source = _film_questions(job, model, films, rows, images, sampling)
     for put in (
         _box_questions(job, model, films, sampling),

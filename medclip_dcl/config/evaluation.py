@@ -55,6 +55,9 @@ class EvaluateConfig(Section):
     """Films in the pool of film-report retrieval, drawn with the seed; 0: it is left out."""
     heatmap_px: Annotated[int, Field(ge=16)] = 1024
     """Longer side at which heatmaps meet boxes, pixels; smaller films keep their size."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the films that are drawn and of the resamples; not the recipe's, so that runs of
+    several seeds are asked the same."""
     bootstrap: Annotated[int, Field(ge=0)] = 1000
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
     adapter: AdapterConfig = AdapterConfig()

@@ -38,7 +38,7 @@ def recipe_of(work, rows, seeds, processes=1, **sections):
         work,
         **{
             "eta": {"source": "frequency"},
-            "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30},
+            "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "pairs": 4},
             "source": {"root": "${WORK}"},
             "table1": {"rows": rows, "seeds": seeds, "processes": processes},
             **sections,
