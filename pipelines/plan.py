@@ -209,7 +209,9 @@ def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
         if settings.processes > 1:
             words += f", times {settings.processes}: on machines like this, none slowed by others"
     hours = settings.steps * settings.global_batch / rate / 3600
-    yield Finding("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), saving apart")
+    yield Finding(
+        "hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), validation and saving apart"
+    )
 
 
 def _disk(config: Config, data: Data, need: Footprint) -> Iterator[Finding]:

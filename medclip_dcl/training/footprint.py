@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig
 
@@ -63,8 +63,10 @@ def training_footprint(config: Config, text: BertConfig) -> Footprint:
     settings, px = config.train, config.model.image.input_px
     local = settings.global_batch // settings.processes
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
-    with FakeTensorMode():
-        encoder = DualEncoder(config.model, text)
+    encoder = DualEncoder(config.model, text)  # some backbones look at numbers while being built
+    mode = FakeTensorMode()
+    _empty(encoder, mode)
+    with mode:
         # Layout and compilation change no size that is counted here.
         plain = {"channels_last": False, "compile_backend": "none"}
         economise(encoder, settings.model_copy(update=plain))
@@ -81,6 +83,16 @@ def training_footprint(config: Config, text: BertConfig) -> Footprint:
             batches=(settings.loader_workers + 2) * local * px * px,
             regions=regions,
         )
+
+
+def _empty(encoder: DualEncoder, mode: FakeTensorMode) -> None:
+    """Put tensors without content in the place of a model's own."""
+    for module in encoder.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
+            setattr(module, name, empty)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, mode.from_tensor(buffer))
 
 
 def _kept(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:

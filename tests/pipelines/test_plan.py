@@ -52,7 +52,7 @@ def test_numbers_that_are_given_give_passes_hours_and_bytes(
     code, found, _ = answers(capsys, PAPER, *given, *more)
     assert code == 0
     assert "360.0 passes over 6400 training studies" in found["steps"][1]  # 100 steps a pass
-    assert found["hours"] == ("ok", "1 at 640 images/s (as given), saving apart")
+    assert found["hours"] == ("ok", "1 at 640 images/s (as given), validation and saving apart")
     assert "prepared 0.262 GB" in found["disk"][1]  # 1000 * 512**2
 
 

@@ -72,3 +72,19 @@ def test_half_precision_and_checkpointing_need_less() -> None:
     plain = training_footprint(recipe(), TEXT).activations
     assert training_footprint(recipe(precision="bf16"), TEXT).activations < plain
     assert training_footprint(recipe(gradient_checkpointing="both"), TEXT).activations < plain
+
+
+def test_any_backbone_is_counted() -> None:
+    backbone = {"model_type": "dinov2", "image_size": 64, "patch_size": 16, "hidden_size": 16}
+    backbone |= {"num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Config.model_validate(
+        {
+            "work": "unused",
+            "images": {"size_px": 64},
+            "model": {"image": {"kind": "backbone", "backbone": backbone, "input_px": 64}},
+            "train": {"global_batch": 4},
+        }
+    )
+    found = training_footprint(config, TEXT)
+    assert found.regions == 4 * 4
+    assert found.activations > 4 * 17 * 16 * 4  # the states of 16 patches and [CLS], at least
