@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = arguments.made_up or (10_000 if quick else 100_000)
             figures |= _candidates(int(figures["K"]))
             figures |= _cost(
-                arguments.keep or folder, int(figures["K"]), made, 40 if quick else 200
+                arguments.keep or folder, int(figures["K"]), made, 40 if quick else 100
             )
     finally:
         shutil.rmtree(folder)

@@ -31,9 +31,9 @@ def compare_engine(
     with tempfile.TemporaryDirectory() as folder, milvus_server(Path(folder)) as uri:
         retrieval = RetrievalConfig(uri=uri, timeout_s=60)
         counts = len(index.pooled), len(index.sentences)
-        vectors = open_vectors(index.artifact.file, index.artifact.recipe, counts)
+        held = open_vectors(index.artifact.file, index.artifact.recipe, counts)
         begun = time.monotonic()
-        fill_collections(retrieval, index.artifact.recipe, vectors)
+        fill_collections(retrieval, index.artifact.recipe, held)
         filled = time.monotonic() - begun
         engine = RetrievalIndex.open(
             index.artifact.path, index.artifact.recipe["inputs"]["model"], retrieval
