@@ -30,9 +30,10 @@ from pathlib import Path
 from benchmarks import warm
 from benchmarks.exactness import newest, unreadable
 from benchmarks.record import finish
-from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, VICTIMS, Facts, Victim
+from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, TRAINING, VICTIMS, Facts, Victim
 from medclip_dcl.artifacts.files import STAGED
 from medclip_dcl.training.metrics_log import read_metrics
+from tests.synthetic.corpus import write_corpus, write_recipe
 
 _POLL_S = 0.0002
 
@@ -48,7 +49,10 @@ def start(job: str, work: Path) -> ForkServerProcess:
         The running process.
     """
     options = [word for setting in (f"work={work}", *SMALL) for word in ("--set", setting)]
-    return warm.start(job, ["--config", RECIPE, *options], work.with_suffix(".log"))
+    arguments = ["--config", RECIPE, *options]
+    if job == "train":
+        arguments = ["--config", str(write_recipe(work / "recipe.yaml", work, train=TRAINING))]
+    return warm.start(job, arguments, work.with_suffix(".log"))
 
 
 def run(job: str, work: Path) -> None:
@@ -278,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if job not in made:
                     run(job, base)
                     made.add(job)
-            found = try_victim(victim, base, tier, draw)
+            start_from = base if victim.needs else write_corpus(base.with_name("corpus"))
+            found = try_victim(victim, start_from, tier, draw)
             shown = ", ".join(f"{name} {value}" for name, value in found.items())
             print(f"{victim.job:18}{shown}", flush=True)
             figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
