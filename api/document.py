@@ -16,26 +16,9 @@ _ABOUT = (
     "Research use only, not a medical device. Every route is reachable under `/v1` too. Empty "
     "fields count as absent ones. Nothing that is sent is stored."
 )
-_WORDS = r"^[^\u0000]*[^\s\u0000][^\u0000]*$"
+_WORDS = r"^[^\u0000]*([^\s\u0000\u001c-\u001f\u0085]|\ufeff)[^\u0000]*$"
 """What is no text: nothing but spaces, or a zero character."""
 _FILMS = "application/dicom, image/png, image/jpeg"
-_SIDE = {
-    "anyOf": [
-        {"type": "string", "pattern": _WORDS},
-        {"type": "array", "items": {"type": "string", "pattern": _WORDS}, "minItems": 1},
-    ]
-}
-_FINDING = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": _WORDS},
-        "label": {"type": "string"},
-        "positive": _SIDE,
-        "negative": _SIDE,
-    },
-    "required": ["name", "positive", "negative"],
-    "additionalProperties": False,
-}
 _EITHER = {
     "oneOf": [{"required": ["text"]}, {"required": ["image"]}],
     "dependentRequired": {"box": ["image"]},
@@ -149,9 +132,11 @@ def _limits(settings: ServeSettings) -> dict[str, dict[str, Any]]:
         "view": {"items": {"type": "string", "maxLength": LONGEST_ID}},
         "findings": {
             "type": "array",
-            "items": _FINDING,
+            "items": _finding({"type": "string", **text}),
             "minItems": 1,
             "maxItems": settings.max_findings,
+            "description": "what to look for, as JSON; each name once, and at most "
+            f"{8 * settings.max_findings} prompts in all; absent: the model's own findings",
         },
         "box": {
             "type": "array",
@@ -159,6 +144,21 @@ def _limits(settings: ServeSettings) -> dict[str, dict[str, Any]]:
             "minItems": 4,
             "maxItems": 4,
         },
+    }
+
+
+def _finding(text: dict[str, Any]) -> dict[str, Any]:
+    side = {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}
+    return {
+        "type": "object",
+        "properties": {
+            "name": text,
+            "label": {"type": "string"},
+            "positive": side,
+            "negative": side,
+        },
+        "required": ["name", "positive", "negative"],
+        "additionalProperties": False,
     }
 
 

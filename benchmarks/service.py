@@ -37,7 +37,7 @@ from tests.synthetic.service import ROOT, Service, running, store
 from tests.synthetic.surface import KEYED, OPEN, routes_of, try_everything
 from tests.synthetic.wire import Answer, Part, Request, exchange, form
 
-TIERS = {"quick": (8, 500, 7), "normal": (110, 5_000, 1), "long": (1_000, 100_000, 1)}
+TIERS = {"quick": (8, 500, 7), "normal": (150, 5_000, 1), "long": (1_000, 100_000, 1)}
 """Examples of schemathesis per operation, spoilt requests, and one in so many of the matrix."""
 
 LIMIT_S, GROWTH_MIB = 10.0, 256.0
