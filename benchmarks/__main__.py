@@ -18,6 +18,7 @@ LONG = (
     "table1",
     "compare",
     "service",
+    "serve",
 )
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*names())
         return 0
     for name in LONG:
-        options = ["--long"] if name in {"kills", "faults", "fuzz", "pll"} else []
+        options = ["--long"] if name in {"kills", "faults", "fuzz", "pll", "serve"} else []
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
         if code:
             return code

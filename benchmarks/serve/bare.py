@@ -1,0 +1,105 @@
+"""The model without a service, in the main thread of a process that does nothing else.
+
+    python -m benchmarks.serve.bare MODEL
+
+Each line on standard input is a question, answered by a JSON line with CPU milliseconds:
+`forward FILMS TIMES` of a film in forward passes over ready tensors, `forward_in_thread` of the
+same in another thread than the main one, `decode FILE TIMES` of
+reading a film and making its square, without isolation.
+"""
+
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.model.preprocessing import to_input
+from medclip_dcl.studies.decoder import limits_of
+from medclip_dcl.studies.square import stretch
+from medclip_dcl.studies.worker import read_film
+from medclip_dcl.tasks.predictor import Predictor, load
+
+
+def main() -> int:
+    """Answer until standard input ends.
+
+    Returns:
+        The exit code, 0.
+    """
+    torch.set_num_threads(1)
+    predictor = load(Path(sys.argv[1]), "cpu")
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        what, subject, times = line.split()
+        if what == "decode":
+            data = Path(subject).read_bytes()
+            work, films = lambda data=data: _decode(data, predictor.config.images), 1
+        else:
+            films = int(subject)
+            work = forward(predictor, films)
+        elsewhere = what == "forward_in_thread"
+        print(json.dumps(_timed(work, films, int(times), elsewhere=elsewhere)), flush=True)
+    return 0
+
+
+def forward(predictor: Predictor, films: int) -> Callable[[], object]:
+    """Make a forward pass over ready tensors.
+
+    Args:
+        predictor: the model.
+        films: films in it.
+
+    Returns:
+        The forward pass.
+    """
+    size = predictor.config.images.size_px
+    pixels = np.random.default_rng(0).integers(0, 256, (films, size, size)).astype(np.uint8)
+    ready = to_input(pixels, predictor.config.model.image.input_px)
+    if predictor.config.train.channels_last:
+        ready = ready.contiguous(memory_format=torch.channels_last)
+
+    def run() -> None:
+        with torch.inference_mode():
+            predictor.model.encode_images(ready)
+
+    return run
+
+
+def _decode(data: bytes, images: ImagesConfig) -> None:
+    film = read_film(data, limits_of(images))
+    stretch(film.shades.words, film.shades.table, images.size_px, images.equalize)
+
+
+def _timed(
+    work: Callable[[], object], films: int, times: int, *, elsewhere: bool
+) -> dict[str, float]:
+    """Median CPU and wall milliseconds a film, here or in a thread, after one pass to warm up."""
+    seconds: list[tuple[float, float]] = []
+
+    def run() -> None:
+        for _ in range(times + 1):
+            cpu, wall = time.thread_time(), time.perf_counter()
+            work()
+            seconds.append((time.thread_time() - cpu, time.perf_counter() - wall))
+
+    if elsewhere:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    else:
+        run()
+    cpu_ms, wall_ms = (
+        1e3 * statistics.median(column) / films for column in zip(*seconds[1:], strict=True)
+    )
+    return {"cpu_ms": cpu_ms, "wall_ms": wall_ms}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

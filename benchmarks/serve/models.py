@@ -1,0 +1,35 @@
+"""The two models that are served: random weights take as long as learned ones."""
+
+from pathlib import Path
+
+from medclip_dcl.artifacts.published import KIND
+from medclip_dcl.config import Config, load_config
+from tests.synthetic.published import publish
+
+DEMO = Path("configs/demo.yaml")
+
+
+def publish_paper_size(folder: Path) -> Path:
+    """Publish ResNet-18 at 480 px with a grid of 15 x 15, the model of the paper.
+
+    Args:
+        folder: gets a folder `model`.
+
+    Returns:
+        The folder.
+    """
+    publish(KIND.at(folder), config=Config.model_validate({"work": "unused"}))
+    return folder
+
+
+def publish_demo_size(folder: Path) -> Path:
+    """Publish a model of the demo's size.
+
+    Args:
+        folder: gets a folder `model`.
+
+    Returns:
+        The folder.
+    """
+    publish(KIND.at(folder), config=load_config(DEMO))
+    return folder

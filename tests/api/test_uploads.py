@@ -1,0 +1,89 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from api.uploads import set_film_aside
+
+LARGE = 256 * 1024
+FILM = bytes(range(256)) * (LARGE // 256)
+KIND = b"multipart/form-data; boundary=xyz"
+
+
+def part(name: str, content: bytes, more: str = "") -> bytes:
+    head = f'--xyz\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+def parsed(body: bytes, kind: bytes = KIND) -> object:
+    """What the form's parser makes of a body: fields, and the bytes of files."""
+
+    async def parse() -> object:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield body
+
+        headers = Headers({"content-type": kind.decode()})
+        try:
+            form = await MultiPartParser(headers, pieces(), max_part_size=1 << 30).parse()
+        except MultiPartException as error:
+            return str(error)
+        items = [
+            (name, await value.read() if isinstance(value, UploadFile) else value)
+            for name, value in form.multi_items()
+        ]
+        await form.close()
+        return items
+
+    return asyncio.run(parse())
+
+
+END = b"--xyz--\r\n"
+FILE = '; filename="a"'
+BODIES = {
+    "film alone": part("image", FILM, FILE) + END,
+    "film between fields": part("k", b"3") + part("image", FILM, FILE) + part("text", b"a") + END,
+    "a boundary that is none": part("image", FILM + b"\r\n--xyzzy" + FILM, FILE) + END,
+    "a preamble": b"hello\r\n" + part("image", FILM, FILE) + END,
+    "a large field": part("text", b"a" * LARGE) + END,
+    "a field that is called a file": part("filename=x", b"a" * LARGE) + END,
+    "no header": b"--xyz\r\n\r\n" + FILM + b"\r\n" + END,
+    "two films": part("image", FILM, FILE) + part("image", FILM, FILE) + END,
+    "small": part("image", b"film", FILE) + END,
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_what_is_set_aside_is_a_prefix_of_one_part_and_nothing_else_changes(body: bytes) -> None:
+    form, aside = set_film_aside(body, KIND)
+    assert len(form) + len(aside) == len(body)
+    whole, rest = parsed(body), parsed(form)
+    if isinstance(whole, str) or not aside:
+        assert rest == whole
+        return
+    joined = [
+        (name, bytes(aside) + there if here != there else here)
+        if isinstance(there, bytes)
+        else (name, bytes(aside).decode("latin-1") + there if here != there else here)
+        for (name, here), (_, there) in zip(whole, rest, strict=True)
+    ]
+    assert joined == whole
+    assert sum(here != there for (_, here), (_, there) in zip(whole, rest, strict=True)) == 1
+
+
+def test_a_large_film_is_set_aside_without_a_copy() -> None:
+    body = BODIES["film between fields"]
+    form, aside = set_film_aside(body, KIND)
+    assert aside == FILM
+    assert aside.obj is body
+    assert len(form) < 500
+    assert set_film_aside(body, b'multipart/form-data; boundary="xyz"') == (form, aside)
+
+
+@pytest.mark.parametrize("kind", [b"", b"text/plain", b"multipart/form-data", KIND + b"; a=b"])
+def test_what_is_no_plain_form_stays_as_it_is(kind: bytes) -> None:
+    body = BODIES["film alone"]
+    assert set_film_aside(body, kind) == (body, b"")
+    unended = body.removesuffix(b"\r\n" + END)
+    assert set_film_aside(unended, KIND) == (unended, b"")
