@@ -52,7 +52,9 @@ SHARED = (claims, language_model, likelihoods, manifest, prepared, sentences)
 NOTE = "run.json"
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
+SPENT = "spent.json"
 _POLL_S = 0.2
+_NOTHING_SPENT = {"wall_s": 0.0, "cpu_s": 0.0, "model": ""}
 _WORK = re.compile(r"\$\{WORK\}")
 
 
@@ -70,8 +72,8 @@ class Run:
         """Give what the run noted when it was done.
 
         Returns:
-            Its `digest`, `wall_s`, `cpu_s`, `model_mb` and `name`; None where it is not
-            done, or was done with other settings.
+            Its `digest`, `name`, `model_mb`, and `wall_s` and `cpu_s` over all attempts; None
+            where it is not done, or was done with other settings.
         """
         try:
             tree = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
@@ -157,28 +159,60 @@ def do_run(run: Run) -> int:
     Returns:
         0, or the exit code of the job that failed.
     """
-    begun, cpu = time.monotonic(), time.process_time()
     torch.set_num_threads(1)
     with (run.folder / ".lock").open("a") as lock, (run.folder / LOG).open("a") as log:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a killed table's worker may still be saving
         if run.note() is not None:
             return 0
-        jobs = (build_eta_cache, train, evaluate) if run.row.is_trained else (evaluate,)
-        for job in jobs:
-            with redirect_stdout(log), redirect_stderr(log):
-                code: int = job.main(["--config", str(run.folder / RECIPE)])
-            if code:
-                return code
+        with _metered(run.folder):
+            jobs = (build_eta_cache, train, evaluate) if run.row.is_trained else (evaluate,)
+            for job in jobs:
+                with redirect_stdout(log), redirect_stderr(log):
+                    code: int = job.main(["--config", str(run.folder / RECIPE)])
+                if code:
+                    return code
         note = {
             "name": run.row.name,
             "seed": run.seed,
             "digest": run.digest,
-            "wall_s": round(time.monotonic() - begun, 1),
-            "cpu_s": round(time.process_time() - cpu, 1),
             "model_mb": round(_bytes(published.KIND.at(run.folder)) / 1e6, 2),
+            **_read_spent(run.folder),
         }
         write_text(run.folder / NOTE, json.dumps(note, indent=1) + "\n")
     return 0
+
+
+@contextmanager
+def _metered(folder: Path) -> Iterator[None]:
+    """Add what an attempt takes to what earlier attempts at the same model took."""
+    wall, cpu = time.monotonic(), time.process_time()
+    try:
+        yield
+    finally:
+        before, model = _read_spent(folder), _model(folder)
+        if before["model"] not in {"", model}:
+            before = _NOTHING_SPENT
+        spent = {
+            "wall_s": round(before["wall_s"] + time.monotonic() - wall, 1),
+            "cpu_s": round(before["cpu_s"] + time.process_time() - cpu, 1),
+            "model": model,
+        }
+        write_text(folder / SPENT, json.dumps(spent) + "\n")
+
+
+def _read_spent(folder: Path) -> dict[str, Any]:
+    try:
+        spent: dict[str, Any] = json.loads((folder / SPENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return dict(_NOTHING_SPENT)
+    return spent
+
+
+def _model(folder: Path) -> str:
+    try:
+        return peek_artifact(published.KIND.at(folder)).digest
+    except ArtifactError:
+        return ""
 
 
 def _raise_for(code: int, run: Run | None) -> None:
@@ -223,6 +257,8 @@ def _lay_out(run: Run) -> None:
     text = yaml.safe_dump(dict(run.settings), sort_keys=False)
     if recipe.is_file() and recipe.read_text(encoding="utf-8") != text:
         shutil.rmtree(checkpoint.KIND.at(run.folder), ignore_errors=True)  # another recipe's
+        if not _model(run.folder):
+            (run.folder / SPENT).unlink(missing_ok=True)
     shared = run.folder.parents[2]
     for item in SHARED:
         link, target = item.KIND.at(run.folder), item.KIND.at(shared)

@@ -114,11 +114,14 @@ def test_rows_and_seeds_differ_and_share_what_was_prepared(made):
 def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     notes = sorted((made / FOLDER).glob(f"*/*/{NOTE}"))
     before = [note.stat().st_mtime_ns for note in notes]
-    (made / FOLDER / "dcl_05" / "seed-1" / NOTE).unlink()  # as if killed before its note
+    own = made / FOLDER / "dcl_05" / "seed-1" / NOTE
+    cost = json.loads(own.read_text())["cpu_s"]
+    own.unlink()  # as if killed before its note
     assert main(["--config", str(made / "recipe.yaml")]) == 0
     assert '"runs": 4, "done": 3' in capsys.readouterr().out
     after = [note.stat().st_mtime_ns for note in notes]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
+    assert json.loads(own.read_text())["cpu_s"] >= cost > 0  # that of the training stays in it
     changed = recipe_of(made, ["lse_nl"], [0], train={"steps": 6})
     assert main(["--config", str(changed)]) == 0
     assert '"runs": 1, "done": 0' in capsys.readouterr().out
