@@ -71,7 +71,7 @@ def show_examples(sources: Sources) -> list[View]:
     boxes = boxes_by_film(source)
     rows = [row for row in rows if row["image_id"] in boxes] or rows
     chosen = [rows[place] for place in spread(len(rows), sources.settings.examples)]
-    said = _sentences_of({row["study_id"] for row in chosen}, texts)
+    said = sentences_of({row["study_id"] for row in chosen}, texts)
     return [
         show_film(images, row["image_id"], boxes.get(row["image_id"], []))
         | {"view": row["view"], "says": said[row["study_id"]][:4]}
@@ -133,7 +133,16 @@ def _rejects(sources: Sources) -> list[View]:
     ]
 
 
-def _sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
+def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
+    """Gather what the reports of some studies say.
+
+    Args:
+        studies: their ids.
+        texts: the sentences.
+
+    Returns:
+        Study -> its distinct sentences, in the report's order.
+    """
     said: dict[str, list[str]] = defaultdict(list)
     for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
         if row["study_id"] in studies and row["text"] not in said[row["study_id"]]:

@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medclip_dcl.artifacts.frame import Artifact
+from medclip_dcl.report.audit import audit_negatives
 from medclip_dcl.report.calibration import describe_calibration
 from medclip_dcl.report.cases import show_answers, show_cases
 from medclip_dcl.report.corpus import describe_data, show_examples
@@ -18,6 +19,7 @@ from medclip_dcl.report.outcomes import describe_results, show_gallery_answers, 
 from medclip_dcl.report.preflight import describe_check, show_check
 from medclip_dcl.report.provenance import describe_provenance
 from medclip_dcl.report.sources import Sources
+from medclip_dcl.report.trust import describe_trust, draw_map
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
@@ -48,7 +50,10 @@ def render_report(sources: Sources) -> str:
             "text": describe_text(sources),
             "eta": describe_eta(sources),
             "calibration": describe_calibration(sources),
+            "audit": audit_negatives(sources),
             "training": describe_training(sources),
+            "trust": describe_trust(sources),
+            "map": draw_map(sources),
             "images": describe_images(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
