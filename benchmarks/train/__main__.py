@@ -5,8 +5,9 @@
 
 Loop and bare step take turns in one process with one thread: ResNet-18 and a small BERT,
 512 px films, 480 px crops. The loop reads, augments, steps and writes a line of the log every
-step; the bare step has its tensors in memory. The bar is on the ratio of CPU times, all threads
-counted; wall time stands beside it. Memory is that of BERT-base and ResNet-18 at batch 4.
+step; the bare step has its tensors in memory. Both ratios have a bar: images/s by wall time, which
+asks for a machine that does nothing else, and by CPU time, all threads counted, which does not.
+Memory is that of BERT-base and ResNet-18 at batch 4.
 
 `--against` names a checkout of an earlier state of this repository and measures nothing else:
 both train the demo's model on `--work`'s artifacts in turn, some dozen steps each, one thread,
@@ -48,6 +49,7 @@ class Bar(NamedTuple):
 
 BARS = {
     "loop_ratio": Bar(">=", 0.95),
+    "loop_wall_ratio": Bar(">=", 0.95),
     "loader_images_per_core_s": Bar(">=", 400),
     "memory_mb_per_step": Bar("<=", 1),
 }
