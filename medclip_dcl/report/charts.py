@@ -48,6 +48,7 @@ _STYLE: dict[Any, Any] = {
 }
 _SIZE_IN = (5.4, 3.1)
 _MOST_POINTS = 800
+_LEGEND_LETTERS = 70  # that fit on a line below a chart, six of them for each sign
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,9 @@ def draw_groups(groups: Sequence[Group], labels: Labels) -> Markup:
             axes.scatter(
                 x, y, s=16, color=colour, marker=marker, alpha=0.65, linewidths=0, label=group.name
             )
-        figure.legend(loc="outside lower center", ncols=len(_SERIES), markerscale=1.6)
+        longest = max((len(group.name) for group in groups), default=0)
+        columns = min(len(_SERIES), max(1, _LEGEND_LETTERS // (longest + 6)))
+        figure.legend(loc="outside lower center", ncols=columns, markerscale=1.6)
         return _svg(figure, labels.alt)
 
 

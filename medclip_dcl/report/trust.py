@@ -15,6 +15,7 @@ from medclip_dcl.report.sources import Sources, spread
 View = dict[str, Any]
 
 _LINES = 5
+_LEAST_BIN = 5  # films of a bin that is drawn: fewer say nothing of a share
 _PERPLEXITY = 30.0
 _MAPPED = 250  # films, and as many sentences: more crowd the map
 _NAMED = 4
@@ -41,6 +42,7 @@ def describe_trust(sources: Sources) -> View | None:
         "absent": {name: questions[name]["absent"] for name in names},
         "probabilities": questions["probabilities"]["groups"],
         "reliability": _reliability(sources),
+        "least_films": _LEAST_BIN,
         "groups": _groups(questions["subgroups"]),
         "gaps": {
             name.partition(".")[2]: figure
@@ -112,7 +114,7 @@ def _reliability(sources: Sources) -> str | None:
     lines = []
     for name, pairs in list(by_finding.items())[:_LINES]:
         said, truth = np.array(pairs, dtype=np.float64).T
-        bins = reliability(said, truth == 1)
+        bins = [item for item in reliability(said, truth == 1) if item.films >= _LEAST_BIN]
         lines.append(Line(name, [item.probability for item in bins], [item.share for item in bins]))
     labels = Labels(
         "Reliability: share of films with the finding by the probability that was said",
