@@ -16,7 +16,8 @@ from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.artifacts.frame import Draft
 from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.report.cards import KINDS, data_card, data_facts, model_card, model_facts
+from medclip_dcl.report.card_facts import KINDS, data_facts, model_facts
+from medclip_dcl.report.cards import data_card, model_card
 from medclip_dcl.report.sources import find_sources
 from medclip_dcl.studies.truth import truth_files
 from pipelines.job import Job, run_job
