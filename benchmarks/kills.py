@@ -289,8 +289,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
     bars = {}
     for name in ("different", "lost", "duplicates", "unreadable"):
-        total = sum(value for key, value in figures.items() if key.endswith(f"_{name}"))
-        bars[name] = ("0", total == 0)
+        counts = [figures.get(f"{victim.job}_{name}", 0) for victim in VICTIMS]
+        bars[name] = ("0", not any(counts))
     for victim in VICTIMS:
         if f"{victim.job}_kills" in figures:
             least = victim.flushes(tier)
