@@ -112,7 +112,7 @@ async function open(chosen) {
 async function classify(turn) {
   const answer = await (await call("/classify", { image: file, explain: "true" })).json();
   if (turn !== asked) return;
-  find("flags").replaceChildren(...answer.image.flags.map((flag) => make("span", "", flag.replace("_", " "))));
+  find("flags").replaceChildren(...answer.image.flags.map((flag) => make("span", "", flag.replaceAll("_", " "))));
   find("findings").replaceChildren(...answer.findings.map((finding) => {
     const button = make("button");
     button.type = "button";
