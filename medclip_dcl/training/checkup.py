@@ -44,7 +44,7 @@ class Checkup:
     """Questions to a model in training; the same at each visit."""
 
     films: Callable[[int, int], UInt8[np.ndarray, "films size size"]]
-    """First and last-but-one film -> prepared films."""
+    """First film, and the one after the last -> prepared films."""
     truth: Int8[np.ndarray, "findings films"]
     """1 present, 0 absent, `UNKNOWN` not known."""
     correct: Bool[np.ndarray, "texts films"]
