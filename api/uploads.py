@@ -29,7 +29,8 @@ def set_film_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]
     Returns:
         The form, in which the content of the file begins later, and what was taken out: nothing
         where there is no large file. Together they say what the body said, whatever the parser
-        of the form makes of it: a prefix of one file's content is missing, no more.
+        of the form makes of it: a prefix of one file's content is missing, no more. Whose it
+        is needs no telling, since a form with two files is refused (`max_files` in api.app).
     """
     found = _BOUNDARY.search(content_type)
     if len(body) < _LARGE or found is None:

@@ -69,6 +69,16 @@ def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -
     assert answer.json()["model"] == model.digest
 
 
+@pytest.mark.parametrize("name", ["image", "other"])
+def test_a_form_with_two_films_is_refused_so_none_is_taken_for_the_other(
+    name: str, client: httpx.Client
+) -> None:
+    large = png() + bytes(300_000)
+    for parts in ([("image", png()), (name, large)], [(name, large), ("image", png())]):
+        answer = client.post("/classify", files=[(part, ("a", data)) for part, data in parts])
+        assert (answer.status_code, answer.json()["code"]) == (400, "malformed_body")
+
+
 def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
     asked = [{"name": "cat", "positive": ["A cat.", "Cats."], "negative": "No cat."}]
     form = {"findings": json.dumps(asked), "explain": "true"}
