@@ -115,6 +115,23 @@ def bare(model: Path, environment: Mapping[str, str] = KEPT) -> Iterator[Bare]:
 
 
 @contextlib.contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Keep a server and its descendants from running, while another one is measured.
+
+    A server that has nothing to do need not be idle: LitServe takes a tenth of the core.
+    """
+    first = psutil.Process(process.pid)
+    tree = (first, *first.children(recursive=True))
+    for item in tree:
+        item.suspend()
+    try:
+        yield
+    finally:
+        for item in tree:
+            item.resume()
+
+
+@contextlib.contextmanager
 def served(folder: Path, **settings: object) -> Iterator[Service]:
     """Start the service on the first core, without an index, and wait until it is ready."""
     settings = {"index": "", "threads": 1, **settings}

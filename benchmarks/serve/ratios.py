@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.prepare import COLUMNS, ROWS, draw_film
 from benchmarks.serve.clients import Target, crowd, form_request
-from benchmarks.serve.processes import Bare, bare, cpu_s, rival, served, target_of
+from benchmarks.serve.processes import Bare, bare, cpu_s, rival, served, stopped, target_of
 from tests.synthetic.dicom import dicom_bytes, raster_bytes
 from tests.synthetic.films import random_films
 
@@ -58,15 +58,18 @@ def measure(folder: Path, rounds: int, films: int) -> dict[str, float]:
         other, port = stack.enter_context(rival(folder / "model"))
         theirs = Target("127.0.0.1", port, small.replace(b"/classify", b"/predict", 1))
         for _ in range(rounds):
-            _note(times, "bare", _best_forward(model))
-            ours = load(target_of(service, small), service.process, CLIENTS, films)
+            with stopped(other):
+                with stopped(service.process):
+                    _note(times, "bare", _best_forward(model))
+                    _note(times, "decode", model.ask("decode", path, 3))
+                ours = load(target_of(service, small), service.process, CLIENTS, films)
+                whole = load(target_of(service, large), service.process, 8, films // 2)
+            with stopped(service.process):
+                told = load(theirs, other, CLIENTS, films)
             _note(times, "serve", {"cpu_ms": ours.cpu_ms, "wall_ms": ours.wall_ms})
-            waits += ours.seconds
-            told = load(theirs, other, CLIENTS, films)
-            _note(times, "litserve", {"cpu_ms": told.cpu_ms, "wall_ms": told.wall_ms})
-            _note(times, "decode", model.ask("decode", path, 3))
-            whole = load(target_of(service, large), service.process, 8, 16)
             _note(times, "serve_dicom", {"cpu_ms": whole.cpu_ms, "wall_ms": whole.wall_ms})
+            _note(times, "litserve", {"cpu_ms": told.cpu_ms, "wall_ms": told.wall_ms})
+            waits += ours.seconds
     return _ratios(times, waits)
 
 
