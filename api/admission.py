@@ -106,19 +106,21 @@ class Turns:
         """
         timings, asked = request.state.timings, time.monotonic()
         await self._wait(request)
-        started = time.monotonic()
-        self._figures.note(timings, f"{self._stage}_wait", started - asked)
         try:
             if await has_left(request):
                 raise Refusal("client_gone")
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, work)
+            started = time.monotonic()
+            self._figures.note(timings, f"{self._stage}_wait", started - asked)
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, work)
+            finally:  # what never began is counted nowhere
+                self._figures.note(timings, self._stage, time.monotonic() - started)
         except MemoryError as error:
             raise Refusal("out_of_memory") from error
         finally:
             self._turn.release()
             self.used_at = time.monotonic()
-            self._figures.note(timings, self._stage, time.monotonic() - started)
 
     def close(self) -> None:
         """Forget what has not begun."""
