@@ -143,6 +143,14 @@ def test_blocks_of_images_change_neither_score_nor_gradient(
         torch.testing.assert_close(blocked, whole, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_score_is_bit_for_bit_the_same_without_gradients(kind: str) -> None:
+    x, y = unit(3, 9, 8, dtype=torch.float32), unit(2, 8, seed=1, dtype=torch.float32)
+    with torch.inference_mode():
+        alone = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
+    assert torch.equal(alone, image_sentence_scores(x, y, SimilarityConfig(kind=kind)))
+
+
 def test_autocast_does_not_touch_the_score() -> None:
     x, y = unit(3, 7, 5, dtype=torch.float32), unit(4, 5, seed=1, dtype=torch.float32)
     expected = image_sentence_scores(x, y, SimilarityConfig())
