@@ -68,7 +68,7 @@ def read_source(config: Config) -> Source:
     raw = _read(config, root, tables)
     boxes = _NO_BOXES
     if "boxes" in tables:
-        boxes = read_boxes(tables["boxes"], {film.image_id: film.subject_id for film in raw.films})
+        boxes = read_boxes(tables["boxes"], raw.films, config.source.box_columns)
     return Source(tables, raw, boxes)
 
 

@@ -57,6 +57,36 @@ class ColumnsConfig(Section):
     without this column holds frontal films alone."""
     split: str = ""
     """train, validate or test; assigned by hash of the patient where empty."""
+    width: str = ""
+    """Width of the film's file, pixels; read for boxes whose table does not state it."""
+    height: str = ""
+    """Height of the film's file, pixels; likewise."""
+
+
+Column = Annotated[str, Field(min_length=1)]
+
+
+class BoxColumnsConfig(Section):
+    """Names of the columns of a box table in CSV; MS-CXR's as they stand."""
+
+    image_id: Column = "dicom_id"
+    """Id of the film, or the path of its file as `source.columns.path` gives it."""
+    category: Column = "category_name"
+    """Finding."""
+    phrase: Column = "label_text"
+    """Sentence that the box belongs to; it may be the column of the finding."""
+    x: Column = "x"
+    """Left edge in the original film, pixels."""
+    y: Column = "y"
+    """Top edge, pixels."""
+    width: Column = "w"
+    """Width, pixels."""
+    height: Column = "h"
+    """Height, pixels."""
+    image_width: str = "image_width"
+    """Width of the film that the box was drawn on, pixels; empty: `source.columns.width`."""
+    image_height: str = "image_height"
+    """Height of that film, pixels; empty: `source.columns.height`."""
 
 
 class SourceConfig(Section):
@@ -94,8 +124,10 @@ class SourceConfig(Section):
     """Encoding of report files and of CSV tables (kind `table`) that are no UTF-8; empty: such a
     report is rejected as `not_utf8`, such a table refused."""
     boxes: str = ""
-    """MS-CXR's box table, CSV or JSON, relative to `root`; its patients are put in `test`. Empty:
-    none."""
+    """MS-CXR's box table, CSV or JSON, or another CSV with `box_columns`, relative to `root`; its
+    patients are put in `test`. Empty: none."""
+    box_columns: BoxColumnsConfig = BoxColumnsConfig()
+    """Column names of the box table in CSV."""
     validate_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of patients put into `validate` where the source assigns no split."""
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.1

@@ -1,20 +1,21 @@
-"""MS-CXR-shaped boxes, CSV or JSON: phrases with boxes, and patients that must not train."""
+"""Boxes, MS-CXR's or another CSV: phrases with boxes, and patients that must not train."""
 
 import gzip
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medclip_dcl.config.studies import BoxColumnsConfig
 from medclip_dcl.errors import StudyError
-from medclip_dcl.studies.inputs import BOX_TABLE
+from medclip_dcl.studies.records import Film
 from medclip_dcl.studies.tabular import read_rows
 
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
-
+_BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the film of this box
 
 _Row = tuple[str, ...]
 
@@ -34,40 +35,49 @@ class BoxTable:
     unknown: int
 
 
-def read_boxes(path: Path, subject_of: Mapping[str, str]) -> BoxTable:
+def read_boxes(
+    path: Path,
+    films: Iterable[Film],
+    columns: BoxColumnsConfig = BoxColumnsConfig(),  # noqa: B008 (frozen)
+) -> BoxTable:
     """Read a box table; columns and keys are found by name.
 
     Args:
-        path: CSV with MS-CXR's columns, or its COCO-like JSON; or either with `.gz`.
-        subject_of: film -> patient, all films of the source.
+        path: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
+        films: all films of the source; the table names them by id or by path.
+        columns: names of the CSV's columns.
 
     Returns:
         The boxes, in the table's order.
 
     Raises:
-        StudyError: a column or key is missing, or a box is no box within its film.
+        StudyError: a column or key is missing, a box is no box within its film, or nobody
+            states the size of that film.
 
     Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original film. In the
         JSON the film's id is the name of its file without its ending.
     """
     is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
-    table = list(_json_rows(path) if is_json else _csv_rows(path))
+    table = list(_json_rows(path) if is_json else _csv_rows(path, columns))
+    films = tuple(films)
+    known = {film.path: film for film in films} | {film.image_id: film for film in films}
     rows: list[dict[str, Any]] = []
     subjects: set[str] = set()
     unknown = 0
     for place, (where, values) in enumerate(table):
-        image_id, category, phrase = values[:3]
-        x, y, width, height, image_width, image_height = _numbers(values[3:], place)
-        subject = subject_of.get(image_id)
-        named = subject or _subject_in(where)
-        if named:
-            subjects.add(named)
-        if subject is None:
+        name, category, phrase = values[:3]
+        film = known.get(name)
+        numbers = _numbers((*values[3:7], *_sides(values[7:], film, place)), place)
+        x, y, width, height, image_width, image_height = numbers
+        subject = film.subject_id if film else _subject_in(where)
+        if subject:
+            subjects.add(subject)
+        if film is None:
             unknown += 1
             continue
         rows.append(
             {
-                "image_id": image_id,
+                "image_id": film.image_id,
                 "subject_id": subject,
                 "category": category,
                 "phrase": " ".join(phrase.split()),
@@ -82,15 +92,31 @@ def read_boxes(path: Path, subject_of: Mapping[str, str]) -> BoxTable:
     return BoxTable(rows, subjects, unknown)
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[str, _Row]]:
+def _csv_rows(path: Path, columns: BoxColumnsConfig) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's film, empty where the table has none, and its values."""
-    columns = read_rows(path, BOX_TABLE.names)
-    values = zip(*(columns[name] for name in BOX_TABLE.names), strict=True)
+    names = list(columns.model_dump().values())
+    found = read_rows(path, [name for name in names if name])
+    blank = [""] * len(found[columns.image_id])
+    values = zip(*(found[name] if name else blank for name in names), strict=True)
     try:
         paths = read_rows(path, ["path"])["path"]
     except StudyError:
-        paths = [""] * len(columns["dicom_id"])
+        paths = blank
     return zip(paths, values, strict=True)
+
+
+def _sides(stated: _Row, film: Film | None, place: int) -> _Row:
+    """Give width and height of a box's film: what its table states, else its film's own."""
+    if any(stated):
+        return stated
+    if film is None:
+        return _BOUNDLESS
+    if not film.width_px * film.height_px:
+        raise StudyError(
+            f"row {place} of the box table has no size of its film; name it in "
+            "source.box_columns, or in source.columns"
+        )
+    return (str(film.width_px), str(film.height_px))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:

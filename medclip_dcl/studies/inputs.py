@@ -6,6 +6,7 @@ Readers take their names from here, and the contract's page is made of it.
 from dataclasses import dataclass
 
 from medclip_dcl.artifacts.manifest import LABELS
+from medclip_dcl.config.studies import BoxColumnsConfig
 
 
 @dataclass(frozen=True)
@@ -86,20 +87,21 @@ MIMIC_FILES = Input(
         Field("sSTUDY/DICOM_ID.dcm", "DICOM, or .jpg, .jpeg, .png", "film, 8 or 16 bits, grey"),
     ),
 )
+_BOX = BoxColumnsConfig()
 BOX_TABLE = Input(
     "source.boxes",
     "MS-CXR's CSV[.gz]",
     "no",
     (
-        _FILM_ID,
-        Field("category_name", "text", "finding"),
-        Field("label_text", "text", "sentence that the box belongs to"),
-        Field("x", "pixels", "left edge in the original film"),
-        Field("y", "pixels", "top edge"),
-        Field("w", "pixels", "width"),
-        Field("h", "pixels", "height"),
-        Field("image_width", "pixels", "width of the original film"),
-        Field("image_height", "pixels", "height of the original film"),
+        Field(_BOX.image_id, _FILM_ID.form, _FILM_ID.meaning),
+        Field(_BOX.category, "text", "finding"),
+        Field(_BOX.phrase, "text", "sentence that the box belongs to"),
+        Field(_BOX.x, "pixels", "left edge in the original film"),
+        Field(_BOX.y, "pixels", "top edge"),
+        Field(_BOX.width, "pixels", "width"),
+        Field(_BOX.height, "pixels", "height"),
+        Field(_BOX.image_width, "pixels", "width of the original film"),
+        Field(_BOX.image_height, "pixels", "height of the original film"),
     ),
     (Field("path", "text", "names the patient, also where the film is not at hand"),),
 )

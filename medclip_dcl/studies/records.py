@@ -12,13 +12,18 @@ ReadSections = Callable[[str, str], tuple[str, str, str]]
 
 
 class Film(NamedTuple):
-    """One film as a table names it; `path` is relative to the source's root."""
+    """One film as a table names it; `path` is relative to the source's root.
+
+    Width and height are 0 where the table does not state them.
+    """
 
     image_id: str
     study_id: str
     subject_id: str
     view: str
     path: str
+    width_px: int = 0
+    height_px: int = 0
 
 
 class Text(NamedTuple):

@@ -31,7 +31,8 @@ def read_mapped_table(
 
     Raises:
         ConfigError: a column that is needed is not mapped.
-        StudyError: the table cannot be read or lacks a column.
+        StudyError: the table cannot be read, lacks a column, or holds a split or a size
+            of a film that is none.
     """
     names = settings.columns
     has_reports = bool(names.findings or names.impression or names.report)
@@ -61,7 +62,8 @@ def read_mapped_table(
             continue
         if names.path:
             view, file = columns["view"][row].strip(), _file(names.path, rows, row)
-            films.append(Film(image_id, study_id, subject, view, file))
+            size = (_pixels(columns[side][row], row) for side in ("width", "height"))
+            films.append(Film(image_id, study_id, subject, view, file, *size))
         text = _text(columns, row, study_id, read_sections)
         if study_id not in studies or not any(studies[study_id].report):
             studies[study_id] = Study(study_id, subject, text)
@@ -97,6 +99,20 @@ def _file(pattern: str, rows: dict[str, list[str]], row: int) -> str:
     if pattern in rows:
         return rows[pattern][row].strip()
     return _FIELD.sub(lambda match: rows[match[1]][row].strip(), pattern)
+
+
+def _pixels(value: str, row: int) -> int:
+    """Give a side of a film; 0 where the table leaves it blank."""
+    try:
+        side = float(value or 0)
+    except ValueError:
+        side = -1.0
+    if not (side >= 0 and side.is_integer()):
+        raise StudyError(
+            f"row {row} of the table states no size of its film; mend it, or leave "
+            "source.columns.width and height empty"
+        )
+    return int(side)
 
 
 def _text(

@@ -36,7 +36,7 @@ def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[st
     if missing:
         raise StudyError(
             f"table {path.name} has no column {missing}, only {table.column_names[:40]}; "
-            "name its columns in source.columns"
+            "name its columns in source.columns, or source.box_columns"
         )
     return {name: _strings(table.column(name), path.name, name) for name in dict.fromkeys(columns)}
 

@@ -346,6 +346,35 @@ def test_table_with_films_and_whole_reports(tmp_path: Path) -> None:
     }
 
 
+def test_boxes_of_a_mapped_table_name_its_films_by_path(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "source" / name).write_bytes(b"film")
+    (tmp_path / "source/table.csv").write_text("file,patient,w,h\na.png,p1,60,40\nb.png,p2,,\n")
+    (tmp_path / "source/boxes.csv").write_text("file,label,x,y,w,h\na.png,Left Lung,31,2,20,30\n")
+    columns = {"path": "file", "subject_id": "patient", "width": "w", "height": "h"}
+    named = {"image_id": "file", "category": "label", "phrase": "label"}
+    settings = {
+        "kind": "table",
+        "table": "table.csv",
+        "columns": columns,
+        "boxes": "boxes.csv",
+        "box_columns": named | {"image_width": "", "image_height": ""},
+    }
+    assert run(tmp_path, settings) == 0
+    (box,) = rows(tmp_path, manifest.BOXES)
+    assert (box["image_id"], box["x"], box["image_width"], box["image_height"]) == (
+        "row-000000",
+        31,
+        60,
+        40,
+    )
+    splits = {row["subject_id"]: row["split"] for row in rows(tmp_path, manifest.IMAGES)}
+    assert splits["p1"] == "test"
+    (tmp_path / "source/table.csv").write_text("file,patient,w,h\na.png,p1,x,40\n")
+    assert run(tmp_path, settings) == 3
+
+
 @pytest.mark.real_data
 def test_real_tables_pass(tmp_path: Path, test_data: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TEST_DATA", str(test_data))
