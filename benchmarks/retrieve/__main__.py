@@ -35,6 +35,7 @@ from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.index import Filters, Query, RetrievalIndex
 from medclip_dcl.index.nearest import Resident
+from medclip_dcl.index.shards import Shards
 from medclip_dcl.tasks.predictor import load
 
 RECIPE = Path("configs/demo.yaml")
@@ -128,7 +129,7 @@ def _candidates(count: int) -> dict[str, float]:
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((_VECTORS, _WIDTH), dtype=np.float32)
     asked = draw.standard_normal((62, _WIDTH), dtype=np.float32)
-    nearest = Resident(vectors)
+    nearest = Resident(Shards([vectors], _VECTORS))
     times = interleaved(
         {
             "product": lambda i: vectors @ asked[i],

@@ -91,7 +91,7 @@ def text_curve(index: RetrievalIndex, regions: Tensor) -> Curve:
 def _vectors(index: RetrievalIndex, name: str) -> Floats:
     nearest = index.near[name]
     assert isinstance(nearest, Resident)
-    return nearest.vectors
+    return nearest.vectors.whole()
 
 
 def _curve(

@@ -28,7 +28,7 @@ from medclip_dcl.studies.generated.patients import (
 from medclip_dcl.studies.grey import GreyImage
 from medclip_dcl.tasks.predictor import Predictor
 
-SEED = 20_001
+SEED = 20_002
 """Of patients that no recipe has drawn: they ask."""
 
 _WHITE = 65535

@@ -69,7 +69,7 @@ class IndexConfig(Section):
 
     splits: tuple[str, ...] = ("train", "validate", "test")
     """Splits whose films and sentences are indexed."""
-    candidates: Annotated[int, Field(gt=0)] = 500
+    candidates: Annotated[int, Field(gt=0)] = 300
     """Candidates that are re-ranked by the exact score; `python -m benchmarks.retrieve` says how
     many a trained model needs."""
     anchors: Annotated[int, Field(ge=3)] = 1536

@@ -190,7 +190,7 @@ def _finders(
     artifact: Artifact, vectors: Mapping[str, Shards], retrieval: RetrievalConfig | None
 ) -> dict[str, Nearest]:
     if retrieval is None or not retrieval.uri:
-        return {name: Resident(shards.whole()) for name, shards in vectors.items()}
+        return {name: Resident(shards) for name, shards in vectors.items()}
     engine = Milvus(retrieval)
     return {
         name: engine.nearest(collection_of(artifact.recipe, name), len(shards))

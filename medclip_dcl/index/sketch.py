@@ -32,7 +32,7 @@ FILE = "sketch.npy"
 
 _WIDTH = 256
 _REACH = 0.3
-_RIDGE = 1e-3
+_RIDGE = 1e-2
 _ROWS_AT_ONCE = 4096
 
 
@@ -60,8 +60,8 @@ class Sketch:
         Returns:
             (films, width).
         """
-        exact = image_sentence_scores(regions, torch.from_numpy(self.anchors), similarity)
-        return exact.T.numpy() @ self.basis
+        sketched: Floats = score_at(self.anchors, regions, similarity) @ self.basis
+        return sketched
 
     def of_vectors(self, vectors: Floats) -> Floats:
         """Sketch sentences, or boxes.
@@ -106,19 +106,32 @@ class Sketch:
         return cls(*(np.ascontiguousarray(part) for part in (anchors, basis, lift)))
 
 
-def fit_sketch(anchors: Floats, regions: torch.Tensor, similarity: SimilarityConfig) -> Sketch:
+def score_at(anchors: Floats, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
+    """Score films at anchors.
+
+    Args:
+        anchors: unit vectors (anchors, dim).
+        regions: unit vectors (films, regions, dim).
+        similarity: the exact score.
+
+    Returns:
+        (films, anchors).
+    """
+    scores: Floats = image_sentence_scores(regions, torch.from_numpy(anchors), similarity).T.numpy()
+    return scores
+
+
+def fit_sketch(anchors: Floats, scores: Floats) -> Sketch:
     """Fit a sketch.
 
     Args:
         anchors: unit vectors (anchors, dim) like those that will be asked with.
-        regions: unit vectors (films, regions, dim) of a sample of films.
-        similarity: the exact score.
+        scores: (films, anchors), of a sample of films, from `score_at`.
 
     Returns:
         The sketch.
     """
-    exact = image_sentence_scores(regions, torch.from_numpy(anchors), similarity).T.numpy()
-    _, _, directions = np.linalg.svd(exact.astype(np.float64), full_matrices=False)
+    _, _, directions = np.linalg.svd(scores.astype(np.float64), full_matrices=False)
     basis = directions[:_WIDTH].T
     kernel = _kernel(anchors, anchors).astype(np.float64)
     lift = np.linalg.solve(kernel + _RIDGE * np.eye(len(anchors)), basis)

@@ -1,10 +1,12 @@
 """Region and sentence vectors of a draft -> their sketches; all that candidates are found by."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from medclip_dcl.artifacts.embeddings import shard_name, write_array
@@ -12,10 +14,11 @@ from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.index.nearest import Floats, Rows
 from medclip_dcl.index.shards import Shards, open_shards
-from medclip_dcl.index.sketch import FILE, Sketch, fit_sketch
+from medclip_dcl.index.sketch import FILE, Sketch, fit_sketch, score_at
 from medclip_dcl.progress import Progress
 
-_FILMS = 1024
+_FILMS = 4096
+_FILMS_WITH_BOXES = 1024
 _FILMS_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
 
 
@@ -35,18 +38,20 @@ def write_sketches(
     regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
     if not (directory / FILE).is_file():
-        films = _spread(counts[0], _FILMS)
-        sample = regions.gather(films).astype(np.float32)
         boxes = settings.anchors // 3
         said = texts.gather(_spread(counts[1], settings.anchors - boxes))
-        anchors = np.concatenate([said, _boxes(sample, boxes)])
-        fit_sketch(anchors, torch.from_numpy(sample).flatten(1, 2), similarity).write(directory)
+        drawn_on = regions.gather(_spread(counts[0], _FILMS_WITH_BOXES)).astype(np.float32)
+        anchors = np.concatenate([said, _boxes(drawn_on, boxes)])
+        sample = regions.gather(_spread(counts[0], _FILMS))
+        scores = _over_blocks(sample, lambda films: score_at(anchors, films, similarity))
+        fit_sketch(anchors, scores).write(directory)
     sketch = Sketch.read(directory / FILE, dim)
+    sketch_films = partial(sketch.of_films, similarity=similarity)
     with Progress("sketch films", counts[0], "film") as progress:
         for number, shard in enumerate(regions.arrays):
             path = directory / shard_name("film_sketches", number)
             if not path.is_file():
-                write_array(path, _of_shard(shard, sketch, similarity))
+                write_array(path, _over_blocks(shard, sketch_films))
             progress.advance(len(shard))
     for number, shard in enumerate(texts.arrays if counts[1] else ()):
         path = directory / shard_name("text_sketches", number)
@@ -82,11 +87,12 @@ def open_vectors(
     }
 
 
-def _of_shard(shard: Floats, sketch: Sketch, similarity: SimilarityConfig) -> Floats:
+def _over_blocks(films: npt.NDArray[np.float16], give: Callable[[torch.Tensor], Floats]) -> Floats:
+    """Widen the regions of films block by block, and put together what blocks give."""
     parts = []
-    for first in range(0, len(shard), _FILMS_AT_ONCE):
-        block = torch.from_numpy(np.array(shard[first : first + _FILMS_AT_ONCE]))
-        parts.append(sketch.of_films(block.float().flatten(1, 2), similarity))
+    for first in range(0, len(films), _FILMS_AT_ONCE):
+        block = torch.from_numpy(np.array(films[first : first + _FILMS_AT_ONCE]))
+        parts.append(give(block.float().flatten(1, 2)))
     return np.concatenate(parts)
 
 

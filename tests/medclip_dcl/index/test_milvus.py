@@ -93,7 +93,7 @@ def test_the_engine_finds_the_rows_of_a_direct_scan_by_each_road(tmp_path: Path)
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((20_000, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    resident = Resident(vectors)
+    resident = Resident(Shards([vectors], len(vectors)))
     with milvus_server(tmp_path) as uri, Milvus(RetrievalConfig(uri=uri)) as engine:
         engine.fill("rows", Shards([vectors[:15_000], vectors[15_000:]], 15_000), lambda _: None)
         nearest = engine.nearest("rows", len(vectors))

@@ -113,7 +113,10 @@ def test_filters_that_leave_nothing_give_nothing(index: RetrievalIndex) -> None:
 def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     level = np.zeros((FILMS, DIM), dtype=np.float32)
     level[:, 0] = 1
-    changed = {"pooled": Shards([level], FILMS), "near": {"pooled": Resident(level)}}
+    changed = {
+        "pooled": Shards([level], FILMS),
+        "near": {"pooled": Resident(Shards([level], FILMS))},
+    }
     tied = RetrievalIndex(**{**vars(index), **changed})
     regions = torch.zeros(GRID, GRID, DIM)
     regions[..., 0] = 1

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.index.sketch import FILE, Sketch, fit_sketch
+from medclip_dcl.index.sketch import FILE, Sketch, fit_sketch, score_at
 from medclip_dcl.model.similarity import image_sentence_scores
 
 SIMILARITY = SimilarityConfig(dim=8)
@@ -17,7 +17,7 @@ def unit(*shape: int, seed: int) -> torch.Tensor:
 def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
     """With fewer anchors than the width nothing is left out but the ridge."""
     anchors, films = unit(40, 8, seed=0).numpy(), unit(60, 9, 8, seed=1)
-    sketch = fit_sketch(anchors, films, SIMILARITY)
+    sketch = fit_sketch(anchors, score_at(anchors, films, SIMILARITY))
     exact = image_sentence_scores(films, torch.from_numpy(anchors), SIMILARITY).numpy()
     near = sketch.of_vectors(anchors) @ sketch.of_films(films, SIMILARITY).T
     np.testing.assert_allclose(near, exact, atol=0.02)
@@ -34,7 +34,7 @@ def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> No
     films[:, 7] = topics[torch.arange(400) % 30]
     asked = functional.normalize(topics + 0.1 * unit(30, 8, seed=4), dim=-1)
     anchors = functional.normalize(topics.repeat(4, 1) + 0.1 * unit(120, 8, seed=5), dim=-1)
-    sketch = fit_sketch(anchors.numpy(), films[:200], SIMILARITY)
+    sketch = fit_sketch(anchors.numpy(), score_at(anchors.numpy(), films[:200], SIMILARITY))
     exact = image_sentence_scores(films, asked, SIMILARITY).numpy()
 
     def recall(near: np.ndarray) -> float:
@@ -51,5 +51,6 @@ def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> No
 
 
 def test_no_vector_has_an_empty_sketch() -> None:
-    sketch = fit_sketch(unit(5, 8, seed=0).numpy(), unit(6, 4, 8, seed=1), SIMILARITY)
+    anchors = unit(5, 8, seed=0).numpy()
+    sketch = fit_sketch(anchors, score_at(anchors, unit(6, 4, 8, seed=1), SIMILARITY))
     assert sketch.of_vectors(np.empty((0, 8), dtype=np.float32)).shape == (0, 5)
