@@ -1,6 +1,7 @@
 """Another model and index under load, and a service that is asked to stop under load."""
 
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -12,6 +13,10 @@ import httpx
 import pytest
 
 from medclip_dcl.artifacts.frame import peek_artifact
+from pipelines import build_index
+from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
+from tests.synthetic.killed import SHARDS, killed_at_shard
+from tests.synthetic.published import publish
 from tests.synthetic.service import PATIENCE_S, Service, png, running, store
 
 CLIENTS = 4
@@ -114,6 +119,41 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
             figures = client.get("/metrics").text
     assert 'medclip_swaps_total{outcome="served"} 1.0' in figures
     assert 'medclip_swaps_total{outcome="refused"} 2.0' in figures
+
+
+def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_again(
+    tmp_path: Path,
+) -> None:
+    work = write_corpus(tmp_path / "work")
+    recipe = write_recipe(tmp_path / "recipe.yaml", work)
+    publish(work / "model")
+    assert build_index.main(["--config", str(recipe), *SHARDS]) == 0
+    before, draft = digests(work), work / ".index.draft"
+    told: list[list[object]] = []
+    with running(work, watch_s=0.1) as service, service.client() as client:
+
+        def ask() -> None:
+            question = {"target": "image", "text": KINDS[0][1], "k": "5"}
+            answer = client.post("/retrieve", data=question, files={"unused": b""})
+            assert answer.status_code == 200, answer.text
+            told.append([answer.json()[name] for name in ("model", "index", "hits")])
+
+        ask()
+        publish(work / "model", seed=1)
+        wait_for(service, "swap_refused")  # no index of this model yet
+        assert killed_at_shard(recipe, draft, 5, meanwhile=ask) == -signal.SIGKILL
+        assert (draft / "pooled-00005.npy").is_file()
+        ask()
+        assert len(told) > 5
+        assert told == [told[0]] * len(told)
+        assert build_index.main(["--config", str(recipe), *SHARDS]) == 0
+        wait_for(service, "swapped")
+        ask()
+    after = digests(work)
+    assert not set(before) & set(after)
+    (*_, first), (*_, last) = told[0], told[-1]
+    assert [told[0], told[-1]] == [[*before, first], [*after, last]]
+    assert first != last
 
 
 def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.studies.images import open_image
+from medclip_dcl.tasks.input_range import fit_input_range
 from medclip_dcl.tasks.predictor import load
 from tests.synthetic import published
+from tests.synthetic.dicom import raster_bytes
+from tests.synthetic.films import random_films
 from tests.synthetic.service import PATIENCE_S, Service, png, running
 
 JPEG = b"\xff\xd8"
@@ -400,3 +403,28 @@ def test_the_service_stops_when_asked(folder: Path) -> None:
             assert (answer.status_code, answer.json()["code"]) == (503, "no_index")
         service.process.terminate()
         assert service.process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "form"), [("/classify", {}), ("/ground", {"phrase": "effusion"})]
+)
+def test_a_film_unlike_those_of_training_is_flagged(
+    tmp_path: Path, route: str, form: dict[str, str]
+) -> None:
+    published.publish(tmp_path / "older")
+    older, files = (
+        load(tmp_path / "older", "cpu"),
+        [raster_bytes(f, "png") for f in random_films(60)],
+    )
+    known = fit_input_range(
+        [older.square(open_image(data)) for data in files], [str(number) for number in range(60)]
+    )
+    published.publish(tmp_path / "model", known=known)
+    noise = np.random.default_rng(0).integers(0, 256, (1, 64, 64)).astype(np.uint8)
+    flagged = []
+    with running(tmp_path, index="") as service, service.client() as client:
+        for pixels in (*noise, *random_films(20, seed=9)):
+            answer = client.post(route, files=film(raster_bytes(pixels, "png")), data=form)
+            flagged.append("out_of_range" in answer.json()["image"]["flags"])
+    assert flagged[0]
+    assert sum(flagged[1:]) <= 4
