@@ -9,7 +9,10 @@ seen, and killed where that file is still there, else let go on. What had been a
 a kill must be there after the next one, once, with the same bytes; and the end must have the
 content of a run that nobody killed. For training the losses of every logged step are compared
 as well; every checkpoint that can be seen after a kill must open, and no more steps may be lost
-than lie between two of them. Half of its kills hit a save.
+than lie between two of them. Half of its kills hit a save. An index is built where an old one of
+another model stands: after every kill the old one must open whole and answer as before, and from
+the moment at which the new one bears its name, so must that. Some kills come between the two
+renames of that moment, or right after them.
 """
 
 import argparse
@@ -24,35 +27,40 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from benchmarks import warm
 from benchmarks.exactness import newest, unreadable
 from benchmarks.record import finish
-from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, TRAINING, VICTIMS, Facts, Victim
+from benchmarks.standing import REPLACING_SHARE, Standing
+from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, TINY, VICTIMS, Facts, Victim
 from medclip_dcl.artifacts.files import STAGED
 from medclip_dcl.training.metrics_log import read_metrics
-from tests.synthetic.corpus import write_corpus, write_recipe
+from tests.synthetic.corpus import write_recipe
 
 _POLL_S = 0.0002
 
 
-def start(job: str, work: Path) -> ForkServerProcess:
+def start(
+    job: str, work: Path, before: tuple[str, tuple[str, ...]] | None = None
+) -> ForkServerProcess:
     """Start a job in a process group of its own.
 
     Args:
         job: its name.
         work: folder of the recipe.
+        before: what is called in the new process before the job, as in `warm.start`.
 
     Returns:
         The running process.
     """
     options = [word for setting in (f"work={work}", *SMALL) for word in ("--set", setting)]
     arguments = ["--config", RECIPE, *options]
-    if job == "train":
-        arguments = ["--config", str(write_recipe(work / "recipe.yaml", work, train=TRAINING))]
-    return warm.start(job, arguments, work.with_suffix(".log"))
+    if job in TINY:
+        arguments = ["--config", str(write_recipe(work / "recipe.yaml", work, **TINY[job]))]
+    return warm.start(job, arguments, work.with_suffix(".log"), before=before)
 
 
 def run(job: str, work: Path) -> None:
@@ -204,7 +212,7 @@ def try_victim(victim: Victim, base: Path, tier: str, draw: random.Random) -> di
         draw: where the moments come from.
 
     Returns:
-        Counts, and seconds of the uninterrupted run.
+        Counts, those of an old index among them, and seconds of the uninterrupted run.
     """
     reference = base.with_name(f"reference-{victim.job}")
     shutil.copytree(base, reference)
@@ -218,20 +226,27 @@ def try_victim(victim: Victim, base: Path, tier: str, draw: random.Random) -> di
     ended = time.monotonic()
     expected = content(victim, reference)
     count = Count()
+    standing = Standing.between(base, reference) if victim.replaces else None
     limits = (victim.kills(tier), victim.flushes(tier))
     while not count.suffices(*limits):
         work = base.with_name("trial")
         shutil.copytree(base, work)
-        _kill_until_done(victim, work, (*limits, ended - writing), count, draw)
+        _kill_until_done(victim, work, (*limits, ended - writing), count, standing, draw)
         count.ends += 1
         count.different += content(victim, work) != expected
         shutil.rmtree(work)
     shutil.rmtree(reference)
-    return {**vars(count), "seconds": round(ended - begun, 2)}
+    served = standing.counts() if standing else {}
+    return {**vars(count), **served, "seconds": round(ended - begun, 2)}
 
 
 def _kill_until_done(
-    victim: Victim, work: Path, limits: tuple[int, int, float], count: Count, draw: random.Random
+    victim: Victim,
+    work: Path,
+    limits: tuple[int, int, float],
+    count: Count,
+    standing: Standing | None,
+    draw: random.Random,
 ) -> None:
     kills, flushes, seconds = limits
     before: Facts = {}
@@ -240,11 +255,17 @@ def _kill_until_done(
             run(victim.job, work)
         else:
             aimed = count.in_flush < victim.flush_share * (count.kills + 1)
-            process = kill_once(victim, work, seconds, draw, aimed=aimed)
+            if standing and not aimed and standing.lacks(work, count.kills + 1):
+                process = start(victim.job, work, standing.arming())
+                process.join()
+            else:
+                process = kill_once(victim, work, seconds, draw, aimed=aimed)
             if process.exitcode == -signal.SIGKILL:
                 count.kills += 1
                 count.in_flush += half_written(victim, work)
-                if (work / victim.artifact).exists():
+                if standing:
+                    standing.ask(work)
+                if standing.is_replaced(work) if standing else (work / victim.artifact).exists():
                     continue  # sealed a moment before
                 count.inspect(work)
                 before = count.compare(before, victim.acknowledged(work))
@@ -282,13 +303,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if job not in made:
                     run(job, base)
                     made.add(job)
-            start_from = base if victim.needs else write_corpus(base.with_name("corpus"))
+            start_from = base
+            if victim.scene:
+                scene = base.with_name(f"scene-{victim.job}")
+                start_from = victim.scene(scene, partial(run, victim.job))
             found = try_victim(victim, start_from, tier, draw)
             shown = ", ".join(f"{name} {value}" for name, value in found.items())
             print(f"{victim.job:18}{shown}", flush=True)
             figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
     bars = {}
-    for name in ("different", "lost", "duplicates", "unreadable"):
+    for name in ("different", "lost", "duplicates", "unreadable", "unserved"):
         counts = [figures.get(f"{victim.job}_{name}", 0) for victim in VICTIMS]
         bars[name] = ("0", not any(counts))
     for victim in VICTIMS:
@@ -296,6 +320,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             least = victim.flushes(tier)
             hits = figures[f"{victim.job}_in_flush"]
             bars[f"{victim.job}_in_flush"] = (f">= {least}", hits >= least)
+            if victim.replaces:
+                least = int(victim.kills(tier) * REPLACING_SHARE)
+                hits = figures[f"{victim.job}_replacing"]
+                bars[f"{victim.job}_replacing"] = (f">= {least}", hits >= least)
     if "train_steps_lost" in figures:
         bars["train_steps_lost"] = (f"<= {SAVED_EVERY}", figures["train_steps_lost"] <= SAVED_EVERY)
     return finish("kills", figures, bars)

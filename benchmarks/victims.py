@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.standing import write_scene
 from medclip_dcl.artifacts import likelihoods
 from medclip_dcl.artifacts.files import sha256_file
 from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.errors import ArtifactCorrupt
+from tests.synthetic.corpus import write_corpus
 
 RECIPE = "configs/demo.yaml"
 SAVED_EVERY = 4
@@ -23,8 +26,11 @@ SMALL = (
     "likelihood.workers=1",
     "language_model.steps=20",
 )
-TRAINING = {"steps": 48, "save_every_steps": SAVED_EVERY}
-"""Settings of the trainer, which works on the tiny corpus of the tests: its restarts are many."""
+TINY: dict[str, dict[str, dict[str, Any]]] = {
+    "train": {"train": {"steps": 48, "save_every_steps": SAVED_EVERY}},
+    "build_index": {"index": {"shard_rows": 2, "thumbnail_px": 32, "anchors": 48}},
+}
+"""Settings of jobs that work on the tiny corpus of the tests: their restarts are many."""
 
 KILLS = {"quick": 6, "normal": 12, "long": 60}
 
@@ -51,6 +57,10 @@ class Victim:
     """Share of the quick kills that a job gets whose restarts are long."""
     flush_share: float = 1 / 3
     """Share of the kills that must hit a flush."""
+    scene: Callable[[Path, Callable[[Path], None]], Path] | None = None
+    """Writes what the job reads, with a way to run it, where no job of `needs` does."""
+    replaces: bool = False
+    """Whether an old index stands in its place, which must serve until the new one does."""
 
     def kills(self, tier: str) -> int:
         """Say how many kills must hit."""
@@ -78,6 +88,16 @@ def spans(work: Path) -> list[tuple[str, str]]:
 def scores(folder: Path) -> Facts:
     table = read_table(folder, likelihoods.LIKELIHOODS)
     return {f"{row['text_key']} 0": row["pll_nats"].hex() for row in table.to_pylist()}
+
+
+def vectors(folder: Path) -> list[tuple[str, str]]:
+    """Shards that a build keeps and does not make anew, so that the time of writing stays too."""
+    pooled = {path.stem[-5:] for path in folder.glob("pooled-*")}  # the last of a shard of films
+    return [
+        (path.name, f"{sha256_file(path)} {path.stat().st_mtime_ns}")
+        for path in sorted({*folder.glob("[a-z]*-?????.*"), *folder.glob("sketch.npy")})
+        if path.stem[-5:] in pooled or not path.name.startswith(("regions-", "pictures-"))
+    ]
 
 
 def checkpoints(_work: Path) -> list[tuple[str, str]]:
@@ -113,5 +133,17 @@ VICTIMS = (
         lambda _work: {},
         quick_share=1 / 3,
         flush_share=1 / 2,
+        scene=lambda work, _: write_corpus(work),
+    ),
+    Victim(
+        "build_index",
+        "index",
+        (),
+        ".index.draft/regions-*",
+        ".index.draft",
+        lambda work: vectors(work / ".index.draft"),
+        lambda work: dict(vectors(work / "index")),
+        scene=write_scene,
+        replaces=True,
     ),
 )

@@ -1,11 +1,12 @@
 """What a kill lost or doubled is counted."""
 
+import os
 from pathlib import Path
 
 import torch
 
 from benchmarks.kills import Count
-from benchmarks.victims import KILLS, VICTIMS
+from benchmarks.victims import KILLS, VICTIMS, vectors
 from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
 
 
@@ -31,7 +32,22 @@ def test_the_long_count_kills_every_job_sixty_times() -> None:
         "prepare_images": 20,
         "score_sentences": 20,
         "train": 30,
+        "build_index": 20,
     }
+
+
+def test_a_shard_of_films_is_acknowledged_once_it_is_whole_and_not_when_made_anew(
+    tmp_path: Path,
+) -> None:
+    names = ["pictures-00000.arrow", "pooled-00000.npy", "regions-00000.npy", "texts-00000.npy"]
+    for name in (*names, "regions-00001.npy", ".staged.pooled-00001.npy.x", "films.parquet"):
+        (tmp_path / name).write_bytes(b"1")
+    found = vectors(tmp_path)
+    assert [name for name, _ in found] == names
+    os.utime(tmp_path / names[0], ns=(0, 1))
+    count = Count()
+    count.compare(dict(found), vectors(tmp_path))
+    assert (count.lost, count.duplicates) == (1, 0)
 
 
 def test_a_checkpoint_that_cannot_be_opened_and_steps_lost_are_counted(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,12 +12,11 @@ from medclip_dcl.index import Query, RetrievalIndex
 from medclip_dcl.tasks.predictor import load
 from pipelines.build_index import main
 from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
+from tests.synthetic.killed import SHARDS, killed_at_shard
 from tests.synthetic.milvus import milvus_server
 from tests.synthetic.published import publish
 
 STUDIES = 10
-ROOT = Path(__file__).parents[2]
-SHARDS = ("--set", "index.shard_rows=1", "--set", "index.pictures=false")
 
 
 def run(recipe: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
@@ -58,16 +54,6 @@ def test_splits_choose_what_is_indexed(tmp_path: Path, capsys: pytest.CaptureFix
     made = run(recipe, capsys, "--set", 'index.splits=["test"]', "--set", "index.pictures=false")
     assert made["films"] == 3  # study 8 has two
     assert main(["--config", str(recipe), "--set", "index.splits=[]"]) == 2
-
-
-def killed_at_shard(recipe: Path, draft: Path, shard: int) -> int:
-    """Build in a process of its own, killed once a shard is there; its exit code."""
-    words = [sys.executable, "-m", "pipelines.build_index", "--config", str(recipe)]
-    with subprocess.Popen([*words, *SHARDS], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not (draft / f"pooled-{shard:05d}.npy").is_file():
-            time.sleep(0.0005)
-        process.kill()
-    return process.returncode
 
 
 def test_the_old_index_serves_while_a_build_is_killed_and_its_end_is_the_same(

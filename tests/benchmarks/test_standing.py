@@ -1,0 +1,81 @@
+"""An old index that does not serve is counted, and kills come where one replaces the other."""
+
+import multiprocessing
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from benchmarks.standing import Standing, arm, write_scene
+from benchmarks.victims import TINY
+from medclip_dcl.artifacts.files import write_text
+from medclip_dcl.artifacts.frame import Kind, drafting, make_recipe
+from pipelines.build_index import main
+from tests.synthetic.corpus import write_recipe
+
+KIND = Kind("index", 1, "build_index")
+
+
+def build(work: Path) -> None:
+    recipe = write_recipe(work / "recipe.yaml", work, **TINY["build_index"])
+    assert main(["--config", str(recipe)]) == 0
+
+
+def test_an_index_that_is_gone_damaged_or_answers_otherwise_is_counted(tmp_path: Path) -> None:
+    base = write_scene(tmp_path / "base", build)
+    new = Path(shutil.copytree(base, tmp_path / "new"))
+    build(new)
+    standing = Standing.between(base, new)
+    for work in (base, new):
+        standing.ask(work)
+    (base / "index").rename(base / ".index.retired")
+    standing.ask(base)
+    assert standing.counts() == {"asked": 3, "unserved": 0, "replacing": 1}
+
+    for part in ("pooled-00003.npy", "artifact.json"):
+        path = new / "index" / part
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2] + b"00")
+        standing.ask(new)
+        path.write_bytes(whole)
+    assert standing.unserved == 2
+    shutil.rmtree(base / ".index.retired")
+    standing.ask(base)
+    assert standing.unserved == 3
+    otherwise = Standing(standing.digest, old=standing.new, new=standing.old)
+    otherwise.ask(new)
+    assert otherwise.unserved == 1
+
+
+def test_an_old_index_that_answers_as_the_new_one_proves_nothing(tmp_path: Path) -> None:
+    work = write_scene(tmp_path / "base", build)
+    shutil.rmtree(work / "model")
+    shutil.copytree(work / "old_model", work / "model")
+    with pytest.raises(ValueError, match="give them other models"):
+        Standing.between(work, work)
+
+
+def write(work: Path, text: str) -> None:
+    with drafting(KIND.at(work), KIND, make_recipe(KIND, {"text": text}, {})) as draft:
+        write_text(draft.directory / "text", text)
+        draft.seal({})
+
+
+def armed(work: Path, name: str) -> None:
+    arm(name)
+    write(work, "new")
+
+
+@pytest.mark.parametrize(("name", "left"), [("index", None), (".index.draft", "new")])
+def test_a_writer_is_killed_after_the_first_rename_or_the_second(
+    tmp_path: Path, name: str, left: str | None
+) -> None:
+    write(tmp_path, "old")
+    process = multiprocessing.get_context("fork").Process(target=armed, args=(tmp_path, name))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / ".index.retired/text").read_text() == "old"
+    place = tmp_path / "index/text"
+    assert (place.read_text() if place.exists() else None) == left
