@@ -1,0 +1,232 @@
+"""Children's films, with pneumonia or without: prompts, probes, and what needs no model.
+
+Every AUC of a fitted classifier is the mean of five, each of a fifth of the patients: three
+fifths fit it, another one chooses its penalty.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int8, Int64, UInt8
+
+from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.config.views import ProbeConfig
+from medclip_dcl.errors import QueryError
+from medclip_dcl.metrics.bootstrap import Figure
+from medclip_dcl.metrics.linear_probe import Labelled, linear_probe
+from medclip_dcl.metrics.summary import UNKNOWN, mean_finding_figures
+from medclip_dcl.studies.images import Decoder
+from medclip_dcl.studies.tabular import read_rows
+from medclip_dcl.tasks.examination import examine_findings
+from medclip_dcl.tasks.examinee import Examinee
+from medclip_dcl.tasks.outcome import Films, Sampling
+from medclip_dcl.tasks.prompts import Finding
+
+FOLDS = 5
+THUMBNAIL_PX = 32
+
+Features = Float[np.ndarray, "films features"]
+Labels = Int64[np.ndarray, " films"]
+
+
+@dataclass(frozen=True)
+class LabelledFilms:
+    """Films whose label is known.
+
+    Attributes:
+        image_ids: the files' names.
+        subject_ids: patient of each film.
+        labels: 1 pneumonia, 0 normal.
+        pixels: prepared films.
+        thumbnails: 32 x 32 grey levels of each, 0 to 255.
+        sizes_px: height and width of each file.
+    """
+
+    image_ids: tuple[str, ...]
+    subject_ids: tuple[str, ...]
+    labels: Labels
+    pixels: UInt8[np.ndarray, "films size size"]
+    thumbnails: Features
+    sizes_px: tuple[tuple[int, int], ...]
+
+
+def read_labelled_films(folder: Path, settings: ImagesConfig) -> LabelledFilms:
+    """Decode the films of a folder with a manifest through the gate.
+
+    Args:
+        folder: holds `manifest.csv` with `file`, `label` (`normal` or another) and `patient_id`.
+        settings: how the model's films are prepared.
+
+    Returns:
+        All of them.
+
+    Raises:
+        ImageError: a film is refused.
+        StudyError: the manifest is missing or lacks a column.
+    """
+    rows = read_rows(folder / "manifest.csv", ["file", "label", "patient_id"])
+    with Decoder(settings, 1) as decoder:
+        squares = [
+            decoder.square(folder / name, settings.size_px, equalize=settings.equalize)
+            for name in rows["file"]
+        ]
+        small = [
+            decoder.square(folder / name, THUMBNAIL_PX, equalize=False).pixels.ravel()
+            for name in rows["file"]
+        ]
+    return LabelledFilms(
+        image_ids=tuple(rows["file"]),
+        subject_ids=tuple(rows["patient_id"]),
+        labels=np.array([name != "normal" for name in rows["label"]], dtype=np.int64),
+        pixels=np.stack([film.pixels for film in squares]),
+        thumbnails=np.stack(small).astype(np.float64),
+        sizes_px=tuple((film.height_px, film.width_px) for film in squares),
+    )
+
+
+def finding_of(findings: Iterable[Finding], label: str) -> Finding:
+    """Choose the finding that is judged by a label.
+
+    Args:
+        findings: those that the model was published with.
+        label: name of the label.
+
+    Returns:
+        The finding.
+
+    Raises:
+        QueryError: the model was published without one.
+    """
+    for finding in findings:
+        if finding.label == label:
+            return finding
+    raise QueryError(f"the model was published without prompts of label {label!r}; train one with")
+
+
+def zero_shot_auc(
+    model: Examinee, films: Films, finding: Finding, labels: Labels, sampling: Sampling
+) -> Figure:
+    """Ask for a finding by its prompts.
+
+    Args:
+        model: who is asked.
+        films: the films.
+        finding: the prompt pair.
+        labels: 1 present, 0 absent.
+        sampling: of the interval.
+
+    Returns:
+        AUC of present against absent.
+    """
+    truth: Int8[np.ndarray, "1 films"] = labels[None].astype(np.int8)
+    outcome, _ = examine_findings(model, films, [finding], truth, sampling)
+    return outcome.groups[finding.name]["auc"]
+
+
+def direction_of(auc: Figure) -> int:
+    """Say which films score higher.
+
+    Args:
+        auc: of films with the finding against films without.
+
+    Returns:
+        1: those with it; -1: those without; 0: the interval holds 0.5, or there is none.
+    """
+    if auc.low is None or auc.high is None or auc.low <= 0.5 <= auc.high:
+        return 0
+    return 1 if auc.low > 0.5 else -1
+
+
+def split_patients(
+    labels: Labels, subjects: Iterable[str], generator: np.random.Generator
+) -> Int64[np.ndarray, " films"]:
+    """Deal patients into folds, those of each label in turn.
+
+    Args:
+        labels: class of each film; a patient counts for the class of the first.
+        subjects: patient of each film.
+        generator: shuffles the patients.
+
+    Returns:
+        Fold of each film, 0 to 4; all films of a patient are in one.
+    """
+    _, first, owner = np.unique(np.array(list(subjects)), return_index=True, return_inverse=True)
+    order = generator.permutation(len(first))
+    order = order[np.argsort(labels[first[order]], kind="stable")]
+    fold = np.empty(len(first), dtype=np.int64)
+    fold[order] = np.arange(len(first)) % FOLDS
+    return fold[owner]
+
+
+def probed_auc(
+    features: Features,
+    labels: Labels,
+    folds: Int64[np.ndarray, " films"],
+    subjects: Iterable[str],
+    sampling: Sampling,
+) -> Figure:
+    """Read a label from features by logistic regression, on patients that did not fit it.
+
+    Args:
+        features: what is known of each film.
+        labels: 1 or 0.
+        folds: fold of each film, from `split_patients`.
+        subjects: patient of each film.
+        sampling: of the interval; the classifiers stay as they are.
+
+    Returns:
+        Mean AUC over the folds.
+
+    Raises:
+        MetricError: a fold lacks one of the classes.
+    """
+    margins = np.zeros((FOLDS, len(labels)))
+    truth = np.full((FOLDS, len(labels)), UNKNOWN, dtype=np.int8)
+    for fold in range(FOLDS):
+        judged, validating = folds == fold, folds == (fold + 1) % FOLDS
+        fit = linear_probe(
+            _part(features, labels, ~judged & ~validating),
+            _part(features, labels, validating),
+            _part(features, labels, judged),
+            ProbeConfig().penalties,
+            2,
+        )
+        margins[fold, judged] = fit.margins
+        truth[fold, judged] = labels[judged]
+    figures = mean_finding_figures(
+        margins, truth, list(subjects), sampling.samples, sampling.generator()
+    )
+    return figures["mean_auc"]
+
+
+def shuffled_aucs(
+    features: Features, labels: Labels, folds: Int64[np.ndarray, " films"], times: int, seed: int
+) -> Float[np.ndarray, " times"]:
+    """Do what `probed_auc` does with labels that mean nothing.
+
+    Args:
+        features: what is known of each film.
+        labels: 1 or 0; dealt anew to the films of each fold, so that the classes stay even.
+        folds: fold of each film.
+        times: how often.
+        seed: of the deals.
+
+    Returns:
+        The AUC of each deal.
+    """
+    generator = np.random.default_rng(seed)
+    names = [str(film) for film in range(len(labels))]
+    found = []
+    for _ in range(times):
+        dealt = labels.copy()
+        for fold in range(FOLDS):
+            rows = np.flatnonzero(folds == fold)
+            dealt[rows] = generator.permutation(labels[rows])
+        found.append(probed_auc(features, dealt, folds, names, Sampling(0, 0)).value)
+    return np.array(found, dtype=np.float64)
+
+
+def _part(features: Features, labels: Labels, chosen: np.ndarray) -> Labelled:
+    return Labelled(features[chosen].astype(np.float64), labels[chosen])

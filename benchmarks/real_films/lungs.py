@@ -1,0 +1,253 @@
+"""Boxes of lungs on real films: does what is laid over the grid come back where it was?
+
+A box is painted white on black at the size of its film, and goes the way that films go:
+onto the square, through the geometry's window, onto the model's input. The mean over each
+cell is the best grid that any model could give. It is brought back to the film by the
+code that shows heatmaps, and compared with the box. Nothing of it depends on a skill.
+
+BioViL's smoothing, 1.5 cells, was made for a grid of 15. On one of 8 it can put the peak of
+a box that nearly touches the window's edge into the outermost cell, whose value goes on to
+the edge: a tie with pixels outside the box, which counts as a miss.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, UInt8
+from torch.nn import functional
+
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.metrics import localization
+from medclip_dcl.model.preprocessing import normalise, to_input
+from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.studies.images import Decoder
+from medclip_dcl.studies.square import square
+from medclip_dcl.tasks.geometry import Geometry, Window, cut, heatmap, window_of
+from medclip_dcl.tasks.grounding import locate
+from pipelines.build_manifest import read_source
+
+LEFT, RIGHT = "left lung", "right lung"
+WHITE = 65535
+_LEVELS = tuple(step / 20 for step in range(1, 20))
+
+Grid = Float[np.ndarray, "rows columns"]
+Mask = Bool[np.ndarray, "height width"]
+Figures = dict[str, float]
+
+
+class Shape(NamedTuple):
+    """Sizes of a model: prepared film and input in pixels, cells along an edge."""
+
+    prepared_px: int
+    input_px: int
+    cells: int
+
+
+@dataclass(frozen=True)
+class LungFilm:
+    """A film and the box of each of its lungs."""
+
+    image_id: str
+    subject_id: str
+    image: GreyImage
+    boxes: Mapping[str, Float[np.ndarray, "1 4"]]
+    """`LEFT` or `RIGHT` -> x, y, width, height, pixels of the film."""
+
+
+def read_lung_films(config: Config) -> list[LungFilm]:
+    """Read the films with boxes that a recipe's source names.
+
+    Args:
+        config: the recipe; the category of its boxes is `Left Lung` or `Right Lung`.
+
+    Returns:
+        Those that have the box of either lung, in the source's order.
+
+    Raises:
+        ImageError: a film is refused.
+        StudyError: the source cannot be read.
+    """
+    source = read_source(config)
+    root = resolve_path(config.source.root, config)
+    boxes: dict[str, dict[str, np.ndarray]] = {}
+    for row in source.boxes.rows:
+        place = np.array([[row["x"], row["y"], row["width"], row["height"]]])
+        boxes.setdefault(row["image_id"], {})[row["category"].lower()] = place
+    with Decoder(config.images, 1) as decoder:
+        return [
+            LungFilm(
+                film.image_id,
+                film.subject_id,
+                decoder.open(root / film.path),
+                boxes[film.image_id],
+            )
+            for film in source.raw.films
+            if {LEFT, RIGHT} <= boxes.get(film.image_id, {}).keys()
+        ]
+
+
+def mask_of(film: LungFilm, side: str) -> Mask:
+    """Mark the pixels of a film that lie in the box of a lung."""
+    return localization.box_mask(film.boxes[side], *film.image.pixels.shape)
+
+
+def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
+    """Bring a box to the grid, the way that films go.
+
+    Args:
+        mask: the box on the film.
+        geometry: what of the film the model is shown.
+        shape: sizes of the model.
+
+    Returns:
+        Share of each cell that the box covers, as far as the way is true.
+    """
+    painted = GreyImage((mask * WHITE).astype(np.uint16), 16, "png")
+    film = shown(painted, geometry, shape.prepared_px, equalize=False)
+    pixels = to_input(film[None], shape.input_px)
+    cells = functional.adaptive_avg_pool2d(pixels, shape.cells)[0, 0]
+    black, white = normalise(torch.tensor([0.0, 255.0]))
+    grid: np.ndarray = ((cells - black) / (white - black)).clamp(0, 1).numpy()
+    return grid
+
+
+def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
+    """Bring a grid back to the film and compare it with the box.
+
+    Args:
+        grid: of the box, from `perfect_grid`.
+        mask: the box.
+        geometry: what of the film the grid covers.
+
+    Returns:
+        `pointed`: whether the peak lies in the box; `mirrored`: the same of the map turned
+        left to right, which is to fail; `iou`: of the map above its best level; `cells_iou`:
+        of the best choice of whole cells; `off`: how far the map's middle lies from the
+        box's, cells; `peak`: the peak's place from left to right, share of the width.
+    """
+    height, width = mask.shape
+    window = window_of(geometry, height, width)
+    back = heatmap(grid, geometry, window, height, width)
+    whole = _whole_cells(grid, window, height, width)
+    levels = [level * float(grid.max()) for level in _LEVELS]
+    apart = _middle(back >= np.nanmax(back) / 2) - _middle(mask & ~np.isnan(back))
+    cell = np.array([window.height / grid.shape[0], window.width / grid.shape[1]])
+    at = np.unravel_index(int(np.nanargmax(back)), back.shape)[1]
+    return {
+        "pointed": float(localization.is_pointed_at(back, mask) or False),
+        "mirrored": float(localization.is_pointed_at(back[:, ::-1], mask) or False),
+        "iou": _best_iou(back, mask, levels),
+        "cells_iou": _best_iou(whole, mask, levels),
+        "off": float(np.abs(apart / cell).max()),
+        "peak": (int(at) + 0.5) / width,
+    }
+
+
+def located(grid: Grid, mask: Mask) -> Figures:
+    """Let the service's code answer where the grid peaks; it sees the whole film.
+
+    Args:
+        grid: of the box, from `perfect_grid`.
+        mask: the box.
+
+    Returns:
+        `pointed`: whether its peak lies in the box; `iou`: of the box that it traces.
+    """
+    height, width = mask.shape
+    answer = locate(grid, height, width, None)
+    found = np.zeros_like(mask)
+    if answer.box is not None:
+        sides = [answer.box.x, answer.box.y, answer.box.width, answer.box.height]
+        found = localization.box_mask(np.array([sides]), height, width)
+    union = int((found | mask).sum())
+    return {
+        "pointed": float(mask[int(answer.peak.y), int(answer.peak.x)]),
+        "iou": int((found & mask).sum()) / union,
+    }
+
+
+def perfect_figures(films: Sequence[LungFilm], geometry: Geometry, shape: Shape) -> Figures:
+    """Compare the perfect map of every box with it.
+
+    Args:
+        films: the films.
+        geometry: what of them the grid covers.
+        shape: sizes of the model.
+
+    Returns:
+        Means of what `compare` gives over the boxes; `off_most`, the largest `off`; and
+        `left_is_right`: share of films where the left lung's peak is to the right.
+    """
+    rows: list[Figures] = []
+    ordered = 0
+    for film in films:
+        found = {}
+        for side in (LEFT, RIGHT):
+            mask = mask_of(film, side)
+            found[side] = compare(perfect_grid(mask, geometry, shape), mask, geometry)
+        ordered += found[LEFT].pop("peak") > found[RIGHT].pop("peak")
+        rows += found.values()
+    off = max(row["off"] for row in rows)
+    return _means(rows) | {"off_most": off, "left_is_right": ordered / len(films)}
+
+
+def located_figures(films: Sequence[LungFilm], shape: Shape) -> Figures:
+    """Average what `located` says of every box.
+
+    Args:
+        films: the films.
+        shape: sizes of the model.
+
+    Returns:
+        Means over the boxes.
+    """
+    masks = [mask_of(film, side) for film in films for side in (LEFT, RIGHT)]
+    return _means([located(perfect_grid(mask, "paper", shape), mask) for mask in masks])
+
+
+def shown(
+    image: GreyImage, geometry: Geometry, size_px: int, *, equalize: bool
+) -> UInt8[np.ndarray, "size size"]:
+    """Prepare a film and cut out of it what a geometry shows to a model.
+
+    Args:
+        image: the film.
+        geometry: which.
+        size_px: edge of a prepared film, pixels.
+        equalize: whether its histogram is equalised.
+
+    Returns:
+        What `Examinee.embed_images` takes.
+    """
+    height, width = image.pixels.shape
+    prepared = square(image, size_px, equalize)
+    return cut(prepared, window_of(geometry, height, width), height, width)
+
+
+def _whole_cells(grid: Grid, window: Window, height: int, width: int) -> np.ndarray:
+    """Spread a grid over the film without blending: every pixel has the value of its cell."""
+    rows, columns = grid.shape
+    down = ((np.arange(window.height) + 0.5) * rows / window.height).astype(int)
+    across = ((np.arange(window.width) + 0.5) * columns / window.width).astype(int)
+    spread = np.full((height, width), np.nan)
+    inside = slice(window.y, window.y + window.height), slice(window.x, window.x + window.width)
+    spread[inside] = grid[np.ix_(down, across)]
+    return spread
+
+
+def _best_iou(values: np.ndarray, mask: Mask, levels: Sequence[float]) -> float:
+    overlap = partial(localization.mean_iou, values, mask)
+    return max(overlap((level,)) or 0.0 for level in levels)
+
+
+def _middle(mask: Mask) -> np.ndarray:
+    middle: np.ndarray = np.argwhere(mask).mean(axis=0)
+    return middle
+
+
+def _means(rows: Sequence[Figures]) -> Figures:
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
