@@ -10,8 +10,9 @@ reads a high AUC of this set as skill has to explain the last two first.
 Boxes of lungs (`covid_cxr`): a perfect map of each box, on the grid of the model at hand and
 on the paper's, in either geometry, brought back to the film and compared with the box; then
 what a covered lung changes in the encoder's grid, and where the model points for "left lung"
-and "right lung", with the names exchanged as a control. The demo's model has seen generated
-films alone, so no bar asks it for skill.
+and "right lung". Two controls: with the names exchanged, and on mirrored films, where a model
+that knows the lungs has to fail, and one that knows the places alone does not. The demo's
+model has seen generated films alone, so no bar asks it for skill.
 `--quick`: fewer samples.
 """
 
@@ -55,7 +56,11 @@ _TITLES = {
     "pixels": "no model: logistic regression on 32 x 32 grey levels",
     "shape": "no model: logistic regression on the file's width and height",
 }
-_NAMES = {"named": '"left lung", "right lung"', "exchanged": "the other lung's name"}
+_NAMES = {
+    "named": '"left lung", "right lung"',
+    "exchanged": "the other lung's name",
+    "turned": "the same names on mirrored films",
+}
 _DIRECTIONS = {
     1: "films with pneumonia score higher",
     -1: "normal films score higher",
@@ -232,9 +237,14 @@ def _judge_model(
     _print_figure("a lung painted over: the change peaks in its box", covered["pointed"])
     _print_figure("  in its half of the film, chance 0.5", covered["side"])
     figures = _flat(covered, f"covered_{geometry}")
+    turned = pointing.encode_films(model, pointing.turn(films), geometry, settings)
     for kind, title in _NAMES.items():
         asked, chance = pointing.examine_names(
-            model, encoded, films, sampling, exchanged=kind == "exchanged"
+            model,
+            turned if kind == "turned" else encoded,
+            films,
+            sampling,
+            exchanged=kind == "exchanged",
         )
         found = {name: asked[name] for name in ("side", "pointing", "cnr_signed", "miou")}
         figures |= _flat(found, f"{kind}_{geometry}") | {f"{kind}_{geometry}_chance": chance}

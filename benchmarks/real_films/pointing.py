@@ -126,6 +126,21 @@ def examine_covered(
     return mean_figures(columns, subjects, sampling.samples, sampling.generator())
 
 
+def turn(films: Sequence[LungFilm]) -> list[LungFilm]:
+    """Mirror films left to right; their boxes stay where they are.
+
+    Args:
+        films: the films.
+
+    Returns:
+        Films of the same sizes, the other lung in each box.
+    """
+    return [
+        replace(film, image=replace(film.image, pixels=film.image.pixels[:, ::-1].copy()))
+        for film in films
+    ]
+
+
 def cover(film: LungFilm, side: str) -> GreyImage:
     """Paint over one lung's box with the film's mean grey.
 

@@ -82,3 +82,11 @@ def test_names_point_to_their_lungs_and_exchanged_ones_do_not() -> None:
     exchanged, _ = pointing.examine_names(MODEL, encoded, films(), DRAWN, exchanged=True)
     assert (exchanged["pointing"].value, exchanged["side"].value) == (0, 0)
     assert (exchanged["cnr_signed"].value or 0) < 0 < (named["cnr_signed"].value or 0)
+
+
+def test_model_that_sees_the_lungs_fails_on_mirrored_films() -> None:
+    turned = pointing.turn(films())
+    assert (turned[0].image.pixels == films()[0].image.pixels[:, ::-1]).all()
+    encoded = pointing.encode_films(MODEL, turned, "paper", SETTINGS)
+    found, _ = pointing.examine_names(MODEL, encoded, films(), DRAWN)
+    assert (found["pointing"].value, found["side"].value) == (0, 0)
