@@ -276,7 +276,7 @@ def _print_label(found: labels.LabelledFilms, aucs: Mapping[str, Figure]) -> Non
 
 
 def _print_figure(title: str, figure: Figure) -> None:
-    print(f"  {title:62}{figure.value:6.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
+    print(f"  {title:70}{figure.value:6.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
 
 
 def _flat(figures: Mapping[str, Figure], name: str) -> Figures:
