@@ -99,7 +99,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Map a .npy file into memory, read-only.
+    """Map a .npy file into memory; what is written to the array never reaches the file.
 
     Args:
         path: file that `write_array` wrote.
@@ -112,7 +112,7 @@ def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         ArtifactCorrupt: the file is no such array.
     """
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
+        array = np.lib.format.open_memmap(path, mode="c")  # torch takes no array it may not write
     except (OSError, ValueError) as error:
         raise ArtifactCorrupt(f"array {path} cannot be read; rerun {KIND.job}") from error
     if array.dtype != np.dtype(dtype):

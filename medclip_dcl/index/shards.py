@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
 from medclip_dcl.artifacts.embeddings import map_array, map_pictures, shard_name
 from medclip_dcl.artifacts.frame import Artifact
@@ -47,6 +49,21 @@ class Shards:
             found[position] = self.arrays[shard][place]
         return found
 
+    def widen(self, rows: npt.NDArray[np.int64], found: torch.Tensor) -> torch.Tensor:
+        """Read some rows at full precision.
+
+        Args:
+            rows: their numbers.
+            found: float32 tensor of as many rows at least; receives them.
+
+        Returns:
+            The part of `found` that was filled, in the order of the numbers.
+        """
+        for position, row in enumerate(rows.tolist()):
+            shard, place = divmod(row, self.shard_rows)
+            found[position].copy_(self._tensors[shard][place])
+        return found[: len(rows)]
+
     def whole(self) -> npt.NDArray[Any]:
         """Read all rows.
 
@@ -54,6 +71,10 @@ class Shards:
             One array, in memory.
         """
         return np.concatenate(self.arrays)
+
+    @cached_property
+    def _tensors(self) -> list[torch.Tensor]:
+        return [torch.from_numpy(array) for array in self.arrays]
 
 
 def open_shards(
