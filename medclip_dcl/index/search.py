@@ -103,6 +103,7 @@ class RetrievalIndex:
             row_of={image_id: row for row, image_id in enumerate(ids)},
         )
 
+    @torch.inference_mode()
     def search(self, query: Query) -> list[Hit]:
         """Answer a question.
 
