@@ -60,7 +60,8 @@ def read_boxes(
     is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
     table = list(_json_rows(path) if is_json else _csv_rows(path, columns))
     films = tuple(films)
-    known = {film.path: film for film in films} | {film.image_id: film for film in films}
+    known = {film.path: film for film in films if film.path}
+    known |= {film.image_id: film for film in films}
     rows: list[dict[str, Any]] = []
     subjects: set[str] = set()
     unknown = 0
