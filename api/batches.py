@@ -37,6 +37,7 @@ class _Question:
     answer: Callable[[Any], Any]
     deadline: float
     told: "asyncio.Future[Any]"
+    together: Callable[[Tensor], Sequence[Any]] | None = None
     begun: float | None = None
 
 
@@ -61,7 +62,8 @@ class Batches:
         request: Request,
         model: Predictor,
         film: _Square,
-        answer: Callable[[Tensor], _Answer],
+        answer: Callable[[Any], _Answer],
+        together: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
         """Ask the model about a film, in turn.
 
@@ -72,6 +74,8 @@ class Batches:
             film: the prepared film.
             answer: makes the answer of the film's regions, (rows, columns, dim) on the model's
                 device; called in the model's thread.
+            together: made first of all films of a forward pass for which the same is given,
+                (films, rows, columns, dim); `answer` gets the film's own part of what it gives.
 
         Returns:
             The answer.
@@ -80,7 +84,7 @@ class Batches:
             Refusal: the deadline passed or the client left before the forward pass, or the
                 device has no memory for it.
         """
-        return await self._asked(request, model, film, answer)
+        return await self._asked(request, model, film, answer, together)
 
     async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
         """Ask something that is about no film, in turn.
@@ -95,7 +99,7 @@ class Batches:
         Raises:
             Refusal: as for `ask_about`.
         """
-        return await self._asked(request, None, None, lambda _regions: answer())
+        return await self._asked(request, None, None, lambda _none: answer())
 
     async def run(self, work: Callable[[], _Answer]) -> _Answer:
         """Run something else in the model's thread, in turn.
@@ -107,7 +111,7 @@ class Batches:
             What it returns.
         """
         told = asyncio.get_running_loop().create_future()
-        self._append(_Question(None, None, lambda _regions: work(), float("inf"), told))
+        self._append(_Question(None, None, lambda _none: work(), float("inf"), told))
         done: _Answer = await told
         return done
 
@@ -123,11 +127,12 @@ class Batches:
         model: Predictor | None,
         film: _Square | None,
         answer: Callable[[Any], _Answer],
+        together: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
         if await has_left(request):
             raise Refusal("client_gone")
         told = asyncio.get_running_loop().create_future()
-        question = _Question(model, film, answer, request.state.deadline, told)
+        question = _Question(model, film, answer, request.state.deadline, told, together)
         asked = time.monotonic()
         self._append(question)
         try:
@@ -193,11 +198,9 @@ def _answers(batch: Sequence[_Question]) -> list[_Told]:
     """Answer a batch; what goes wrong with one question leaves the others alone."""
     now = time.monotonic()
     in_time = [question for question in batch if question.deadline > now]
-    films = [question.film for question in in_time if question.film is not None]
-    model = batch[0].model
     try:
-        regions = iter(model.embed_images(np.stack(films)) if model and films else ())
-        answered = {question: _answer(question, regions) for question in in_time}
+        parts = _parts([question for question in in_time if question.film is not None])
+        answered = {question: _answer(question, parts.get(question)) for question in in_time}
     except (torch.OutOfMemoryError, MemoryError) as error:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -209,8 +212,22 @@ def _answers(batch: Sequence[_Question]) -> list[_Told]:
     return [answered.get(question, (None, Refusal("deadline"))) for question in batch]
 
 
-def _answer(question: _Question, regions: Any) -> _Told:
-    own = None if question.film is None else next(regions)
+def _parts(asking: Sequence[_Question]) -> dict[_Question, Any]:
+    """Encode films in one forward pass: what the answer to each question is made of."""
+    films = [question.film for question in asking if question.film is not None]
+    model = asking[0].model if asking else None
+    if model is None:
+        return {}
+    regions = model.embed_images(np.stack(films))
+    parts: dict[_Question, Any] = dict(zip(asking, regions, strict=True))
+    for together in {question.together for question in asking if question.together}:
+        rows = [row for row, question in enumerate(asking) if question.together == together]
+        for row, part in zip(rows, together(regions[rows]), strict=True):
+            parts[asking[row]] = part
+    return parts
+
+
+def _answer(question: _Question, own: Any) -> _Told:
     try:
         return question.answer(own), None
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -1,5 +1,6 @@
 """POST /classify: which findings does a film show?"""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -15,6 +16,7 @@ from medclip_dcl.studies.images import SquareImage
 from medclip_dcl.tasks.grounding import Grounding
 from medclip_dcl.tasks.predictor import Predictor
 from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.tasks.zero_shot import FindingScore
 
 router = APIRouter(tags=["questions"])
 
@@ -32,15 +34,23 @@ async def classify(
     """Score findings on a film by their prompts."""
     asked = parse_findings(findings, serving.settings)
     model = serving.predictor
+    if asked is None and not explain:  # the usual question, scored for all films of a batch at once
+        return await serving.asking.ask_about(
+            request,
+            model,
+            film.pixels,
+            lambda scores: _answer(model, film, scores, [None] * len(scores)),
+            together=model.classify_regions,
+        )
     return await serving.asking.ask_about(
         request,
         model,
         film.pixels,
-        lambda regions: _answer(model, film, regions, asked, explain=explain),
+        lambda regions: _looked_at(model, film, regions, asked, explain=explain),
     )
 
 
-def _answer(
+def _looked_at(
     model: Predictor,
     film: SquareImage,
     regions: Tensor,
@@ -57,6 +67,15 @@ def _answer(
             _mean_grid(model.ground_regions(regions, side, height, width))
             for side in (finding.positive for finding in wanted)
         ]
+    return _answer(model, film, scores, heatmaps)
+
+
+def _answer(
+    model: Predictor,
+    film: SquareImage,
+    scores: Sequence[FindingScore],
+    heatmaps: Sequence[npt.NDArray[np.float32] | None],
+) -> ClassifyAnswer:
     return ClassifyAnswer(
         model=model.digest,
         image=ImageFacts.of(film, out_of_range=model.is_out_of_range(film.pixels)),

@@ -62,6 +62,40 @@ def test_films_in_company_are_answered_as_alone(predictor: Predictor) -> None:
         )
 
 
+def test_what_films_ask_alike_is_made_of_all_of_them_at_once(predictor: Predictor) -> None:
+    films, sizes = random_films(6), []
+
+    def classified(regions: Tensor) -> list[list[float]]:
+        sizes.append(len(regions))
+        found = predictor.classify_regions(regions)
+        return [[item.score for item in scores] for scores in found]
+
+    async def ask() -> list[list[float]]:
+        batches = Batches(8, Figures())
+        _, go = held(batches)
+        asked = [
+            asyncio.ensure_future(
+                batches.ask_about(
+                    Caller(),
+                    predictor,
+                    film,
+                    list if row % 2 else lambda regions: classified(regions[None])[0],
+                    together=classified if row % 2 else None,
+                )
+            )
+            for row, film in enumerate(films)
+        ]
+        await asyncio.sleep(0.05)
+        go.set()
+        return list(await asyncio.gather(*asked))
+
+    found = asyncio.run(ask())
+    assert sorted(sizes) == [1, 1, 1, 3]
+    for film, scores in zip(films, found, strict=True):
+        (alone,) = predictor.classify_regions(predictor.embed_images(film[None]))
+        assert scores == pytest.approx([item.score for item in alone], abs=TOLERANCE)
+
+
 def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> None:
     film, figures = random_films(1)[0], Figures()
 
