@@ -3,7 +3,7 @@
 import asyncio
 import os
 import re
-import socket
+import sys
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -24,22 +24,24 @@ from benchmarks.serve.clients import (
 from benchmarks.serve.processes import cpu_s, served, target_of
 from tests.synthetic.dicom import raster_bytes
 from tests.synthetic.films import random_films
-from tests.synthetic.service import Service
+from tests.synthetic.service import ROOT, Service
 
 OVERLOAD = 4.0
 ALLOWED = {200, 429, 503}
 _CLIENTS = 16
 _HEALTH_EVERY_S = 0.05
 _SETTLE_S = 1.0
-_BETWEEN_DEPARTURES_S = 0.002
+_REST_S = 22.0
+"""After which a service that nobody asks has given memory back."""
 
 
-def overload(folder: Path, share: float) -> dict[str, float]:
+def overload(folder: Path, share: float, *, rests: bool) -> dict[str, float]:
     """Ask four times what a service can answer, at a fixed rate.
 
     Args:
         folder: holds the model as `model`.
         share: of the full count, 60 s.
+        rests: whether memory is compared between rests before and after.
 
     Returns:
         Figures.
@@ -47,7 +49,7 @@ def overload(folder: Path, share: float) -> dict[str, float]:
     with served(folder) as service:
         target = target_of(service, form_request("/classify", _film()))
         health = target_of(service, get_request("/health"))
-        return asyncio.run(_overload(service, target, health, 60 * share))
+        return asyncio.run(_overload(service, target, health, 60 * share, rests=rests))
 
 
 def bad_manners(folder: Path, share: float) -> dict[str, float]:
@@ -73,7 +75,7 @@ def _film() -> bytes:
 
 
 async def _overload(
-    service: Service, target: Target, health: Target, seconds: float
+    service: Service, target: Target, health: Target, seconds: float, *, rests: bool
 ) -> dict[str, float]:
     started = time.perf_counter()
     await crowd(target, _CLIENTS, 3 * _CLIENTS)  # every buffer has been used once
@@ -83,6 +85,7 @@ async def _overload(
     await crowd(target, _CLIENTS, answers)
     capacity = answers / (time.perf_counter() - started)
     answer_cpu_s = (cpu_s(service.process) - spent) / answers
+    await asyncio.sleep(_REST_S if rests else _SETTLE_S)
     before_mb, before_files = service.resident_mb(), _open_files(service)
     watching = asyncio.ensure_future(_watch(health))
     started, spent = time.perf_counter(), cpu_s(service.process)
@@ -90,8 +93,10 @@ async def _overload(
     took, spent = time.perf_counter() - started, cpu_s(service.process) - spent
     watching.cancel()
     looks = await watching
-    await asyncio.sleep(_SETTLE_S)
+    await asyncio.sleep(_REST_S if rests else _SETTLE_S)
+    memory = {"overload_memory_mb": service.resident_mb() - before_mb} if rests else {}
     return {
+        **memory,
         "overload_capacity_per_s": capacity,
         "overload_requests": sum(told.statuses.values()),
         "overload_answered": told.statuses.get(200, 0),
@@ -102,7 +107,6 @@ async def _overload(
         "overload_p99_s": _p99(told),
         "overload_health_p99_ms": 1e3 * _p99(looks),
         "overload_health_failures": sum(looks.statuses.values()) - looks.statuses.get(200, 0),
-        "overload_memory_mb": service.resident_mb() - before_mb,
         "overload_open_files": _open_files(service) - before_files,
     }
 
@@ -134,9 +138,13 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
     """Clients that send a whole request and are gone before it could be answered."""
     alone = await crowd(target, 1, 60)
     before = figures_of(service)
-    leaving = asyncio.ensure_future(asyncio.to_thread(_leave, target, clients))
-    beside = await crowd(target, 1, 60)
-    await leaving
+    leaving = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.serve.leaving"),
+        *(target.host, str(target.port), str(clients)),
+        stdin=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    beside, _ = await asyncio.gather(crowd(target, 1, 60), leaving.communicate(target.request))
     await asyncio.sleep(_SETTLE_S)
     after = figures_of(service)
     names = {"encoded": "medclip_batch_films_sum", "decoded": _count_of("decode")}
@@ -149,13 +157,6 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
         "departures_encoded": done["encoded"] - asked,
         "departures_decoded": done["decoded"] - asked,
     }
-
-
-def _leave(target: Target, clients: int) -> None:
-    for _ in range(clients):
-        with socket.create_connection((target.host, target.port)) as gone:
-            gone.sendall(target.request)
-        time.sleep(_BETWEEN_DEPARTURES_S)
 
 
 async def _watch(health: Target) -> Answered:
