@@ -32,7 +32,7 @@ def build(job: Job) -> None:
     settings = job.config.index
     similarity = read_published(model.path).config.model.similarity
 
-    def write(draft: Draft) -> dict[str, int]:
+    def write(draft: Draft) -> dict[str, Any]:
         images = PreparedImages(films)
         chosen = select(
             read_table(studies.path, manifest.IMAGES),

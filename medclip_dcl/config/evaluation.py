@@ -70,8 +70,9 @@ class IndexConfig(Section):
     splits: tuple[str, ...] = ("train", "validate", "test")
     """Splits whose films and sentences are indexed."""
     candidates: Annotated[int, Field(gt=0)] = 300
-    """Candidates that are re-ranked by the exact score; `python -m benchmarks.retrieve` says how
-    many a trained model needs."""
+    """Candidates that are re-ranked by the exact score. `build_index` says as
+    `candidate_recall_at_10` how many of the exact best films they hold; where that is too low, give
+    more."""
     anchors: Annotated[int, Field(ge=3)] = 1536
     """Sentences, and boxes for a third, at which the score of every film is sketched to find
     candidates: fewer build faster, more find better candidates."""

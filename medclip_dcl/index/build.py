@@ -26,6 +26,7 @@ from medclip_dcl.artifacts.tables import write_table
 from medclip_dcl.config.evaluation import IndexConfig
 from medclip_dcl.config.model import SimilarityConfig
 from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.index.recall import measure_recall
 from medclip_dcl.index.sketching import write_sketches
 from medclip_dcl.progress import Progress
 
@@ -131,7 +132,7 @@ def write_index(
     encoder: Encoder,
     settings: IndexConfig,
     similarity: SimilarityConfig,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Embed a selection and write every file of the index; shards that exist are kept.
 
     Args:
@@ -143,7 +144,7 @@ def write_index(
         similarity: the model's, that scores sketches and hits.
 
     Returns:
-        Counts for the artifact's summary.
+        Counts for the artifact's summary, and `candidate_recall_at_10` from `measure_recall`.
 
     Raises:
         CheckpointError: a vector is not finite, or has no direction.
@@ -165,11 +166,13 @@ def write_index(
             progress.advance(len(rows))
     counts = len(chosen.films), len(chosen.texts)
     write_sketches(directory, counts, settings, similarity)
+    recall = measure_recall(directory, counts, settings, similarity)
     return {
         "films": len(chosen.films),
         "texts": len(chosen.texts),
         "sayings": len(chosen.sayings),
         "films_without_pixels": chosen.without_pixels,
+        "candidate_recall_at_10": None if recall is None else round(recall, 4),
     }
 
 

@@ -39,11 +39,11 @@ def write_sketches(
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
     if not (directory / FILE).is_file():
         boxes = settings.anchors // 3
-        said = texts.gather(_spread(counts[1], settings.anchors - boxes))
-        drawn_on = regions.gather(_spread(counts[0], _FILMS_WITH_BOXES)).astype(np.float32)
+        said = texts.gather(said_anchors(counts[1], settings))
+        drawn_on = regions.gather(spread(counts[0], _FILMS_WITH_BOXES)).astype(np.float32)
         anchors = np.concatenate([said, _boxes(drawn_on, boxes)])
-        sample = regions.gather(_spread(counts[0], _FILMS))
-        scores = _over_blocks(sample, lambda films: score_at(anchors, films, similarity))
+        sample = regions.gather(spread(counts[0], _FILMS))
+        scores = over_blocks(sample, lambda films: score_at(anchors, films, similarity))
         fit_sketch(anchors, scores).write(directory)
     sketch = Sketch.read(directory / FILE, dim)
     sketch_films = partial(sketch.of_films, similarity=similarity)
@@ -51,7 +51,7 @@ def write_sketches(
         for number, shard in enumerate(regions.arrays):
             path = directory / shard_name("film_sketches", number)
             if not path.is_file():
-                write_array(path, _over_blocks(shard, sketch_films))
+                write_array(path, over_blocks(shard, sketch_films))
             progress.advance(len(shard))
     for number, shard in enumerate(texts.arrays if counts[1] else ()):
         path = directory / shard_name("text_sketches", number)
@@ -87,8 +87,16 @@ def open_vectors(
     }
 
 
-def _over_blocks(films: npt.NDArray[np.float16], give: Callable[[torch.Tensor], Floats]) -> Floats:
-    """Widen the regions of films block by block, and put together what blocks give."""
+def over_blocks(films: npt.NDArray[np.float16], give: Callable[[torch.Tensor], Floats]) -> Floats:
+    """Widen the regions of films block by block.
+
+    Args:
+        films: (films, rows, columns, dim).
+        give: makes something of a block, float32 (films, regions, dim).
+
+    Returns:
+        What it gives of all blocks, one after the other.
+    """
     parts = []
     for first in range(0, len(films), _FILMS_AT_ONCE):
         block = torch.from_numpy(np.array(films[first : first + _FILMS_AT_ONCE]))
@@ -96,8 +104,29 @@ def _over_blocks(films: npt.NDArray[np.float16], give: Callable[[torch.Tensor], 
     return np.concatenate(parts)
 
 
-def _spread(rows: int, most: int) -> Rows:
-    """Take rows at even distances."""
+def said_anchors(texts: int, settings: IndexConfig) -> Rows:
+    """Choose the sentences that a sketch is fitted on.
+
+    Args:
+        texts: sentences of the index.
+        settings: the index's settings.
+
+    Returns:
+        Their rows, ascending.
+    """
+    return spread(texts, settings.anchors - settings.anchors // 3)
+
+
+def spread(rows: int, most: int) -> Rows:
+    """Take rows at even distances.
+
+    Args:
+        rows: how many there are.
+        most: how many are wanted at most.
+
+    Returns:
+        Their numbers, ascending.
+    """
     return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
 
 

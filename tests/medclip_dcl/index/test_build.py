@@ -72,7 +72,13 @@ def test_shards_hold_every_film_in_order(tmp_path: Path) -> None:
     assert [len(shard) for shard in shards] == [20, 20, 8]
     expected = HashedEncoder().embed_images(films().pixels(21)[None])[0].numpy()
     np.testing.assert_allclose(shards[1][1], expected, atol=1e-3)
-    assert counts == {"films": 48, "texts": 27, "sayings": 48, "films_without_pixels": 0}
+    assert counts == {
+        "films": 48,
+        "texts": 27,
+        "sayings": 48,
+        "films_without_pixels": 0,
+        "candidate_recall_at_10": None,
+    }
 
 
 def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
