@@ -23,7 +23,6 @@ MODEL = "made up"
 
 _TEMPLATES, _TOPICS = 400, 2000
 _TEXTS_PER_FILM = 0.2
-_ANCHORS = 192  # an eighth of the default: what a query costs does not depend on them
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def build(folder: Path, films: int, encoder: MadeUpEncoder) -> Artifact:
         for number in range(count)
     ]
     sayings = [{"study_id": f"study-{row:07d}", "text": row % count} for row in range(films)]
-    settings = IndexConfig(pictures=False, shard_rows=4096, batch=256, anchors=_ANCHORS)
+    settings = IndexConfig(pictures=False, shard_rows=4096, batch=256)
     similarity = SimilarityConfig(dim=DIM)
     recipe = make_recipe(
         KIND, {"index": settings, "similarity": similarity, "films": films}, {"model": MODEL}
