@@ -16,6 +16,8 @@ from tests.synthetic.service import png
 FILMS = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
 _FORM = "multipart/form-data"
 _SHORTEST_PX = 20
+_LISTS_OF_TEXTS = {"view", "phrase"}
+_TOO_LONG = "0" * 5000
 
 _matched = REQUESTS_TRANSPORT.get_first_matching_media_type(_FORM)
 assert _matched is not None
@@ -24,7 +26,10 @@ _serialize = _matched[1]
 
 @REQUESTS_TRANSPORT.serializer(_FORM)
 def _with_films(context: Any, body: Any) -> dict[str, Any]:
-    """Send films where any bytes fit the schema, boxes that lie on them, names that differ."""
+    """Send films where any bytes fit the schema, boxes that lie on them, names that differ.
+
+    A form carries texts alone: a list item that is none goes as one that is too long for any.
+    """
     if isinstance(body, dict):
         body = dict(body)
         image, box = body.get("image"), body.get("box")
@@ -32,6 +37,9 @@ def _with_films(context: Any, body: Any) -> dict[str, Any]:
             body["image"] = Binary(FILMS[len(image) % len(FILMS)])
         elif "image" in body:  # what is no file at all is sent as one
             body["image"] = Binary(repr(image).encode())
+        for name in _LISTS_OF_TEXTS & body.keys():
+            if isinstance(body[name], list):
+                body[name] = [item if isinstance(item, str) else _TOO_LONG for item in body[name]]
         if isinstance(body.get("findings"), list):
             body["findings"] = [_renamed(*numbered) for numbered in enumerate(body["findings"])]
         if isinstance(box, list) and [type(item) in {int, float} for item in box] == [True] * 4:
