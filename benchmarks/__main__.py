@@ -19,6 +19,7 @@ LONG = (
     "compare",
     "service",
     "serve",
+    "retrieve",
 )
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 
