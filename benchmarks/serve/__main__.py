@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds = 2 if arguments.quick else 5
         figures = _named("paper", ratios.measure(paper, rounds, 16 if arguments.quick else 32))
         share = 1.0 if arguments.long else 0.1
-        for name, folder in (("paper", paper), ("demo", demo)):
-            figures |= _named(name, loads.overload(folder, share, rests=not arguments.quick))
+        for name, size in (("paper", paper), ("demo", demo)):
+            figures |= _named(name, loads.overload(size, share, rests=not arguments.quick))
         figures |= loads.bad_manners(demo, share)
         if not arguments.quick:
             figures |= _named("demo", ratios.measure(demo, rounds, 160))
