@@ -282,8 +282,8 @@ def _tree(
     chosen, raw = look.chosen, source.raw
     films = checks.describe_films(look.films)
     codes = {row["code"] for row in look.films} | {"monochrome1"}
-    of = dict.fromkeys(codes, films["looked"])
-    of |= dict.fromkeys(("same_pixels", "pixels_across_splits"), films["opened"])
+    of = {str(code): int(films["looked"]) for code in codes}
+    of |= {code: int(films["opened"]) for code in ("same_pixels", "pixels_across_splits")}
     patients = len({*raw.splits, *(film.subject_id for film in raw.films)})
     of |= {
         "same_text": len(chosen.texts),

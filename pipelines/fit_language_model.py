@@ -104,7 +104,8 @@ def _fit(
     torch.set_num_threads(settings.threads or available_cores())
     fitted, held_out = _texts(source, settings.held_out_share)
     loaded = load_language_model(pretrained) if pretrained else _small_bert(fitted, settings, seed)
-    loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded.model.to(device)  # type: ignore[arg-type] # transformers wraps it untyped
     corpus, dropped = _corpus(loaded, fitted, settings.max_tokens)
     unseen, _ = _corpus(loaded, held_out, settings.max_tokens)
     state = FitStateFile(draft.directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.artifacts import manifest, prepared
-from medclip_dcl.artifacts.frame import Draft
+from medclip_dcl.artifacts.frame import Artifact, Draft
 from medclip_dcl.artifacts.tables import read_table, write_table
 from medclip_dcl.config import resolve_path
 from medclip_dcl.config.studies import ImagesConfig
@@ -48,7 +48,8 @@ def build(job: Job) -> None:
         return summary
 
     settings = config.images.model_dump(mode="json", exclude=_SPEED_ALONE)
-    inputs = {"manifest": source, "films": stamp_files(root, (film.path for film in films))}
+    inputs: dict[str, Artifact | str] = {"manifest": source}
+    inputs["films"] = stamp_files(root, (film.path for film in films))
     job.make(prepared.KIND, {"images": settings}, inputs, write)
 
 

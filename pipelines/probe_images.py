@@ -71,7 +71,8 @@ def _write(job: Job, draft: Draft) -> dict[str, Any]:
 def _encoder(config: Config) -> ViewEncoder:
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     encoder = build_view_encoder(config.model.image, config.views, config.seed)
-    return encoder.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    encoder.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return encoder
 
 
 def _features(encoder: ViewEncoder, splits: Mapping[str, ImageSplit], batch: int) -> ProbedSplits:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from medclip_dcl.artifacts.tables import read_table, write_table
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
 from medclip_dcl.launch import Launch, joined
 from medclip_dcl.likelihood.diagnostics import spearman
+from medclip_dcl.likelihood.engine import EngineName
 from medclip_dcl.likelihood.scorer import Recipe, drift, engine_of
 from medclip_dcl.likelihood.scoring import (
     Floats,
@@ -93,20 +94,21 @@ class _Scoring:
         """Score a share where the main process finds something to score."""
         engine, _, folder = self._launch.tell("").partition(" ")
         if folder:
-            self._recipe = replace(self._recipe, engine=engine)
+            self._recipe = replace(self._recipe, engine=cast("EngineName", engine))
             self._score(Path(folder), self._plan(sentences.distinct_sentences(self._source)))
             self._launch.wait()
 
-    def _sealed_engine(self, header: Mapping[str, str]) -> str:
+    def _sealed_engine(self, header: Mapping[str, str]) -> EngineName | None:
         """Give the engine of whole likelihoods that are to be reused, whatever this machine has."""
         if self._settings.engine != "auto":
-            return ""
+            return None
         try:
             sealed = self._job.open(likelihoods.KIND, verify=False)
         except ArtifactError:
-            return ""
+            return None
         said = sealed.recipe["settings"]
-        return str(said["engine"]) if said == {**header, "engine": said.get("engine")} else ""
+        same = said == {**header, "engine": said.get("engine")}
+        return cast("EngineName", said["engine"]) if same else None
 
     def _tell(self, engine_and_folder: str) -> None:
         """Tell the others once how and where to score, or that there is nothing to do."""
