@@ -115,12 +115,12 @@ class Turns:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, work)
             finally:  # what never began is counted nowhere
-                self._figures.note(timings, self._stage, time.monotonic() - started)
+                self.used_at = time.monotonic()
+                self._figures.note(timings, self._stage, self.used_at - started)
         except MemoryError as error:
             raise Refusal("out_of_memory") from error
         finally:
             self._turn.release()
-            self.used_at = time.monotonic()
 
     def close(self) -> None:
         """Forget what has not begun."""
