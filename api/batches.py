@@ -23,7 +23,7 @@ from torch import Tensor
 from api.admission import has_left, outcome
 from api.failures import Refusal
 from api.journal import Figures
-from medclip_dcl.tasks.predictor import Predictor
+from medclip_dcl.inference.predictor import Predictor
 
 _Answer = TypeVar("_Answer")
 _Square = npt.NDArray[np.uint8]

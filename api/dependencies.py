@@ -7,7 +7,8 @@ from fastapi import Depends, File, Form, Request, UploadFile
 from api.failures import Refusal
 from api.serving import Loaded, Serving
 from api.uploads import plain_text, read_upload, wants_picture
-from medclip_dcl.studies.images import GreyImage, SquareImage
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import SquareImage
 
 
 async def get_serving(request: Request) -> Loaded:

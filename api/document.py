@@ -7,7 +7,8 @@ from fastapi.openapi.utils import get_openapi
 
 from api.access import OPEN_PATHS
 from api.settings import ServeSettings
-from medclip_dcl.artifacts.manifest import LABELS, SPLITS
+from medclip_dcl.data.sources.records import SPLITS
+from medclip_dcl.text.labeler.lexicon import LABELS
 
 LONGEST_ID = 128
 """Longest id of a patient and longest name of a view, characters."""

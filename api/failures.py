@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from api.messages import FailureAnswer
+from medclip_dcl.data.images import REASONS
 from medclip_dcl.errors import EngineError, ImageError, QueryError
-from medclip_dcl.studies.reasons import REASONS
 
 FAILURES: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is no well-formed multipart form within the limits"),

@@ -15,7 +15,7 @@ from api.access import is_loopback
 from api.app import create_app
 from api.journal import start_journal
 from api.settings import ServeSettings, read_settings
-from medclip_dcl.artifacts import published
+from medclip_dcl import model_package
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
 
 _BACKLOG = 1024
@@ -80,7 +80,7 @@ def _check(settings: ServeSettings) -> None:
             f"allow_anonymous answers on loopback alone, host is {settings.host}; set key_file"
         )
     if not (Path(settings.model) / "artifact.json").is_file():
-        raise ArtifactMissing(f"no model in {settings.model}; run {published.KIND.job} first")
+        raise ArtifactMissing(f"no model in {settings.model}; run {model_package.KIND.job} first")
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

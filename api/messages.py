@@ -6,10 +6,10 @@ from urllib.parse import quote
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from medclip_dcl.index import Hit
-from medclip_dcl.studies.images import SquareImage
-from medclip_dcl.tasks.grounding import Grounding
-from medclip_dcl.tasks.zero_shot import FindingScore
+from medclip_dcl.data.images import SquareImage
+from medclip_dcl.inference.heatmap import Grounding
+from medclip_dcl.inference.zero_shot import FindingScore
+from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0

@@ -20,13 +20,12 @@ from api.failures import Refusal
 from api.journal import Figures, log, log_fault
 from api.memory import give_memory_back
 from api.settings import ServeSettings
-from medclip_dcl.artifacts.frame import HEADER
-from medclip_dcl.artifacts.published import Published, read_published
-from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.artifact import HEADER
+from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ArtifactStale, MedclipError
-from medclip_dcl.index import Filters, Query, RetrievalIndex
-from medclip_dcl.studies.images import Decoder
-from medclip_dcl.tasks.predictor import Predictor, build_predictor
+from medclip_dcl.inference.predictor import Predictor, build_predictor
+from medclip_dcl.model_package import Published, read_published
+from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
 _WARM_UP_PX = 64
 _IDLE_S = 10.0

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError
 
-from medclip_dcl.config import Section
-from medclip_dcl.config.evaluation import RetrievalConfig
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.retrieval.settings import RetrievalConfig
+from medclip_dcl.section import Section
 
 PREFIX = "MEDCLIP_"
 FILE_VARIABLE = "MEDCLIP_CONFIG"

@@ -9,8 +9,8 @@ from fastapi import Request, UploadFile
 
 from api.failures import Refusal
 from api.settings import ServeSettings
-from medclip_dcl.studies.images import SquareImage
-from medclip_dcl.tasks.prompts import Finding, parse_prompts
+from medclip_dcl.data.images import SquareImage
+from medclip_dcl.inference.zero_shot import Finding, parse_prompts
 
 _LARGE = 256 * 1024
 _LONGEST_HEAD = 4096

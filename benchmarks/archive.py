@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import finish
-from medclip_dcl.artifacts import manifest, preflight
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.preflight import read_preflight
-from medclip_dcl.artifacts.tables import TableFormat, read_table
-from medclip_dcl.config.studies import GenerateConfig
-from medclip_dcl.studies.generated.faults import Planted, read_ledger
-from medclip_dcl.studies.generated.patients import NATURAL, draw_patient
-from medclip_dcl.studies.generated.tables import BOX_TABLE
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import data_check, manifest
+from medclip_dcl.data.data_check import read_preflight
+from medclip_dcl.data.synthetic.faults import Planted, read_ledger
+from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
+from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.data.synthetic.tables import BOX_TABLE
+from medclip_dcl.tables import TableFormat, read_table
 
 PATIENTS = {"quick": 1_480, "full": 14_800}
 FAULTS = {"quick": 5, "full": 25}
@@ -186,8 +186,8 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
     folder = manifest.KIND.at(work)
     images, reports = rows(folder, manifest.IMAGES), rows(folder, manifest.REPORTS)
     rejects = {(row["reason"], row["id"]) for row in rows(folder, manifest.REJECTS)}
-    artifact = open_artifact(preflight.KIND.at(work), preflight.KIND)
-    found = {(row["code"], row["id"]) for row in rows(artifact.path, preflight.FOUND)}
+    artifact = open_artifact(data_check.KIND.at(work), data_check.KIND)
+    found = {(row["code"], row["id"]) for row in rows(artifact.path, data_check.FOUND)}
     usable = {row["study_id"] for row in reports}
     same_text = studies_with_same_text(planted, films, usable)
     wanted = expected_findings(planted, films, same_text)
@@ -199,7 +199,7 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
             f"{code:24}{len(there):8}{len(seen):8}{len(there - seen):8}{len(seen - there):10}"
         )
     tree = read_preflight(artifact)
-    opened = {row["image_id"] for row in rows(artifact.path, preflight.FILMS) if row["source"]}
+    opened = {row["image_id"] for row in rows(artifact.path, data_check.FILMS) if row["source"]}
     bits = Counter(row["bits_stored"] for row in films if row["dicom_id"] in opened)
     figures = {
         "studies": len({row["study_id"] for row in films}),

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.record import finish
-from medclip_dcl.objective.debiased import debiased_contrastive_loss
+from medclip_dcl.losses.debiased import debiased_contrastive_loss
 
 SHARES = (0.1, 0.25, 0.5)
 PER_CLASS = 170

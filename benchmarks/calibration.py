@@ -35,15 +35,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.record import finish
-from medclip_dcl.artifacts import claims, eta_cache, likelihoods, sentences
-from medclip_dcl.artifacts.eta_cache import read_given_table
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.config.text import CalibrateConfig, EtaConfig
-from medclip_dcl.likelihood.calibration import Line, eta_of_line
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.likelihood import eta, scoring
+from medclip_dcl.likelihood.calibration import CalibrateConfig, Line, eta_of_line
 from medclip_dcl.likelihood.diagnostics import compare_with_truth
-from medclip_dcl.report.calibration import CALIBRATION, FOLDER
-from medclip_dcl.reports.sentences import without_number
+from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
+from medclip_dcl.reporting.calibration import CALIBRATION, FOLDER
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.sentences import without_number
 from medclip_dcl.training.class_evidence import by_claims, read_scored_corpus
 
 RECIPE = "configs/demo.yaml"
@@ -117,7 +118,7 @@ class Trial:
 
     def claimed_shares(self) -> Floats:
         """Measure class probabilities by claims."""
-        kinds = (sentences.KIND, likelihoods.KIND, claims.KIND)
+        kinds = (sentences.KIND, scoring.KIND, labels.KIND)
         source, scored, claimed = (open_artifact(kind.at(self.work), kind) for kind in kinds)
         corpus = read_scored_corpus(source, scored)
         measured = by_claims(corpus, claimed, CalibrateConfig().min_studies)
@@ -128,9 +129,9 @@ class Trial:
     def cached(self, source: str) -> Floats:
         """Build the eta cache from a source."""
         self.run("build_eta_cache", f"eta.source={source}")
-        folder = open_artifact(eta_cache.KIND.at(self.work), eta_cache.KIND).path
-        eta: Floats = read_table(folder, eta_cache.ETA)["eta"].to_numpy()
-        return eta
+        folder = open_artifact(eta.KIND.at(self.work), eta.KIND).path
+        values: Floats = read_table(folder, eta.ETA)["eta"].to_numpy()
+        return values
 
 
 def measure(trial: Trial) -> dict[str, Row]:
@@ -145,7 +146,7 @@ def measure(trial: Trial) -> dict[str, Row]:
     for job in STORY:
         trial.run(job)
     cap, paper = EtaConfig().eta_max, EtaConfig()
-    scored = read_table(likelihoods.KIND.at(trial.work), likelihoods.LIKELIHOODS)
+    scored = read_table(scoring.KIND.at(trial.work), scoring.LIKELIHOODS)
     pll_nats, count = scored["pll_nats"].to_numpy(), scored["count"].to_numpy()
     given = read_given_table(trial.work / "studies" / "truth" / "eta.csv", without_number)
     rho = np.array([given.get(key, np.nan) for key in scored["text_key"].to_pylist()])

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.record import finish
-from medclip_dcl.reports.claims import claims_of, read_claims
-from medclip_dcl.reports.mentions import Polarity
-from medclip_dcl.reports.reading import Reading, read_report
+from medclip_dcl.text.labeler.labels import Reading, claims_of, read_claims, read_report
+from medclip_dcl.text.labeler.phrases import Polarity
 
 CONCEPT_OF = {
     "Atelectasis": "Atelectasis",

@@ -20,10 +20,9 @@ import numpy as np
 
 from benchmarks.record import finish
 from benchmarks.table1 import QUICK, WORK, run_table
-from medclip_dcl.artifacts import results
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.tasks.cases import read_cases
-from medclip_dcl.tasks.contest import Side, contest, measure_sides
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.compare import Side, contest, measure_sides, read_cases
 from pipelines.table1 import FOLDER
 
 POOL, CONTROL = "lse_nl", "shuffled"

@@ -16,21 +16,17 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.record import finish
-from medclip_dcl.artifacts import (
-    claims,
-    eta_cache,
-    language_model,
-    manifest,
-    prepared,
-    results,
-    sentences,
-)
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config, resolve_path
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.evaluation import results
+from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
 
 RECIPE = Path("configs/demo.yaml")
 SEEDS = (0, 1, 2, 3, 4)
-SHARED = (claims, eta_cache, language_model, manifest, prepared, sentences)
+SHARED = (labels, eta, masked_lm, manifest, prepared, sentences)
 FIGURES = {
     "auc": ("zero_shot", "mean_auc"),
     "cnr": ("grounding", "cnr"),

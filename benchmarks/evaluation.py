@@ -21,12 +21,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import finish
-from medclip_dcl.artifacts import manifest, prepared, published, results, sentences
-from medclip_dcl.artifacts.frame import Kind, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.sentences import distinct_sentences, text_key
-from medclip_dcl.artifacts.tables import TableFormat, read_table, write_table
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Kind, drafting, make_recipe, open_artifact
 from medclip_dcl.config import load_config, resolve_path
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation import results
+from medclip_dcl.tables import TableFormat, read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import distinct_sentences, text_key
 
 RECIPE = Path("configs/demo.yaml")
 FILMS, SENTENCES, SAMPLES = 5000, 2000, 1000
@@ -45,7 +49,7 @@ def write_films(demo: Path, work: Path, films: int) -> None:
         films: how many films there shall be.
     """
     work.mkdir(parents=True, exist_ok=True)
-    published.KIND.at(work).symlink_to(published.KIND.at(demo).resolve())
+    model_package.KIND.at(work).symlink_to(model_package.KIND.at(demo).resolve())
     images = PreparedImages(open_artifact(prepared.KIND.at(demo), prepared.KIND))
     source = manifest.KIND.at(demo)
     boxed = read_table(source, manifest.BOXES).to_pylist()
@@ -66,8 +70,7 @@ def write_films(demo: Path, work: Path, films: int) -> None:
         for number, name in enumerate(names)
     ]
     labels = [
-        {"study_id": row["study_id"], **dict.fromkeys(manifest.LABELS), **_labels(generator)}
-        for row in rows
+        {"study_id": row["study_id"], **dict.fromkeys(LABELS), **_labels(generator)} for row in rows
     ]
     boxes = [
         {**box, "image_id": names[number], "subject_id": rows[number]["subject_id"]}
@@ -114,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     films, samples = (QUICK_FILMS, QUICK_SAMPLES) if quick else (FILMS, SAMPLES)
     config = load_config(RECIPE)
     demo = resolve_path(config.work, config)
-    if not published.KIND.at(demo).is_dir():
+    if not model_package.KIND.at(demo).is_dir():
         print("no model of the demo; run `make demo` first", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
@@ -153,8 +156,8 @@ def _measured(settings: Sequence[str]) -> Mapping[str, float] | None:
 
 
 def _labels(generator: np.random.Generator) -> dict[str, int]:
-    drawn = generator.random(len(manifest.LABELS)) < 0.3
-    return {name: int(value) for name, value in zip(manifest.LABELS, drawn, strict=True)}
+    drawn = generator.random(len(LABELS)) < 0.3
+    return {name: int(value) for name, value in zip(LABELS, drawn, strict=True)}
 
 
 def _write_prepared(

@@ -34,11 +34,11 @@ import torch
 
 from benchmarks import warm
 from benchmarks.record import finish
-from medclip_dcl.artifacts import published
-from medclip_dcl.artifacts.checkpoint import KIND
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactError
-from medclip_dcl.training.metrics_log import TIMINGS, read_metrics
+from medclip_dcl.training.checkpoint import KIND
+from medclip_dcl.training.logging import TIMINGS, read_metrics
 from tests.synthetic.corpus import write_corpus, write_recipe
 
 STUDIES = 80  # 48 of them train
@@ -104,7 +104,7 @@ def arm(folder: str, step: int, number: int, flush: int) -> None:
         number: the signal.
         flush: 0, or the flush after that step at which it comes.
     """
-    from medclip_dcl.training.step import TrainStep
+    from medclip_dcl.training.trainer import TrainStep
 
     rank = os.environ.get("RANK", "0")
     notes = (Path(folder) / f"seen-{rank}.jsonl").open("a", encoding="utf-8")
@@ -227,7 +227,7 @@ def end(work: Path, processes: int) -> End:
         seen.append(of_step)
     lines = read_metrics(work / "checkpoints")
     figures = [{key: line[key] for key in line if key not in TIMINGS} for line in lines]
-    digest = open_artifact(published.KIND.at(work), published.KIND).digest
+    digest = open_artifact(model_package.KIND.at(work), model_package.KIND).digest
     return End(digest, figures, seen, repeated)
 
 

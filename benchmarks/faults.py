@@ -34,11 +34,11 @@ from typing import Any
 
 from benchmarks import warm
 from benchmarks.record import finish
-from medclip_dcl.artifacts import eta_cache, likelihoods
-from medclip_dcl.artifacts.eta_cache import EtaCache
-from medclip_dcl.artifacts.frame import Kind, open_artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import Kind, open_artifact
 from medclip_dcl.errors import MedclipError
+from medclip_dcl.likelihood import eta, scoring
+from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.tables import read_table
 
 RECIPE = "configs/demo.yaml"
 SMALL = (
@@ -61,7 +61,7 @@ BEFORE = (
     "fit_language_model",
 )
 JOBS = ("score_sentences", "build_eta_cache")
-KINDS = (likelihoods.KIND, eta_cache.KIND)
+KINDS = (scoring.KIND, eta.KIND)
 OLD = ("likelihood.variant=within_word_l2r", "eta.a=0.1")
 """Settings of the artifacts that lie there before the disk fails."""
 EVERY = {"quick": 20, "normal": 10, "long": 1}
@@ -257,7 +257,7 @@ def _harmed(whole: bytes, draw: random.Random) -> bytes:
 def _use(bench: Bench, kinds: Sequence[Kind]) -> tuple[list[str], list[float]]:
     """Open the artifacts and read all that they hold."""
     scored, cache = (open_artifact(kind.at(bench.base), kind) for kind in kinds)
-    table = read_table(scored.path, likelihoods.LIKELIHOODS)
+    table = read_table(scored.path, scoring.LIKELIHOODS)
     keys = table["text_key"].to_pylist()
     values = table["pll_nats"].to_pylist() + EtaCache(cache).eta_of(keys).tolist()
     return keys, values

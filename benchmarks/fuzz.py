@@ -29,10 +29,10 @@ from pydicom.pixels.encoders import RLELosslessEncoder
 
 from benchmarks.mutants import Seed, pick, read_seed
 from benchmarks.record import finish
-from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.data.dicom.pixel_data import SYNTAXES
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
-from medclip_dcl.studies.frames import SYNTAXES
-from medclip_dcl.studies.images import REASONS, Decoder, GreyImage
 from tests.synthetic.bombs import BOMBS
 from tests.synthetic.dicom import dicom_bytes, raster_bytes
 

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import finish
-from medclip_dcl.artifacts import image_set, probe
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.training.metrics_log import read_metrics
+from medclip_dcl.image_only import artifacts
+from medclip_dcl.tables import read_table
+from medclip_dcl.training.logging import read_metrics
 
 RECIPE = "configs/images/digits_r.yaml"
 OBJECTIVES = {
@@ -66,7 +66,7 @@ def run(objective: str, seed: int, folder: Path, more: Sequence[str]) -> tuple[A
         *more,
     ]
     for job in ("prepare_image_set", "train", "probe_images"):
-        if job == "prepare_image_set" and image_set.KIND.at(folder).exists():
+        if job == "prepare_image_set" and artifacts.IMAGE_SET.at(folder).exists():
             continue
         words = [sys.executable, "-m", f"pipelines.{job}", "--config", RECIPE]
         words += [word for item in settings for word in ("--set", item)]
@@ -139,7 +139,7 @@ def _figures(
 
 
 def _accuracies(folder: Path, encoder: str) -> Accuracies:
-    rows = read_table(probe.KIND.at(folder), probe.PROBES).to_pylist()
+    rows = read_table(artifacts.PROBE.at(folder), artifacts.PROBES).to_pylist()
     mine = [row for row in rows if row["encoder"] == encoder]
     result = {}
     for fraction in dict.fromkeys(row["fraction"] for row in mine):

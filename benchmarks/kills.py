@@ -36,8 +36,8 @@ from benchmarks.exactness import newest, unreadable
 from benchmarks.record import finish
 from benchmarks.standing import REPLACING_SHARE, Standing
 from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, TINY, VICTIMS, Facts, Victim
-from medclip_dcl.artifacts.files import STAGED
-from medclip_dcl.training.metrics_log import read_metrics
+from medclip_dcl.files import STAGED
+from medclip_dcl.training.logging import read_metrics
 from tests.synthetic.corpus import write_recipe
 
 _POLL_S = 0.0002

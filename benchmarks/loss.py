@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.record import finish
-from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.model.similarity import image_sentence_scores
-from medclip_dcl.objective.debiased import debiased_contrastive_loss
-from medclip_dcl.objective.infonce import info_nce_loss
+from medclip_dcl.losses.debiased import debiased_contrastive_loss
+from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.models.similarity import image_sentence_scores
 
 IMAGES, TEXTS, REGIONS, DIM = 64, 64, 225, 128
 BARS = {"loss_ratio_64": 2.5, "loss_ratio_1024": 1.3, "similarity_ratio": 1.5}

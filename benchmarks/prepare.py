@@ -24,8 +24,7 @@ import pydicom
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.record import finish
-from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.studies.images import Decoder
+from medclip_dcl.data.images import Decoder, ImagesConfig
 from tests.synthetic.dicom import dicom_bytes, raster_bytes
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512

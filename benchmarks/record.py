@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.artifacts.provenance import package_versions
-from medclip_dcl.cores import available_cores
+from medclip_dcl.artifact import package_versions
+from medclip_dcl.distributed import available_cores
 
 
 def machine() -> dict[str, Any]:

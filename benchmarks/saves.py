@@ -27,9 +27,9 @@ from benchmarks import warm
 from benchmarks.exactness import STOPPED, unreadable
 from benchmarks.faults import failing_disk
 from benchmarks.record import finish
-from medclip_dcl.artifacts import published
-from medclip_dcl.artifacts.checkpoint import KIND
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.training.checkpoint import KIND
 from tests.synthetic.corpus import write_corpus, write_recipe
 
 GOOD, NEXT, STEPS = 5, 10, 12
@@ -142,7 +142,7 @@ class Bench:
 
     @staticmethod
     def _published(work: Path) -> str:
-        return open_artifact(published.KIND.at(work), published.KIND).digest
+        return open_artifact(model_package.KIND.at(work), model_package.KIND).digest
 
 
 def is_clear(code: int, told: str) -> bool:

@@ -10,10 +10,10 @@ from typing import Self
 import torch
 from torch.nn.functional import normalize
 
-from medclip_dcl.artifacts.embeddings import KIND
-from medclip_dcl.artifacts.frame import peek_artifact
+from medclip_dcl.artifact import peek_artifact
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
-from medclip_dcl.index import Hit, Query, RetrievalIndex
+from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.search import Hit, Query, RetrievalIndex
 from tests.synthetic.corpus import write_corpus
 from tests.synthetic.published import publish
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.standing import write_scene
-from medclip_dcl.artifacts import likelihoods
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.files import sha256_file
+from medclip_dcl.likelihood import scoring
+from medclip_dcl.tables import read_table
 from tests.synthetic.corpus import write_corpus
 
 RECIPE = "configs/demo.yaml"
@@ -80,13 +80,13 @@ def spans(work: Path) -> list[tuple[str, str]]:
     try:
         return list(scores(draft).items())  # put together already, and the parts half removed
     except ArtifactCorrupt:
-        parts, _ = likelihoods.read_parts(draft / likelihoods.PARTS)
+        parts, _ = scoring.read_parts(draft / scoring.PARTS)
     names = (f"{row['text_key']} {row['first']}" for row in parts.to_pylist())
     return list(zip(names, (value.hex() for value in parts["pll_nats"].to_pylist()), strict=True))
 
 
 def scores(folder: Path) -> Facts:
-    table = read_table(folder, likelihoods.LIKELIHOODS)
+    table = read_table(folder, scoring.LIKELIHOODS)
     return {f"{row['text_key']} 0": row["pll_nats"].hex() for row in table.to_pylist()}
 
 

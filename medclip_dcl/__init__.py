@@ -8,16 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from medclip_dcl.data.images import open_image
+    from medclip_dcl.inference.predictor import load
     from medclip_dcl.likelihood.eta import eta_from_pll
     from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-    from medclip_dcl.objective.debiased import debiased_contrastive_loss
-    from medclip_dcl.objective.gather import gather_with_grad
-    from medclip_dcl.objective.gauges import debiasing_gauges
-    from medclip_dcl.objective.infonce import info_nce_loss
-    from medclip_dcl.objective.multipositive import multi_positive_loss
-    from medclip_dcl.reports.claims import read_claims
-    from medclip_dcl.studies.images import open_image
-    from medclip_dcl.tasks.predictor import load
+    from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
+    from medclip_dcl.losses.gather import gather_with_grad
+    from medclip_dcl.losses.info_nce import info_nce_loss
+    from medclip_dcl.losses.multi_positive import multi_positive_loss
+    from medclip_dcl.text.labeler.labels import read_claims
 
 __all__ = [
     "debiased_contrastive_loss",
@@ -33,16 +32,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "debiased_contrastive_loss": "objective.debiased",
-    "debiasing_gauges": "objective.gauges",
+    "debiased_contrastive_loss": "losses.debiased",
+    "debiasing_gauges": "losses.debiased",
     "eta_from_pll": "likelihood.eta",
-    "gather_with_grad": "objective.gather",
-    "info_nce_loss": "objective.infonce",
-    "load": "tasks.predictor",
-    "multi_positive_loss": "objective.multipositive",
-    "open_image": "studies.images",
+    "gather_with_grad": "losses.gather",
+    "info_nce_loss": "losses.info_nce",
+    "load": "inference.predictor",
+    "multi_positive_loss": "losses.multi_positive",
+    "open_image": "data.images",
     "pseudo_log_likelihood": "likelihood.pll",
-    "read_claims": "reports.claims",
+    "read_claims": "text.labeler.labels",
 }
 
 

@@ -78,7 +78,7 @@ class ImageError(MedclipError):
     """One image is refused.
 
     Attributes:
-        code: the rule that refused it, from `medclip_dcl.studies.images.REASONS`.
+        code: the rule that refused it, from `medclip_dcl.data.images.REASONS`.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.artifacts.files import sha256_file
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.tasks.examinee import Examinee
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.files import sha256_file
 
 
 def adapter_digest(config: Config) -> str:

@@ -12,12 +12,15 @@ from typing import Any
 
 import httpx
 
-from medclip_dcl.artifacts import embeddings, manifest, published, sentences
-from medclip_dcl.artifacts.files import path_under, write_text
-from medclip_dcl.artifacts.frame import Artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import resolve_path
+from medclip_dcl.data import manifest
 from medclip_dcl.errors import QueryError
+from medclip_dcl.files import path_under, write_text
+from medclip_dcl.retrieval import embeddings
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
 from pipelines.job import Job, run_job
 
 ANSWERS = "service_answers.json"
@@ -38,7 +41,7 @@ def build(job: Job) -> None:
     film, phrase = _choose(films, job.open(embeddings.KIND), job.open(sentences.KIND))
     root = resolve_path(job.config.source.root, job.config)
     picture = path_under(root, film["path"]).read_bytes()
-    with serving(published.KIND.at(job.work), embeddings.KIND.at(job.work)) as client:
+    with serving(model_package.KIND.at(job.work), embeddings.KIND.at(job.work)) as client:
         answers = {
             "classify": _ask(client, "/classify", picture, {}),
             "ground": _ask(client, "/ground", picture, {"phrase": phrase}),

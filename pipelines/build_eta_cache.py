@@ -24,24 +24,23 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from medclip_dcl.artifacts import (
-    claims,
-    eta_cache,
-    language_model,
-    likelihoods,
-    manifest,
-    sentences,
-)
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.frame import Artifact, Draft, Kind
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import Artifact, Draft, Kind
 from medclip_dcl.config import resolve_path
-from medclip_dcl.config.text import EtaConfig
+from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale, ConfigError, ScoreError
-from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
-from medclip_dcl.likelihood.eta_sources import eta_from_frequency
-from medclip_dcl.likelihood.label_shares import label_shares
-from medclip_dcl.reports.sentences import without_number
+from medclip_dcl.files import sha256_file
+from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.likelihood.eta import (
+    EtaConfig,
+    cap_eta,
+    eta_from_frequency,
+    eta_from_pll,
+    label_shares,
+)
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.sentences import without_number
 from pipelines.job import Job, run_job
 
 Floats = NDArray[np.float64]
@@ -69,7 +68,7 @@ def build(job: Job) -> None:
     settings = job.config.eta
     kinds = (sentences.KIND, *_SOURCES[settings.source].reads)
     inputs = {kind.name: job.open(kind) for kind in kinds}
-    if likelihoods.KIND.name in inputs:
+    if scoring.KIND.name in inputs:
         _refuse_other_scores(job, inputs)
     table, digests = None, {}
     if _SOURCES[settings.source].table:
@@ -80,7 +79,7 @@ def build(job: Job) -> None:
     form = without_number if job.config.sentences.strip_numbers else str
     distinct = sentences.distinct_sentences(inputs[sentences.KIND.name])
     job.make(
-        eta_cache.KIND,
+        eta.KIND,
         {"eta": _SOURCES[settings.source].asked(settings)},
         {**inputs, **digests},
         partial(_write, given=Given(settings, inputs, table, form, distinct)),
@@ -90,34 +89,34 @@ def build(job: Job) -> None:
 def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact]) -> None:
     """Refuse likelihoods of another model, tokenizer, variant, dtype or splitter by name."""
     try:
-        model = job.open(language_model.KIND, verify=False)
+        model = job.open(masked_lm.KIND, verify=False)
     except ArtifactMissing:  # the likelihoods may have been made elsewhere
         model = None
     source = inputs[sentences.KIND.name]
-    header = likelihoods.score_header(source, model, job.config.likelihood)
-    likelihoods.refuse_other_scores(inputs[likelihoods.KIND.name], header)
+    header = scoring.score_header(source, model, job.config.likelihood)
+    scoring.refuse_other_scores(inputs[scoring.KIND.name], header)
 
 
 def _write(draft: Draft, given: Given) -> Mapping[str, Any]:
     settings, distinct = given.settings, given.distinct
     raw = _SOURCES[settings.source].estimate(given)
-    eta = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
+    values = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
     scored = _scored(given) if settings.source == "pll" else None
     nothing = pa.nulls(len(distinct))
     columns = {
         "text_key": distinct["text_key"],
-        "eta": pa.array(eta, pa.float64()),
+        "eta": pa.array(values, pa.float64()),
         "pll_nats": scored["pll_nats"] if scored is not None else nothing,
         "tokens": scored["tokens"] if scored is not None else nothing,
         "count": distinct["count"],
     }
-    write_table(draft.directory, eta_cache.ETA, pa.table(columns))
-    return _figures(raw, eta, distinct["count"].to_numpy(), settings)
+    write_table(draft.directory, eta.ETA, pa.table(columns))
+    return _figures(raw, values, distinct["count"].to_numpy(), settings)
 
 
 def _scored(given: Given) -> pa.Table:
     """Read the likelihoods, which must be those of the very same sentences."""
-    table = read_table(given.inputs[likelihoods.KIND.name].path, likelihoods.LIKELIHOODS)
+    table = read_table(given.inputs[scoring.KIND.name].path, scoring.LIKELIHOODS)
     if not table["text_key"].equals(given.distinct["text_key"]):
         raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
     return table
@@ -140,7 +139,7 @@ def _constant(given: Given) -> Floats:
 
 def _from_table(given: Given) -> Floats:
     assert given.table is not None
-    values = eta_cache.read_given_table(given.table, given.form)
+    values = eta.read_given_table(given.table, given.form)
     keys = given.distinct["text_key"].to_pylist()
     missing = [key for key in keys if key not in values]
     if missing and given.settings.on_missing == "error":
@@ -152,7 +151,7 @@ def _from_table(given: Given) -> Floats:
 
 
 def _from_labels(given: Given) -> Floats:
-    artifacts = (given.inputs[kind.name] for kind in (claims.KIND, manifest.KIND))
+    artifacts = (given.inputs[kind.name] for kind in (labels.KIND, manifest.KIND))
     return label_shares(given.distinct["text_key"].to_pylist(), *artifacts)
 
 
@@ -191,10 +190,10 @@ class Source:
 
 
 _SOURCES = {
-    "pll": Source(_from_pll, ("a", "k"), (likelihoods.KIND,)),
+    "pll": Source(_from_pll, ("a", "k"), (scoring.KIND,)),
     "frequency": Source(_from_frequency, ()),
     "constant": Source(_constant, ("constant",)),
-    "labels": Source(_from_labels, (), (claims.KIND, manifest.KIND)),
+    "labels": Source(_from_labels, (), (labels.KIND, manifest.KIND)),
     "table": Source(_from_table, ("on_missing",), table=True),
     "oracle": Source(_from_table, ("on_missing",), table=True),
 }

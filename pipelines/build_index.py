@@ -7,16 +7,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from medclip_dcl.artifacts import claims, embeddings, manifest, prepared, published, sentences
-from medclip_dcl.artifacts.frame import Artifact, Draft
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.published import read_published
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact, Draft
 from medclip_dcl.config import resolve_path
-from medclip_dcl.index.build import findings_of, select, write_index
-from medclip_dcl.index.milvus import fill_collections
-from medclip_dcl.index.sketching import open_vectors
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.model_package import read_published
+from medclip_dcl.retrieval import embeddings
+from medclip_dcl.retrieval.index import findings_of, select, write_index
+from medclip_dcl.retrieval.milvus import fill_collections
+from medclip_dcl.retrieval.sketch import open_vectors
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
 from pipelines.job import Job, run_job
 
 
@@ -26,9 +30,9 @@ def build(job: Job) -> None:
     Args:
         job: the job's frame.
     """
-    model, studies = job.open(published.KIND), job.open(manifest.KIND)
+    model, studies = job.open(model_package.KIND), job.open(manifest.KIND)
     films, texts = job.open(prepared.KIND), job.open(sentences.KIND)
-    said = job.open(claims.KIND)
+    said = job.open(labels.KIND)
     settings = job.config.index
     similarity = read_published(model.path).config.model.similarity
 
@@ -37,7 +41,7 @@ def build(job: Job) -> None:
         chosen = select(
             read_table(studies.path, manifest.IMAGES),
             read_table(texts.path, sentences.SENTENCES),
-            findings_of(read_table(said.path, claims.REPORT_CLAIMS), _labels(studies)),
+            findings_of(read_table(said.path, labels.REPORT_CLAIMS), _labels(studies)),
             images,
             settings.splits,
         )

@@ -14,21 +14,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.artifacts import manifest
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.frame import Draft
-from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.artifact import Draft
 from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.data import manifest
+from medclip_dcl.data.boxes import BoxTable, read_boxes
+from medclip_dcl.data.manifest import Selection, assign_splits, select, stamp
+from medclip_dcl.data.sources.dicom_folder import read_dicom_folder
+from medclip_dcl.data.sources.mimic_cxr import find_tables, read_mimic_cxr
+from medclip_dcl.data.sources.open_i import find_open_i, read_open_i
+from medclip_dcl.data.sources.records import RawStudies
+from medclip_dcl.data.sources.table import read_mapped_table
 from medclip_dcl.errors import StudyError
-from medclip_dcl.reports.sections import read_loose_sections, read_sections
-from medclip_dcl.studies.boxes import BoxTable, read_boxes
-from medclip_dcl.studies.dicom_folder import read_dicom_folder
-from medclip_dcl.studies.mimic_cxr import find_tables, read_mimic_cxr
-from medclip_dcl.studies.open_i import find_open_i, read_open_i
-from medclip_dcl.studies.records import RawStudies
-from medclip_dcl.studies.selection import Selection, select, stamp
-from medclip_dcl.studies.splits import assign_splits
-from medclip_dcl.studies.table import read_mapped_table
+from medclip_dcl.files import sha256_file
+from medclip_dcl.tables import write_table
+from medclip_dcl.text.sections import read_loose_sections, read_sections
 from pipelines.job import Job, run_job
 
 _NO_BOXES = BoxTable([], set(), 0)

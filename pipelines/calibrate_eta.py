@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medclip_dcl.artifacts import claims, likelihoods, manifest, sentences
-from medclip_dcl.artifacts.eta_cache import read_given_table
-from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.config import resolve_path
-from medclip_dcl.config.text import EtaConfig
+from medclip_dcl.data import manifest
+from medclip_dcl.files import write_text
+from medclip_dcl.likelihood import scoring
 from medclip_dcl.likelihood.calibration import (
     Evidence,
     Line,
@@ -33,9 +32,12 @@ from medclip_dcl.likelihood.calibration import (
     log_error,
     resample_lines,
 )
-from medclip_dcl.report.calibration import CALIBRATION, FOLDER, draw_calibration
-from medclip_dcl.report.charts import standalone
-from medclip_dcl.reports.sentences import without_number
+from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
+from medclip_dcl.reporting.calibration import CALIBRATION, FOLDER, draw_calibration
+from medclip_dcl.reporting.charts import standalone
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.sentences import without_number
 from medclip_dcl.training.class_evidence import (
     Measure,
     ScoredCorpus,
@@ -61,7 +63,7 @@ def build(job: Job) -> None:
         ScoreError: too few sentences are measured below the cap.
     """
     settings, cap = job.config.calibrate, job.config.eta.eta_max
-    scored = job.open(likelihoods.KIND)
+    scored = job.open(scoring.KIND)
     corpus = read_scored_corpus(job.open(sentences.KIND), scored)
     measure = _measure(job, corpus)
     evidence = measure(np.ones(len(corpus.study_ids)))
@@ -103,7 +105,7 @@ def _measure(job: Job, corpus: ScoredCorpus) -> Measure:
         form = without_number if job.config.sentences.strip_numbers else str
         path = resolve_path(job.config.eta.table, job.config)
         return by_table(corpus, read_given_table(path, form), least)
-    claimed = job.open(claims.KIND)
+    claimed = job.open(labels.KIND)
     if settings.evidence == "claims":
         return by_claims(corpus, claimed, least)
     return by_labels(corpus, claimed, job.open(manifest.KIND), least)

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.artifacts import manifest, prepared, published
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.frame import Artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.probabilities import ScoreCalibration, read_calibration
-from medclip_dcl.studies.truth import truth_files
-from medclip_dcl.tasks.examinee import examinee_of
-from medclip_dcl.tasks.predictor import load
-from medclip_dcl.tasks.probabilities import calibrate_findings
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.ground_truth import truth_files
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation.calibration import calibrate_findings
+from medclip_dcl.evaluation.evaluated_model import examinee_of
+from medclip_dcl.files import sha256_file
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from pipelines.evaluation_films import (
     encode,
     film_rows,
@@ -43,16 +44,16 @@ def build(job: Job) -> None:
     Raises:
         ArtifactError: an input is missing or stale, or the model was trained on the films.
     """
-    model = job.open(published.KIND)
+    model = job.open(model_package.KIND)
     inputs = _inputs(job, model)
     found = read_calibration(model)
     asked = job.config.probabilities
     state = "reused"
     if found is None or (found.settings, found.inputs) != (asked, inputs):
         found = _fit(job, inputs)
-        published.seal_calibration(model, found)
+        model_package.seal_calibration(model, found)
         state = "made"
-    job.say(artifact=published.KIND.name, state=state, truth=found.truth, **_counts(found))
+    job.say(artifact=model_package.KIND.name, state=state, truth=found.truth, **_counts(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,14 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _inputs(job: Job, model: Artifact) -> dict[str, str]:
     """Name what a calibration is made from; of the model all but the calibration itself."""
-    own = {name: model.files[name]["sha256"] for name in (published.WEIGHTS, published.CARD)}
+    own = {
+        name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)
+    }
     films = {kind.name: job.open(kind).digest for kind in (manifest.KIND, prepared.KIND)}
     return own | films | {file.name: sha256_file(file) for file in truth_files(source_root(job))}
 
 
 def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     settings = job.config.evaluate
-    predictor = load(published.KIND.at(job.work))
+    predictor = load(model_package.KIND.at(job.work))
     model = examinee_of(predictor)
     images = PreparedImages(job.open(prepared.KIND, verify=False))
     rows = film_rows(job, images, SPLIT)

@@ -15,29 +15,33 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.artifacts import preflight
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import HEADER, Draft, make_recipe, peek_artifact
-from medclip_dcl.artifacts.manifest import LABELS, SPLITS
-from medclip_dcl.artifacts.sentences import text_key
-from medclip_dcl.artifacts.tables import read_table, write_table
-from medclip_dcl.artifacts.units import drop_units, in_units
+from medclip_dcl.artifact import HEADER, Draft, drop_units, in_units, make_recipe, peek_artifact
 from medclip_dcl.config import Config
-from medclip_dcl.cores import available_cores
+from medclip_dcl.data import data_check
+from medclip_dcl.data import data_check as checks
+from medclip_dcl.data.data_check import (
+    ANSWERS,
+    Belonging,
+    Found,
+    Survey,
+    count_encodings,
+    look_at_film,
+    look_at_header,
+    read_section,
+    survey,
+)
+from medclip_dcl.data.images import Decoder, limits_of
+from medclip_dcl.data.manifest import Selection, assign_splits, select
+from medclip_dcl.data.sources.records import SPLITS, Film
+from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactError, StudyError
+from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
-from medclip_dcl.report.page import render_check
-from medclip_dcl.reports.sections import read_sections
-from medclip_dcl.reports.sentences import SPLITTER
-from medclip_dcl.reports.survey import ANSWERS, Survey, read_section, survey
-from medclip_dcl.studies import preflight as checks
-from medclip_dcl.studies.decoder import limits_of
-from medclip_dcl.studies.images import Decoder
-from medclip_dcl.studies.preflight import Belonging, Found
-from medclip_dcl.studies.preflight_files import count_encodings, look_at_film, look_at_header
-from medclip_dcl.studies.records import Film
-from medclip_dcl.studies.selection import Selection, select
-from medclip_dcl.studies.splits import assign_splits
+from medclip_dcl.reporting.page import render_check
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sections import read_sections
+from medclip_dcl.text.sentences import SPLITTER, text_key
 from pipelines.build_manifest import PLACES, Source, read_source
 from pipelines.job import Job, run_job
 from pipelines.split_sentences import used_sections
@@ -69,18 +73,18 @@ def build(job: Job) -> None:
         "split": config.evaluate.split,
     }
     inputs = source.inputs | {"trained_model": _model_digest(job)}
-    at_hand = _films_at_hand(job, make_recipe(preflight.KIND, settings, inputs))
+    at_hand = _films_at_hand(job, make_recipe(data_check.KIND, settings, inputs))
     artifact = job.make(
-        preflight.KIND, settings, inputs, lambda draft: _check(job, source, draft, at_hand)
+        data_check.KIND, settings, inputs, lambda draft: _check(job, source, draft, at_hand)
     )
-    tree = preflight.read_preflight(artifact)
+    tree = data_check.read_preflight(artifact)
     write_text(job.work / PAGE, render_check(job.work.name, artifact))
-    print(preflight.preflight_table(tree), flush=True)
+    print(data_check.preflight_table(tree), flush=True)
     job.say(page=str(job.work / PAGE))
     if not tree["verdict"]["clean"]:
         raise StudyError(
             "the source has more faults than check.max_unusable_share, max_duplicate_share and "
-            f"max_leaks allow; {preflight.FOUND.file} of {artifact.path} names each, mend them"
+            f"max_leaks allow; {data_check.FOUND.file} of {artifact.path} names each, mend them"
         )
 
 
@@ -120,10 +124,10 @@ def _check(job: Job, source: Source, draft: Draft, at_hand: Rows | None) -> Mapp
     found, duplicates = _find(job, source, look, asked)
     drop_units(draft.directory)
     tree = _tree(config, source, look, found, duplicates)
-    write_table(draft.directory, preflight.FILMS, films)
-    write_table(draft.directory, preflight.FOUND, [item._asdict() for item in sorted(set(found))])
+    write_table(draft.directory, data_check.FILMS, films)
+    write_table(draft.directory, data_check.FOUND, [item._asdict() for item in sorted(set(found))])
     write_text(
-        draft.directory / preflight.FIGURES,
+        draft.directory / data_check.FIGURES,
         json.dumps(tree, indent=1, allow_nan=False) + "\n",
     )
     return {
@@ -138,12 +142,12 @@ def _check(job: Job, source: Source, draft: Draft, at_hand: Rows | None) -> Mapp
 def _films_at_hand(job: Job, recipe: Mapping[str, Any]) -> Rows | None:
     """Take the films from an earlier check of the same files, whatever else has changed."""
     try:
-        earlier = job.open(preflight.KIND)
+        earlier = job.open(data_check.KIND)
     except ArtifactError:
         return None
     if _about_films(earlier.recipe) != _about_films(recipe):
         return None
-    rows: Rows = read_table(earlier.path, preflight.FILMS).to_pylist()
+    rows: Rows = read_table(earlier.path, data_check.FILMS).to_pylist()
     return rows
 
 
@@ -259,12 +263,14 @@ def _trained(job: Job, look: _Look) -> list[str]:
     """Name evaluated patients that the model beside the source was trained on."""
     if not _model_digest(job):
         return []
-    from medclip_dcl.artifacts import published  # here, since it needs torch
+    from medclip_dcl import model_package
 
-    trained = published.read_published(published.KIND.at(job.work)).subject_hashes or frozenset()
+    trained = (
+        model_package.read_published(model_package.KIND.at(job.work)).subject_hashes or frozenset()
+    )
     split = job.config.evaluate.split
     subjects = {look.of.subject_of[i] for i, name in look.of.split_of.items() if name == split}
-    return sorted(who for who in subjects if published.subject_hash(who) in trained)
+    return sorted(who for who in subjects if model_package.subject_hash(who) in trained)
 
 
 def _model_digest(job: Job) -> str:

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.artifacts import embeddings, results
-from medclip_dcl.artifacts.frame import HEADER, peek_artifact
+from medclip_dcl.artifact import HEADER, peek_artifact
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.errors import MedclipError
+from medclip_dcl.evaluation import results
+from medclip_dcl.retrieval import embeddings
 from pipelines.write_report import REPORT
 
 

@@ -17,13 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from medclip_dcl.artifacts import results
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactMissing, MedclipError
-from medclip_dcl.metrics.comparison import LEVEL, Difference
-from medclip_dcl.tasks.cases import read_cases
-from medclip_dcl.tasks.contest import contest, measure_sides, verdict
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.compare import (
+    LEVEL,
+    Difference,
+    contest,
+    measure_sides,
+    read_cases,
+    verdict,
+)
+from medclip_dcl.files import write_text
 
 SAMPLES = 1000
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from medclip_dcl.config import Config, load_config, resolve_path
-from medclip_dcl.cores import available_cores
+from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ConfigError, ImageError
 
 _PYTHON = (3, 11), (3, 14)
@@ -130,7 +130,7 @@ def _decoders() -> Finding:
 def _gate() -> Finding:
     from PIL import Image
 
-    from medclip_dcl.studies.images import open_image
+    from medclip_dcl.data.images import open_image
 
     drawn = BytesIO()
     Image.linear_gradient("L").save(drawn, "PNG")

@@ -14,23 +14,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.artifacts import manifest, prepared, published, results, sentences
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.frame import Artifact, Draft
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.sentences import normalise_text, text_key
-from medclip_dcl.artifacts.tables import TableFormat, read_table, write_table
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact, Draft
 from medclip_dcl.config import resolve_path
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.ground_truth import read_truth, truth_files
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.studies.truth import read_truth, truth_files
-from medclip_dcl.tasks import held_out
-from medclip_dcl.tasks.box_examination import examine_boxes, examine_gallery, examine_grounding
-from medclip_dcl.tasks.examination import examine_classes, examine_findings, examine_reports
-from medclip_dcl.tasks.examinee import Examinee, examinee_of
-from medclip_dcl.tasks.film_probe import examine_probe
-from medclip_dcl.tasks.outcome import BoxedSentence, Films, Outcome, Sampling
-from medclip_dcl.tasks.predictor import load
-from medclip_dcl.tasks.prompts import Finding, read_prompts
+from medclip_dcl.evaluation import inputs, results
+from medclip_dcl.evaluation.classification import examine_classes, examine_findings, examine_reports
+from medclip_dcl.evaluation.evaluated_model import Examinee, examinee_of
+from medclip_dcl.evaluation.grounding import examine_boxes, examine_gallery, examine_grounding
+from medclip_dcl.evaluation.inputs import BoxedSentence, Films, Outcome, Sampling
+from medclip_dcl.evaluation.probe import examine_probe
+from medclip_dcl.files import sha256_file
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference.zero_shot import Finding, read_prompts
+from medclip_dcl.tables import TableFormat, read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.sentences import normalise_text, text_key
 from pipelines.adapter import adapter_digest, load_adapter
 from pipelines.evaluation_films import (
     encode,
@@ -60,7 +62,7 @@ def build(job: Job) -> None:
         kind.name: job.open(kind) for kind in (manifest.KIND, prepared.KIND, sentences.KIND)
     }
     adapted = bool(config.evaluate.adapter.model)
-    inputs["model"] = adapter_digest(config) if adapted else job.open(published.KIND)
+    inputs["model"] = adapter_digest(config) if adapted else job.open(model_package.KIND)
     files = [_prompts(job), *truth_files(source_root(job))]
     if config.evaluate.gallery:
         files.append(resolve_path(config.evaluate.gallery, config))
@@ -92,7 +94,7 @@ def _examine(job: Job, draft: Draft) -> dict[str, Any]:
         model = load_adapter(job.config)
     else:
         contamination |= refuse_contaminated(job, rows, images)
-        model = examinee_of(load(published.KIND.at(job.work)))
+        model = examinee_of(load(model_package.KIND.at(job.work)))
     films = encode(model, rows, images, settings.batch, settings.geometry)
     sampling = Sampling(settings.bootstrap, settings.seed)
     questions, tables, source = _film_questions(job, model, films, rows, images, sampling)
@@ -135,7 +137,7 @@ def _film_questions(
     forms = (results.SCORES, results.PROMPTS, results.CLASSES, results.PROBES)
     tables: dict[TableFormat, Rows] = {form: [] for form in forms}
     if rows:
-        drawn = held_out.balance(truth, settings.films_per_finding, sampling.generator())
+        drawn = inputs.balance(truth, settings.films_per_finding, sampling.generator())
         questions["zero_shot"], tables[results.SCORES] = examine_findings(
             model, films, findings, drawn, sampling
         )
@@ -210,7 +212,7 @@ def _boxed(job: Job, films: Films) -> list[BoxedSentence]:
     if manifest.BOXES.file not in artifact.files:
         return []
     rows = read_table(artifact.path, manifest.BOXES).to_pylist()
-    return held_out.boxed_sentences(rows, films, [text_key(row["phrase"]) for row in rows])
+    return inputs.boxed_sentences(rows, films, [text_key(row["phrase"]) for row in rows])
 
 
 def _gallery(job: Job) -> list[tuple[str, str]]:
@@ -230,7 +232,7 @@ def _report_question(
     said = read_table(sentences.KIND.at(job.work), sentences.SENTENCES, ["study_id", "text"])
     study_ids = [row["study_id"] for row in rows]
     said = said.filter(pc.is_in(said.column("study_id"), pa.array(study_ids, pa.string())))
-    chosen, reports = held_out.reports_of_films(
+    chosen, reports = inputs.reports_of_films(
         study_ids, said.to_pylist(), pool, sampling.generator()
     )
     if len(chosen) < 2:

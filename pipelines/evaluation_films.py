@@ -10,19 +10,20 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from medclip_dcl.artifacts import manifest, published
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl import model_package
 from medclip_dcl.config import resolve_path
+from medclip_dcl.data import manifest
+from medclip_dcl.data.ground_truth import read_truth
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale
-from medclip_dcl.metrics.summary import UNKNOWN
+from medclip_dcl.evaluation import inputs
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.inputs import Films
+from medclip_dcl.evaluation.summary import UNKNOWN
+from medclip_dcl.inference.heatmap import Geometry, cut, window_of
+from medclip_dcl.inference.zero_shot import Finding
 from medclip_dcl.progress import Progress
-from medclip_dcl.studies.truth import read_truth
-from medclip_dcl.tasks import held_out
-from medclip_dcl.tasks.examinee import Examinee
-from medclip_dcl.tasks.geometry import Geometry, cut, window_of
-from medclip_dcl.tasks.outcome import Films
-from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.tables import read_table
 from pipelines.job import Job
 
 Rows = list[dict[str, Any]]
@@ -58,7 +59,7 @@ def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[st
     Raises:
         ArtifactStale: there are some, and `evaluate.allow_contaminated` is not set.
     """
-    trained = published.read_published(published.KIND.at(job.work)).subject_hashes
+    trained = model_package.read_published(model_package.KIND.at(job.work)).subject_hashes
     if trained is None:
         if not job.config.evaluate.allow_contaminated:
             raise ArtifactStale(
@@ -70,7 +71,7 @@ def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[st
     known = {
         subject
         for subject in table.column("subject_id").unique().to_pylist()
-        if published.subject_hash(subject) in trained
+        if model_package.subject_hash(subject) in trained
     }
     learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(known, pa.string())))
     among = [images.row_of[i] for i in learned["image_id"].to_pylist() if i in images.row_of]
@@ -134,12 +135,12 @@ def truth_of(job: Job, rows: Rows, findings: Sequence[Finding]) -> tuple[np.ndar
     known = read_truth(source_root(job))
     if known is not None:
         image_ids = [row["image_id"] for row in rows]
-        return held_out.exact_truth(findings, image_ids, known.types_of, known.types), "exact"
+        return inputs.exact_truth(findings, image_ids, known.types_of, known.types), "exact"
     artifact = job.open(manifest.KIND, verify=False)
     labels: Rows = []
     if manifest.STUDY_LABELS.file in artifact.files:
         labels = read_table(artifact.path, manifest.STUDY_LABELS).to_pylist()
-    truth = held_out.labelled_truth(findings, [row["study_id"] for row in rows], labels)
+    truth = inputs.labelled_truth(findings, [row["study_id"] for row in rows], labels)
     return truth, "labels" if (truth != UNKNOWN).any() else "none"
 
 

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int8
 
-from medclip_dcl.artifacts import results
-from medclip_dcl.artifacts.tables import TableFormat
 from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.data.demographics import read_people
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.studies.people import read_people
-from medclip_dcl.tasks.examinee import Examinee
-from medclip_dcl.tasks.outcome import Films, Outcome, Sampling
-from medclip_dcl.tasks.paraphrases import examine_paraphrases
-from medclip_dcl.tasks.predictor import Predictor
-from medclip_dcl.tasks.probabilities import examine_probabilities
-from medclip_dcl.tasks.prompts import Finding, read_prompts
-from medclip_dcl.tasks.subgroups import examine_subgroups
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.calibration import examine_probabilities
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
+from medclip_dcl.evaluation.subgroups import examine_paraphrases, examine_subgroups
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.zero_shot import Finding, read_prompts
+from medclip_dcl.tables import TableFormat
 from pipelines.evaluation_films import Rows, truth_of
 from pipelines.job import Job
 

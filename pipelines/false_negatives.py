@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from medclip_dcl.artifacts import eta_cache
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config, resolve_path
-from medclip_dcl.config.text import EtaConfig
 from medclip_dcl.errors import ArtifactError
-from medclip_dcl.objective.false_negatives import correction
+from medclip_dcl.likelihood import eta
+from medclip_dcl.likelihood.eta import EtaConfig, correction
+from medclip_dcl.tables import read_table
 
 PAPER_BATCH = 64
 """Global batch at which the paper chose a = 0.2 and k = 0.35."""
@@ -33,9 +32,9 @@ def expected_rows(etas: dict[str, float], batches: Sequence[int]) -> list[tuple[
         Name, eta, and N eta at each batch.
     """
     rows = [("", "eta", *(f"batch {size}" for size in batches))]
-    for name, eta in etas.items():
-        expected = (f"{correction(eta, size).expected:.3g}" for size in batches)
-        rows.append((name, f"{eta:.3g}", *expected))
+    for name, value in etas.items():
+        expected = (f"{correction(value, size).expected:.3g}" for size in batches)
+        rows.append((name, f"{value:.3g}", *expected))
     return rows
 
 
@@ -81,18 +80,18 @@ def eta_by_likelihood(settings: EtaConfig) -> dict[str, float]:
 def _quantiles(work: Path) -> dict[str, float]:
     """Eta over the training sentences, each as often as it is said."""
     try:
-        cache = open_artifact(eta_cache.KIND.at(work), eta_cache.KIND, verify=False)
-        table = read_table(cache.path, eta_cache.ETA, ["eta", "count"])
+        cache = open_artifact(eta.KIND.at(work), eta.KIND, verify=False)
+        table = read_table(cache.path, eta.ETA, ["eta", "count"])
     except ArtifactError:
         return {}
-    eta, count = (table[name].to_numpy() for name in ("eta", "count"))
+    etas, count = (table[name].to_numpy() for name in ("eta", "count"))
     said = int(count.sum())
     if not said:
         return {}
-    order = np.argsort(eta, kind="stable")
+    order = np.argsort(etas, kind="stable")
     reached = np.cumsum(count[order]) / said
-    found = {"mean": float((eta * count).sum() / said)}
+    found = {"mean": float((etas * count).sum() / said)}
     for share in QUANTILES:
         place = int(np.searchsorted(reached, share))
-        found[f"{share:.0%} of sentences up to"] = float(eta[order[place]])
+        found[f"{share:.0%} of sentences up to"] = float(etas[order[place]])
     return found

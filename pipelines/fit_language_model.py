@@ -15,27 +15,32 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.artifacts import language_model, sentences
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import Artifact, Draft, json_digest
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import Artifact, Draft, json_digest
 from medclip_dcl.config import resolve_path
-from medclip_dcl.config.text import LanguageModelConfig
-from medclip_dcl.cores import available_cores
+from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ConfigError, ReportError
-from medclip_dcl.likelihood.card import language_model_card
-from medclip_dcl.likelihood.corpus import Corpus
-from medclip_dcl.likelihood.encoding import encode_sentences
-from medclip_dcl.likelihood.fit_state import FitStateFile
-from medclip_dcl.likelihood.fitting import FitState, fit_model, masked_accuracy
-from medclip_dcl.likelihood.language_model import (
+from medclip_dcl.files import write_text
+from medclip_dcl.likelihood import masked_lm
+from medclip_dcl.likelihood.fitting import (
+    Corpus,
+    FitState,
+    FitStateFile,
+    fit_model,
+    language_model_card,
+    masked_accuracy,
+    train_tokenizer,
+)
+from medclip_dcl.likelihood.masked_lm import (
     LanguageModel,
     checkpoint_digests,
     load_language_model,
     save_language_model,
 )
-from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from medclip_dcl.likelihood.pll import encode_sentences
+from medclip_dcl.likelihood.settings import LanguageModelConfig
 from medclip_dcl.progress import Progress
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
 from pipelines.job import Job, run_job
 
 _POSITIONS = 512
@@ -57,7 +62,7 @@ def build(job: Job) -> None:
     digest = json_digest(checkpoint_digests(pretrained)) if pretrained else ""
     if not settings.fit and pretrained is not None:
         job.make(
-            language_model.KIND,
+            masked_lm.KIND,
             {"fit": False},
             {"pretrained": digest},
             lambda draft: _copy(draft, pretrained, digest),
@@ -66,7 +71,7 @@ def build(job: Job) -> None:
     source = job.open(sentences.KIND)
     asked = settings.model_dump(mode="json", exclude={"pretrained", "save_every_s", "threads"})
     job.make(
-        language_model.KIND,
+        masked_lm.KIND,
         {"language_model": asked, "seed": job.config.seed},
         {"sentences": source, "pretrained": digest},
         lambda draft: _publish(
@@ -90,7 +95,7 @@ def _publish(
 ) -> Mapping[str, Any]:
     """Lay the card beside the model."""
     card = language_model_card(facts, settings, began)
-    write_text(draft.directory / language_model.CARD, card)
+    write_text(draft.directory / masked_lm.CARD, card)
     return facts
 
 

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
 from medclip_dcl.config import resolve_path
+from medclip_dcl.data.synthetic.tree import KIND, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
-from medclip_dcl.studies.generated.tree import KIND, content_settings, write_tree
 from pipelines.job import Job, run_job
 
 

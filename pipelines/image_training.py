@@ -5,13 +5,13 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from medclip_dcl.artifacts import image_model, image_set
-from medclip_dcl.artifacts.frame import Artifact
-from medclip_dcl.artifacts.image_model import write_image_model
+from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import Config, resolve_path
-from medclip_dcl.training.image_run import ImageInputs, train_images
-from medclip_dcl.training.lesson import Ending
+from medclip_dcl.image_only import artifacts
+from medclip_dcl.image_only.artifacts import write_image_model
+from medclip_dcl.image_only.run import ImageInputs, train_images
 from medclip_dcl.training.publishing import best_figure
+from medclip_dcl.training.trainer import Ending
 from pipelines.job import Job
 from pipelines.training_run import TrainingRun, loop_settings, weights_digest
 
@@ -33,7 +33,7 @@ def image_run(job: Job, accelerator: Accelerator) -> TrainingRun[Ending]:
     config = job.config
     image = config.model.image.pretrained
     inputs = ImageInputs(
-        image_set=job.open(image_set.KIND, verify=accelerator.is_main_process),
+        image_set=job.open(artifacts.IMAGE_SET, verify=accelerator.is_main_process),
         image_weights=resolve_path(image, config) if image else None,
     )
     digests: dict[str, Artifact | str] = {"image_set": inputs.image_set}
@@ -43,7 +43,7 @@ def image_run(job: Job, accelerator: Accelerator) -> TrainingRun[Ending]:
     if config.views.eta == "constant":
         settings["eta"] = config.eta.constant
     return TrainingRun(
-        kind=image_model.KIND,
+        kind=artifacts.IMAGE_MODEL,
         settings=settings,
         digests=digests,
         train=lambda store, folder, say: train_images(

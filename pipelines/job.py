@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from medclip_dcl.artifacts.frame import (
+from medclip_dcl.artifact import (
     Artifact,
     Draft,
     Kind,

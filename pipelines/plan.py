@@ -24,15 +24,16 @@ import pyarrow.compute as pc
 import torch
 from transformers import BertConfig
 
-from medclip_dcl.artifacts import language_model, manifest, sentences
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config, load_config, resolve_path
+from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, ConfigError, MedclipError
-from medclip_dcl.likelihood.language_model import read_config
-from medclip_dcl.objective.false_negatives import correction, same_correction
-from medclip_dcl.training.footprint import Footprint, training_footprint
-from medclip_dcl.training.pace import measure_pace
+from medclip_dcl.likelihood import masked_lm
+from medclip_dcl.likelihood.eta import correction, same_correction
+from medclip_dcl.likelihood.masked_lm import read_config
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.training.performance import Footprint, measure_pace, training_footprint
 from pipelines.doctor import Finding
 from pipelines.false_negatives import PAPER_BATCH, false_negatives
 
@@ -165,8 +166,8 @@ def _steps(config: Config, data: Data) -> Iterator[Finding]:
 def _text_sizes(config: Config) -> tuple[BertConfig, str]:
     """Find the text encoder's sizes, and say what had to be assumed."""
     chosen = config.model.text.pretrained or config.language_model.pretrained
-    fitted = language_model.KIND.at(resolve_path(config.work, config))
-    if not config.model.text.pretrained and (fitted / language_model.CONFIG).is_file():
+    fitted = masked_lm.KIND.at(resolve_path(config.work, config))
+    if not config.model.text.pretrained and (fitted / masked_lm.CONFIG).is_file():
         return read_config(fitted), ""
     if chosen:
         try:

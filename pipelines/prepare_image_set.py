@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from medclip_dcl.artifacts import image_set
-from medclip_dcl.artifacts.frame import Draft
-from medclip_dcl.artifacts.image_set import CLASSES, IMAGES, image_rows
-from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.artifact import Draft
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.image_only import artifacts
+from medclip_dcl.image_only.artifacts import CLASSES, IMAGES, image_rows
+from medclip_dcl.image_only.data import ImageSource, LabelledImages, divide, draw_rows, open_source
 from medclip_dcl.progress import Progress
-from medclip_dcl.studies.image_sets import ImageSource, LabelledImages, open_source
-from medclip_dcl.studies.thinning import divide, draw_rows
+from medclip_dcl.tables import write_table
 from pipelines.job import Job, run_job
 
 _BLOCK = 2048
@@ -43,7 +42,7 @@ def build(job: Job) -> None:
     source = open_source(settings, root)
     plain = settings.model_dump(mode="json", exclude={"root"})  # the digests say what was read
     job.make(
-        image_set.KIND,
+        artifacts.IMAGE_SET,
         {"image_set": plain, "seed": job.config.seed},
         source.digests,
         lambda draft: _write(job.config, source, draft),

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.artifacts import manifest, prepared
-from medclip_dcl.artifacts.frame import Artifact, Draft
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import Artifact, Draft
 from medclip_dcl.config import resolve_path
-from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.manifest import stamp_files
+from medclip_dcl.data.prepared import Film, Outcome, write_shards
 from medclip_dcl.errors import StudyError
 from medclip_dcl.progress import Progress
-from medclip_dcl.studies.selection import stamp_files
-from medclip_dcl.studies.shards import Film, Outcome, write_shards
+from medclip_dcl.tables import read_table, write_table
 from pipelines.job import Job, run_job
 
 _SPEED_ALONE = {"workers", "dask_scheduler", "max_reject_share"}

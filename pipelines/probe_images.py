@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from medclip_dcl.artifacts import image_model, image_set, probe
-from medclip_dcl.artifacts.frame import Draft
-from medclip_dcl.artifacts.image_model import read_image_model
-from medclip_dcl.artifacts.image_set import ImageSet, ImageSplit
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import Draft
 from medclip_dcl.config import Config
-from medclip_dcl.metrics.linear_probe import Labelled
-from medclip_dcl.model.view_encoder import ViewEncoder, build_view_encoder
-from medclip_dcl.progress import Progress
-from medclip_dcl.tasks.image_probe import (
+from medclip_dcl.evaluation.probe import (
+    Labelled,
     ProbedSplits,
     draw_labelled,
     embed_pictures,
     map_features,
     probe_by_fraction,
 )
+from medclip_dcl.image_only import artifacts
+from medclip_dcl.image_only.artifacts import ImageSet, ImageSplit, read_image_model
+from medclip_dcl.models.view_encoder import ViewEncoder, build_view_encoder
+from medclip_dcl.progress import Progress
+from medclip_dcl.tables import read_table, write_table
 from pipelines.job import Job, run_job
 
 Rows = list[dict[str, Any]]
@@ -37,17 +36,17 @@ def build(job: Job) -> None:
     Args:
         job: the job.
     """
-    inputs = {kind.name: job.open(kind) for kind in (image_set.KIND, image_model.KIND)}
+    inputs = {kind.name: job.open(kind) for kind in (artifacts.IMAGE_SET, artifacts.IMAGE_MODEL)}
     settings = {"probe": job.config.probe, "seed": job.config.seed}
-    artifact = job.make(probe.KIND, settings, inputs, lambda draft: _write(job, draft))
-    print(_table(read_table(artifact.path, probe.PROBES).to_pylist()), flush=True)
+    artifact = job.make(artifacts.PROBE, settings, inputs, lambda draft: _write(job, draft))
+    print(_table(read_table(artifact.path, artifacts.PROBES).to_pylist()), flush=True)
 
 
 def _write(job: Job, draft: Draft) -> dict[str, Any]:
     settings = job.config.probe
-    images = ImageSet(job.open(image_set.KIND, verify=False))
+    images = ImageSet(job.open(artifacts.IMAGE_SET, verify=False))
     splits = {name: images.split(name) for name in ("train", "validate", "test")}
-    model = read_image_model(image_model.KIND.at(job.work))
+    model = read_image_model(artifacts.IMAGE_MODEL.at(job.work))
     is_thinned = [item.is_thinned for item in images.classes]
     encoders = {"trained": _encoder(model.config)}
     encoders["trained"].load_state_dict(model.weights())
@@ -63,8 +62,8 @@ def _write(job: Job, draft: Draft) -> dict[str, Any]:
                 progress.advance(1)
             if name == "trained":
                 mapped = _map(job, splits["test"], features.test)
-    write_table(draft.directory, probe.PROBES, rows)
-    write_table(draft.directory, probe.MAP, mapped)
+    write_table(draft.directory, artifacts.PROBES, rows)
+    write_table(draft.directory, artifacts.MAP, mapped)
     return {"probes": len(rows), "mapped": len(mapped), **_summary(rows)}
 
 

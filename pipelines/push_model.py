@@ -23,12 +23,11 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 
-from medclip_dcl.artifacts import published
-from medclip_dcl.artifacts.cards import cards_of
-from medclip_dcl.artifacts.frame import HEADER, Artifact, open_artifact
-from medclip_dcl.artifacts.public_copy import make_public_copy
+from medclip_dcl import model_package
+from medclip_dcl.artifact import HEADER, Artifact, open_artifact
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.errors import ConfigError, HubError, MedclipError
+from medclip_dcl.export import cards_of, make_public_copy
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
@@ -96,11 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         config = load_config(options.config, options.set)
-        model = published.KIND.at(resolve_path(config.work, config))
+        model = model_package.KIND.at(resolve_path(config.work, config))
         with tempfile.TemporaryDirectory() as folder:
             copy = make_public_copy(
                 model,
-                cards_of(model.parent, open_artifact(model, published.KIND, verify=False)),
+                cards_of(model.parent, open_artifact(model, model_package.KIND, verify=False)),
                 Path(folder) / "model",
                 allow_vocabulary=options.allow_vocabulary,
             )

@@ -7,11 +7,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from medclip_dcl.artifacts import claims, sentences
-from medclip_dcl.artifacts.frame import Draft
-from medclip_dcl.artifacts.tables import TableFormat, read_table, write_table
-from medclip_dcl.reports.claims import FINDINGS, Claims, claims_of
-from medclip_dcl.reports.reading import read_report, reader_digest
+from medclip_dcl.artifact import Draft
+from medclip_dcl.tables import TableFormat, read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.labels import FINDINGS, Claims, claims_of, read_report, reader_digest
 from pipelines.job import Job, run_job
 
 _COLUMNS = ("study_id", "text", "text_key")
@@ -34,11 +34,11 @@ def build(job: Job) -> None:
             study: claims_of(readings[row["text_key"]] for row in group)
             for study, group in groupby(rows, key=itemgetter("study_id"))
         }
-        _write(draft, claims.SENTENCE_CLAIMS, "text_key", said)
-        _write(draft, claims.REPORT_CLAIMS, "study_id", reports)
+        _write(draft, labels.SENTENCE_CLAIMS, "text_key", said)
+        _write(draft, labels.REPORT_CLAIMS, "study_id", reports)
         return _summary([said[row["text_key"]] for row in rows], said, reports)
 
-    job.make(claims.KIND, {"reader": reader_digest()}, {"sentences": source}, write)
+    job.make(labels.KIND, {"reader": reader_digest()}, {"sentences": source}, write)
 
 
 def _write(draft: Draft, form: TableFormat, name: str, said: Mapping[str, Claims]) -> None:

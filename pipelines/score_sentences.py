@@ -22,21 +22,24 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from medclip_dcl.artifacts import language_model, likelihoods, sentences
-from medclip_dcl.artifacts.frame import Draft
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import Draft
+from medclip_dcl.distributed import Launch, joined
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
-from medclip_dcl.launch import Launch, joined
+from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.diagnostics import spearman
-from medclip_dcl.likelihood.engine import EngineName
-from medclip_dcl.likelihood.scorer import Recipe, drift, engine_of
+from medclip_dcl.likelihood.engines import EngineName
 from medclip_dcl.likelihood.scoring import (
     Floats,
+    Recipe,
     Work,
     collect_scores,
+    drift,
+    engine_of,
     plan_work,
     score_share,
 )
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
 from pipelines.job import Job, run_job
 
 _DRIFT_SENTENCES = 32  # spread over the corpus
@@ -64,7 +67,7 @@ class _Scoring:
         self._settings = job.config.likelihood
         verify = launch.is_main  # one process in many hashes every byte
         self._source = job.open(sentences.KIND, verify=verify)
-        self._model = job.open(language_model.KIND, verify=verify)
+        self._model = job.open(masked_lm.KIND, verify=verify)
         self._recipe = Recipe(
             self._model.path,
             self._settings.variant,
@@ -78,11 +81,11 @@ class _Scoring:
     def lead(self) -> None:
         """Make the artifact unless it is valid."""
         try:
-            header = likelihoods.score_header(self._source, self._model, self._settings)
+            header = scoring.score_header(self._source, self._model, self._settings)
             engine = self._sealed_engine(header) or engine_of(self._recipe)
             self._recipe = replace(self._recipe, engine=engine)
             self._job.make(
-                likelihoods.KIND,
+                scoring.KIND,
                 {**header, "engine": engine},
                 {"sentences": self._source, "language_model": self._model},
                 self._write,
@@ -103,7 +106,7 @@ class _Scoring:
         if self._settings.engine != "auto":
             return None
         try:
-            sealed = self._job.open(likelihoods.KIND, verify=False)
+            sealed = self._job.open(scoring.KIND, verify=False)
         except ArtifactError:
             return None
         said = sealed.recipe["settings"]
@@ -125,7 +128,7 @@ class _Scoring:
     def _write(self, draft: Draft) -> Mapping[str, Any]:
         distinct = sentences.distinct_sentences(self._source)
         work = self._plan(distinct)
-        folder = draft.directory / likelihoods.PARTS
+        folder = draft.directory / scoring.PARTS
         table = _finished(draft.directory, distinct["text_key"].to_pylist())
         if table is None:
             if self._settings.dtype != "float32":
@@ -135,7 +138,7 @@ class _Scoring:
             self._score(folder, work)
             self._launch.wait()
             table = _table(distinct, work, collect_scores(folder, work, self._launch))
-            write_table(draft.directory, likelihoods.LIKELIHOODS, table)
+            write_table(draft.directory, scoring.LIKELIHOODS, table)
         if folder.exists():
             shutil.rmtree(folder)
         return _figures(table) | {
@@ -162,7 +165,7 @@ def _device(launch: Launch) -> str:
 def _finished(folder: Path, keys: Sequence[str]) -> pa.Table | None:
     """Read the whole table where a killed run had just written it."""
     try:
-        table = read_table(folder, likelihoods.LIKELIHOODS)
+        table = read_table(folder, scoring.LIKELIHOODS)
     except ArtifactCorrupt:
         return None
     return table if table["text_key"].to_pylist() == list(keys) else None

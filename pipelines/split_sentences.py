@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medclip_dcl.artifacts import manifest, sentences
-from medclip_dcl.artifacts.frame import Artifact, Draft
-from medclip_dcl.artifacts.tables import read_table, write_table
-from medclip_dcl.config.text import SentencesConfig
+from medclip_dcl.artifact import Artifact, Draft
+from medclip_dcl.data import manifest
 from medclip_dcl.progress import Progress
-from medclip_dcl.reports.sentences import MASK, RULES, SPLITTER, Split, split_sections
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.sentences import MASK, RULES, SPLITTER, SentencesConfig, Split, split_sections
 from pipelines.job import Job, run_job
 
 _CHUNK = 2000

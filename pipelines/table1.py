@@ -18,15 +18,20 @@ from typing import Any
 import numpy as np
 import yaml
 
-from medclip_dcl.artifacts import results
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import JobFailed
-from medclip_dcl.metrics.comparison import Estimate
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.compare import (
+    Estimate,
+    contest,
+    measure_sides,
+    read_cases,
+    side_estimates,
+    verdict,
+)
+from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
-from medclip_dcl.tasks.cases import read_cases
-from medclip_dcl.tasks.contest import contest, measure_sides, side_estimates, verdict
 from pipelines.__main__ import STORY
 from pipelines.job import STOPPED, Job, Stopped, run_job
 from pipelines.story import jobs_of

@@ -27,26 +27,22 @@ from typing import Any
 import torch
 import yaml
 
-from medclip_dcl.artifacts import (
-    checkpoint,
-    claims,
-    language_model,
-    likelihoods,
-    manifest,
-    prepared,
-    published,
-    results,
-    sentences,
-)
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import HEADER, json_digest, open_artifact, peek_artifact
+from medclip_dcl import model_package
+from medclip_dcl.artifact import HEADER, json_digest, open_artifact, peek_artifact
 from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.data import manifest, prepared
 from medclip_dcl.errors import ArtifactError, JobFailed
+from medclip_dcl.evaluation import results
+from medclip_dcl.files import write_text
+from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.training import checkpoint
 from pipelines import build_eta_cache, evaluate, train
 from pipelines.job import STOPPED, Stopped
 from pipelines.table1_rows import Row
 
-SHARED = (claims, language_model, likelihoods, manifest, prepared, sentences)
+SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 """Artifacts that all runs read."""
 
 NOTE = "run.json"
@@ -175,7 +171,7 @@ def do_run(run: Run) -> int:
             "name": run.row.name,
             "seed": run.seed,
             "digest": run.digest,
-            "model_mb": round(_bytes(published.KIND.at(run.folder)) / 1e6, 2),
+            "model_mb": round(_bytes(model_package.KIND.at(run.folder)) / 1e6, 2),
             **_read_spent(run.folder),
         }
         write_text(run.folder / NOTE, json.dumps(note, indent=1) + "\n")
@@ -210,7 +206,7 @@ def _read_spent(folder: Path) -> dict[str, Any]:
 
 def _model(folder: Path) -> str:
     try:
-        return peek_artifact(published.KIND.at(folder)).digest
+        return peek_artifact(model_package.KIND.at(folder)).digest
     except ArtifactError:
         return ""
 

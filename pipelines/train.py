@@ -20,25 +20,21 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from medclip_dcl.artifacts import (
-    checkpoint,
-    claims,
-    eta_cache,
-    language_model,
-    manifest,
-    prepared,
-    published,
-    sentences,
-)
-from medclip_dcl.artifacts.checkpoint import CheckpointStore
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.frame import Artifact, Draft, Kind, make_recipe, open_artifact
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact, Draft, Kind, make_recipe, open_artifact
 from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
-from medclip_dcl.studies.truth import Truth, read_truth, truth_files
-from medclip_dcl.training.evidence import needs_claims
+from medclip_dcl.files import sha256_file
+from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.training import checkpoint
+from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.publishing import publish
-from medclip_dcl.training.run import Inputs, Trained, start_accelerator, train
+from medclip_dcl.training.trainer import Inputs, Trained, start_accelerator, train
 from pipelines.image_training import image_run
 from pipelines.job import Job, Stopped, run_job
 from pipelines.training_run import TrainingRun, loop_settings, weights_digest
@@ -89,7 +85,7 @@ def _run_of(job: Job, accelerator: Accelerator) -> TrainingRun[Any]:
     config = job.config
     inputs = _open_inputs(job, verify=accelerator.is_main_process)
     return TrainingRun[Trained](
-        kind=published.KIND,
+        kind=model_package.KIND,
         settings=loop_settings(config),
         digests=_digests(config, inputs),
         train=lambda store, folder, say: train(config, inputs, accelerator, store, folder, say),
@@ -108,9 +104,9 @@ def _open_inputs(job: Job, verify: bool) -> Inputs:
         manifest=open_one(manifest.KIND),
         prepared=open_one(prepared.KIND),
         sentences=open_one(sentences.KIND),
-        eta_cache=open_one(eta_cache.KIND),
-        claims=open_one(claims.KIND) if needs_claims(config.objective) else None,
-        text_folder=resolve_path(text, config) if text else open_one(language_model.KIND).path,
+        eta_cache=open_one(eta.KIND),
+        claims=open_one(labels.KIND) if needs_claims(config.objective) else None,
+        text_folder=resolve_path(text, config) if text else open_one(masked_lm.KIND).path,
         truth=_truth(config),
         image_weights=resolve_path(image, config) if image else None,
     )

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from medclip_dcl.artifacts.checkpoint import CheckpointStore
-from medclip_dcl.artifacts.files import sha256_file
-from medclip_dcl.artifacts.foreign import weights_file
-from medclip_dcl.artifacts.frame import Artifact, Kind
+from medclip_dcl.artifact import Artifact, Kind
 from medclip_dcl.config import Config
-from medclip_dcl.training.lesson import Ending
+from medclip_dcl.files import sha256_file
+from medclip_dcl.models.pretrained import weights_file
+from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.trainer import Ending
 
 HOW_NOT_WHAT = (
     "torch_threads",

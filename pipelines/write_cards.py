@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.artifacts import cards, manifest, published
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import Draft
+from medclip_dcl import export, model_package
+from medclip_dcl.artifact import Draft
 from medclip_dcl.config import resolve_path
+from medclip_dcl.data import manifest
+from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.report.card_facts import KINDS, data_facts, model_facts
-from medclip_dcl.report.cards import data_card, model_card
-from medclip_dcl.report.sources import find_sources
-from medclip_dcl.studies.truth import truth_files
+from medclip_dcl.files import write_text
+from medclip_dcl.reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
+from medclip_dcl.reporting.sources import find_sources
 from pipelines.job import Job, run_job
 
 
@@ -40,7 +40,7 @@ def build(job: Job) -> None:
             f"{', '.join(missing)} empty: a model is not published without saying what it is for, "
             "what it cannot do and on which terms; write that into the recipe"
         )
-    needed = {kind.name: job.open(kind) for kind in (published.KIND, manifest.KIND)}
+    needed = {kind.name: job.open(kind) for kind in (model_package.KIND, manifest.KIND)}
     root = job.config.source.root
     is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
     sources = find_sources(job.work, job.config.report, is_generated, {}, 0, KINDS)
@@ -48,14 +48,14 @@ def build(job: Job) -> None:
 
     def write(draft: Draft) -> dict[str, Any]:
         model, data = model_facts(sources, words), data_facts(sources, words)
-        write_text(draft.directory / cards.MODEL_CARD, model_card(model))
-        write_text(draft.directory / cards.DATA_CARD, data_card(data))
-        _write_json(draft.directory / cards.MODEL_FACTS, model)
-        _write_json(draft.directory / cards.DATA_FACTS, data)
+        write_text(draft.directory / export.MODEL_CARD, model_card(model))
+        write_text(draft.directory / export.DATA_CARD, data_card(data))
+        _write_json(draft.directory / export.MODEL_FACTS, model)
+        _write_json(draft.directory / export.DATA_FACTS, data)
         return {"model": model["model"], "evaluated": model["evaluation"] is not None}
 
     settings = {"card": words, "is_generated": is_generated}
-    job.make(cards.KIND, settings, inputs, write)
+    job.make(export.CARDS, settings, inputs, write)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,14 +7,14 @@ appear where their artifact does.
 import sys
 from collections.abc import Sequence
 
-from medclip_dcl.artifacts.eta_cache import read_given_table
-from medclip_dcl.artifacts.files import write_text
 from medclip_dcl.config import resolve_path
+from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
 from medclip_dcl.errors import ArtifactMissing
-from medclip_dcl.report.page import render_report
-from medclip_dcl.report.sources import find_sources
-from medclip_dcl.reports.sentences import without_number
-from medclip_dcl.studies.truth import CLASS_PROBABILITIES, truth_files
+from medclip_dcl.files import write_text
+from medclip_dcl.likelihood.eta import read_given_table
+from medclip_dcl.reporting.page import render_report
+from medclip_dcl.reporting.sources import find_sources
+from medclip_dcl.text.sentences import without_number
 from pipelines.job import Job, run_job
 
 REPORT = "report.html"

@@ -12,11 +12,10 @@ from api.dependencies import Film, Served
 from api.failures import documented
 from api.messages import ClassifyAnswer, FindingAnswer, ImageFacts
 from api.uploads import parse_findings
-from medclip_dcl.studies.images import SquareImage
-from medclip_dcl.tasks.grounding import Grounding
-from medclip_dcl.tasks.predictor import Predictor
-from medclip_dcl.tasks.prompts import Finding
-from medclip_dcl.tasks.zero_shot import FindingScore
+from medclip_dcl.data.images import SquareImage
+from medclip_dcl.inference.heatmap import Grounding
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.zero_shot import Finding, FindingScore
 
 router = APIRouter(tags=["questions"])
 

@@ -11,7 +11,7 @@ from api.failures import Refusal, documented
 from api.messages import GroundAnswer, ImageFacts, PhraseAnswer
 from api.pictures import overlay_png
 from api.uploads import wants_picture
-from medclip_dcl.tasks.grounding import Grounding
+from medclip_dcl.inference.heatmap import Grounding
 
 router = APIRouter(tags=["questions"])
 

@@ -12,10 +12,11 @@ from api.failures import Refusal, documented
 from api.messages import HitAnswer, RetrieveAnswer
 from api.serving import Loaded
 from api.uploads import parse_box, plain_text
-from medclip_dcl.artifacts.manifest import LABELS, SPLITS
-from medclip_dcl.index import Filters, Query
-from medclip_dcl.studies.images import SquareImage
-from medclip_dcl.tasks.retrieval import box_vectors
+from medclip_dcl.data.images import SquareImage
+from medclip_dcl.data.sources.records import SPLITS
+from medclip_dcl.evaluation.retrieval import box_vectors
+from medclip_dcl.retrieval.search import Filters, Query
+from medclip_dcl.text.labeler.lexicon import LABELS
 
 router = APIRouter(tags=["questions"])
 

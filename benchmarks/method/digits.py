@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.bias import THINNED
-from medclip_dcl.objective.debiased import Floor, debiased_contrastive_loss
-from medclip_dcl.objective.gauges import debiasing_gauges
-from medclip_dcl.objective.multipositive import multi_positive_loss
+from medclip_dcl.losses.debiased import Floor, debiased_contrastive_loss, debiasing_gauges
+from medclip_dcl.losses.multi_positive import multi_positive_loss
 
 SIDE, PER_CLASS, HELD_OUT = 16, 120, 54
 BATCH, STEPS, EARLY_STEPS, GAMMA_SQUARED = 64, 400, 200, 2.0

@@ -22,16 +22,15 @@ from benchmarks.method.phantom_world import (
     meaning,
     synonym_of,
 )
-from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
-from medclip_dcl.likelihood.eta_sources import eta_from_frequency
-from medclip_dcl.objective.relations import (
+from medclip_dcl.likelihood.eta import cap_eta, eta_from_frequency, eta_from_pll
+from medclip_dcl.losses.relations import (
     SAME,
     encode_claims,
     encode_labels,
     encode_truth,
     relation_matrix,
 )
-from medclip_dcl.reports.claims import Claims
+from medclip_dcl.text.labeler.labels import Claims
 
 MISSED, INVENTED = 0.1, 0.01
 ETA_MAX, A, K = 0.2, 0.2, 0.35

@@ -20,9 +20,14 @@ from benchmarks.method.phantom_world import (
     plain_sentences,
     type_word,
 )
-from medclip_dcl.metrics.classification import balanced_accuracy, roc_auc
-from medclip_dcl.metrics.localization import is_pointed_at, signed_cnr
-from medclip_dcl.metrics.recall import best_ranks, recall_at
+from medclip_dcl.evaluation.metrics import (
+    balanced_accuracy,
+    best_ranks,
+    is_pointed_at,
+    recall_at,
+    roc_auc,
+    signed_cnr,
+)
 
 RARE = 10
 """Fine findings from this number on are rare."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from medclip_dcl.reports.claims import FINDINGS, Claims
+from medclip_dcl.text.labeler.labels import FINDINGS, Claims
 
 TYPES = FINDINGS[:10]
 """Names that the types borrow, so that claims about them can be encoded."""

@@ -20,20 +20,16 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from benchmarks.method.rows import Row
-from medclip_dcl.artifacts import (
-    claims,
-    language_model,
-    likelihoods,
-    manifest,
-    prepared,
-    published,
-    results,
-    sentences,
-)
-from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.tables import read_table, write_table
-from medclip_dcl.studies.truth import read_truth
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl import model_package
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.ground_truth import read_truth
+from medclip_dcl.evaluation import results
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
 from pipelines import (
     build_eta_cache,
     build_manifest,
@@ -58,7 +54,7 @@ _PREPARATION = (
     fit_language_model,
     score_sentences,
 )
-_SHARED = (claims, language_model, likelihoods, manifest, prepared, sentences)
+_SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 
 
 def prepare(work: Path, seed: int, settings: Sequence[str]) -> Path:
@@ -106,7 +102,7 @@ def measure(
         link = artifact.KIND.at(own)
         link.symlink_to(os.path.relpath(artifact.KIND.at(folder / "shared"), own))
     if row.relation == "shuffled":
-        claims.KIND.at(own).unlink()
+        labels.KIND.at(own).unlink()
         _shuffle_claims(folder / "shared", own, seed)
     every = [*settings, *_settings_of(row, folder, steps)]
     for job in (build_eta_cache, train, evaluate):
@@ -157,8 +153,8 @@ def _run(
 
 def _shuffle_claims(shared: Path, own: Path, seed: int) -> None:
     """Give every training study the claims of another's report."""
-    source = open_artifact(claims.KIND.at(shared), claims.KIND)
-    rows = read_table(source.path, claims.REPORT_CLAIMS).to_pylist()
+    source = open_artifact(labels.KIND.at(shared), labels.KIND)
+    rows = read_table(source.path, labels.REPORT_CLAIMS).to_pylist()
     reports = read_table(manifest.KIND.at(shared), manifest.REPORTS, ["study_id", "split"])
     training = {row["study_id"] for row in reports.to_pylist() if row["split"] == "train"}
     places = [place for place, row in enumerate(rows) if row["study_id"] in training]
@@ -166,11 +162,11 @@ def _shuffle_claims(shared: Path, own: Path, seed: int) -> None:
     turned = list(rows)
     for place, other in zip(places, order.tolist(), strict=True):
         turned[place] = {**rows[other], "study_id": rows[place]["study_id"]}
-    recipe = make_recipe(claims.KIND, {"shuffled": seed}, {"claims": source})
-    with drafting(claims.KIND.at(own), claims.KIND, recipe) as draft:
-        write_table(draft.directory, claims.REPORT_CLAIMS, turned)
-        said = read_table(source.path, claims.SENTENCE_CLAIMS)
-        write_table(draft.directory, claims.SENTENCE_CLAIMS, said)
+    recipe = make_recipe(labels.KIND, {"shuffled": seed}, {"claims": source})
+    with drafting(labels.KIND.at(own), labels.KIND, recipe) as draft:
+        write_table(draft.directory, labels.REPORT_CLAIMS, turned)
+        said = read_table(source.path, labels.SENTENCE_CLAIMS)
+        write_table(draft.directory, labels.SENTENCE_CLAIMS, said)
         draft.seal({})
 
 
@@ -183,7 +179,7 @@ def _average_precision(own: Path, root: Path) -> float:
     rows = read_table(manifest.KIND.at(own), manifest.IMAGES, ["image_id", "split"]).to_pylist()
     films = [row["image_id"] for row in rows if row["split"] == "test"]
     films = [film for film in films if film in images.row_of]
-    predictor = load(published.KIND.at(own))
+    predictor = load(model_package.KIND.at(own))
     pixels = np.stack([images.pixels(images.row_of[film]) for film in films])
     regions = torch.cat([predictor.embed_images(part) for part in np.array_split(pixels, 8)])
     sentences = predictor.embed_sentences(list(truth.gallery.values()))
@@ -199,7 +195,7 @@ def _average_precision(own: Path, root: Path) -> float:
 def _figures(own: Path) -> dict[str, float]:
     tree = results.read_figures(open_artifact(results.KIND.at(own), results.KIND))
     questions: dict[str, Any] = tree["questions"]
-    summary = open_artifact(published.KIND.at(own), published.KIND).summary
+    summary = open_artifact(model_package.KIND.at(own), model_package.KIND).summary
 
     def of(question: str, figure: str, group: str = "") -> float:
         asked = questions[question]

@@ -16,10 +16,14 @@ from torch.nn import functional
 
 from benchmarks.method.phantom import lse_scores
 from benchmarks.method.phantom_world import zipf
-from medclip_dcl.metrics.classification import balanced_accuracy, roc_auc
-from medclip_dcl.metrics.localization import signed_cnr
-from medclip_dcl.metrics.recall import best_ranks, recall_at
-from medclip_dcl.objective.debiased import Floor, debiased_contrastive_loss
+from medclip_dcl.evaluation.metrics import (
+    balanced_accuracy,
+    best_ranks,
+    recall_at,
+    roc_auc,
+    signed_cnr,
+)
+from medclip_dcl.losses.debiased import Floor, debiased_contrastive_loss
 
 CLASSES, NORMAL_SHARE = 16, 0.4
 GRID, DIM, STRENGTH, IMAGE_NOISE = 4, 24, 7.5, 0.7

@@ -22,7 +22,7 @@ from benchmarks.pll import exactness, memory, speed
 from benchmarks.pll.speed import MINICONS, PORT
 from benchmarks.pll.subjects import SIZES, has_data, long_encoding, random_bert, tokenizer
 from benchmarks.record import finish, machine
-from medclip_dcl.likelihood.engine import CPU_BUDGET, prepare_engine
+from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.pll import score_encodings
 
 MOST_APART = 2e-4

@@ -10,10 +10,10 @@ import torch
 from transformers import BertForMaskedLM, BertTokenizer
 
 from benchmarks.pll.subjects import SHORT_PIECES, SIZES, draw, random_bert, tokenizer
-from medclip_dcl.likelihood.engine import EngineName
-from medclip_dcl.likelihood.language_model import save_language_model
+from medclip_dcl.likelihood.engines import EngineName
+from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import Variant, pseudo_log_likelihood
-from medclip_dcl.likelihood.scorer import Recipe, Task, score_tasks
+from medclip_dcl.likelihood.scoring import Recipe, Task, score_tasks
 
 VARIANTS: tuple[Variant, ...] = ("original", "within_word_l2r")
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "plain")

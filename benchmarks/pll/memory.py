@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.pll.subjects import SIZES, draw, long_encoding, random_bert, tokenizer
-from medclip_dcl.likelihood.encoding import encode_sentences
-from medclip_dcl.likelihood.engine import CPU_BUDGET, prepare_engine
-from medclip_dcl.likelihood.pll import score_encodings
+from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
+from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
 
 _ASKED = 12  # pieces of the long sentence that are scored: several batches, all alike
 _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")

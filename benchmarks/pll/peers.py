@@ -16,7 +16,7 @@ from minicons.scorer import MaskedLMScorer
 from numpy.typing import NDArray
 from transformers import BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.likelihood.encoding import Encoding
+from medclip_dcl.likelihood.pll import Encoding
 
 Floats = NDArray[np.float64]
 

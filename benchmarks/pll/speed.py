@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from benchmarks.pll import floor
 from benchmarks.pll.peers import Minicons, masked_row_head
 from benchmarks.pll.subjects import SIZES, draw, random_bert, tokenizer, with_repeats
-from medclip_dcl.likelihood.encoding import encode_sentences
-from medclip_dcl.likelihood.engine import CPU_BUDGET, prepare_engine
-from medclip_dcl.likelihood.pll import score_encodings
+from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
+from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
 
 Floats = NDArray[np.float64]
 

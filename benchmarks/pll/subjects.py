@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.config.text import SentencesConfig
-from medclip_dcl.likelihood.encoding import Encoding, encode_sentences
-from medclip_dcl.likelihood.tokenizer import train_tokenizer
-from medclip_dcl.reports.sentences import split_section
+from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.likelihood.pll import Encoding, encode_sentences
+from medclip_dcl.text.sentences import SentencesConfig, split_section
 
 VOCABULARY = 30_522
 SHORT_PIECES = 600

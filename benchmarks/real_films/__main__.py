@@ -29,16 +29,16 @@ import torch
 from benchmarks.real_films import labels, lungs, pointing
 from benchmarks.real_films.lungs import Figures, LungFilm, Shape
 from benchmarks.record import finish
-from medclip_dcl.artifacts import published
+from medclip_dcl import model_package
 from medclip_dcl.config import Config, load_config, resolve_path
-from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import MedclipError
-from medclip_dcl.metrics.bootstrap import Figure
-from medclip_dcl.tasks.examinee import Examinee, examinee_of
-from medclip_dcl.tasks.film_probe import film_features
-from medclip_dcl.tasks.geometry import Geometry
-from medclip_dcl.tasks.outcome import Films, Sampling
-from medclip_dcl.tasks.predictor import Predictor, load
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.evaluated_model import Examinee, examinee_of
+from medclip_dcl.evaluation.inputs import Films, Sampling
+from medclip_dcl.evaluation.probe import film_features
+from medclip_dcl.inference.heatmap import Geometry
+from medclip_dcl.inference.predictor import Predictor, load
 
 DEMO, LUNGS = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
 GEOMETRIES: tuple[Geometry, ...] = ("paper", "biovil")
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("TEST_DATA is not set; export the folder that holds peds_cxr/", file=sys.stderr)
         return 1
     demo = load_config(DEMO)
-    model = arguments.model or published.KIND.at(resolve_path(demo.work, demo))
+    model = arguments.model or model_package.KIND.at(resolve_path(demo.work, demo))
     if not model.is_dir():
         print(f"no model at {model}; run `make demo`, or name one", file=sys.stderr)
         return 1

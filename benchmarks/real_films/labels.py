@@ -11,18 +11,17 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int8, Int64, UInt8
 
-from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.config.views import ProbeConfig
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import QueryError
-from medclip_dcl.metrics.bootstrap import Figure
-from medclip_dcl.metrics.linear_probe import Labelled, linear_probe
-from medclip_dcl.metrics.summary import UNKNOWN, mean_finding_figures
-from medclip_dcl.studies.images import Decoder
-from medclip_dcl.studies.tabular import read_rows
-from medclip_dcl.tasks.examination import examine_findings
-from medclip_dcl.tasks.examinee import Examinee
-from medclip_dcl.tasks.outcome import Films, Sampling
-from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.classification import examine_findings
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.inputs import Films, Sampling
+from medclip_dcl.evaluation.probe import Labelled, linear_probe
+from medclip_dcl.evaluation.settings import ProbeConfig
+from medclip_dcl.evaluation.summary import UNKNOWN, mean_finding_figures
+from medclip_dcl.inference.zero_shot import Finding
 
 FOLDS = 5
 THUMBNAIL_PX = 32

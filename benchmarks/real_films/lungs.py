@@ -21,13 +21,11 @@ from jaxtyping import Bool, Float, UInt8
 from torch.nn import functional
 
 from medclip_dcl.config import Config, resolve_path
-from medclip_dcl.metrics import localization
-from medclip_dcl.model.preprocessing import normalise, to_input
-from medclip_dcl.studies.grey import GreyImage
-from medclip_dcl.studies.images import Decoder
-from medclip_dcl.studies.square import square
-from medclip_dcl.tasks.geometry import Geometry, Window, cut, heatmap, window_of
-from medclip_dcl.tasks.grounding import locate
+from medclip_dcl.data.grayscale import GreyImage, square
+from medclip_dcl.data.images import Decoder
+from medclip_dcl.evaluation import metrics
+from medclip_dcl.inference.heatmap import Geometry, Window, cut, heatmap, locate, window_of
+from medclip_dcl.models.preprocessing import normalise, to_input
 from pipelines.build_manifest import read_source
 
 LEFT, RIGHT = "left lung", "right lung"
@@ -92,7 +90,7 @@ def read_lung_films(config: Config) -> list[LungFilm]:
 
 def mask_of(film: LungFilm, side: str) -> Mask:
     """Mark the pixels of a film that lie in the box of a lung."""
-    return localization.box_mask(film.boxes[side], *film.image.pixels.shape)
+    return metrics.box_mask(film.boxes[side], *film.image.pixels.shape)
 
 
 def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
@@ -138,8 +136,8 @@ def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
     cell = np.array([window.height / grid.shape[0], window.width / grid.shape[1]])
     at = np.unravel_index(int(np.nanargmax(back)), back.shape)[1]
     return {
-        "pointed": float(localization.is_pointed_at(back, mask) or False),
-        "mirrored": float(localization.is_pointed_at(back[:, ::-1], mask) or False),
+        "pointed": float(metrics.is_pointed_at(back, mask) or False),
+        "mirrored": float(metrics.is_pointed_at(back[:, ::-1], mask) or False),
         "iou": _best_iou(back, mask, levels),
         "cells_iou": _best_iou(whole, mask, levels),
         "off": float(np.abs(apart / cell).max()),
@@ -162,7 +160,7 @@ def located(grid: Grid, mask: Mask) -> Figures:
     found = np.zeros_like(mask)
     if answer.box is not None:
         sides = [answer.box.x, answer.box.y, answer.box.width, answer.box.height]
-        found = localization.box_mask(np.array([sides]), height, width)
+        found = metrics.box_mask(np.array([sides]), height, width)
     union = int((found | mask).sum())
     return {
         "pointed": float(mask[int(answer.peak.y), int(answer.peak.x)]),
@@ -240,7 +238,7 @@ def _whole_cells(grid: Grid, window: Window, height: int, width: int) -> np.ndar
 
 
 def _best_iou(values: np.ndarray, mask: Mask, levels: Sequence[float]) -> float:
-    overlap = partial(localization.mean_iou, values, mask)
+    overlap = partial(metrics.mean_iou, values, mask)
     return max(overlap((level,)) or 0.0 for level in levels)
 
 

@@ -8,16 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from benchmarks.real_films.lungs import LEFT, RIGHT, LungFilm, mask_of, shown
-from medclip_dcl.artifacts.sentences import text_key
-from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.metrics import localization
-from medclip_dcl.metrics.bootstrap import Figure
-from medclip_dcl.metrics.summary import mean_figures
-from medclip_dcl.studies.grey import GreyImage
-from medclip_dcl.tasks.box_examination import examine_grounding
-from medclip_dcl.tasks.examinee import Examinee
-from medclip_dcl.tasks.geometry import Geometry, heatmap
-from medclip_dcl.tasks.outcome import BoxedSentence, Films, Sampling
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.evaluation import metrics
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.grounding import examine_grounding
+from medclip_dcl.evaluation.inputs import BoxedSentence, Films, Sampling
+from medclip_dcl.evaluation.summary import mean_figures
+from medclip_dcl.inference.heatmap import Geometry, heatmap
+from medclip_dcl.text.sentences import text_key
 
 _HEATMAP_PX = 512
 
@@ -119,9 +119,9 @@ def examine_covered(
             mask = mask_of(film, side)
             spread = heatmap(change, encoded.geometry, encoded.window(number), *mask.shape)
             at = int(np.unravel_index(int(np.nanargmax(spread)), mask.shape)[1])
-            columns["pointed"].append(float(localization.is_pointed_at(spread, mask) or False))
+            columns["pointed"].append(float(metrics.is_pointed_at(spread, mask) or False))
             columns["side"].append(float((at >= mask.shape[1] / 2) == (side == LEFT)))
-            columns["cnr_signed"].append(localization.signed_cnr(spread, mask))
+            columns["cnr_signed"].append(metrics.signed_cnr(spread, mask))
     subjects = [*encoded.subject_ids, *encoded.subject_ids]
     return mean_figures(columns, subjects, sampling.samples, sampling.generator())
 

@@ -30,13 +30,12 @@ from benchmarks.retrieve import made_up, views
 from benchmarks.retrieve.engine import compare_engine
 from benchmarks.retrieve.recall import CURVE, K_HITS, Curve, film_curve, text_curve
 from benchmarks.retrieve.timing import Times, cpu_ms, cpu_ratio, interleaved, wall_ms
-from medclip_dcl.artifacts import published
+from medclip_dcl import model_package
 from medclip_dcl.config import load_config, resolve_path
-from medclip_dcl.config.evaluation import IndexConfig
-from medclip_dcl.index import Filters, Query, RetrievalIndex
-from medclip_dcl.index.nearest import Resident
-from medclip_dcl.index.shards import Shards
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval.embeddings import Resident, Shards
+from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
+from medclip_dcl.retrieval.settings import IndexConfig
 
 RECIPE = Path("configs/demo.yaml")
 BARS = {
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     quick = arguments.quick
     config = load_config(RECIPE)
-    model = published.KIND.at(resolve_path(config.work, config))
+    model = model_package.KIND.at(resolve_path(config.work, config))
     if not model.is_dir():
         print("no model of the demo; run `make demo` first", file=sys.stderr)
         return 1

@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.retrieve.timing import interleaved, wall_ms
-from medclip_dcl.config.evaluation import RetrievalConfig
-from medclip_dcl.index import Filters, Query, RetrievalIndex
-from medclip_dcl.index.milvus import fill_collections
-from medclip_dcl.index.sketching import open_vectors
+from medclip_dcl.retrieval.milvus import fill_collections
+from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
+from medclip_dcl.retrieval.settings import RetrievalConfig
+from medclip_dcl.retrieval.sketch import open_vectors
 from tests.synthetic.milvus import milvus_server
 
 

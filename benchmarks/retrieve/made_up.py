@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.artifacts.embeddings import KIND
-from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.sentences import text_key
-from medclip_dcl.config.evaluation import IndexConfig
-from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.index.build import Selection, write_index
+from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.index import Selection, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.text.sentences import text_key
 
 DIM, GRID = 128, 15
 MODEL = "made up"

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from medclip_dcl.index import Query, RetrievalIndex
-from medclip_dcl.index.nearest import Floats, Resident
-from medclip_dcl.model.similarity import image_sentence_scores
+from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval.embeddings import Floats, Resident
+from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
 CURVE = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000)
 K_HITS = 10

@@ -9,15 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from medclip_dcl.artifacts import manifest, prepared, sentences
-from medclip_dcl.artifacts.embeddings import KIND
-from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.config.evaluation import IndexConfig
-from medclip_dcl.config.studies import GenerateConfig
-from medclip_dcl.index.build import select, write_index
-from medclip_dcl.studies.generated.patients import (
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.sources.records import SPLITS
+from medclip_dcl.data.synthetic.patients import (
     NATURAL,
     FilmPlan,
     Patient,
@@ -25,8 +22,13 @@ from medclip_dcl.studies.generated.patients import (
     draw_film,
     draw_patient,
 )
-from medclip_dcl.studies.grey import GreyImage
-from medclip_dcl.tasks.predictor import Predictor
+from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.index import select, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
 
 SEED = 20_002
 """Of patients that no recipe has drawn: they ask."""
@@ -105,7 +107,7 @@ def build(
         read_table(sentences.KIND.at(work), sentences.SENTENCES),
         {},
         seen,
-        manifest.SPLITS,
+        SPLITS,
     )
     with drafting(path, KIND, recipe) as draft:
         draft.seal(write_index(draft.directory, chosen, seen, predictor, settings, similarity))

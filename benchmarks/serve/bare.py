@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.model.preprocessing import to_input
-from medclip_dcl.studies.decoder import limits_of
-from medclip_dcl.studies.square import stretch
-from medclip_dcl.studies.worker import read_film
-from medclip_dcl.tasks.predictor import Predictor, load
+from medclip_dcl.data.decode_worker import read_film
+from medclip_dcl.data.grayscale import stretch
+from medclip_dcl.data.images import ImagesConfig, limits_of
+from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.models.preprocessing import to_input
 
 
 def main() -> int:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from medclip_dcl.artifacts.published import KIND
 from medclip_dcl.config import Config, load_config
+from medclip_dcl.model_package import KIND
 from tests.synthetic.published import publish
 
 DEMO = Path("configs/demo.yaml")

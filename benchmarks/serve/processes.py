@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from benchmarks.serve.clients import Target
-from medclip_dcl.cores import available_cores
+from medclip_dcl.distributed import available_cores
 from tests.synthetic.service import PATIENCE_S, ROOT, Service, running
 
 KEPT = {

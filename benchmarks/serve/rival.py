@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from fastapi import Request
 
-from medclip_dcl.studies.decoder import limits_of
-from medclip_dcl.studies.square import stretch
-from medclip_dcl.studies.worker import read_film
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.data.decode_worker import read_film
+from medclip_dcl.data.grayscale import stretch
+from medclip_dcl.data.images import limits_of
+from medclip_dcl.inference.predictor import load
 
 BATCH, BATCH_TIMEOUT_S = 8, 0.005
 

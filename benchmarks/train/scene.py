@@ -9,20 +9,18 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import BertConfig
 
-from medclip_dcl.artifacts import language_model, manifest, prepared
-from medclip_dcl.artifacts.checkpoint import CheckpointStore
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config
-from medclip_dcl.likelihood.language_model import read_config, read_tokenizer
-from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.objective.build import ObjectiveOutput
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.evidence import read_evidence
-from medclip_dcl.training.lesson import Course
-from medclip_dcl.training.pairs import PairBatch, Pairs, TokenTable
-from medclip_dcl.training.run import follow, start_accelerator
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.likelihood import masked_lm
+from medclip_dcl.likelihood.masked_lm import read_config, read_tokenizer
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.dataset import PairBatch, Pairs, TokenTable, read_evidence
+from medclip_dcl.training.objective import Contrast, ObjectiveOutput
 from medclip_dcl.training.sampler import PairSampler
+from medclip_dcl.training.trainer import Course, follow, start_accelerator
 from tests.synthetic.corpus import read_tiny_corpus
 
 Seen = TypeVar("Seen")
@@ -88,7 +86,7 @@ def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = N
         }
     )
     corpus = read_tiny_corpus(work)
-    folder = language_model.KIND.at(work)
+    folder = masked_lm.KIND.at(work)
     texts = [" ".join([said] * (1 + at % _REPEATS)) for at, said in enumerate(corpus.texts)]
     told = read_evidence(
         config.objective, corpus, open_artifact(manifest.KIND.at(work), manifest.KIND), None, None

@@ -15,10 +15,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from benchmarks.train.scene import Scene, run_loop
-from medclip_dcl.model.dual_encoder import DualEncoder
+from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.pairs import PairBatch
+from medclip_dcl.training.dataset import PairBatch
+from medclip_dcl.training.objective import Contrast
 
 _SETTLED = 10  # steps until the allocator has met every length of sentence
 

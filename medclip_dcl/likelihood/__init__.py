@@ -1,1 +1,1 @@
-"""Sentences to likelihoods, and likelihoods to eta."""
+"""Sentences to pseudo-log-likelihoods, and likelihoods to eta."""

@@ -1,18 +1,68 @@
-"""Class probability of a sentence from its pseudo-log-likelihood.
+"""Settings of sentences, claims, the masked language model, likelihoods and eta.
+
+Class probability of a sentence from its pseudo-log-likelihood.
 
 Symbols
     p      exp(pll_nats): how likely the sentence is
     a, k   scale and exponent of the estimate
     eta    chance that a random film shares the sentence's class
+
+Other estimates of a sentence's class probability than its likelihood.
+
+Eta cache: the class probability of every distinct sentence, sealed, read by memory map.
+
+Class probabilities of sentences by a label table: the artifacts that hold both sides.
+
+What a class probability comes to in a batch: false negatives, and where Eq. 8 ends.
+
+Symbols
+    N      negatives of an anchor: the global batch less one
+    eta    chance that a random negative is of the anchor's class
+    N eta  false negatives to expect among them
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
-from medclip_dcl.errors import ScoreError
+from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.data import manifest
+from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
+from medclip_dcl.section import Section
+from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import text_key
+
+
+class EtaConfig(Section):
+    """Class probability of a sentence (`build_eta_cache`)."""
+
+    source: Literal["pll", "frequency", "constant", "labels", "table", "oracle"] = "pll"
+    """Where eta comes from; `pll` is the paper's."""
+    a: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Scale of eta = a * p**k; no unit; paper, Section 3.2."""
+    k: Annotated[float, Field(ge=0)] = 0.35
+    """Exponent of eta = a * p**k; no unit; paper, Section 3.2."""
+    eta_max: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Cap on eta; ours: an uncapped negation destroys training."""
+    constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Value of eta where `source` is `constant`."""
+    table: str = ""
+    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`."""
+    on_missing: Literal["error", "zero"] = "error"
+    """What a sentence gets that `table` lacks: the job fails, or eta is 0 (no correction)."""
 
 
 def eta_from_pll(
@@ -65,3 +115,320 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
     if wrong:
         raise ScoreError(f"{wrong} etas are negative or no number; mend their source")
     return eta.clamp(max=eta_max)
+
+
+Floats = NDArray[np.float64]
+
+NOT_MENTIONED = -2
+"""Label of a finding that a study's label table leaves blank."""
+
+
+@dataclass(frozen=True)
+class SentenceClaims:
+    """What one sentence says, as far as a table of findings can tell."""
+
+    asserted: tuple[str, ...]
+    negated: tuple[str, ...]
+    normal: bool
+
+
+def eta_from_frequency(reports: NDArray[np.int64], total: int) -> Floats:
+    """Estimate the class probability by how many reports say the very same sentence.
+
+    Args:
+        reports: training reports that contain each sentence.
+        total: training reports with any sentence.
+
+    Returns:
+        Shares in [0, 1].
+
+    Raises:
+        ScoreError: there is no training report, or fewer than contain a sentence.
+
+    Source: ours; a report is one random film's text, so the share of reports is the
+        chance that a random film comes with this sentence.
+    """
+    if total < 1 or int(reports.max(initial=0)) > total:
+        raise ScoreError(f"{total} training reports do not fit the counts; rerun split_sentences")
+    return reports.astype(np.float64) / total
+
+
+def eta_from_labels(
+    said: Iterable[SentenceClaims], labels: NDArray[np.int8], names: Sequence[str]
+) -> Floats:
+    """Estimate the class probability by how many labelled studies a sentence fits.
+
+    A study fits if every asserted finding is labelled present and no negated one is
+    labelled present or uncertain; a sentence that calls the film normal fits studies
+    labelled `No Finding`.
+
+    Args:
+        said: claims of each sentence.
+        labels: (studies, findings): 1 present, 0 absent, -1 uncertain, or
+            `NOT_MENTIONED`; training studies alone.
+        names: finding of each column.
+
+    Returns:
+        Shares in [0, 1]; 0 for a sentence without claims, which is left uncorrected.
+
+    Raises:
+        ScoreError: there is no labelled study, or a claim names an unknown finding.
+
+    Source: ours; the counterpart of "Remove by CheX5 labels" in Wang et al. 2023, Table 1.
+    """
+    if not len(labels):
+        raise ScoreError("no training study has labels; set eta.source to another value")
+    column = {name: number for number, name in enumerate(names)}
+    shares: dict[SentenceClaims, float] = {}
+    eta = []
+    for claims in said:
+        if claims not in shares:
+            shares[claims] = _fitting_share(claims, labels, column)
+        eta.append(shares[claims])
+    return np.array(eta, dtype=np.float64)
+
+
+def _fitting_share(
+    claims: SentenceClaims, labels: NDArray[np.int8], column: dict[str, int]
+) -> float:
+    if not (claims.asserted or claims.negated or claims.normal):
+        return 0.0
+    fits = np.ones(len(labels), dtype=bool)
+    try:
+        for finding in claims.asserted:
+            fits &= labels[:, column[finding]] == 1
+        for finding in claims.negated:
+            fits &= np.isin(labels[:, column[finding]], (0, NOT_MENTIONED))
+    except KeyError as error:
+        raise ScoreError("a claim names a finding without labels; rerun read_claims") from error
+    if claims.normal and not claims.asserted:
+        fits &= labels[:, column["No Finding"]] == 1
+    return float(fits.mean())
+
+
+KIND = Kind("eta_cache", 2, "build_eta_cache")
+
+ETA = TableFormat(
+    "eta.arrow",
+    (
+        Column("text_key", pa.string(), "`text_key` of the sentence"),
+        Column("eta", pa.float64(), "estimated chance that a random film shares its class, [0, 1)"),
+        Column("pll_nats", pa.float64(), "pseudo-log-likelihood, nats; null unless eta needs it"),
+        Column("tokens", pa.int32(), "word pieces; null unless eta needs the likelihood"),
+        Column("count", pa.int32(), "occurrences in the training split"),
+    ),
+)
+"""One row per distinct sentence, in order of text_key."""
+
+_KEY_BYTES = 32
+
+
+class EtaCache:
+    """Gives the eta of a sentence by its key; keys and values stay in the mapped file.
+
+    Args:
+        artifact: a sealed eta cache.
+
+    Raises:
+        ArtifactCorrupt: the file cannot be read.
+        ScoreError: the keys are out of order, or an eta is not in [0, 1).
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        table = read_table(artifact.path, ETA, ["text_key", "eta"])
+        self.digest = artifact.digest
+        self._keys = _mapped_keys(table["text_key"])
+        self._eta = table["eta"].to_numpy()
+        if (self._keys[1:] <= self._keys[:-1]).any():
+            raise ScoreError("the eta cache is not in order of text_key; rerun build_eta_cache")
+        wrong = np.flatnonzero(~((self._eta >= 0) & (self._eta < 1)))
+        if len(wrong):
+            raise ScoreError(
+                f"{len(wrong)} etas are not in [0, 1), the first of the sentence with key "
+                f"{self._keys[wrong[0]].decode()}; rerun build_eta_cache"
+            )
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def eta_of(self, keys: Sequence[str]) -> np.ndarray:
+        """Look sentences up.
+
+        Args:
+            keys: text keys, repeats allowed.
+
+        Returns:
+            Their etas in order, float64.
+
+        Raises:
+            ScoreError: a key is not in the cache.
+        """
+        asked = np.asarray(keys, dtype="S32")
+        place = np.searchsorted(self._keys, asked)
+        found = place < len(self._keys)
+        found[found] = self._keys[place[found]] == asked[found]
+        if not found.all():
+            first = keys[int(np.argmin(found))]
+            raise ScoreError(
+                f"{int((~found).sum())} sentences have no eta, the first with key {first}; "
+                "rerun split_sentences, score_sentences and build_eta_cache"
+            )
+        eta: np.ndarray = self._eta[place]
+        return eta
+
+
+def _mapped_keys(column: pa.ChunkedArray) -> np.ndarray:
+    """View 32-byte keys as one array without a copy."""
+    keys = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    _, offsets, data = keys.buffers()
+    count = len(keys)
+    ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + count + 1]
+    if keys.null_count or (np.diff(ends) != _KEY_BYTES).any():
+        raise ScoreError("the eta cache holds a malformed text_key; rerun build_eta_cache")
+    if not count:
+        return np.empty(0, f"S{_KEY_BYTES}")
+    return np.frombuffer(data, f"S{_KEY_BYTES}", count, int(ends[0]))
+
+
+def read_given_table(path: Path, form: Callable[[str], str]) -> dict[str, float]:
+    """Read class probabilities that someone gives for sentences.
+
+    Args:
+        path: CSV with a column `text` and a column `eta` or `rho`.
+        form: brings a text into the form in which the corpus keeps sentences.
+
+    Returns:
+        Text key -> value.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a column, holds a value outside
+            [0, 1], or two different values for one sentence.
+    """
+    options = pa_csv.ConvertOptions(
+        column_types={"text": pa.string(), "eta": pa.float64(), "rho": pa.float64()}
+    )
+    try:
+        table = pa_csv.read_csv(path, convert_options=options)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError("eta.table cannot be read as CSV with columns text and eta") from error
+    values = next((name for name in ("eta", "rho") if name in table.column_names), None)
+    if values is None or "text" not in table.column_names:
+        raise ConfigError("eta.table has no columns text and eta (or rho); add them")
+    given: dict[str, float] = {}
+    for text, value in zip(table["text"].to_pylist(), table[values].to_pylist(), strict=True):
+        if text is None or value is None or not 0 <= value <= 1:
+            raise ConfigError("eta.table has a row without text or a value in [0, 1]; mend it")
+        if given.setdefault(text_key(form(text)), value) != value:
+            raise ConfigError("eta.table gives one sentence two values; keep one row of each")
+    return given
+
+
+def label_shares(keys: Sequence[str], claimed: Artifact, listed: Artifact) -> NDArray[np.float64]:
+    """Give the share of labelled training studies that each sentence fits.
+
+    Args:
+        keys: text keys of the sentences.
+        claimed: the claims.
+        listed: the manifest.
+
+    Returns:
+        Shares in the order of the keys; 0 for a sentence without claims.
+
+    Raises:
+        ArtifactStale: the claims lack a sentence.
+        ConfigError: the manifest has no label table.
+        ScoreError: no training study has labels.
+    """
+    rows = {
+        row["text_key"]: SentenceClaims(
+            tuple(sorted({name.partition("|")[0] for name in row["asserted"]})),
+            tuple(sorted(row["negated"])),
+            row["normal"],
+        )
+        for row in read_table(claimed.path, labels.SENTENCE_CLAIMS).to_pylist()
+    }
+    if not rows.keys() >= set(keys):
+        raise ArtifactStale("claims and sentences differ; rerun read_claims")
+    return eta_from_labels((rows[key] for key in keys), _labels(listed), LABELS)
+
+
+def has_labels(listed: Artifact) -> bool:
+    """Tell whether a training study of a source has labels.
+
+    Args:
+        listed: the manifest.
+
+    Returns:
+        Whether one has.
+    """
+    return _has_table(listed) and len(_labels(listed)) > 0
+
+
+def _has_table(listed: Artifact) -> bool:
+    return manifest.STUDY_LABELS.file in listed.files
+
+
+def _labels(listed: Artifact) -> NDArray[np.int8]:
+    if not _has_table(listed):
+        raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
+    table = read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
+    reports = read_table(listed.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
+    training = {row["study_id"] for row in reports if row["split"] == "train"}
+    rows = [
+        [NOT_MENTIONED if row[name] is None else row[name] for name in LABELS]
+        for row in table
+        if row["study_id"] in training
+    ]
+    return np.array(rows, dtype=np.int8).reshape(-1, len(LABELS))
+
+
+class Correction(NamedTuple):
+    """One eta in a batch of one size."""
+
+    expected: float
+    """False negatives to expect: N eta."""
+    edge: float
+    """Uncorrected loss below which Eq. 8 is not positive and its floor stands, nats."""
+    reach: float
+    """`edge` as a share of log(N + 1), the loss of a model that knows nothing."""
+    largest_weight: float
+    """How much more than uncorrected the gradient of an anchor can weigh, at the edge."""
+
+
+def correction(eta: float, global_batch: int) -> Correction:
+    """Say what a class probability comes to in a batch.
+
+    Args:
+        eta: class probability, in [0, 1).
+        global_batch: pairs in a batch, over all processes; at least 2.
+
+    Returns:
+        Expected false negatives and where the correction ends, for M = 1 and v = x+.
+
+    Source: Wang et al. 2023, Eq. 8 with M = 1: g > 0 is L > log(1 + N eta), for L the
+        uncorrected loss of the anchor. The gradient is that of L times
+        e**L / (e**L - eta (N + 1)); ours.
+    """
+    negatives = global_batch - 1
+    expected = negatives * eta
+    edge = math.log1p(expected)
+    return Correction(expected, edge, edge / math.log(global_batch), (1 + expected) / (1 - eta))
+
+
+def same_correction(eta: float, from_batch: int, to_batch: int) -> float:
+    """Give the eta that expects as many false negatives in a batch of another size.
+
+    Args:
+        eta: class probability, in [0, 1).
+        from_batch: pairs in the batch that it was chosen for; at least 2.
+        to_batch: pairs in the other batch; at least 2.
+
+    Returns:
+        eta * (from_batch - 1) / (to_batch - 1). It may be 1 or more, where no smaller
+        batch can be corrected as much. For a and the cap together it keeps N eta of every
+        sentence, since eta = min(a p**k, cap) is scaled as a whole; k stays.
+
+    Source: ours. An eta that is a true class probability is right at every size; one that
+        was chosen for its results at one size is not.
+    """
+    return eta * (from_batch - 1) / (to_batch - 1)

@@ -1,18 +1,166 @@
-"""Fitting of a masked language model to the corpus, resumable and the same for one seed."""
+"""Training of a WordPiece tokenizer that reads text as bert-base-uncased does.
 
-from collections.abc import Callable, Mapping
+Sentences of a corpus as batches of masked word pieces, the same for the same seed and step.
+
+A batch holds sentences of one length, so nothing is padded and no attention mask is
+needed. The length is that of a sentence drawn uniformly, and the others are drawn
+uniformly among those of its length: every sentence is as likely as any other.
+
+Fitting of a masked language model to the corpus, resumable and the same for one seed.
+
+The saved state of a fit: safetensors in the draft, gone once the model is written.
+
+The card of a language model: what it is, was made from, is for and is not for.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import BertForMaskedLM
+from transformers import BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.config.text import LanguageModelConfig
 from medclip_dcl.errors import TrainingError
-from medclip_dcl.likelihood.corpus import NOT_ASKED, Corpus, MaskedBatch
+from medclip_dcl.files import write_bytes
+from medclip_dcl.likelihood.pll import Encoding
+from medclip_dcl.likelihood.settings import LanguageModelConfig
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def train_tokenizer(sentences: Sequence[str], vocabulary: int, max_tokens: int) -> BertTokenizer:
+    """Learn word pieces from a corpus.
+
+    Args:
+        sentences: the corpus, repeats included.
+        vocabulary: most word pieces, the five special ones included; the corpus's
+            characters are always among them.
+        max_tokens: longest input that the model will read, word pieces.
+
+    Returns:
+        A lower-casing tokenizer; the same corpus gives the same one.
+
+    Source: Schuster and Nakajima 2012; Devlin et al. 2019.
+    """
+    normalizer = BertNormalizer(lowercase=True)
+    tokenizer = Tokenizer(WordPiece())
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    characters = sorted({c for text in set(sentences) for c in normalizer.normalize_str(text)})
+    # The trainer numbers "##x" pieces in the order of a randomly seeded hash table and
+    # breaks ties by number; announced up front, their numbers are the same in every run.
+    pieces = [prefix + c for c in characters if not c.isspace() for prefix in ("", "##")]
+    trainer = WordPieceTrainer(
+        vocab_size=vocabulary, special_tokens=[*SPECIAL_TOKENS, *pieces], show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return BertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=max_tokens)
+
+
+NOT_ASKED = -100
+"""Label of a position that is not predicted."""
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """One training batch of sentences of one length."""
+
+    ids: Int[Tensor, "rows length"]
+    labels: Int[Tensor, "rows length"]
+
+
+class Corpus:
+    """Encoded sentences, grouped by length.
+
+    Args:
+        encodings: the sentences, repeats included; at least one.
+        vocabulary: number of word pieces.
+        mask_id: id of the mask token.
+    """
+
+    def __init__(self, encodings: Sequence[Encoding], vocabulary: int, mask_id: int) -> None:
+        self._vocabulary, self._mask_id = vocabulary, mask_id
+        groups: dict[int, list[Encoding]] = {}
+        for item in encodings:
+            groups.setdefault(len(item.ids), []).append(item)
+        self._groups = [groups[length] for length in sorted(groups)]
+        self._ends = torch.tensor([len(group) for group in self._groups]).cumsum(0)
+        self._ids = [torch.tensor([item.ids for item in group]) for group in self._groups]
+        self._words = [torch.tensor([item.words for item in group]) for group in self._groups]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def draw(self, rows: int, mask_share: float, generator: torch.Generator) -> MaskedBatch:
+        """Draw sentences of one length and mask them.
+
+        Args:
+            rows: sentences.
+            mask_share: share of word pieces that are predicted.
+            generator: source of everything that is drawn.
+
+        Returns:
+            The batch.
+        """
+        pivot = torch.randint(len(self), (1,), generator=generator)
+        group = int(torch.searchsorted(self._ends, pivot, right=True))
+        drawn = torch.randint(len(self._groups[group]), (rows,), generator=generator)
+        return self._mask(group, drawn, mask_share, generator)
+
+    def all_once(
+        self, rows: int, mask_share: float, generator: torch.Generator
+    ) -> Iterator[MaskedBatch]:
+        """Go through all sentences once.
+
+        Args:
+            rows: most sentences in a batch.
+            mask_share: share of word pieces that are predicted.
+            generator: source of the masks.
+
+        Yields:
+            Batches, short sentences first.
+        """
+        for number, group in enumerate(self._groups):
+            for start in range(0, len(group), rows):
+                part = torch.arange(start, min(start + rows, len(group)))
+                yield self._mask(number, part, mask_share, generator)
+
+    def _mask(
+        self,
+        group: int,
+        rows: Int[Tensor, " rows"],
+        mask_share: float,
+        generator: torch.Generator,
+    ) -> MaskedBatch:
+        """Mask as BERT's training does: 80 % masks, 10 % random pieces, 10 % as they are.
+
+        At least one piece of every sentence is asked, so that short ones are learned too.
+
+        Source: Devlin et al. 2019, Section 3.1; the piece that every sentence gives is ours.
+        """
+        ids = self._ids[group][rows]
+        scored = self._words[group][rows] >= 0
+        chance = torch.rand(ids.shape, generator=generator).masked_fill(~scored, 2.0)
+        asked = (chance < mask_share) | (chance == chance.min(1, keepdim=True).values)
+        labels = ids.masked_fill(~asked, NOT_ASKED)
+        kind = torch.rand(ids.shape, generator=generator)
+        random_ids = torch.randint(self._vocabulary, ids.shape, generator=generator)
+        hidden = ids.masked_fill(asked & (kind < 0.8), self._mask_id)
+        return MaskedBatch(torch.where(asked & (kind >= 0.9), random_ids, hidden), labels)
+
 
 _CLIP_NORM = 1.0
 _DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
@@ -187,3 +335,114 @@ def _restore(model: BertForMaskedLM, optimizer: torch.optim.AdamW, state: FitSta
                 for moment in ("exp_avg", "exp_avg_sq")
             },
         }
+
+
+_NAME = "fit_state.safetensors"
+
+
+class FitStateFile:
+    """Keeps the newest state of a fit in a folder.
+
+    Args:
+        folder: the draft's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _NAME
+
+    def write(self, state: FitState) -> None:
+        """Replace the saved state; a kill leaves the old one or the new one.
+
+        Args:
+            state: where the fit stands.
+        """
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
+        write_bytes(self._path, save(tensors, metadata={"step": str(state.step)}))
+
+    def read(self) -> FitState | None:
+        """Read the saved state.
+
+        Returns:
+            The state, or None where there is none, or none that can be read.
+        """
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                step = int(file.metadata()["step"])
+                names = file.keys()  # the file itself cannot be iterated
+                return FitState(step, {name: file.get_tensor(name) for name in names})
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return None
+
+    def remove(self) -> None:
+        """Delete the saved state."""
+        self._path.unlink(missing_ok=True)
+
+
+INTENDED_USE = (
+    "Research on the likelihood of sentences of radiology reports. Not a medical device: no output "
+    "may guide the care of a patient."
+)
+LIMITS = (
+    "It knows the language of the reports that it was fitted to, and little else.",
+    "A language model may give back parts of what it was fitted to: keep it, and share it, as the "
+    "terms of those reports allow and no further.",
+    "Its likelihoods say how usual a sentence is, not whether it is true.",
+)
+LICENSE = "other"
+LICENSE_NAME = "terms-of-the-reports-and-of-the-checkpoint"
+_LICENSE_TEXT = (
+    "This project grants no rights in the model. It is derived data: the terms of the reports that "
+    "it was fitted to hold, and those of the checkpoint that it began from, where there was one."
+)
+
+
+def language_model_card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
+    """Write the card of a language model.
+
+    Args:
+        facts: figures of the run, such as held-out accuracy; counts and scalars, no texts.
+        settings: what it was fitted with; empty: it was not fitted here.
+        began: digest of the checkpoint that it began from; empty: from random weights.
+
+    Returns:
+        Markdown with the metadata that model hubs read. Equal arguments give equal cards.
+    """
+    origin = f"the checkpoint with digest `{began}`" if began else "random weights"
+    done = "Fitted here by masked word pieces" if settings else "Taken as it is, not fitted here"
+    accuracy = facts.get("held_out_accuracy")
+    shown = (
+        f"It restores {accuracy:.1%} of the {facts['held_out_pieces']:,.0f} word pieces that were "
+        "masked in sentences of reports held back."
+        if accuracy is not None
+        else "Its accuracy was not measured."
+    )
+    lines = [
+        "---",
+        f"license: {LICENSE}",
+        f"license_name: {LICENSE_NAME}",
+        "library_name: transformers",
+        "pipeline_tag: fill-mask",
+        "tags: [bert, radiology, research-only]",
+        "---",
+        "# Masked language model of report sentences",
+        "",
+        f"**{INTENDED_USE}**",
+        "",
+        f"{done}, from {origin}. {shown}",
+        "",
+        "## The run",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {json.dumps(value)} |" for name, value in sorted(facts.items())),
+        *(f"| `{name}` | {json.dumps(value)} |" for name, value in sorted(settings.items())),
+        "",
+        "## Limits",
+        "",
+        *(f"- {limit}" for limit in LIMITS),
+        "",
+        "## License",
+        "",
+        _LICENSE_TEXT,
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,34 +1,412 @@
-"""Scoring of a corpus in units: by several processes, kept as it goes, put together at the end."""
+"""Likelihoods: the pseudo-log-likelihood of every distinct sentence, scored once.
 
+The scorer of a corpus: a language model on disk, and tasks for it.
+
+A task is scored by one thread of a process, or by a GPU, so that on one kind of machine its
+bits depend on the task alone.
+
+Scoring of a corpus in units: by several processes, kept as it goes, put together at the end.
+"""
+
+import io
 import math
+import multiprocessing
+import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
-from medclip_dcl.artifacts.likelihoods import ScoreJournal, read_parts
-from medclip_dcl.config.text import LikelihoodConfig
-from medclip_dcl.cores import available_cores
-from medclip_dcl.errors import LaunchError
-from medclip_dcl.launch import Launch
-from medclip_dcl.likelihood.language_model import read_config, read_tokenizer
-from medclip_dcl.likelihood.scorer import Recipe, Task, score_tasks
-from medclip_dcl.likelihood.units import (
+from medclip_dcl.artifact import Artifact, Kind, changed_parts
+from medclip_dcl.distributed import Launch, available_cores
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, LaunchError, MedclipError, ScoreError
+from medclip_dcl.files import write_bytes
+from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engine, resolve_engine
+from medclip_dcl.likelihood.masked_lm import (
+    load_language_model,
+    model_digest,
+    read_config,
+    read_tokenizer,
+    tokenizer_digest,
+)
+from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
+from medclip_dcl.likelihood.settings import LikelihoodConfig
+from medclip_dcl.likelihood.work_units import (
     Ints,
     Measured,
     Plan,
     measure,
+    part_of,
     piece_operations,
     plan_units,
     span_codes,
     units_of,
 )
 from medclip_dcl.progress import Progress
+from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.text import sentences
+
+KIND = Kind("likelihoods", 1, "score_sentences", costly=True)
+
+LIKELIHOODS = TableFormat(
+    "likelihoods.parquet",
+    (
+        Column("text_key", pa.string(), "`text_key` of the sentence"),
+        Column("pll_nats", pa.float64(), "pseudo-log-likelihood, sum over word pieces, nats, <= 0"),
+        Column("tokens", pa.int32(), "word pieces, [CLS] and [SEP] left out"),
+        Column("count", pa.int32(), "occurrences in the training split"),
+    ),
+)
+"""One row per distinct sentence, in order of text_key."""
+
+PARTS = "parts"
+"""Folder, in the draft, of what has been acknowledged."""
+
+_PART_COLUMNS = (
+    Column("text_key", pa.string(), "`text_key` of the sentence"),
+    Column("first", pa.int32(), "first word piece of the span that was scored, from 0"),
+    Column("last", pa.int32(), "the word piece after the span"),
+    Column("pll_nats", pa.float64(), "sum over the span, nats"),
+)
+
+
+def score_header(
+    source: Artifact, model: Artifact | None, settings: LikelihoodConfig
+) -> dict[str, str]:
+    """List what scores depend on beside the sentences' texts.
+
+    Args:
+        source: the sentences.
+        model: the language model; None: what depends on it is left out.
+        settings: how sentences are scored.
+
+    Returns:
+        Names and values; part of the recipe of likelihoods.
+    """
+    header = {
+        "variant": settings.variant,
+        "dtype": settings.dtype,
+        "splitter": str(source.recipe["settings"].get("splitter", "")),
+        "normalisation": sentences.NORMALISATION,
+    }
+    if model is not None:
+        header["model"] = model_digest(model)
+        header["tokenizer"] = tokenizer_digest(model)
+    return header
+
+
+def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
+    """Refuse likelihoods that were scored otherwise than is asked now.
+
+    Args:
+        artifact: likelihoods.
+        header: what is asked, from `score_header`.
+
+    Raises:
+        ArtifactStale: a value differs; the message names each.
+    """
+    said = artifact.recipe["settings"]
+    found = {name: said[name] for name in header if name in said}
+    differences = changed_parts(found, {name: header[name] for name in found})
+    if differences:
+        raise ArtifactStale(
+            f"the likelihoods were scored otherwise ({'; '.join(differences)}); rerun "
+            "score_sentences, or set these back"
+        )
+
+
+class ScoreJournal:
+    """Acknowledges scores: after a kill a part is there whole or not at all.
+
+    Several processes may keep journals in one folder.
+
+    Args:
+        folder: folder of the parts.
+        flush_every_s: seconds that a score may wait to be written, as far as the next one
+            can be foreseen.
+        clock: gives the time, seconds.
+    """
+
+    def __init__(
+        self, folder: Path, flush_every_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._every_s, self._clock = folder, flush_every_s, clock
+        self._waiting: list[pa.Table] = []
+        self._name = _new_name()
+        self._flushed = self._added = clock()
+
+    def add(self, rows: pa.Table) -> None:
+        """Take scores, and write them and those that wait when the next would come too late.
+
+        Args:
+            rows: columns text_key, first, last and pll_nats.
+        """
+        self._waiting.append(rows)
+        now = self._clock()
+        next_s = now - self._added  # the next scores will take as long as these did
+        self._added = now
+        if now - self._flushed + next_s >= self._every_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            form = TableFormat(f"{self._name}.parquet", _PART_COLUMNS)
+            table = pa.concat_tables(self._waiting).cast(form.schema)
+            buffer = io.BytesIO()
+            pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+            write_bytes(self._folder / form.file, buffer.getvalue())
+            self._waiting, self._name = [], _new_name()
+        self._flushed = self._clock()
+
+
+def read_parts(folder: Path) -> tuple[pa.Table, int]:
+    """Read what has been acknowledged.
+
+    Args:
+        folder: folder of the parts.
+
+    Returns:
+        Columns text_key, first, last and pll_nats; and the number of parts that are
+        damaged and were left out.
+    """
+    tables = [TableFormat("", _PART_COLUMNS).schema.empty_table()]
+    damaged = 0
+    for path in sorted(folder.glob("part-*.parquet")):
+        try:
+            tables.append(read_table(folder, TableFormat(path.name, _PART_COLUMNS)))
+        except ArtifactCorrupt:
+            damaged += 1
+    return pa.concat_tables(tables), damaged
+
+
+def _new_name() -> str:
+    return f"part-{secrets.token_hex(8)}"
+
+
+_ALL = 1 << 16  # past the last word piece of any input
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How sentences are scored."""
+
+    folder: Path
+    """Folder of the language model."""
+    variant: Variant
+    dtype: str
+    token_budget: int
+    """Word pieces in one forward pass; 0: what suits the device."""
+    device: str = "cpu"
+    """Device of the model, as torch names it."""
+    engine: EngineName = "auto"
+    """How the model is run."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sentences, or spans of them, that are scored as a whole."""
+
+    number: int
+    texts: tuple[str, ...]
+    spans: tuple[tuple[int, int], ...]
+    """First and last scored word piece of each text; the last is not included."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one task."""
+
+    number: int
+    pll_nats: tuple[float, ...]
+
+
+def engine_of(recipe: Recipe) -> EngineName:
+    """Say which engine a recipe comes to on this machine.
+
+    Args:
+        recipe: how to score.
+
+    Returns:
+        `onnxruntime` or `plain`.
+
+    Raises:
+        ScoreError: `onnxruntime` is asked for and cannot be had.
+    """
+    if recipe.engine == "plain":
+        return "plain"
+    model: Any = load_language_model(recipe.folder).model
+    model.to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
+    return resolve_engine(model, recipe.engine)
+
+
+class Scorer:
+    """Scores tasks in this process.
+
+    Args:
+        recipe: how to score.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        loaded = load_language_model(recipe.folder)
+        self._model = loaded.model
+        cast(Any, self._model).to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
+        self._tokenizer = loaded.tokenizer
+        self._limit = int(self._model.config.max_position_embeddings)
+        self._engine = prepare_engine(self._model, recipe.engine, threads=1)
+        self._budget = recipe.token_budget or find_budget(self._model)
+
+    def score(self, task: Task) -> Scores:
+        """Score a task.
+
+        Args:
+            task: sentences; those too long for the model are truncated.
+
+        Returns:
+            Their scores, in order.
+
+        Raises:
+            ScoreError: a score is no number.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            whole = encode_sentences(self._tokenizer, task.texts, self._limit)
+            parts = [
+                part_of(encoding, first, last)
+                for encoding, (first, last) in zip(whole, task.spans, strict=True)
+            ]
+            pll_nats = score_encodings(
+                self._model,
+                parts,
+                self._tokenizer.mask_token_id,
+                self._recipe.variant,
+                self._budget,
+                engine=self._engine,
+            )
+        finally:
+            torch.set_num_threads(threads)
+        return Scores(task.number, tuple(pll_nats.tolist()))
+
+
+def drift(recipe: Recipe, texts: Sequence[str]) -> float:
+    """Measure how far scores in the recipe's precision lie from those in float32.
+
+    Args:
+        recipe: how to score.
+        texts: a few sentences; at least one.
+
+    Returns:
+        Largest difference of a sentence's score, nats.
+
+    Raises:
+        ScoreError: a score is no number.
+    """
+    task = Task(0, tuple(texts), tuple((0, _ALL) for _ in texts))
+    exact = Scorer(replace(recipe, dtype="float32")).score(task).pll_nats
+    rough = Scorer(recipe).score(task).pll_nats
+    return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
+
+
+def score_tasks(
+    recipe: Recipe, tasks: Iterable[Task], workers: int
+) -> Generator[Scores, None, None]:
+    """Score tasks, each in whatever process is free.
+
+    Args:
+        recipe: how to score.
+        tasks: what to score; taken as processes become free.
+        workers: processes; 1: this one.
+
+    Yields:
+        Scores of each task, in the order in which they are finished.
+
+    Raises:
+        ScoreError: a score is no number, or a worker died.
+    """
+    if workers <= 1:
+        scorer = None
+        for task in tasks:
+            scorer = scorer or Scorer(recipe)
+            yield scorer.score(task)
+        return
+    crew = [_hire(recipe) for _ in range(workers)]
+    try:
+        yield from _share_out(iter(tasks), dict(crew))
+    finally:
+        for connection, process in crew:
+            connection.close()
+            process.terminate()
+            process.join()
+
+
+def _share_out(waiting: Iterator[Task], crew: dict[Connection, BaseProcess]) -> Iterator[Scores]:
+    busy = [connection for connection in crew if _hand(connection, waiting, crew)]
+    while busy:
+        for connection in (item for item in wait(busy) if isinstance(item, Connection)):
+            try:
+                answer = connection.recv()
+            except (EOFError, ConnectionError) as error:
+                raise _died(crew[connection]) from error
+            if isinstance(answer, MedclipError):
+                raise answer
+            if not _hand(connection, waiting, crew):
+                busy.remove(connection)
+            yield answer
+
+
+def _hand(
+    connection: Connection, waiting: Iterator[Task], crew: dict[Connection, BaseProcess]
+) -> bool:
+    """Give a process its next task; tell whether there was one."""
+    task = next(waiting, None)
+    if task is None:
+        return False
+    try:
+        connection.send(task)
+    except ConnectionError as error:
+        raise _died(crew[connection]) from error
+    return True
+
+
+def _died(process: BaseProcess) -> ScoreError:
+    process.join()
+    return ScoreError(
+        f"a scoring process ended with code {process.exitcode}; lower likelihood.workers or "
+        "likelihood.token_budget, and run again to go on"
+    )
+
+
+def _hire(recipe: Recipe) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, recipe), daemon=True)
+    process.start()
+    theirs.close()  # so that the end of the process is seen as the end of the pipe
+    return ours, process
+
+
+def _work(connection: Connection, recipe: Recipe) -> None:
+    """Score what is sent until the other end is gone."""
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        try:
+            scorer = Scorer(recipe)
+            while True:
+                connection.send(scorer.score(connection.recv()))
+        except MedclipError as error:
+            connection.send(error)
+
 
 Floats = NDArray[np.float64]
 

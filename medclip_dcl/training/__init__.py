@@ -1,1 +1,1 @@
-"""The training loop and what it reads."""
+"""Dataset, objective and trainer."""

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.model.preprocessing import MEAN, SPREAD
+from medclip_dcl.models.preprocessing import MEAN, SPREAD
 
 _LEAST_SHARE = 0.8
 

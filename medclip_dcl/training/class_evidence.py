@@ -10,24 +10,23 @@ from jaxtyping import Int8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medclip_dcl.artifacts import claims, likelihoods, manifest, sentences
-from medclip_dcl.artifacts.frame import Artifact
-from medclip_dcl.artifacts.tables import TableFormat, read_table
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactStale, ConfigError
-from medclip_dcl.likelihood.calibration import Evidence
-from medclip_dcl.likelihood.class_shares import (
+from medclip_dcl.likelihood import scoring
+from medclip_dcl.likelihood.calibration import (
+    Evidence,
     Meanings,
     Sayings,
     measure_meanings,
     measure_wordings,
 )
-from medclip_dcl.objective.relations import (
-    DIFFERENT,
-    encode_claims,
-    encode_labels,
-    relation_matrix,
-)
-from medclip_dcl.reports.claims import Claims
+from medclip_dcl.losses.relations import DIFFERENT, encode_claims, encode_labels, relation_matrix
+from medclip_dcl.tables import TableFormat, read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.labels import Claims
+from medclip_dcl.text.labeler.lexicon import LABELS
 
 Measure = Callable[[NDArray[np.float64]], Evidence]
 """Gives the evidence when study i counts as often as the i-th weight says."""
@@ -69,7 +68,7 @@ def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
     Raises:
         ArtifactStale: likelihoods and sentences differ.
     """
-    table = read_table(scored.path, likelihoods.LIKELIHOODS, ["text_key", "pll_nats"])
+    table = read_table(scored.path, scoring.LIKELIHOODS, ["text_key", "pll_nats"])
     keys = sentences.distinct_sentences(source)["text_key"]
     if not table["text_key"].equals(keys):
         raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
@@ -118,7 +117,7 @@ def by_claims(corpus: ScoredCorpus, claimed: Artifact, min_studies: int) -> Meas
     Raises:
         ArtifactStale: the claims lack a sentence or a report.
     """
-    reports = _encoded(claimed, claims.REPORT_CLAIMS, "study_id", corpus.study_ids)
+    reports = _encoded(claimed, labels.REPORT_CLAIMS, "study_id", corpus.study_ids)
     known = np.ones(len(corpus.study_ids), dtype=bool)
     return _by_meanings(corpus, claimed, reports, known, min_studies)
 
@@ -144,7 +143,7 @@ def by_labels(
     if manifest.STUDY_LABELS.file not in listed.files:
         raise ConfigError("calibrate.evidence is 'labels' and the source has none; set another")
     rows = {
-        row["study_id"]: {name: row[name] for name in manifest.LABELS}
+        row["study_id"]: {name: row[name] for name in LABELS}
         for row in read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
     }
     labels = encode_labels([rows.get(study, {}) for study in corpus.study_ids])
@@ -179,7 +178,7 @@ def _by_meanings(
     known: NDArray[np.bool_],
     min_studies: int,
 ) -> Measure:
-    told = _encoded(claimed, claims.SENTENCE_CLAIMS, "text_key", corpus.keys)
+    told = _encoded(claimed, labels.SENTENCE_CLAIMS, "text_key", corpus.keys)
     meanings = _compare(told, studies, known)
     return lambda weights: measure_meanings(
         corpus.pll_nats, corpus.sayings, meanings, weights, min_studies

@@ -7,19 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.input_range import InputRange, write_input_range
-from medclip_dcl.artifacts.manifest import IMAGES
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.published import write_published
-from medclip_dcl.artifacts.tables import read_table
 from medclip_dcl.config import Config
-from medclip_dcl.likelihood.language_model import CONFIG_FIELDS
-from medclip_dcl.model.preprocessing import preprocessing_facts
-from medclip_dcl.tasks.input_range import fit_input_range
-from medclip_dcl.tasks.prompts import read_prompts
-from medclip_dcl.training.lesson import Ending
-from medclip_dcl.training.run import Inputs, Trained
+from medclip_dcl.data.manifest import IMAGES
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.files import write_text
+from medclip_dcl.inference.predictor import fit_input_range
+from medclip_dcl.inference.zero_shot import read_prompts
+from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
+from medclip_dcl.model_package import InputRange, write_input_range, write_published
+from medclip_dcl.models.preprocessing import preprocessing_facts
+from medclip_dcl.tables import read_table
+from medclip_dcl.training.trainer import Ending, Inputs, Trained
 
 INTENDED_USE = (
     "Research on image-text models of chest radiographs. Not a medical device: no output may "
@@ -132,7 +130,7 @@ def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, An
         "intended_use": INTENDED_USE,
         "limits": list(LIMITS),
         "prompts": [asdict(finding) for finding in findings],
-        "preprocessing": preprocessing_facts(config),
+        "preprocessing": preprocessing_facts(config.images, config.model),
         "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
         "objective": config.objective.model_dump(mode="json"),
         "eta": {

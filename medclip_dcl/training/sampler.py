@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.training.draws import Stream, generator_for
+from medclip_dcl.rng import Stream, generator_for
 
 
 class Groups:

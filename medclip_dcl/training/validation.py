@@ -1,58 +1,168 @@
-"""Loss on items that do not train: same batches, same views, at every visit."""
+"""Findings and sentences asked of films that do not train, at each validation.
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+Axes
+    findings  prompt pairs
+    films     one film of each study
+    texts     distinct sentences of their reports
+"""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 import torch
-from accelerate import Accelerator
-from torch import nn
+from jaxtyping import Bool, Int, Int8, UInt8
+from torch import Tensor
 
-from medclip_dcl.training.lesson import BatchT, Lesson, Model
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.config import Config
+from medclip_dcl.data.manifest import STUDY_LABELS
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.evaluation.inputs import labelled_truth
+from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc
+from medclip_dcl.evaluation.summary import UNKNOWN
+from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.tables import read_table
+from medclip_dcl.training.dataset import Corpus, TokenTable
+
+K = 10
+"""Length of the list of films in which a sentence's own film is looked for."""
+
+_FILMS_PER_PASS = 32
+_TEXTS_PER_PASS = 64
 
 
-@contextmanager
-def evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode without gradients, then every part of it back into its own.
+@dataclass(frozen=True)
+class Checkup:
+    """Questions to a model in training; the same at each visit."""
+
+    films: Callable[[int, int], UInt8[np.ndarray, "films size size"]]
+    """First film, and the one after the last -> prepared films."""
+    truth: Int8[np.ndarray, "findings films"]
+    """1 present, 0 absent, `UNKNOWN` not known."""
+    correct: Bool[np.ndarray, "texts films"]
+    """Whether a film's own report says the text."""
+    findings: tuple[Finding, ...]
+    prompts: TokenTable
+    texts: TokenTable
+    input_px: int
+
+    def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
+        """Ask a model that is in eval mode.
+
+        Args:
+            encoder: the model.
+            device: where it is.
+
+        Returns:
+            `validation_auc`, the mean over findings of which there are films with and
+            without, None where there is none; `validation_recall_at_10`, the share of
+            texts that find a film whose report says them among the first ten.
+        """
+        regions = [
+            encoder.encode_images(to_input(self.films(start, stop), self.input_px).to(device))
+            for start, stop in _passes(self.truth.shape[1], _FILMS_PER_PASS)
+        ]
+        prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self.findings)))
+        said = self._score(encoder, regions, self.texts, len(self.correct))
+        margin = margins(torch.from_numpy(prompts), self.findings).numpy()
+        areas = [
+            roc_auc(row[(known := state != UNKNOWN)], state[known] == 1)
+            for row, state in zip(margin, self.truth, strict=True)
+        ]
+        found = [area for area in areas if area is not None]
+        return {
+            "validation_auc": float(np.mean(found)) if found else None,
+            "validation_recall_at_10": recall_at(best_ranks(said, self.correct), K),
+        }
+
+    @staticmethod
+    def _score(
+        encoder: DualEncoder, regions: list[Tensor], table: TokenTable, count: int
+    ) -> np.ndarray:
+        device = regions[0].device
+        rows = []
+        for start, stop in _passes(count, _TEXTS_PER_PASS):
+            ids, mask = table.padded(np.arange(start, stop))
+            sentences = encoder.encode_sentences(ids.to(device), mask.to(device))
+            rows.append(torch.cat([encoder.score(part, sentences) for part in regions], dim=1))
+        scores: np.ndarray = torch.cat(rows).float().cpu().numpy()
+        return scores
+
+
+def make_checkup(
+    config: Config,
+    corpus: Corpus,
+    manifest: Artifact,
+    prepared: PreparedImages,
+    findings: tuple[Finding, ...],
+    tokens: Callable[[list[str]], TokenTable],
+) -> Checkup:
+    """Choose films and sentences of the validation split.
 
     Args:
-        encoder: the model.
-
-    Yields:
-        Nothing.
-    """
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def validation_loss(
-    accelerator: Accelerator,
-    encoder: Model,
-    contrast: Lesson[Model, BatchT],
-    batches: Sequence[BatchT],
-) -> dict[str, float]:
-    """Measure the loss on validation batches; the model is left as it was.
-
-    Args:
-        accelerator: device, processes and precision.
-        encoder: the model.
-        contrast: the loss.
-        batches: this process's part of the validation batches, at least one.
+        config: the configuration; `train.validate_films` says how many films.
+        corpus: studies of the validation split.
+        manifest: the manifest, with labels where the source has some.
+        prepared: the films.
+        findings: the prompt pairs.
+        tokens: cuts texts into word pieces.
 
     Returns:
-        `validation_loss`, of the configured objective, and
-        `validation_uncorrected_loss`, InfoNCE; means over batches and processes.
+        The questions: the first film and the first sentence of each study that is drawn.
+
+    Raises:
+        ConfigError: the best model is to be chosen by findings, and no finding has films
+            with and without it; or the split is empty.
     """
-    losses = []
-    with evaluating(encoder):
-        for item in batches:
-            batch = item.to(accelerator.device)
-            output = contrast.read(encoder, encoder, batch)  # prepared: its forward is autocast
-            losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
-    mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
-    return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
+    studies = _drawn(config, len(corpus.study_ids))
+    if not len(studies):
+        raise ConfigError("the validation split has no film; set train.validate_films to 0")
+    first = np.zeros(len(studies))
+    rows = corpus.film_rows[corpus.films.pick(studies, first)]
+    texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
+    truth = np.full((len(findings), len(studies)), UNKNOWN, dtype=np.int8)
+    if STUDY_LABELS.file in manifest.files:
+        labels = read_table(manifest.path, STUDY_LABELS).to_pylist()
+        truth = labelled_truth(findings, [corpus.study_ids[study] for study in studies], labels)
+    both = ((truth == 0).any(axis=1) & (truth == 1).any(axis=1)).any()
+    if config.train.best_metric == "validation_auc" and not both:
+        raise ConfigError(
+            "train.best_metric is validation_auc, and no prompted finding has validation films "
+            "with and without it; choose another metric or more train.validate_films"
+        )
+    return Checkup(
+        films=lambda start, stop: np.stack([prepared.pixels(row) for row in rows[start:stop]]),
+        truth=truth,
+        correct=_said(corpus, studies, texts),
+        findings=findings,
+        prompts=tokens(prompt_texts(findings)),
+        texts=tokens([corpus.texts[text] for text in texts]),
+        input_px=config.model.image.input_px,
+    )
+
+
+def _said(
+    corpus: Corpus, studies: Int[np.ndarray, " films"], texts: Int[np.ndarray, " texts"]
+) -> Bool[np.ndarray, "texts films"]:
+    """Tell which reports say which texts."""
+    said = np.zeros((len(texts), len(studies)), dtype=bool)
+    sizes = corpus.sentences.sizes[studies]
+    for place in range(int(sizes.max())):
+        has = sizes > place
+        sentence = corpus.sentences.pick(studies[has], (place + 0.5) / sizes[has])
+        said[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
+    return said
+
+
+def _drawn(config: Config, studies: int) -> Int[np.ndarray, " studies"]:
+    order = generator_for(config.seed, Stream.VALIDATION).permutation(studies)
+    return np.sort(order[: config.train.validate_films])
+
+
+def _passes(count: int, size: int) -> list[tuple[int, int]]:
+    return [(start, min(start + size, count)) for start in range(0, count, size)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from api.batches import Batches
 from api.failures import Refusal
 from api.journal import Figures
-from medclip_dcl.tasks.predictor import Predictor, load
+from medclip_dcl.inference.predictor import Predictor, load
 from tests.api.test_admission import Caller
 from tests.synthetic.films import random_films
 from tests.synthetic.published import publish

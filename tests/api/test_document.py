@@ -9,7 +9,7 @@ from api.access import OPEN_PATHS
 from api.app import create_app
 from api.failures import FAILURES, IMAGE_STATUS
 from api.settings import ServeSettings
-from medclip_dcl.studies.reasons import REASONS
+from medclip_dcl.data.images import REASONS
 
 
 def document(**settings: Any) -> dict[str, Any]:

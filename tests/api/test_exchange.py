@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from medclip_dcl.artifacts.frame import peek_artifact
+from medclip_dcl.artifact import peek_artifact
 from pipelines import build_index
 from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
 from tests.synthetic.killed import SHARDS, killed_at_shard

@@ -4,8 +4,8 @@ import numpy as np
 from PIL import Image
 
 from api.pictures import LONGEST_PX, film_png, overlay_png
-from medclip_dcl.studies.images import GreyImage
-from medclip_dcl.tasks.grounding import locate
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.inference.heatmap import locate
 
 
 def grey(height: int, width: int, shade: int = 32768) -> GreyImage:

@@ -10,7 +10,7 @@ import pytest
 from api.app import create_app
 from api.failures import FAILURES, IMAGE_STATUS
 from api.settings import ServeSettings
-from medclip_dcl.studies.reasons import REASONS
+from medclip_dcl.data.images import REASONS
 
 TEXT = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^curl (.+)$", TEXT, re.MULTILINE)

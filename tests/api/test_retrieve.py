@@ -5,11 +5,11 @@ from pathlib import Path
 
 import httpx
 
-from medclip_dcl.artifacts.embeddings import KIND
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.config.evaluation import RetrievalConfig
-from medclip_dcl.index.milvus import fill_collections
-from medclip_dcl.index.sketching import open_vectors
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.milvus import fill_collections
+from medclip_dcl.retrieval.settings import RetrievalConfig
+from medclip_dcl.retrieval.sketch import open_vectors
 from tests.synthetic.milvus import milvus_server
 from tests.synthetic.service import FILMS, FINDINGS, running
 

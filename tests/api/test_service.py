@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medclip_dcl.studies.images import open_image
-from medclip_dcl.tasks.input_range import fit_input_range
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.data.images import open_image
+from medclip_dcl.inference.predictor import fit_input_range, load
 from tests.synthetic import published
 from tests.synthetic.dicom import raster_bytes
 from tests.synthetic.films import random_films

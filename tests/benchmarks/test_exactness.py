@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.exactness import CUTS, EPOCH, LOOP, end_of, must_end, newest, start, unreadable
 from benchmarks.saves import is_clear
-from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from tests.synthetic.corpus import write_corpus
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import fuzz
 from benchmarks.mutants import read_seed
-from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
-from medclip_dcl.studies.images import Decoder, GreyImage
 from tests.synthetic.dicom import dicom_bytes, ramp
 
 

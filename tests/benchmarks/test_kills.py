@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.kills import Count
 from benchmarks.victims import KILLS, VICTIMS, vectors
-from medclip_dcl.artifacts.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 
 
 def test_lost_changed_and_doubled_scores_are_counted() -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import prepare
-from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.studies.images import Decoder
+from medclip_dcl.data.images import Decoder, ImagesConfig
 from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 

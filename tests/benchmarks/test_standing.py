@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.standing import Standing, arm, write_scene
 from benchmarks.victims import TINY
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import Kind, drafting, make_recipe
+from medclip_dcl.artifact import Kind, drafting, make_recipe
+from medclip_dcl.files import write_text
 from pipelines.build_index import main
 from tests.synthetic.corpus import write_recipe
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.train.scene import Scene, run_loop, set_scene
 from benchmarks.train.steps import BareStep, loader_alone, memory
-from medclip_dcl.training.metrics_log import read_metrics
+from medclip_dcl.training.logging import read_metrics
 from tests.synthetic.corpus import write_corpus
 
 

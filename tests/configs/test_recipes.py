@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medclip_dcl.artifacts import manifest, sentences
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
+from medclip_dcl.data import manifest
+from medclip_dcl.text import sentences
 from pipelines import build_manifest, split_sentences
 from pipelines.story import jobs_of
 from tests.synthetic.open_i import write_film, write_projections, write_xml_form

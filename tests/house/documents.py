@@ -14,21 +14,23 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from medclip_dcl import artifacts, errors
-from medclip_dcl.artifacts.tables import Column, TableFormat
-from medclip_dcl.config import Config, Section
-from medclip_dcl.config.studies import ColumnsConfig
-from medclip_dcl.config.text import EtaConfig
-from medclip_dcl.objective.false_negatives import correction, same_correction
-from medclip_dcl.studies import dicom, headers, images
-from medclip_dcl.studies.inputs import INPUTS
-from medclip_dcl.studies.preflight import CODES
-from medclip_dcl.studies.selection import REASONS
+import medclip_dcl
+from medclip_dcl import errors
+from medclip_dcl.artifact import Kind
+from medclip_dcl.config import Config
+from medclip_dcl.data import images
+from medclip_dcl.data.data_check import CODES
+from medclip_dcl.data.dicom import metadata, reader
+from medclip_dcl.data.manifest import REASONS
+from medclip_dcl.data.sources.records import INPUTS, ColumnsConfig
+from medclip_dcl.likelihood.eta import EtaConfig, correction, same_correction
+from medclip_dcl.section import Section
+from medclip_dcl.tables import Column, TableFormat
 from pipelines.__main__ import job_summaries
 from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
 
 ROOT = Path(__file__).parents[2]
-CONTRACT = "medclip_dcl/artifacts/README.md"
+CONTRACT = "docs/artifacts.md"
 
 
 def settings_table() -> str:
@@ -50,11 +52,11 @@ def jobs_table() -> str:
 def columns_table() -> str:
     """One row per column of every artifact's tables."""
     rows = ["| artifact | file | column | type | meaning |", "|---|---|---|---|---|"]
-    for module in _artifact_modules():
+    for kind, module in _artifacts():
         for file, columns in _tables(module):
             rows += [
                 _row(
-                    f"`{module.KIND.name}`",
+                    f"`{kind.name}`",
                     f"`{file}`",
                     f"`{column.name}`",
                     str(column.type),
@@ -82,8 +84,7 @@ def false_negatives_table() -> str:
 def artifacts_text() -> str:
     """One paragraph or more per artifact: what its module says of it."""
     parts = []
-    for module in _artifact_modules():
-        kind = module.KIND
+    for kind, module in _artifacts():
         head = f"### `{kind.name}`, format {kind.version}, made by `{kind.job}`"
         parts += [head, inspect.getdoc(module) or ""]
     return "\n\n".join(parts)
@@ -127,11 +128,11 @@ def tags_table() -> str:
     """One row per DICOM tag that is read."""
     rows = ["| tag | read for | kept as |", "|---|---|---|"]
     uses: dict[str, list[str]] = {}
-    for name in headers.TAGS.values():
+    for name in metadata.TAGS.values():
         uses.setdefault(name, []).append("the list of a folder's films")
-    for name in (*dicom.PUBLIC_TAGS, *dicom.PIXEL_TAGS):
+    for name in (*reader.PUBLIC_TAGS, *reader.PIXEL_TAGS):
         uses.setdefault(name, []).append("the picture")
-    kept = dict.fromkeys(dicom.PUBLIC_TAGS, "code string") | {
+    kept = dict.fromkeys(reader.PUBLIC_TAGS, "code string") | {
         "SOPInstanceUID": "`image_id`",
         "StudyInstanceUID": "`study_id`",
         "PatientID": "keyed hash, `subject_id`",
@@ -191,11 +192,17 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _artifact_modules() -> list[types.ModuleType]:
-    """Modules that describe an artifact, in the order of their names."""
-    names = sorted(info.name for info in pkgutil.iter_modules(artifacts.__path__))
-    modules = [importlib.import_module(f"medclip_dcl.artifacts.{name}") for name in names]
-    return [module for module in modules if hasattr(module, "KIND")]
+def _artifacts() -> list[tuple[Kind, types.ModuleType]]:
+    """Every artifact with the module that owns it, in the order of their names."""
+    found = []
+    for info in pkgutil.walk_packages(medclip_dcl.__path__, "medclip_dcl."):
+        module = importlib.import_module(info.name)
+        found += [
+            (item, module)
+            for name, item in vars(module).items()
+            if isinstance(item, Kind) and f"\n{name} = " in inspect.getsource(module)
+        ]
+    return sorted(found, key=lambda pair: pair[0].name)
 
 
 def _leaves(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifacts import claims, eta_cache, likelihoods, manifest, sentences
-from medclip_dcl.artifacts.eta_cache import EtaCache
-from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.sentences import distinct_sentences
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.likelihood import eta, scoring
+from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import distinct_sentences
 from pipelines import build_eta_cache, split_sentences
 from tests.synthetic.reports import write_reports
 
@@ -34,7 +38,7 @@ def recipe(tmp_path: Path) -> Path:
         }
         for place, row in enumerate(distinct)
     ]
-    seal(tmp_path / "work", likelihoods.KIND, likelihoods.LIKELIHOODS, rows)
+    seal(tmp_path / "work", scoring.KIND, scoring.LIKELIHOODS, rows)
     return path
 
 
@@ -54,11 +58,11 @@ def run(recipe: Path, *settings: str, code: int = 0) -> Artifact | None:
     assert build_eta_cache.main(["--config", str(recipe), *more]) == code
     if code:
         return None
-    return open_artifact(recipe.parent / "work" / "eta_cache", eta_cache.KIND)
+    return open_artifact(recipe.parent / "work" / "eta_cache", eta.KIND)
 
 
 def rows_of(artifact: Artifact) -> list[dict]:
-    return read_table(artifact.path, eta_cache.ETA).to_pylist()
+    return read_table(artifact.path, eta.ETA).to_pylist()
 
 
 @pytest.mark.parametrize(("a", "k", "eta_max"), [(0.2, 0.35, 0.2), (0.5, 0.1, 0.15)])
@@ -77,7 +81,7 @@ def test_no_sentence_is_missing_and_the_reader_finds_all(recipe):
     rows = rows_of(run(recipe))
     keys = distinct_sentences(corpus_of(recipe))["text_key"].to_pylist()
     assert [row["text_key"] for row in rows] == keys
-    artifact = open_artifact(recipe.parent / "work" / "eta_cache", eta_cache.KIND)
+    artifact = open_artifact(recipe.parent / "work" / "eta_cache", eta.KIND)
     assert EtaCache(artifact).eta_of(keys).tolist() == [row["eta"] for row in rows]
 
 
@@ -100,9 +104,9 @@ def test_frequency_is_the_share_of_training_reports_that_say_it(recipe):
     said = read_table(corpus_of(recipe).path, sentences.SENTENCES).to_pylist()
     training = [row for row in said if row["split"] == "train"]
     studies = {row["study_id"] for row in training}
-    for key, eta in rows.items():
+    for key, value in rows.items():
         share = len({row["study_id"] for row in training if row["text_key"] == key}) / len(studies)
-        assert eta == min(share, 0.2)
+        assert value == min(share, 0.2)
 
 
 def test_constant_is_the_same_for_all_and_reads_no_likelihoods(recipe):
@@ -167,7 +171,7 @@ def test_missing_likelihoods_end_with_4_and_name_the_job(recipe, capsys):
 
 def test_likelihoods_of_other_sentences_are_refused(recipe, capsys):
     rows = [{"text_key": "0" * 32, "pll_nats": -1.0, "tokens": 1, "count": 1}]
-    seal(recipe.parent / "work", likelihoods.KIND, likelihoods.LIKELIHOODS, rows)
+    seal(recipe.parent / "work", scoring.KIND, scoring.LIKELIHOODS, rows)
     run(recipe, code=4)
     assert "differ" in capsys.readouterr().err
 
@@ -176,7 +180,7 @@ def test_a_positive_likelihood_ends_with_4(recipe):
     path = recipe.parent / "work"
     keys = distinct_sentences(corpus_of(recipe))["text_key"].to_pylist()
     rows = [{"text_key": key, "pll_nats": 0.5, "tokens": 1, "count": 1} for key in keys]
-    seal(path, likelihoods.KIND, likelihoods.LIKELIHOODS, rows)
+    seal(path, scoring.KIND, scoring.LIKELIHOODS, rows)
     run(recipe, code=4)
 
 
@@ -194,17 +198,17 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(recipe):
         }
         for row in distinct
     ]
-    seal(work, claims.KIND, claims.SENTENCE_CLAIMS, rows)
+    seal(work, labels.KIND, labels.SENTENCE_CLAIMS, rows)
     run(recipe, "source=labels", code=2)
     reports = read_table(work / "manifest", manifest.REPORTS)
     studies = reports["study_id"].to_pylist()
-    labels = [
-        {"study_id": study, **dict.fromkeys(manifest.LABELS), "No Finding": int(place % 10 == 0)}
+    rows_of_labels = [
+        {"study_id": study, **dict.fromkeys(LABELS), "No Finding": int(place % 10 == 0)}
         for place, study in enumerate(studies)
     ]
     with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": True}) as draft:
         write_table(draft.directory, manifest.REPORTS, reports)
-        write_table(draft.directory, manifest.STUDY_LABELS, labels)
+        write_table(draft.directory, manifest.STUDY_LABELS, rows_of_labels)
         draft.seal({})
     found = {row["text_key"]: row["eta"] for row in rows_of(run(recipe, "source=labels"))}
     training = [

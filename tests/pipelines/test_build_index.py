@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts.embeddings import KIND
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.config.evaluation import RetrievalConfig
-from medclip_dcl.index import Query, RetrievalIndex
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.search import Query, RetrievalIndex
+from medclip_dcl.retrieval.settings import RetrievalConfig
 from pipelines.build_index import main
 from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
 from tests.synthetic.killed import SHARDS, killed_at_shard

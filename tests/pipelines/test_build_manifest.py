@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from medclip_dcl.artifacts import manifest
-from medclip_dcl.artifacts.frame import Artifact, open_artifact
-from medclip_dcl.artifacts.tables import TableFormat, read_table
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.tables import TableFormat, read_table
 from pipelines.build_manifest import main
 from tests.synthetic.dicom import dicom_bytes, ramp
 from tests.synthetic.open_i import write_csv_form, write_projections, write_xml_form

@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 import yaml
 
-from medclip_dcl.artifacts import claims, likelihoods, manifest, sentences
-from medclip_dcl.artifacts.frame import drafting, make_recipe
-from medclip_dcl.artifacts.sentences import text_key
-from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.artifact import drafting, make_recipe
 from medclip_dcl.config import load_config
-from medclip_dcl.reports.claims import FINDINGS
+from medclip_dcl.data import manifest
+from medclip_dcl.likelihood import scoring
+from medclip_dcl.tables import write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.labels import FINDINGS
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import text_key
 from pipelines import calibrate_eta, read_claims
 
 STUDIES = 240
@@ -53,7 +57,7 @@ def recipe(tmp_path_factory):
         labels.append(
             {
                 "study_id": study,
-                **dict.fromkeys(manifest.LABELS),
+                **dict.fromkeys(LABELS),
                 **{name: int(name in present) for name in WORDS},
                 "No Finding": int(not present),
             }
@@ -87,7 +91,7 @@ def recipe(tmp_path_factory):
         }
         for key, (_, name) in sorted(share_of.items())
     ]
-    seal(work, likelihoods.KIND, likelihoods.LIKELIHOODS, scores)
+    seal(work, scoring.KIND, scoring.LIKELIHOODS, scores)
     with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": True}) as draft:
         write_table(draft.directory, manifest.STUDY_LABELS, labels)
         draft.seal({})
@@ -167,9 +171,9 @@ def test_missing_likelihoods_end_with_4_and_name_the_job(recipe, tmp_path, capsy
 def test_evidence_that_is_not_there_is_named(recipe, tmp_path, capsys):
     work = tmp_path / "work"
     shutil.copytree(recipe.parent / "work", work)
-    with drafting(claims.KIND.at(work), claims.KIND, {"claims": False}) as draft:
-        write_table(draft.directory, claims.SENTENCE_CLAIMS, [])
-        write_table(draft.directory, claims.REPORT_CLAIMS, [])
+    with drafting(labels.KIND.at(work), labels.KIND, {"claims": False}) as draft:
+        write_table(draft.directory, labels.SENTENCE_CLAIMS, [])
+        write_table(draft.directory, labels.REPORT_CLAIMS, [])
         draft.seal({})
     run(recipe, f"work={work}", code=4)
     assert "read_claims" in capsys.readouterr().err
@@ -177,7 +181,7 @@ def test_evidence_that_is_not_there_is_named(recipe, tmp_path, capsys):
         draft.seal({})
     run(recipe, f"work={work}", "calibrate.evidence=labels", code=2)
     assert "'labels'" in capsys.readouterr().err
-    seal(work, likelihoods.KIND, likelihoods.LIKELIHOODS, [])
+    seal(work, scoring.KIND, scoring.LIKELIHOODS, [])
     run(recipe, f"work={work}", code=4)
     assert "score_sentences" in capsys.readouterr().err
 

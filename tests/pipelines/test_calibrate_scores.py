@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifacts import manifest, published, results
-from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.probabilities import ScoreCalibration, read_calibration
-from medclip_dcl.artifacts.tables import read_table, write_table
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl import model_package
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.evaluation import results
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.model_package import ScoreCalibration, read_calibration
+from medclip_dcl.tables import read_table, write_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
 from tests.synthetic.corpus import write_recipe
@@ -43,7 +45,7 @@ def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
 
 def calibrated(work: Path, **settings: Any) -> ScoreCalibration:
     assert run(work, **settings) == 0
-    found = read_calibration(open_artifact(work / "model", published.KIND))
+    found = read_calibration(open_artifact(work / "model", model_package.KIND))
     assert found is not None
     return found
 
@@ -66,16 +68,16 @@ def flip(work: Path, split: str) -> None:
 def test_a_finding_with_films_enough_gets_its_probability_and_others_their_reason(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = open_artifact(work / "model", published.KIND)
+    before = open_artifact(work / "model", model_package.KIND)
     effusion, pneumonia = calibrated(work).findings
     assert (effusion.films_with, effusion.films_without) == (0, 10)
     assert "0 validation films with it and 10 without" in effusion.reason
     assert (pneumonia.films_with, pneumonia.films_without, pneumonia.patients) == (4, 6, 8)
     assert '"calibrated": 1, "uncalibrated": 1' in capsys.readouterr().out
-    after = open_artifact(work / "model", published.KIND)
+    after = open_artifact(work / "model", model_package.KIND)
     assert after.digest != before.digest
     assert after.recipe == before.recipe
-    assert after.files[published.WEIGHTS] == before.files[published.WEIGHTS]
+    assert after.files[model_package.WEIGHTS] == before.files[model_package.WEIGHTS]
     predictor = load(work / "model", "cpu")
     regions = predictor.embed_images(random_films(3, 40))
     margin = predictor.margins(regions, predictor.findings)
@@ -102,14 +104,14 @@ def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calibrated(work)
-    digest = open_artifact(work / "model", published.KIND).digest
+    digest = open_artifact(work / "model", model_package.KIND).digest
     calibrated(work)
     assert '"state": "reused"' in capsys.readouterr().out
-    assert open_artifact(work / "model", published.KIND).digest == digest
+    assert open_artifact(work / "model", model_package.KIND).digest == digest
     isotonic = calibrated(work, method="isotonic").findings[1].curve
     assert isotonic is not None
     assert len(isotonic.logits) >= 2
-    assert open_artifact(work / "model", published.KIND).digest != digest
+    assert open_artifact(work / "model", model_package.KIND).digest != digest
 
 
 def test_films_that_the_model_was_trained_on_are_refused(

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.archive import compare
-from medclip_dcl.artifacts import preflight
-from medclip_dcl.artifacts.frame import Artifact, open_artifact
-from medclip_dcl.artifacts.preflight import read_preflight
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.studies.generated.faults import read_ledger
-from medclip_dcl.studies.generated.tables import BOX_TABLE
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.data import data_check
+from medclip_dcl.data.data_check import read_preflight
+from medclip_dcl.data.synthetic.faults import read_ledger
+from medclip_dcl.data.synthetic.tables import BOX_TABLE
+from medclip_dcl.tables import read_table
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.generate_studies import main as generate_studies
@@ -43,7 +43,7 @@ def check(tmp_path: Path, given: Release | None = None, **sections: Any) -> int:
 
 
 def made(work: Path) -> Artifact:
-    return open_artifact(preflight.KIND.at(work), preflight.KIND)
+    return open_artifact(data_check.KIND.at(work), data_check.KIND)
 
 
 def tree(tmp_path: Path) -> dict[str, Any]:
@@ -51,12 +51,12 @@ def tree(tmp_path: Path) -> dict[str, Any]:
 
 
 def found(work: Path) -> set[tuple[str, str]]:
-    rows = read_table(made(work).path, preflight.FOUND).to_pylist()
+    rows = read_table(made(work).path, data_check.FOUND).to_pylist()
     return {(row["code"], row["id"]) for row in rows}
 
 
 def opened(work: Path) -> list[str]:
-    rows = read_table(made(work).path, preflight.FILMS).to_pylist()
+    rows = read_table(made(work).path, data_check.FILMS).to_pylist()
     return [row["image_id"] for row in rows if row["opened"]]
 
 

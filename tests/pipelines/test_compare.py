@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from medclip_dcl.artifacts import results
+from medclip_dcl.evaluation import results
 from pipelines.compare import find_runs, main
 from tests.synthetic.evaluated import evaluate_here, write_evaluated
 from tests.synthetic.published import publish

@@ -3,10 +3,10 @@ import shutil
 
 import pytest
 
-from medclip_dcl.artifacts import results
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.results import read_figures
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.results import read_figures
+from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
 from pipelines.evaluation_findings import QUESTIONS
 from tests.synthetic.corpus import write_recipe

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifacts import manifest, results
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.evaluation import results
+from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
 from tests.synthetic.corpus import write_recipe
 from tests.synthetic.evaluated import PROMPTS, write_evaluated

@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 
-from medclip_dcl.artifacts import language_model
-from medclip_dcl.artifacts.frame import Artifact, open_artifact
-from medclip_dcl.likelihood.language_model import load_language_model
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.likelihood import masked_lm
+from medclip_dcl.likelihood.masked_lm import load_language_model
 from pipelines import fit_language_model, split_sentences
 from tests.synthetic.bert import tiny_bert, write_cxr_bert
 from tests.synthetic.reports import write_reports
@@ -50,16 +50,16 @@ def arguments(recipe: Path, **settings) -> list[str]:
 
 def run(recipe: Path, **settings) -> Artifact:
     assert fit_language_model.main(arguments(recipe, **settings)) == 0
-    return open_artifact(recipe.with_suffix("") / "language_model", language_model.KIND)
+    return open_artifact(recipe.with_suffix("") / "language_model", masked_lm.KIND)
 
 
 def test_a_fitted_model_is_whole_and_measured(recipe):
     artifact = run(recipe)
-    assert set(artifact.files) == set(language_model.FILES)
+    assert set(artifact.files) == set(masked_lm.FILES)
     assert artifact.summary["fitted"] is True
     assert 0 <= artifact.summary["held_out_accuracy"] <= 1
     assert artifact.summary["held_out_sentences"] > 0
-    card = artifact.file(language_model.CARD).read_text()
+    card = artifact.file(masked_lm.CARD).read_text()
     assert yaml.safe_load(card.split("---")[1])["license"] == "other"
     assert f"{artifact.summary['held_out_accuracy']:.1%} of the" in card
     assert "Not a medical device" in card
@@ -68,7 +68,7 @@ def test_a_fitted_model_is_whole_and_measured(recipe):
     loaded = load_language_model(artifact.path)
     assert loaded.model.config.hidden_size == 16
     assert len(loaded.tokenizer) == artifact.summary["vocabulary"] <= 150
-    assert language_model.tokenizer_digest(artifact) == artifact.files["tokenizer.json"]["sha256"]
+    assert masked_lm.tokenizer_digest(artifact) == artifact.files["tokenizer.json"]["sha256"]
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
@@ -77,7 +77,7 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
     assert first.digest == second.digest
     third = tmp_path / "second.yaml"
     assert fit_language_model.main([*arguments(third), "--set", "seed=1"]) == 0
-    assert open_artifact(tmp_path / "second" / "language_model", language_model.KIND).digest != (
+    assert open_artifact(tmp_path / "second" / "language_model", masked_lm.KIND).digest != (
         first.digest
     )
 
@@ -105,7 +105,7 @@ def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(recipe, tmp_path):
     write_cxr_bert(tmp_path / "cxr", tiny_bert())
     artifact = run(recipe, pretrained=tmp_path / "cxr")
     assert 0 <= artifact.summary["held_out_accuracy_before"] <= 1
-    assert "random weights" not in artifact.file(language_model.CARD).read_text()
+    assert "random weights" not in artifact.file(masked_lm.CARD).read_text()
     tuned = load_language_model(artifact.path).model
     changed = [
         not torch.equal(a, b)
@@ -146,5 +146,5 @@ def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
     assert process.wait() == -signal.SIGKILL
     assert state.is_file()
     resumed = run(recipe, **settings)
-    assert set(resumed.files) == set(language_model.FILES)
+    assert set(resumed.files) == set(masked_lm.FILES)
     assert resumed.digest == whole.digest

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifacts import image_model, image_set, probe
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.image_model import read_image_model
-from medclip_dcl.artifacts.image_set import ImageSet
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
-from medclip_dcl.training.metrics_log import TIMINGS, read_metrics
+from medclip_dcl.image_only import artifacts
+from medclip_dcl.image_only.artifacts import ImageSet, read_image_model
+from medclip_dcl.tables import read_table
+from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.prepare_image_set import main as prepare
 from pipelines.probe_images import main as probe_images
 from pipelines.train import main as train
@@ -70,7 +69,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def images_alone(work: Path, folder: Path) -> Path:
     """A recipe's folder that holds the image set alone."""
     fresh = folder / "work"
-    shutil.copytree(image_set.KIND.at(work), image_set.KIND.at(fresh))
+    shutil.copytree(artifacts.IMAGE_SET.at(work), artifacts.IMAGE_SET.at(fresh))
     return fresh
 
 
@@ -80,7 +79,7 @@ def figures(work: Path) -> list[dict[str, Any]]:
 
 
 def test_odd_digits_are_thinned_in_training_alone(work: Path) -> None:
-    images = ImageSet(open_artifact(image_set.KIND.at(work), image_set.KIND))
+    images = ImageSet(open_artifact(artifacts.IMAGE_SET.at(work), artifacts.IMAGE_SET))
     assert [item.train for item in images.classes] == [60, 6] * 5
     assert {item.test for item in images.classes} == {20}
     assert min(item.validate for item in images.classes) > 9
@@ -90,7 +89,7 @@ def test_odd_digits_are_thinned_in_training_alone(work: Path) -> None:
 
 
 def test_the_model_says_what_it_was_made_from(work: Path) -> None:
-    model = read_image_model(image_model.KIND.at(work))
+    model = read_image_model(artifacts.IMAGE_MODEL.at(work))
     assert model.card["data"]["train"] == 330
     assert model.card["views"]["eta"] == "class_share"
     assert model.card["training"]["steps"] == STEPS
@@ -108,12 +107,12 @@ def test_training_learns(work: Path) -> None:
 
 
 def test_probes_see_more_than_chance_and_than_an_untrained_encoder(work: Path) -> None:
-    rows = read_table(probe.KIND.at(work), probe.PROBES).to_pylist()
+    rows = read_table(artifacts.PROBE.at(work), artifacts.PROBES).to_pylist()
     assert len(rows) == 2 * (2 + 1)
     of = {(row["encoder"], row["fraction"]): row["accuracy"] for row in rows}
     assert of["trained", 1.0] > of["untrained", 1.0] > 0.1
     assert of["trained", 1.0] > 0.5
-    assert len(read_table(probe.KIND.at(work), probe.MAP)) == 60
+    assert len(read_table(artifacts.PROBE.at(work), artifacts.MAP)) == 60
 
 
 def test_the_report_shows_probes_and_map(work: Path) -> None:
@@ -143,7 +142,7 @@ def test_a_stopped_run_goes_on_bit_by_bit(work: Path, tmp_path: Path) -> None:
     assert 11 <= len(figures(again)) < STEPS
     assert train(arguments(again)) == 0
     assert figures(again) == figures(work)
-    digests = [read_image_model(image_model.KIND.at(place)).digest for place in (again, work)]
+    digests = [read_image_model(artifacts.IMAGE_MODEL.at(place)).digest for place in (again, work)]
     assert digests[0] == digests[1]
 
 
@@ -207,7 +206,7 @@ def test_cifar_10_is_prepared_from_its_tables(test_data: Path, tmp_path: Path) -
         "image_set.validate_share=0.002",
     ]
     assert prepare([*recipe, *(word for item in words for word in ("--set", item))]) == 0
-    images = ImageSet(open_artifact(image_set.KIND.at(tmp_path), image_set.KIND))
+    images = ImageSet(open_artifact(artifacts.IMAGE_SET.at(tmp_path), artifacts.IMAGE_SET))
     counts = {item.name: (item.train, item.validate, item.test) for item in images.classes}
     assert counts["cat"] == (50, 10, 5)
     assert counts["dog"] == (5, 10, 5)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import Draft, Kind
+from medclip_dcl.artifact import Draft, Kind
 from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
+from medclip_dcl.files import write_text
 from pipelines.job import STOPPED, Job, Stopped, run_job
 
 KIND = Kind("thing", 1, "make_thing")

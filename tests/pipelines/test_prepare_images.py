@@ -15,12 +15,12 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
-from medclip_dcl.artifacts import manifest, prepared
-from medclip_dcl.artifacts.frame import Artifact, open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.studies.images import open_image
-from medclip_dcl.studies.square import square
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import open_image
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.tables import read_table
 from pipelines import build_manifest, prepare_images
 from tests.synthetic.dicom import dicom_bytes, ramp
 from tests.synthetic.release import Release, release

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts import cards, published
-from medclip_dcl.artifacts.frame import HEADER, Artifact, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.public_copy import make_public_copy, without_places
-from medclip_dcl.artifacts.published import read_published, subject_hash
+from medclip_dcl import export, model_package
+from medclip_dcl.artifact import HEADER, Artifact, drafting, make_recipe, open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.errors import ArtifactStale, CheckpointError
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.export import make_public_copy, without_places
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.model_package import read_published, subject_hash
 from pipelines import push_model, write_cards
 from pipelines.evaluation_films import refuse_contaminated
 from pipelines.job import Job
@@ -47,9 +47,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def public_copy(recipe: Path, model: Path, folder: Path) -> Artifact:
-    told = cards.cards_of(
+    told = export.cards_of(
         recipe.parent / "work",
-        open_artifact(published.KIND.at(recipe.parent / "work"), published.KIND),
+        open_artifact(model_package.KIND.at(recipe.parent / "work"), model_package.KIND),
     )
     return make_public_copy(model, told, folder, allow_vocabulary=True)
 
@@ -82,7 +82,7 @@ def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
             assert secret.encode() not in data, name
     model = read_published(tmp_path)
     assert model.subject_hashes is None
-    own = published.KIND.at(recipe.parent / "work")
+    own = model_package.KIND.at(recipe.parent / "work")
     assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
     assert load(tmp_path, device="cpu") is not None
 
@@ -108,7 +108,7 @@ def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(recipe: Pat
 def test_a_model_without_cards_is_not_pushed(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(published.KIND.at(recipe.parent / "work"), published.KIND.at(tmp_path))
+    shutil.copytree(model_package.KIND.at(recipe.parent / "work"), model_package.KIND.at(tmp_path))
     arguments = ["--config", str(recipe), "--repo", "someone/films", "--allow-vocabulary"]
     assert push_model.main([*arguments, "--set", f"work={tmp_path}", "--dry-run"]) == 4
     assert "write_cards" in capsys.readouterr().err
@@ -137,10 +137,12 @@ def test_a_hub_that_refuses_or_is_away_is_named(recipe: Path) -> None:
 
 
 def test_a_file_that_is_not_a_model_s_is_never_sent(recipe: Path, tmp_path: Path) -> None:
-    model = published.KIND.at(recipe.parent / "work")
-    with drafting(tmp_path / "model", published.KIND, make_recipe(published.KIND, {}, {})) as draft:
+    model = model_package.KIND.at(recipe.parent / "work")
+    with drafting(
+        tmp_path / "model", model_package.KIND, make_recipe(model_package.KIND, {}, {})
+    ) as draft:
         (draft.directory / "text").mkdir()
-        for name in open_artifact(model, published.KIND).files:
+        for name in open_artifact(model, model_package.KIND).files:
             (draft.directory / name).write_bytes((model / name).read_bytes())
         (draft.directory / "sentences.csv").write_text("There is a left pleural effusion.")
         draft.seal({})
@@ -152,8 +154,8 @@ def test_a_file_that_is_not_a_model_s_is_never_sent(recipe: Path, tmp_path: Path
 def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
     recipe: Path, tmp_path: Path
 ) -> None:
-    own = published.KIND.at(recipe.parent / "work")
-    public_copy(recipe, own, published.KIND.at(tmp_path))
+    own = model_package.KIND.at(recipe.parent / "work")
+    public_copy(recipe, own, model_package.KIND.at(tmp_path))
     job = Job("evaluate", load_config(recipe, [f"work={tmp_path}"]), tmp_path)
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
         refuse_contaminated(job, [], None)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts import claims, sentences
-from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
 from pipelines.read_claims import main
 
 REPORTS = {
@@ -42,9 +43,9 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_sentences_and_reports_get_their_claims(recipe: Path) -> None:
     assert main(["--config", str(recipe)]) == 0
-    artifact = open_artifact(claims.KIND.at(recipe.parent), claims.KIND)
+    artifact = open_artifact(labels.KIND.at(recipe.parent), labels.KIND)
 
-    reports = read_table(artifact.path, claims.REPORT_CLAIMS).to_pylist()
+    reports = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
     assert [row["study_id"] for row in reports] == ["s1", "s2", "s3"]
     assert reports[0]["asserted"] == ["Pleural Effusion|left"]
     assert reports[0]["negated"] == ["Pneumothorax"]
@@ -53,7 +54,7 @@ def test_sentences_and_reports_get_their_claims(recipe: Path) -> None:
 
     said = {
         row["text_key"]: row
-        for row in read_table(artifact.path, claims.SENTENCE_CLAIMS).to_pylist()
+        for row in read_table(artifact.path, labels.SENTENCE_CLAIMS).to_pylist()
     }
     assert list(said) == sorted(said)
     assert len(said) == 6
@@ -62,7 +63,7 @@ def test_sentences_and_reports_get_their_claims(recipe: Path) -> None:
 
 def test_summary_counts_occurrences_and_findings(recipe: Path) -> None:
     main(["--config", str(recipe)])
-    summary = open_artifact(claims.KIND.at(recipe.parent), claims.KIND).summary
+    summary = open_artifact(labels.KIND.at(recipe.parent), labels.KIND).summary
     assert summary["sentences"] == 7
     assert summary["distinct_sentences"] == 6
     assert summary["share_with_claims"] == pytest.approx(5 / 7, abs=1e-4)

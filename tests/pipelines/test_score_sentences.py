@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import warm
-from medclip_dcl.artifacts import language_model, likelihoods, sentences
-from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.likelihoods import read_parts
-from medclip_dcl.artifacts.sentences import distinct_sentences, text_key
-from medclip_dcl.artifacts.tables import read_table
-from medclip_dcl.likelihood.language_model import save_language_model
+from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scorer import Scorer
+from medclip_dcl.likelihood.scoring import Scorer, read_parts
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, score_sentences, split_sentences
 from tests.synthetic.bert import tiny_bert, tiny_tokenizer
 from tests.synthetic.reports import write_reports
@@ -29,8 +29,8 @@ DEADLINE_S = 90
 
 
 def write_model(work: Path, scale: float = 4.0) -> None:
-    recipe = make_recipe(language_model.KIND, {"scale": scale}, {})
-    kind = language_model.KIND
+    recipe = make_recipe(masked_lm.KIND, {"scale": scale}, {})
+    kind = masked_lm.KIND
     with drafting(kind.at(work), kind, recipe) as draft:
         save_language_model(tiny_bert(scale=scale), tiny_tokenizer(), draft.directory)
         draft.seal({})
@@ -48,7 +48,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def run(recipe: Path, *more: str) -> Artifact:
     assert score_sentences.main(["--config", str(recipe), *more]) == 0
-    return open_artifact(recipe.parent / "work" / "likelihoods", likelihoods.KIND)
+    return open_artifact(recipe.parent / "work" / "likelihoods", scoring.KIND)
 
 
 def run_elsewhere(recipe: Path) -> Artifact:
@@ -59,7 +59,7 @@ def run_elsewhere(recipe: Path) -> Artifact:
     other = recipe.parent / "elsewhere.yaml"
     other.write_text(f"work: {work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     assert score_sentences.main(["--config", str(other), *UNITS]) == 0
-    return open_artifact(work / "likelihoods", likelihoods.KIND)
+    return open_artifact(work / "likelihoods", scoring.KIND)
 
 
 def parts_folder(recipe: Path) -> Path:
@@ -99,7 +99,7 @@ def cut_short(recipe: Path, tasks: int = 2) -> None:
 
 
 def test_scores_and_counts_are_those_of_the_sentences(recipe):
-    table = read_table(run(recipe, *UNITS).path, likelihoods.LIKELIHOODS)
+    table = read_table(run(recipe, *UNITS).path, scoring.LIKELIHOODS)
     corpus = open_artifact(recipe.parent / "work" / "sentences", sentences.KIND)
     distinct = distinct_sentences(corpus)
     texts = distinct["text"].to_pylist()
@@ -201,7 +201,7 @@ def test_another_tokenizer_alone_is_refused_by_name(recipe, capsys):
     tokenizer["normalizer"]["strip_accents"] = True
     (old / "tokenizer.json").write_text(json.dumps(tokenizer))
     (old / "artifact.json").unlink()
-    kind = language_model.KIND
+    kind = masked_lm.KIND
     with drafting(kind.at(work), kind, make_recipe(kind, {"other": 1}, {})) as draft:
         shutil.copytree(old, draft.directory, dirs_exist_ok=True)
         draft.seal({})
@@ -219,7 +219,7 @@ def test_a_stopped_run_goes_on_without_scoring_anything_twice(recipe, monkeypatc
     resumed = run(recipe, *UNITS)
     assert len(set(asked)) == len(asked) > 0
     assert not {key for key, _ in asked} & before.keys()
-    table = read_table(resumed.path, likelihoods.LIKELIHOODS).to_pylist()
+    table = read_table(resumed.path, scoring.LIKELIHOODS).to_pylist()
     final = {row["text_key"]: row["pll_nats"] for row in table}
     assert {key: final[key] for key in before} == before
     assert resumed.digest == run_elsewhere(recipe).digest
@@ -238,7 +238,7 @@ def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(recipe, monk
     before = acknowledged(recipe)
     asked = stop_after(-1, monkeypatch)
     other = ("--set", "likelihood.unit_pieces=77", "--set", "likelihood.token_budget=99")
-    table = read_table(run(recipe, *other).path, likelihoods.LIKELIHOODS).to_pylist()
+    table = read_table(run(recipe, *other).path, scoring.LIKELIHOODS).to_pylist()
     assert not {key for key, _ in asked} & before.keys()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
 
@@ -257,7 +257,7 @@ def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(recipe):
     resumed = run(recipe, *UNITS)
     assert list(resumed.files) == ["likelihoods.parquet"]
     assert resumed.digest == run_elsewhere(recipe).digest
-    table = read_table(resumed.path, likelihoods.LIKELIHOODS).to_pylist()
+    table = read_table(resumed.path, scoring.LIKELIHOODS).to_pylist()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
 
 
@@ -292,9 +292,9 @@ def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(re
     cut_short(recipe)
     before = acknowledged(recipe)
     assert launch(recipe, 2) == [0, 0], (recipe.parent / "log-1").read_text()
-    artifact = open_artifact(recipe.parent / "work" / "likelihoods", likelihoods.KIND)
+    artifact = open_artifact(recipe.parent / "work" / "likelihoods", scoring.KIND)
     assert artifact.digest == run_elsewhere(recipe).digest
-    table = read_table(artifact.path, likelihoods.LIKELIHOODS).to_pylist()
+    table = read_table(artifact.path, scoring.LIKELIHOODS).to_pylist()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
     assert "1 of 2 shares" in (recipe.parent / "log-0").read_text()
     assert not (recipe.parent / "work" / ".likelihoods.draft").exists()

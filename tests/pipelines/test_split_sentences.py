@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifacts import sentences
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.sentences import distinct_sentences, text_key, training_reports
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.sentences import distinct_sentences, text_key, training_reports
 from pipelines import split_sentences
 from tests.synthetic.reports import write_reports
 

@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from medclip_dcl.artifacts import published, results
-from medclip_dcl.artifacts.frame import open_artifact
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.evaluation import results
 from pipelines.table1 import FIGURES, FOLDER, main
 from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows
 from pipelines.table1_runs import LOG, NOTE, RECIPE, Run
@@ -100,7 +101,10 @@ def test_rows_and_seeds_differ_and_share_what_was_prepared(made):
     folders = [
         made / FOLDER / row / f"seed-{seed}" for row in ("lse_nl", "dcl_05") for seed in (0, 1)
     ]
-    models = {open_artifact(published.KIND.at(folder), published.KIND).digest for folder in folders}
+    models = {
+        open_artifact(model_package.KIND.at(folder), model_package.KIND).digest
+        for folder in folders
+    }
     assert len(models) == 4
     assert all((folder / "prepared").resolve() == made / "prepared" for folder in folders)
     recipe = load_config(folders[2] / RECIPE)
@@ -150,7 +154,9 @@ def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     whole = shutil.copytree(corpus, tmp_path / "whole")
     assert main(["--config", str(recipe_of(whole, ["dcl_05"], [0], train=loop))]) == 0
     folders = [place / FOLDER / "dcl_05" / "seed-0" for place in (work, whole)]
-    losses = [open_artifact(published.KIND.at(f), published.KIND).summary["loss"] for f in folders]
+    losses = [
+        open_artifact(model_package.KIND.at(f), model_package.KIND).summary["loss"] for f in folders
+    ]
     assert losses[0] == losses[1]  # as if nothing had happened
 
 

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
-from medclip_dcl import load
-from medclip_dcl.artifacts import eta_cache, published
-from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.published import read_published, subject_hash
-from medclip_dcl.artifacts.tables import write_table
-from medclip_dcl.training.metrics_log import TIMINGS, read_metrics
+from medclip_dcl import load, model_package
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.likelihood import eta
+from medclip_dcl.model_package import read_published, subject_hash
+from medclip_dcl.tables import write_table
+from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.train import main
 from tests.synthetic.corpus import write_corpus, write_eta, write_recipe
 
@@ -67,7 +67,7 @@ def figures(work: Path) -> list[dict[str, Any]]:
 
 
 def digest(work: Path) -> str:
-    return read_published(published.KIND.at(work)).digest
+    return read_published(model_package.KIND.at(work)).digest
 
 
 def environment() -> dict[str, str]:
@@ -96,7 +96,7 @@ def wait_for_step(work: Path, step: int) -> None:
 
 
 def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
-    model = read_published(published.KIND.at(whole_run))
+    model = read_published(model_package.KIND.at(whole_run))
     assert model.card["data"]["studies"] == 24
     assert model.card["grid"] == {"rows": 4, "columns": 4}
     assert len(model.card["prompts"]) == 5
@@ -127,10 +127,12 @@ def test_training_learns_and_shuffled_reports_do_not(
 def test_a_second_run_of_the_same_recipe_reuses_the_model(
     whole_run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = open_artifact(published.KIND.at(whole_run), published.KIND)
+    before = open_artifact(model_package.KIND.at(whole_run), model_package.KIND)
     assert train(whole_run, train={**LONG, "log_every_steps": 7}) == 0
     assert '"state": "reused"' in capfd.readouterr().out
-    assert open_artifact(published.KIND.at(whole_run), published.KIND).origin == before.origin
+    assert (
+        open_artifact(model_package.KIND.at(whole_run), model_package.KIND).origin == before.origin
+    )
 
 
 def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert not published.KIND.at(work).exists()
+    assert not model_package.KIND.at(work).exists()
     assert train(work, train=LONG) == 0
     assert figures(work) == figures(whole_run)
     assert digest(work) == digest(whole_run)
@@ -232,9 +234,9 @@ def test_a_missing_eta_is_named(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     work = copy_of(corpus, tmp_path)
-    kind = eta_cache.KIND
+    kind = eta.KIND
     with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
-        write_table(draft.directory, eta_cache.ETA, [])
+        write_table(draft.directory, eta.ETA, [])
         draft.seal({})
     assert train(work) == 4
     assert "8 sentences have no eta" in capfd.readouterr().err
@@ -278,7 +280,7 @@ def test_the_best_checkpoint_is_kept_and_published(
     assert all(line["validation_uncorrected_loss"] > 0 for line in lines.values())
     least = min(lines, key=lambda step: lines[step]["validation_loss"])
     best = least if metric == "validation_loss" else 5  # of equal steps the first
-    training = read_published(published.KIND.at(work)).card["training"]
+    training = read_published(model_package.KIND.at(work)).card["training"]
     assert training["published_step"] == best
     assert training["best"] == {"metric": metric, "value": lines[best][metric]}
 
@@ -304,7 +306,7 @@ def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
     assert told["text"]["matched"] > 20
     assert told["image"]["missing"] == 2  # the norm of the last map, which a classifier lacks
     assert told["image"]["unexpected"] == 4  # its last norm and its classes
-    predictor = load(published.KIND.at(work))
+    predictor = load(model_package.KIND.at(work))
     regions = predictor.embed_images(np.zeros((1, 40, 40), dtype=np.uint8))
     assert regions.shape == (1, 4, 4, 16)
     start = load_file(work / "language_model" / "model.safetensors")

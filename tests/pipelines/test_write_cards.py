@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifacts import cards, published, results, sentences
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl import export, model_package
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
+from medclip_dcl.evaluation import results
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
 from pipelines.write_cards import main
 from tests.synthetic.corpus import write_recipe
 from tests.synthetic.evaluated import evaluate_here, write_evaluated
@@ -44,34 +46,34 @@ def test_publishing_is_refused_while_a_text_is_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, empty: Any
 ) -> None:
     work = write_evaluated(tmp_path / "work")
-    model = open_artifact(work / "model", published.KIND)
+    model = open_artifact(work / "model", model_package.KIND)
     assert run(work, **{name: empty}) == 2
     assert f"card.{name} empty" in capsys.readouterr().err
     with pytest.raises(ArtifactMissing, match="fill the recipe's card section"):
-        cards.cards_of(work, model)
-    assert open_artifact(work / "model", published.KIND).digest == model.digest
+        export.cards_of(work, model)
+    assert open_artifact(work / "model", model_package.KIND).digest == model.digest
 
 
 def test_the_cards_open_the_gate_for_their_own_model_alone(tmp_path: Path) -> None:
     work = write_evaluated(tmp_path / "work")
     assert run(work) == 0
-    model = open_artifact(work / "model", published.KIND)
-    assert cards.cards_of(work, model).summary["model"] == model.digest
+    model = open_artifact(work / "model", model_package.KIND)
+    assert export.cards_of(work, model).summary["model"] == model.digest
     publish(work / "model", ["elsewhere"], seed=1)
     with pytest.raises(ArtifactStale, match="rerun write_cards"):
-        cards.cards_of(work, open_artifact(work / "model", published.KIND))
+        export.cards_of(work, open_artifact(work / "model", model_package.KIND))
 
 
 def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, cards.MODEL_FACTS)
+    found = facts(evaluated, export.MODEL_FACTS)
     tree = results.read_figures(open_artifact(results.KIND.at(evaluated), results.KIND))
     auc = tree["questions"]["zero_shot"]["figures"]["mean_auc"]
     assert found["evaluation"]["figures"]["zero-shot AUC, mean of findings"] == {
         **auc,
         "chance": 0.5,
     }
-    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
+    text = (evaluated / "cards" / export.MODEL_CARD).read_text()
     assert text.startswith("---\nlicense: mit\n")
     assert "Comparing losses." in text
     assert "- Tiny films alone." in text
@@ -82,7 +84,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
 
 def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    found = facts(evaluated, cards.DATA_FACTS)
+    found = facts(evaluated, export.DATA_FACTS)
     counts = {name: (row["films"], row["patients"]) for name, row in found["splits"].items()}
     assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
     assert found["splits"]["test"]["views"] == "PA 10"
@@ -107,12 +109,12 @@ def test_figures_of_another_model_are_not_in_the_card(tmp_path: Path) -> None:
     work = evaluate_here(write_evaluated(tmp_path / "work"))
     publish(work / "model", ["elsewhere"], seed=1)
     assert run(work) == 0
-    assert facts(work, cards.MODEL_FACTS)["evaluation"] is None
-    assert "has not been evaluated" in (work / "cards" / cards.MODEL_CARD).read_text()
+    assert facts(work, export.MODEL_FACTS)["evaluation"] is None
+    assert "has not been evaluated" in (work / "cards" / export.MODEL_CARD).read_text()
 
 
 def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
     assert run(evaluated, licence="As the data use agreement says.") == 0
-    text = (evaluated / "cards" / cards.MODEL_CARD).read_text()
+    text = (evaluated / "cards" / export.MODEL_CARD).read_text()
     assert text.startswith("---\nlicense: other\n")
     assert "As the data use agreement says." in text

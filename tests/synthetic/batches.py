@@ -2,7 +2,7 @@
 
 import torch
 
-from medclip_dcl.training.pairs import PairBatch
+from medclip_dcl.training.dataset import PairBatch
 from tests.synthetic.films import random_films, random_tokens
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import BertTokenizer, CLIPConfig, CLIPModel
 
-from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 
 SENTENCES = ("There is an effusion.", "The lungs are clear.", "Pneumonia is seen.", "No edema.")
 INPUT_PX, PATCH_PX = 32, 8

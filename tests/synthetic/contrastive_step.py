@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.model.dual_encoder import build_dual_encoder
-from medclip_dcl.model.preprocessing import to_input
-from medclip_dcl.objective.build import ObjectiveInputs, build_objective, mean_of
-from medclip_dcl.objective.gather import gather_constant, gather_with_grad, positive_columns
+from medclip_dcl.losses.gather import gather_constant, gather_with_grad, positive_columns
+from medclip_dcl.models.dual_encoder import build_dual_encoder
+from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.training.objective import ObjectiveInputs, build_objective, mean_of
+from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.films import (
     random_films,
     random_tokens,

@@ -13,23 +13,20 @@ import numpy as np
 import yaml
 from transformers import BertConfig, BertForMaskedLM
 
-from medclip_dcl.artifacts import (
-    claims,
-    eta_cache,
-    language_model,
-    manifest,
-    prepared,
-    sentences,
-)
-from medclip_dcl.artifacts.eta_cache import EtaCache
-from medclip_dcl.artifacts.files import write_text
-from medclip_dcl.artifacts.frame import Artifact, Kind, drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.sentences import text_key
-from medclip_dcl.artifacts.tables import write_table
-from medclip_dcl.likelihood.language_model import save_language_model
-from medclip_dcl.likelihood.tokenizer import train_tokenizer
-from medclip_dcl.training.corpus import Corpus, read_corpus
+from medclip_dcl.artifact import Artifact, Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.files import write_text
+from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.likelihood.masked_lm import save_language_model
+from medclip_dcl.tables import write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.dataset import Corpus, read_corpus
 
 ETA = 0.05
 KINDS = (
@@ -73,7 +70,7 @@ def write_eta(work: Path, eta: float) -> Artifact:
     table = [
         {"text_key": key, "eta": eta, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
     ]
-    return _seal(work, eta_cache.KIND, {"eta": eta}, {eta_cache.ETA: table})
+    return _seal(work, eta.KIND, {"eta": eta}, {eta.ETA: table})
 
 
 def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
@@ -82,8 +79,8 @@ def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
     def opened(kind: Kind) -> Artifact:
         return open_artifact(kind.at(work), kind)
 
-    films, eta = PreparedImages(opened(prepared.KIND)), EtaCache(opened(eta_cache.KIND))
-    return read_corpus(opened(manifest.KIND), films, opened(sentences.KIND), eta, split)
+    films, cache = PreparedImages(opened(prepared.KIND)), EtaCache(opened(eta.KIND))
+    return read_corpus(opened(manifest.KIND), films, opened(sentences.KIND), cache, split)
 
 
 def write_recipe(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
@@ -147,7 +144,7 @@ def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
     labels = [
         {
             "study_id": row["study_id"],
-            **dict.fromkeys(manifest.LABELS),
+            **dict.fromkeys(LABELS),
             KINDS[row["kind"]][0]: 1,
         }
         for row in rows
@@ -202,8 +199,8 @@ def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
     ]
     of_texts.sort(key=lambda row: row["text_key"])
     of_reports = [{"study_id": row["study_id"], **said[row["kind"]]} for row in rows]
-    tables = {claims.SENTENCE_CLAIMS: of_texts, claims.REPORT_CLAIMS: of_reports}
-    _seal(work, claims.KIND, {"studies": len(rows)}, tables)
+    tables = {labels.SENTENCE_CLAIMS: of_texts, labels.REPORT_CLAIMS: of_reports}
+    _seal(work, labels.KIND, {"studies": len(rows)}, tables)
 
 
 def _claims_of(label: str) -> dict[str, Any]:
@@ -229,7 +226,7 @@ def _write_language_model(work: Path, dropout: float) -> None:
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    kind = language_model.KIND
+    kind = masked_lm.KIND
     with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
         save_language_model(BertForMaskedLM(settings), tokenizer, draft.directory)
         draft.seal({})

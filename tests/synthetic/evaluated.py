@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.artifacts import eta_cache, manifest, prepared
-from medclip_dcl.artifacts.frame import drafting, make_recipe, open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.artifacts.tables import read_table, write_table
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.likelihood import eta
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text.labeler.lexicon import LABELS
 from pipelines import evaluate
 from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
 from tests.synthetic.published import publish
@@ -69,12 +71,12 @@ def _repeat(work: Path, one: str, other: str) -> None:
 def write_texts(work: Path) -> Path:
     """Write a corpus whose eta cache says how it was made, as the job's does."""
     write_corpus(work)
-    folder = eta_cache.KIND.at(work)
+    folder = eta.KIND.at(work)
     settings = {"source": "pll", "a": 0.2, "k": 0.35, "eta_max": 0.2}
-    table = read_table(folder, eta_cache.ETA)
-    recipe = make_recipe(eta_cache.KIND, {"eta": settings}, {})
-    with drafting(folder, eta_cache.KIND, recipe) as draft:
-        write_table(draft.directory, eta_cache.ETA, table)
+    table = read_table(folder, eta.ETA)
+    recipe = make_recipe(eta.KIND, {"eta": settings}, {})
+    with drafting(folder, eta.KIND, recipe) as draft:
+        write_table(draft.directory, eta.ETA, table)
         draft.seal({})
     return work
 
@@ -108,7 +110,7 @@ def _annotate(work: Path) -> None:
 
 
 def _label_of(row: dict[str, Any]) -> str:
-    return next(name for name in manifest.LABELS if row[name] == 1)
+    return next(name for name in LABELS if row[name] == 1)
 
 
 def _box(image: dict[str, Any], label: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from medclip_dcl.config.model import (
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.settings import (
     ImageEncoderConfig,
     ModelConfig,
     SimilarityConfig,
     TextEncoderConfig,
 )
-from medclip_dcl.model.dual_encoder import DualEncoder, build_dual_encoder
 
 VOCABULARY = 60
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.tasks.examinee import Examinee
-from medclip_dcl.tasks.outcome import Films
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.inputs import Films
+from medclip_dcl.models.settings import SimilarityConfig
 
 WORDS = ("air", "bone", "cyst", "dust", "edge", "fluid", "normal")
 GRID = 4

@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
-from medclip_dcl.artifacts.input_range import InputRange, write_input_range
-from medclip_dcl.artifacts.published import KIND, write_published
+from medclip_dcl.artifact import Artifact, drafting, make_recipe
 from medclip_dcl.config import Config
-from medclip_dcl.likelihood.tokenizer import train_tokenizer
-from medclip_dcl.model.preprocessing import preprocessing_facts
+from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.model_package import KIND, InputRange, write_input_range, write_published
+from medclip_dcl.models.preprocessing import preprocessing_facts
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config, tiny_text_config
 
 SENTENCES = (
@@ -58,7 +57,7 @@ def publish(
     if config is None:
         tree = {"model": tiny_model_config().model_dump(), "images": {"size_px": 64}}
         config = Config.model_validate({"work": "unused", **tree})
-    facts = preprocessing_facts(config) | dict(preprocessing or {})
+    facts = preprocessing_facts(config.images, config.model) | dict(preprocessing or {})
     tokenizer = train_tokenizer(SENTENCES, vocabulary=200, max_tokens=32)
     model = tiny_dual_encoder(config.model, len(tokenizer), seed)
 

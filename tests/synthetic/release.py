@@ -4,7 +4,7 @@ import gzip
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from medclip_dcl.artifacts.manifest import LABELS
+from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.synthetic.dicom import dicom_bytes, ramp
 
 REPORT = """                                 FINAL REPORT

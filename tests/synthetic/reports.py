@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from medclip_dcl.artifacts import manifest
-from medclip_dcl.artifacts.frame import Artifact, drafting, make_recipe
-from medclip_dcl.artifacts.tables import write_table
+from medclip_dcl.artifact import Artifact, drafting, make_recipe
+from medclip_dcl.data import manifest
+from medclip_dcl.tables import write_table
 
 _FINDINGS = (
     "The lungs are clear. No pleural effusion or pneumothorax.",

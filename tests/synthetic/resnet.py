@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.config.model import ImageEncoderConfig
+from medclip_dcl.models.settings import ImageEncoderConfig
 
 Weights = dict[str, Tensor]
 

@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from medclip_dcl.artifacts.embeddings import KIND
-from medclip_dcl.artifacts.frame import drafting, make_recipe
-from medclip_dcl.artifacts.manifest import IMAGES
-from medclip_dcl.artifacts.sentences import SENTENCES, text_key
-from medclip_dcl.config.evaluation import IndexConfig
-from medclip_dcl.index.build import select, write_index
-from medclip_dcl.tasks.predictor import load
+from medclip_dcl.artifact import drafting, make_recipe
+from medclip_dcl.data.manifest import IMAGES
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.index import select, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.text.sentences import SENTENCES, text_key
 from tests.synthetic import published
 from tests.synthetic.films import random_films
 

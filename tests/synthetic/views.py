@@ -8,14 +8,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from medclip_dcl.config.model import ImageEncoderConfig
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.config.views import AugmentConfig, ViewsConfig
-from medclip_dcl.model.view_encoder import ViewEncoder, build_view_encoder
-from medclip_dcl.training.draws import Stream, generator_for
-from medclip_dcl.training.looks import draw_looks
-from medclip_dcl.training.view_batches import ViewBatch
-from medclip_dcl.training.view_contrast import ViewContrast
+from medclip_dcl.image_only.run import ViewContrast
+from medclip_dcl.image_only.settings import AugmentConfig, ViewsConfig
+from medclip_dcl.image_only.views import ViewBatch, draw_looks
+from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.models.view_encoder import ViewEncoder, build_view_encoder
+from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.training.settings import ObjectiveConfig
 
 SIZE, CLASSES = 8, 3
 IMAGE = ImageEncoderConfig(depths=(1, 1), widths=(4, 8), stem="cifar", channels=3, input_px=SIZE)

@@ -8,9 +8,9 @@ from torch.nn.functional import normalize
 from benchmarks.method import phantom
 from benchmarks.method.phantom_world import TYPES, draw_findings, draw_report, meaning, synonym_of
 from benchmarks.method.rows import MAIN, Row, factorial
-from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.model.similarity import image_sentence_scores
-from medclip_dcl.objective.relations import SAME, UNCLEAR
+from medclip_dcl.losses.relations import SAME, UNCLEAR
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.models.similarity import image_sentence_scores
 
 
 @pytest.fixture(scope="module")

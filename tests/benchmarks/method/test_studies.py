@@ -7,10 +7,11 @@ import pytest
 
 from benchmarks.method import studies
 from benchmarks.method.rows import BOTH, MAIN, Row
-from medclip_dcl.artifacts import claims, manifest
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.tables import read_table
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
+from medclip_dcl.data import manifest
+from medclip_dcl.tables import read_table
+from medclip_dcl.text.labeler import labels
 from tests.synthetic.corpus import write_corpus
 
 
@@ -27,8 +28,8 @@ def test_shuffled_claims_are_those_of_other_training_studies(tmp_path: Path) -> 
     studies._shuffle_claims(work, tmp_path, seed=0)
 
     def rows(folder: Path) -> dict[str, str]:
-        artifact = open_artifact(claims.KIND.at(folder), claims.KIND)
-        table = read_table(artifact.path, claims.REPORT_CLAIMS).to_pylist()
+        artifact = open_artifact(labels.KIND.at(folder), labels.KIND)
+        table = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
         return {row.pop("study_id"): str(row) for row in table}
 
     before, after = rows(work), rows(tmp_path)

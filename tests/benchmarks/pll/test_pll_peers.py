@@ -8,8 +8,7 @@ from benchmarks.pll.exactness import reference
 from benchmarks.pll.floor import best_rate, kernels, operations, total
 from benchmarks.pll.peers import Minicons, masked_row_head
 from benchmarks.pll.subjects import with_repeats
-from medclip_dcl.likelihood.encoding import encode_sentences
-from medclip_dcl.likelihood.pll import pseudo_log_likelihood
+from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
 from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 

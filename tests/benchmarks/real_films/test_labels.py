@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.real_films import labels
-from medclip_dcl.config.studies import ImagesConfig
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
-from medclip_dcl.metrics.bootstrap import Figure
-from medclip_dcl.tasks.outcome import Sampling
-from medclip_dcl.tasks.prompts import Finding
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.inputs import Sampling
+from medclip_dcl.inference.zero_shot import Finding
 from tests.synthetic.dicom import raster_bytes
 
 TRUTH = np.arange(60) % 2

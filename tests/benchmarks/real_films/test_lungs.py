@@ -8,8 +8,8 @@ import pytest
 from benchmarks.real_films import lungs
 from benchmarks.real_films.lungs import LEFT, RIGHT, LungFilm, Shape
 from medclip_dcl.config import Config, load_config
-from medclip_dcl.metrics.localization import box_mask
-from medclip_dcl.studies.grey import GreyImage
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.evaluation.metrics import box_mask
 from tests.synthetic.dicom import raster_bytes
 
 SHAPE = Shape(64, 64, 8)

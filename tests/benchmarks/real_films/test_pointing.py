@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from benchmarks.real_films import pointing
 from benchmarks.real_films.lungs import LEFT, RIGHT, LungFilm, mask_of
-from medclip_dcl.config.model import SimilarityConfig
-from medclip_dcl.config.studies import ImagesConfig
-from medclip_dcl.studies.grey import GreyImage
-from medclip_dcl.tasks.examinee import Examinee
-from medclip_dcl.tasks.geometry import Geometry
-from medclip_dcl.tasks.outcome import Sampling
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.inputs import Sampling
+from medclip_dcl.inference.heatmap import Geometry
+from medclip_dcl.models.settings import SimilarityConfig
 
 GEOMETRIES: tuple[Geometry, ...] = ("paper", "biovil")
 SETTINGS = ImagesConfig(size_px=64)

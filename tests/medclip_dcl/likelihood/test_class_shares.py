@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.likelihood.class_shares import (
-    Meanings,
-    Sayings,
-    measure_meanings,
-    measure_wordings,
-)
+from medclip_dcl.likelihood.calibration import Meanings, Sayings, measure_meanings, measure_wordings
 
 SENTENCES, STUDIES, MEANINGS, COLUMNS = 12, 40, 5, 9
 

@@ -3,12 +3,17 @@
 import pytest
 import torch
 
-from medclip_dcl.config.text import LanguageModelConfig
 from medclip_dcl.errors import TrainingError
-from medclip_dcl.likelihood.corpus import NOT_ASKED, Corpus
-from medclip_dcl.likelihood.encoding import encode_sentences
-from medclip_dcl.likelihood.fit_state import FitStateFile
-from medclip_dcl.likelihood.fitting import _predict, fit_model, masked_accuracy
+from medclip_dcl.likelihood.fitting import (
+    NOT_ASKED,
+    Corpus,
+    FitStateFile,
+    _predict,
+    fit_model,
+    masked_accuracy,
+)
+from medclip_dcl.likelihood.pll import encode_sentences
+from medclip_dcl.likelihood.settings import LanguageModelConfig
 from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3, warmup_share=0.2)

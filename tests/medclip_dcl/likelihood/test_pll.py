@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.encoding import encode_sentences
-from medclip_dcl.likelihood.pll import pseudo_log_likelihood
+from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
 from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 VARIANTS = ("original", "within_word_l2r")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.errors import CheckpointError, ScoreError
-from medclip_dcl.likelihood.language_model import save_language_model
+from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scorer import Recipe, Task, drift, score_tasks
+from medclip_dcl.likelihood.scoring import Recipe, Task, drift, score_tasks
 from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TASKS = [

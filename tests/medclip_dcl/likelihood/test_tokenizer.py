@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 
-from medclip_dcl.likelihood.tokenizer import SPECIAL_TOKENS, train_tokenizer
+from medclip_dcl.likelihood.fitting import SPECIAL_TOKENS, train_tokenizer
 from tests.synthetic.bert import SENTENCES
 
 CODE = """
 import json
-from medclip_dcl.likelihood.tokenizer import train_tokenizer
+from medclip_dcl.likelihood.fitting import train_tokenizer
 from tests.synthetic.bert import SENTENCES
 print(json.dumps(train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()))
 """

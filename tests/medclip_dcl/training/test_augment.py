@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.model.preprocessing import to_input
+from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.training.augment import centre_views, cut, draw_views, jitter, slack_px
 
 

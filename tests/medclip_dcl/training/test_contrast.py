@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.model.dual_encoder import DualEncoder
-from medclip_dcl.objective.relations import encode_claims
-from medclip_dcl.reports.claims import Claims
+from medclip_dcl.losses.relations import encode_claims
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.text.labeler.labels import Claims
 from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.pairs import PairBatch
+from medclip_dcl.training.dataset import PairBatch
+from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder
 

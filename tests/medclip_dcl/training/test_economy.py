@@ -3,13 +3,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from medclip_dcl.config.model import ImageEncoderConfig, ModelConfig
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.config.training import TrainConfig
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.economy import economise
-from medclip_dcl.training.optimizer import build_optimizer
-from medclip_dcl.training.step import TrainStep
+from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
+from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.optim import build_optimizer
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.trainer import TrainStep, economise
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 

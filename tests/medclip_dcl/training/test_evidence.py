@@ -3,13 +3,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifacts import claims, manifest
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.config.objective import ObjectiveConfig
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.objective.relations import SAME, encode_truth, relation_matrix
-from medclip_dcl.studies.truth import Truth
-from medclip_dcl.training.evidence import Evidence, needs_claims, read_evidence
+from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.training.dataset import Evidence, needs_claims, read_evidence
+from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.corpus import read_tiny_corpus, write_corpus
 
 
@@ -20,7 +21,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Evidence:
     objective = ObjectiveConfig.model_validate(settings)
-    said = open_artifact(claims.KIND.at(work), claims.KIND) if needs_claims(objective) else None
+    said = open_artifact(labels.KIND.at(work), labels.KIND) if needs_claims(objective) else None
     films = open_artifact(manifest.KIND.at(work), manifest.KIND)
     return read_evidence(objective, read_tiny_corpus(work), films, said, truth)
 

@@ -8,16 +8,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from medclip_dcl.artifacts.checkpoint import CheckpointStore
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.errors import TrainingError
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.journal import Journal
-from medclip_dcl.training.lesson import Course
-from medclip_dcl.training.loop import Loop
-from medclip_dcl.training.metrics_log import MetricsLog, read_metrics
-from medclip_dcl.training.pairs import PairBatch
+from medclip_dcl.training.checkpoint import CheckpointStore
+from medclip_dcl.training.dataset import PairBatch
+from medclip_dcl.training.logging import Journal, MetricsLog, read_metrics
+from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.trainer import Course, Loop
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder
 

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from medclip_dcl.training.metrics_log import FILE, MetricsLog, read_metrics
+from medclip_dcl.training.logging import FILE, MetricsLog, read_metrics
 
 
 def test_lines_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from medclip_dcl.config.training import TrainConfig
 from medclip_dcl.errors import CheckpointError
-from medclip_dcl.model.dual_encoder import DualEncoder
-from medclip_dcl.model.preprocessing import to_input
-from medclip_dcl.training.optimizer import (
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.training.optim import (
     build_optimizer,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
 )
+from medclip_dcl.training.settings import TrainConfig
 from tests.synthetic.films import random_films, random_tokens, tiny_dual_encoder
 
 SETTINGS = TrainConfig(learning_rate=1e-2, text_learning_rate=1e-3, weight_decay=0.5)

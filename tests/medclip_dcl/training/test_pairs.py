@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifacts import claims, manifest, prepared
-from medclip_dcl.artifacts.frame import open_artifact
-from medclip_dcl.artifacts.prepared import PreparedImages
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.config.training import TrainConfig
-from medclip_dcl.likelihood.language_model import load_language_model
-from medclip_dcl.training.evidence import read_evidence
-from medclip_dcl.training.pairs import Pairs, TokenTable
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.likelihood.masked_lm import load_language_model
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.training.dataset import Pairs, TokenTable, read_evidence
 from medclip_dcl.training.sampler import PairSampler
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
 
 SETTINGS = TrainConfig(global_batch=8)
@@ -32,7 +31,7 @@ def pairs_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> Pai
             ObjectiveConfig(relation="claims", negatives="remove_labels"),
             corpus,
             open_artifact(manifest.KIND.at(work), manifest.KIND),
-            open_artifact(claims.KIND.at(work), claims.KIND),
+            open_artifact(labels.KIND.at(work), labels.KIND),
             None,
         ),
         prepared=PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),

@@ -6,26 +6,23 @@ import torch
 from accelerate import Accelerator
 from pydantic import ValidationError
 
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.config.training import TrainConfig
-from medclip_dcl.config.views import ViewsConfig
-from medclip_dcl.model.dual_encoder import DualEncoder
-from medclip_dcl.model.view_encoder import build_view_encoder
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.optimizer import (
-    build_optimizer,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
-from medclip_dcl.training.parts import (
+from medclip_dcl.image_only.settings import ViewsConfig
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.view_encoder import build_view_encoder
+from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.optim import (
     Part,
+    build_optimizer,
     freeze,
     frozen_parts,
+    load_optimizer_tensors,
+    optimizer_tensors,
     part_of,
     peak_learning_rate,
     set_training_mode,
 )
-from medclip_dcl.training.step import TrainStep
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.trainer import TrainStep
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 

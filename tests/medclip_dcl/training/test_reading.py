@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from medclip_dcl.training.reading import read_ahead
+from medclip_dcl.training.trainer import read_ahead
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

@@ -1,6 +1,6 @@
 import pytest
 
-from medclip_dcl.training.schedule import learning_rate_share
+from medclip_dcl.training.optim import learning_rate_share
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak() -> None:

@@ -3,12 +3,11 @@ import math
 import torch
 from accelerate import Accelerator
 
-from medclip_dcl.config.objective import ObjectiveConfig
-from medclip_dcl.config.training import TrainConfig
-from medclip_dcl.model.dual_encoder import DualEncoder
-from medclip_dcl.training.contrast import Contrast
-from medclip_dcl.training.optimizer import build_optimizer, optimizer_tensors
-from medclip_dcl.training.step import TrainStep
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.optim import build_optimizer, optimizer_tensors
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.trainer import TrainStep
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder
 

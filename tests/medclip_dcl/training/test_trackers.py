@@ -4,9 +4,9 @@ import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from medclip_dcl.config import Config
-from medclip_dcl.config.training import Tracker, TrainConfig
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.training.trackers import _plain, tracker_options
+from medclip_dcl.training.logging import _plain, tracker_options
+from medclip_dcl.training.settings import Tracker, TrainConfig
 
 
 def test_every_tracker_of_accelerate_has_its_name() -> None:

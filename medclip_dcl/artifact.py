@@ -1,0 +1,515 @@
+"""Where an artifact came from: kept beside it, and no part of its digest.
+
+The frame that every artifact shares: draft, seal, open.
+
+An artifact is a folder with data files and `artifact.json`. It is written as a draft
+beside its final place and renamed there once every byte is on disk and hashed, so a
+folder that bears the final name is whole. A draft outlives a kill: the stage that
+finds one made from the same recipe goes on where it stopped.
+
+    recipe    what determines the content: kind, version, settings, digests of inputs
+    digest    what the content is: names, sizes and SHA-256 of all data files
+    checksum  SHA-256 of all that the header says, so that no byte of it changes unseen
+
+Long work in a draft, unit by unit: what a killed run had finished is read back.
+
+Figures of an artifact: one JSON object in a file of its own.
+"""
+
+import fcntl
+import functools
+import hashlib
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
+from medclip_dcl.files import (
+    STAGED,
+    disk_faults_named,
+    remove_staged,
+    sha256_file,
+    sync_file,
+    sync_folder,
+    write_text,
+)
+from medclip_dcl.section import Section
+
+PACKAGES = (
+    "medclip-dcl",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "numpy",
+    "pyarrow",
+    "pydicom",
+    "imagecodecs",
+    "pillow",
+    "pysbd",
+    "scikit-learn",
+)
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that can change what an artifact holds.
+
+    Returns:
+        Package name -> version; packages that are not installed are left out.
+    """
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe_origin(seconds: float) -> dict[str, Any]:
+    """Describe the machine and moment at which an artifact was sealed.
+
+    Args:
+        seconds: wall time that the stage took, seconds.
+
+    Returns:
+        JSON-serialisable facts; no host or user name.
+    """
+    return {
+        "sealed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds, 3),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "packages": package_versions(),
+    }
+
+
+HEADER = "artifact.json"
+_RECIPE = "recipe.json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of artifact: its folder's name, its format version and the job that makes it."""
+
+    name: str
+    version: int
+    job: str
+    costly: bool = False
+    """Whether an unfinished draft of another recipe is refused by name rather than deleted."""
+
+    def at(self, work: Path) -> Path:
+        """Give the folder of this artifact below a recipe's `work` folder.
+
+        Args:
+            work: folder of the recipe.
+
+        Returns:
+            The artifact's folder, whether it exists or not.
+        """
+        return work / self.name
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A sealed artifact: where it lies, what made it and what it holds."""
+
+    path: Path
+    kind: str
+    version: int
+    recipe: dict[str, Any]
+    recipe_digest: str
+    files: dict[str, dict[str, Any]]
+    digest: str
+    summary: dict[str, Any]
+    origin: dict[str, Any]
+
+    def file(self, name: str) -> Path:
+        """Give the path of a data file.
+
+        Args:
+            name: its path relative to the artifact's folder.
+
+        Returns:
+            The path.
+
+        Raises:
+            ArtifactCorrupt: the header lists no such file.
+        """
+        if name not in self.files:
+            raise ArtifactCorrupt(f"artifact {self.kind} holds no {name!r}; rerun its job")
+        return self.path / name
+
+
+def make_recipe(
+    kind: Kind, settings: Mapping[str, Any], inputs: Mapping[str, Artifact | str]
+) -> dict[str, Any]:
+    """Name everything that determines an artifact's content.
+
+    Args:
+        kind: kind of the artifact.
+        settings: the settings that it depends on, as sections or plain values.
+        inputs: the artifacts that it is made from, or digests of other inputs.
+
+    Returns:
+        A JSON-serialisable tree; equal recipes give equal content.
+    """
+    plain = {
+        name: value.model_dump(mode="json") if isinstance(value, Section) else value
+        for name, value in settings.items()
+    }
+    digests = {
+        name: item.digest if isinstance(item, Artifact) else item for name, item in inputs.items()
+    }
+    recipe = {"kind": kind.name, "version": kind.version, "settings": plain, "inputs": digests}
+    plain_tree: dict[str, Any] = json.loads(json.dumps(recipe))  # tuples become lists, as on disk
+    return plain_tree
+
+
+def json_digest(tree: Any) -> str:
+    """Hash a JSON tree independently of key order.
+
+    Args:
+        tree: a JSON-serialisable value.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def open_artifact(path: Path, kind: Kind, *, verify: bool = True) -> Artifact:
+    """Open a sealed artifact.
+
+    Args:
+        path: its folder.
+        kind: the kind and format version that the caller reads.
+        verify: hash every data file; otherwise sizes alone are compared.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        ArtifactMissing: there is none.
+        ArtifactStale: it is of another kind or format version.
+        ArtifactCorrupt: a file is missing, was added, or differs from what was sealed.
+    """
+    if not path.exists() and (_retired(path) / HEADER).is_file():
+        path = _retired(path)  # its writer ended between two renames
+    if not (path / HEADER).is_file():
+        raise ArtifactMissing(f"no {kind.name} in {path}; run {kind.job} first")
+    artifact = _read_header(path, kind)
+    if (artifact.kind, artifact.version) != (kind.name, kind.version):
+        raise ArtifactStale(
+            f"{path} holds {artifact.kind} version {artifact.version}, version {kind.version} of "
+            f"{kind.name} is read here; rerun {kind.job}"
+        )
+    found = {name for name in _files(path) if name != HEADER}
+    if found != set(artifact.files):
+        raise ArtifactCorrupt(f"{path} lacks a file or has one too many; rerun {kind.job}")
+    for name, entry in artifact.files.items():
+        file = path / name
+        if file.stat().st_size != entry["bytes"] or (
+            verify and sha256_file(file) != entry["sha256"]
+        ):
+            raise ArtifactCorrupt(f"{name} of {path} is damaged; rerun {kind.job}")
+    return artifact
+
+
+def peek_artifact(path: Path) -> Artifact:
+    """Read what an artifact says of itself, whatever its kind, without checking its files.
+
+    Args:
+        path: its folder.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        ArtifactCorrupt: its header is missing or damaged.
+    """
+    return _read_header(path, Kind(path.name, 0, "its job"))
+
+
+def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the settings and inputs in which two recipes differ.
+
+    Args:
+        old: recipe of what exists.
+        new: recipe of what is asked for.
+        prefix: where in the tree both stand.
+
+    Returns:
+        One `name: old -> new` string per difference.
+    """
+    lines = []
+    for name in sorted(set(old) | set(new)):
+        here, there = old.get(name), new.get(name)
+        if here == there:
+            continue
+        label = f"{prefix}{name}"
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            lines += changed_parts(here, there, f"{label}.")
+        else:
+            lines.append(f"{label}: {_short(here)} -> {_short(there)}")
+    return lines
+
+
+@dataclass
+class Draft:
+    """An artifact in the making; `directory` survives a kill and is found again."""
+
+    directory: Path
+    final: Path
+    kind: Kind
+    recipe: dict[str, Any]
+    resumed: bool
+    started: float
+
+    def seal(self, summary: Mapping[str, Any]) -> Artifact:
+        """Flush, hash and rename the draft to its final place.
+
+        Args:
+            summary: counts that people look at; JSON-serialisable, no texts.
+
+        Returns:
+            The sealed artifact.
+        """
+        entries = {}
+        for name in _data_files(self.directory):
+            file = self.directory / name
+            sync_file(file)
+            entries[name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        header = {
+            "kind": self.kind.name,
+            "version": self.kind.version,
+            "recipe": self.recipe,
+            "recipe_digest": json_digest(self.recipe),
+            "files": entries,
+            "digest": json_digest(entries),
+            "summary": dict(summary),
+            "origin": describe_origin(time.monotonic() - self.started),
+        }
+        header["checksum"] = json_digest(header)
+        write_text(self.directory / HEADER, _header_text(header))
+        (self.directory / _RECIPE).unlink(missing_ok=True)  # the header holds the recipe by now
+        _publish(self.directory, self.final)
+        return open_artifact(self.final, self.kind, verify=False)
+
+
+@contextmanager
+def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
+    """Write an artifact; what a killed run of the same recipe had written is kept.
+
+    Args:
+        path: the artifact's final folder.
+        kind: its kind.
+        recipe: what determines its content, from `make_recipe`.
+
+    Yields:
+        The draft. Leaving without `seal` keeps it for the next run.
+
+    Raises:
+        ArtifactError: another process is writing the same artifact.
+        ArtifactStale: a costly kind has an unfinished draft of another recipe.
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    """
+    with disk_faults_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            directory = path.with_name(f".{path.name}.draft")
+            resumed = _take_up(directory, kind, recipe)
+            yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
+
+
+def _take_up(directory: Path, kind: Kind, recipe: dict[str, Any]) -> bool:
+    """Go on with the draft of a killed run, or begin one; tell which."""
+    begun = _begun(directory)
+    if begun == recipe:
+        remove_staged(directory)
+        write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
+        (directory / HEADER).unlink(missing_ok=True)
+        return True
+    if kind.costly and begun is not None and _data_files(directory):
+        raise ArtifactStale(
+            f"{directory} holds an unfinished {kind.name} that was begun with other settings "
+            f"({'; '.join(changed_parts(begun, recipe))}); set them back to go on with it, or "
+            "delete that folder to start anew"
+        )
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir()
+    write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
+    return False
+
+
+def _begun(directory: Path) -> dict[str, Any] | None:
+    """Read a draft's recipe from its note or, where it was about to be published, its header."""
+    for name in (_RECIPE, HEADER):
+        try:
+            tree = json.loads((directory / name).read_text(encoding="utf-8"))
+            recipe: dict[str, Any] = tree["recipe"] if name == HEADER else tree
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(recipe, dict):
+            return recipe
+    return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ArtifactError(
+                f"{path} is being written by another process; wait for it"
+            ) from error
+        yield
+
+
+def _publish(directory: Path, final: Path) -> None:
+    retired = _retired(final)
+    replaces = final.exists()
+    if replaces:
+        if retired.exists():
+            shutil.rmtree(retired)
+        Path(final).replace(retired)
+    try:
+        Path(directory).replace(final)
+    except OSError:
+        if replaces:
+            Path(retired).replace(final)
+        raise
+    sync_folder(final.parent)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _retired(path: Path) -> Path:
+    """Where the old artifact lies until the new one is in its place."""
+    return path.with_name(f".{path.name}.retired")
+
+
+def _read_header(path: Path, kind: Kind) -> Artifact:
+    try:
+        text = (path / HEADER).read_text(encoding="utf-8")
+        tree = json.loads(text)
+        whole = text == _header_text(tree) and tree.pop("checksum") == json_digest(tree)
+        artifact = Artifact(path=path, **tree)
+        whole &= artifact.digest == json_digest(artifact.files)
+        whole &= artifact.recipe_digest == json_digest(artifact.recipe)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ArtifactCorrupt(f"header of {path} cannot be read; rerun {kind.job}") from error
+    if not whole:
+        raise ArtifactCorrupt(f"header of {path} is damaged; rerun {kind.job}")
+    return artifact
+
+
+def _header_text(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, indent=1, sort_keys=True) + "\n"
+
+
+def _data_files(directory: Path) -> list[str]:
+    """List a draft's files; the frame's own notes and half-written files are none."""
+    names = _files(directory)
+    return [
+        name
+        for name in names
+        if name not in {HEADER, _RECIPE} and not Path(name).name.startswith(STAGED)
+    ]
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(
+        item.relative_to(directory).as_posix() for item in directory.rglob("*") if item.is_file()
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+Item = TypeVar("Item")
+Row = dict[str, Any]
+
+_NOTE = "unit-{}-{:06d}.json"
+
+
+def in_units(
+    folder: Path,
+    name: str,
+    items: Sequence[Item],
+    size: int,
+    answer: Callable[[Sequence[Item]], list[Row]],
+    finished: Callable[[int], None],
+) -> list[Row]:
+    """Answer for every item, keeping the answers of each finished unit on disk.
+
+    Args:
+        folder: the draft's directory, which belongs to one recipe alone.
+        name: what the work is called.
+        items: the items, in an order that the recipe determines.
+        size: items in one unit.
+        answer: gives JSON-serialisable rows for the items of one unit.
+        finished: told how many items have been finished.
+
+    Returns:
+        All rows, in the order of the items.
+    """
+    rows: list[Row] = []
+    for number, start in enumerate(range(0, len(items), size)):
+        part = items[start : start + size]
+        note = folder / _NOTE.format(name, number)
+        if note.is_file():
+            rows += json.loads(note.read_text(encoding="utf-8"))
+        else:
+            answers = answer(part)
+            write_text(note, json.dumps(answers))
+            rows += answers
+        finished(len(part))
+    return rows
+
+
+def drop_units(folder: Path) -> None:
+    """Remove the notes, and what a kill left half-written, before the draft is sealed.
+
+    Args:
+        folder: the draft's directory.
+    """
+    for note in [*folder.glob("unit-*.json"), *folder.glob(".unit-*")]:
+        note.unlink()
+
+
+def read_object(artifact: Artifact, name: str, kind: Kind) -> dict[str, Any]:
+    """Read a JSON object of an artifact.
+
+    Args:
+        artifact: the artifact.
+        name: the file.
+        kind: its kind, which knows the job that makes it anew.
+
+    Returns:
+        The object.
+
+    Raises:
+        ArtifactCorrupt: it is no JSON object.
+    """
+    try:
+        tree = json.loads(artifact.file(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactCorrupt(f"{name} of {artifact.path} cannot be read") from error
+    if not isinstance(tree, dict):
+        raise ArtifactCorrupt(f"{name} of {artifact.path} holds no object; rerun {kind.job}")
+    return tree

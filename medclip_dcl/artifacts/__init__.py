@@ -1,1 +1,0 @@
-"""What stages hand to each other: per artifact its columns, units, version, reader and writer."""

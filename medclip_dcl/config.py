@@ -1,0 +1,177 @@
+"""YAML file + key=value overrides -> Config.
+
+The whole configuration: one frozen tree, unknown keys refused.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from medclip_dcl.data.data_check import CheckConfig
+from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.evaluation.settings import (
+    EvaluateConfig,
+    ProbabilitiesConfig,
+    ProbeConfig,
+    Table1Config,
+)
+from medclip_dcl.image_only.settings import ImageSetConfig, ViewsConfig
+from medclip_dcl.likelihood.calibration import CalibrateConfig
+from medclip_dcl.likelihood.eta import EtaConfig
+from medclip_dcl.likelihood.settings import LanguageModelConfig, LikelihoodConfig
+from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.reporting.settings import CardConfig, ReportConfig
+from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.section import Section
+from medclip_dcl.text.sentences import SentencesConfig
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Config(Section):
+    """Every setting of a recipe."""
+
+    work: str
+    """Folder that receives every artifact of the recipe; `${WORK}` in other paths means it."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of everything that is drawn."""
+    jobs: tuple[str, ...] = ()
+    """Jobs that `full_run.sh` runs, in order; empty: all but `generate_studies`."""
+    generate: GenerateConfig = GenerateConfig()
+    """Generated studies."""
+    source: SourceConfig = SourceConfig()
+    """Source of studies."""
+    check: CheckConfig = CheckConfig()
+    """Check of the source before anything is prepared."""
+    images: ImagesConfig = ImagesConfig()
+    """Prepared images."""
+    sentences: SentencesConfig = SentencesConfig()
+    """Sentences."""
+    language_model: LanguageModelConfig = LanguageModelConfig()
+    """Masked language model."""
+    likelihood: LikelihoodConfig = LikelihoodConfig()
+    """Pseudo-log-likelihoods."""
+    eta: EtaConfig = EtaConfig()
+    """Class probabilities of sentences."""
+    calibrate: CalibrateConfig = CalibrateConfig()
+    """a and k of the class probabilities, fitted."""
+    model: ModelConfig = ModelConfig()
+    """Encoders and similarity."""
+    objective: ObjectiveConfig = ObjectiveConfig()
+    """Loss."""
+    train: TrainConfig = TrainConfig()
+    """Training loop."""
+    image_set: ImageSetConfig = ImageSetConfig()
+    """Images of the image-only experiment."""
+    views: ViewsConfig = ViewsConfig()
+    """Views of the image-only experiment."""
+    probe: ProbeConfig = ProbeConfig()
+    """Linear probes of the image-only experiment."""
+    probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
+    """Scores as probabilities."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Evaluation."""
+    table1: Table1Config = Table1Config()
+    """Table 1."""
+    index: IndexConfig = IndexConfig()
+    """Retrieval index."""
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Engine of the candidates."""
+    card: CardConfig = CardConfig()
+    """Model card and data card."""
+    report: ReportConfig = ReportConfig()
+    """HTML report."""
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe and apply overrides.
+
+    Args:
+        path: YAML file whose keys are those of `Config`.
+        overrides: `section.key=value` strings. The value is parsed as JSON, and
+            taken as a plain string where it is no JSON: `1e-5` is a number, `no`
+            and `00123` are strings.
+
+    Returns:
+        The validated, frozen configuration.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, or a value breaks
+            its rule.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = type(error).__name__
+        raise ConfigError(f"config {path} cannot be read ({reason}); give a YAML file") from error
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config {path} holds a {type(tree).__name__}; it must hold keys")
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"config {path}: {'; '.join(_sentences(error))}") from error
+
+
+def resolve_path(text: str, config: Config) -> Path:
+    """Turn a path setting into a path.
+
+    Args:
+        text: the setting; `${WORK}` means `config.work`, any other `${NAME}` the
+            environment variable NAME.
+        config: the configuration that the setting belongs to.
+
+    Returns:
+        The path, relative to the current folder unless absolute.
+
+    Raises:
+        ConfigError: the variable is not set, or the setting is empty.
+    """
+    if not text:
+        raise ConfigError("a path setting is empty; set it in the recipe or with --set")
+
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name == "WORK":
+            return str(resolve_path(config.work, config)) if text != config.work else ""
+        if name not in os.environ:
+            raise ConfigError(f"path setting uses ${{{name}}}, which is not set; export {name}")
+        return os.environ[name]
+
+    return Path(_VARIABLE.sub(value, text)).expanduser()
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    names = key.split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"override {override!r} must read section.key=value")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    node = tree
+    for name in names[:-1]:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {key!r}: {name!r} is no section")
+    node[names[-1]] = value
+
+
+def _sentences(error: ValidationError) -> Iterable[str]:
+    for item in error.errors(include_url=False, include_context=False):
+        where = ".".join(str(part) for part in item["loc"])
+        yield f"{where or 'file'} = {item['input']!r}: {item['msg']}"

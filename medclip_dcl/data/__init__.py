@@ -1,0 +1,1 @@
+"""From an archive to a manifest, and from image files to prepared pixels."""

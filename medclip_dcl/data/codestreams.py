@@ -1,0 +1,339 @@
+"""Sizes that compressed streams declare, read before any decoder sees them.
+
+A decoder believes its stream: one of 1.5 kB can claim 177 megapixels. So the stream's
+own header is compared with the DICOM header first, and a stream too short to hold one
+bit per unit of coding is refused.
+
+Whether a JPEG stream held all the blocks that a decoder gave, or the last ones were made up.
+
+A decoder that runs out of data fills the rest with mid-grey and says nothing. Blocks of
+mid-grey that the stream does hold are written alike, one after the other, so its last bits
+repeat with the length of one such block; those of a stream that was cut do not.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from medclip_dcl.data.grayscale import Words
+from medclip_dcl.errors import ImageError
+
+_JP2_SIGNATURE = b"\x00\x00\x00\x0cjP  "
+_BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # TEM, RST0-7, SOI: no length follows
+_SOF_DCT = {0xC0, 0xC1, 0xC2}
+_SOF_LOSSLESS = {0xC3}
+_SOF_LS = {0xF7}
+_MAX_MARKERS = 1000
+_MAX_BOXES = 64
+_MAX_SCANS = 100  # a progressive grey film has about six; each goes over all pixels again
+_DCT_BLOCK = 64
+_SCAN = b"\xff\xda"
+_CODES = b"\xff\xc4"
+_TILE_PART = b"\xff\x90"
+_TILE_HEADER = 12
+_MAX_TILES = 65_535
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a compressed stream says of itself."""
+
+    rows: int
+    columns: int
+    components: int
+    precision: int
+    process: str
+
+
+def read_jpeg(stream: bytes) -> Frame:
+    """Read the frame header of a JPEG or JPEG-LS stream.
+
+    Args:
+        stream: the stream, from its SOI marker.
+
+    Returns:
+        Its declared size; `process` is `dct`, `lossless` or `ls`.
+
+    Raises:
+        ImageError: there is no frame header, the stream is too short for it, or it makes
+            a decoder go over the pixels too many times.
+
+    Source: ITU-T T.81, Annex B; T.87, Annex C.
+    """
+    if stream[:2] != b"\xff\xd8":
+        raise ImageError("corrupt", "the stream does not start with a JPEG marker")
+    at = 2
+    for _ in range(_MAX_MARKERS):
+        if at + 4 > len(stream) or stream[at] != 0xFF:
+            break
+        marker = stream[at + 1]
+        if marker == 0xFF or marker in _BARE_MARKERS:
+            at += 1 if marker == 0xFF else 2
+            continue
+        process = _process(marker)
+        if process is not None:
+            frame = _jpeg_frame(stream, at, process)
+            if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
+                raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
+            if process == "lossless" and _CODES not in stream:  # its decoder would read none
+                raise ImageError("corrupt", "the stream has no Huffman codes")
+            return frame
+        if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
+            break
+        at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+    raise ImageError("corrupt", "the stream has no JPEG frame header")
+
+
+def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
+    """Read the size segment of a JPEG 2000 stream, boxed or bare.
+
+    Args:
+        stream: a code stream, or a JP2 file around one.
+
+    Returns:
+        Its declared size (`process` is `j2k`), and the bare code stream.
+
+    Raises:
+        ImageError: there is no code stream or no size segment.
+
+    Source: ITU-T T.800, A.5.1 and I.4; a box of length 0 reaches to the end.
+    """
+    if stream.startswith(_JP2_SIGNATURE):
+        stream = _unboxed(stream)
+    if stream[:4] != b"\xff\x4f\xff\x51" or len(stream) < 44:
+        raise ImageError("corrupt", "the stream does not start with a JPEG 2000 size segment")
+    right, bottom, left, top = (
+        int.from_bytes(stream[at : at + 4], "big") for at in (8, 12, 16, 20)
+    )
+    components = int.from_bytes(stream[40:42], "big")
+    precision = (stream[42] & 0x7F) + 1
+    return Frame(bottom - top, right - left, components, precision, "j2k"), stream
+
+
+def require_size(frame: Frame, rows: int, columns: int, stream_bytes: int) -> None:
+    """Refuse a stream that declares another size than its file, or cannot fill it.
+
+    Args:
+        frame: what the stream says of itself.
+        rows: height that the file declares, pixels.
+        columns: width that the file declares, pixels.
+        stream_bytes: length of the stream.
+
+    Raises:
+        ImageError: the sizes differ, the stream has several components, or it has
+            less than one bit per coded unit (an 8 x 8 block of DCT coefficients, or a
+            pixel of lossless JPEG: each takes one Huffman code at least).
+    """
+    if frame.components != 1:
+        raise ImageError("not_greyscale", f"the stream has {frame.components} components, not 1")
+    if (frame.rows, frame.columns) != (rows, columns):
+        raise ImageError(
+            "size_mismatch",
+            f"the stream declares {frame.rows} x {frame.columns} pixels, "
+            f"the file {rows} x {columns}",
+        )
+    require_bits(frame, stream_bytes)
+
+
+def require_bits(frame: Frame, stream_bytes: int) -> None:
+    """Refuse a stream with less than one bit per coded unit.
+
+    Args:
+        frame: what the stream says of itself.
+        stream_bytes: length of the stream.
+
+    Raises:
+        ImageError: it cannot hold the pixels that it declares.
+
+    Source: ours; a Huffman code has one bit at least.
+    """
+    units = frame.rows * frame.columns
+    if frame.process == "dct":
+        units //= _DCT_BLOCK
+    elif frame.process != "lossless":
+        return
+    if stream_bytes * 8 < units:
+        raise ImageError(
+            "truncated", f"{stream_bytes} bytes cannot hold {frame.rows} x {frame.columns} pixels"
+        )
+
+
+def require_tiles(stream: bytes) -> None:
+    """Refuse a JPEG 2000 stream that lacks tiles: a decoder leaves out what is missing.
+
+    Args:
+        stream: a bare code stream whose size segment `read_jpeg2000` has read.
+
+    Raises:
+        ImageError: a tile is missing, cut or numbered beyond the last.
+
+    Source: ITU-T T.800, A.4.2 (tile-part header; a length of 0 reaches to the end) and B.3.
+    """
+    numbers = [int.from_bytes(stream[at : at + 4], "big") for at in range(8, 40, 4)]
+    (right, bottom), (width, height), (left, top) = numbers[:2], numbers[4:6], numbers[6:]
+    if width == 0 or height == 0 or left > right or top > bottom:
+        raise ImageError("corrupt", "the JPEG 2000 stream has impossible tiles")
+    expected = -((left - right) // width) * -((top - bottom) // height)
+    if expected > _MAX_TILES:
+        raise ImageError("corrupt", f"the JPEG 2000 stream has more than {_MAX_TILES} tiles")
+    found = set()
+    at = 2
+    for _ in range(_MAX_MARKERS):  # the main header
+        if stream[at : at + 2] == _TILE_PART:
+            break
+        at += 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+    while stream[at : at + 2] == _TILE_PART:
+        found.add(int.from_bytes(stream[at + 4 : at + 6], "big"))
+        length = int.from_bytes(stream[at + 6 : at + 10], "big")
+        if length == 0:
+            break
+        if length < _TILE_HEADER or at + length > len(stream):
+            raise ImageError("truncated", "a tile of the JPEG 2000 stream is cut")
+        at += length
+    if found != set(range(expected)):
+        raise ImageError("truncated", "the JPEG 2000 stream lacks tiles that it declares")
+
+
+def _process(marker: int) -> str | None:
+    if marker in _SOF_DCT:
+        return "dct"
+    if marker in _SOF_LOSSLESS:
+        return "lossless"
+    return "ls" if marker in _SOF_LS else None
+
+
+def _jpeg_frame(stream: bytes, at: int, process: str) -> Frame:
+    if at + 10 > len(stream):
+        raise ImageError("truncated", "the stream ends in its frame header")
+    rows = int.from_bytes(stream[at + 5 : at + 7], "big")
+    columns = int.from_bytes(stream[at + 7 : at + 9], "big")
+    components = stream[at + 9]
+    if int.from_bytes(stream[at + 2 : at + 4], "big") != 8 + 3 * components:
+        raise ImageError("corrupt", "the frame header has another length than its components")
+    return Frame(rows, columns, components, stream[at + 4], process)
+
+
+def _unboxed(stream: bytes) -> bytes:
+    at = 0
+    for _ in range(_MAX_BOXES):
+        length = int.from_bytes(stream[at : at + 4], "big")
+        start = at + 8
+        if length == 1:
+            length, start = int.from_bytes(stream[at + 8 : at + 16], "big"), at + 16
+        end = len(stream) if length == 0 else at + length
+        if stream[at + 4 : at + 8] == b"jp2c":
+            return stream[start:end]
+        if end <= start - 8 or end >= len(stream) or length < 8:
+            break
+        at = end
+    raise ImageError("corrupt", "the JP2 file has no code stream")
+
+
+_BLOCK = 8
+_PADDING = 7  # bits at most that fill the last byte
+_EVIDENCE = 16  # bits that must repeat by chance, before a cut stream passes for a whole one
+_BASELINE = {0xC0, 0xC1}
+_TABLE_MARKER, _RESTART_MARKER, _SCAN_MARKER = 0xC4, 0xDD, 0xDA
+_END = b"\xff\xd9"
+
+
+@dataclass
+class _Scan:
+    """What the headers of a baseline stream of one component say of its only scan."""
+
+    codes: dict[int, bytes] = field(default_factory=dict)
+    """Class and number of a Huffman table -> its sixteen counts and its symbols."""
+    tables: tuple[int, int] = (0, 0)
+    """Those of the component: for its DC differences and for what follows them."""
+    start: int = 0
+    plain: bool = True
+    """Whether it is baseline and without restarts."""
+
+
+def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
+    """Refuse a baseline JPEG stream of one component that ends before its last blocks.
+
+    Args:
+        stream: the stream, whose frame header has been read.
+        pixels: what a decoder made of it, uint8 or uint16 (height, width).
+        precision: bits of a sample.
+
+    Raises:
+        ImageError: the last blocks are mid-grey, and the stream does not hold them. Streams
+            with several scans or with restart markers are not examined.
+
+    Source: ITU-T T.81, F.1.2 and F.1.4; libjpeg, jdhuff.c, for what fills the rest.
+    """
+    made_up = _mid_grey_blocks(pixels, 1 << (precision - 1)) - 1  # the first may differ in its DC
+    if made_up < 1:
+        return
+    scan = _read_scan(stream)
+    if not scan.plain:
+        return
+    lengths = [_code_length(scan.codes.get(table, b"")) for table in scan.tables]
+    if 0 in lengths:
+        raise ImageError("truncated", "the stream ends before its last blocks")
+    period = sum(lengths)
+    length = made_up * period // 8
+    end = stream.find(_END, scan.start)
+    coded = stream[scan.start : end if end >= 0 else len(stream)].rstrip(b"\xff")
+    data = coded.replace(b"\xff\0", b"\xff")[-length:]
+    bits = np.unpackbits(np.frombuffer(data, np.uint8))[:-_PADDING]
+    if len(bits) < made_up * period - 2 * _PADDING - 8:
+        raise ImageError("truncated", "the stream ends before its last blocks")
+    if len(bits) - period >= _EVIDENCE and (bits[period:] != bits[:-period]).any():
+        raise ImageError("truncated", "the stream ends before its last blocks")
+
+
+def _mid_grey_blocks(pixels: Words, middle: int) -> int:
+    """Count the blocks at the end that are mid-grey throughout."""
+    across = -(-pixels.shape[1] // _BLOCK)
+    blocks = 0
+    for top in range((pixels.shape[0] - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
+        others = np.flatnonzero((pixels[top : top + _BLOCK] != middle).any(axis=0))
+        if len(others):
+            return int(blocks + across - others[-1] // _BLOCK - 1)
+        blocks += across
+    return blocks
+
+
+def _read_scan(stream: bytes) -> _Scan:
+    scan = _Scan()
+    at = 2
+    while at + 4 <= len(stream) and stream[at] == 0xFF:
+        marker = stream[at + 1]
+        if marker == 0xFF:
+            at += 1
+            continue
+        stop = at + 2 + int.from_bytes(stream[at + 2 : at + 4], "big")
+        body = stream[at + 4 : stop]
+        if marker == _TABLE_MARKER:
+            _read_codes(body, scan.codes)
+        elif marker == _RESTART_MARKER:
+            scan.plain &= not any(body)
+        elif marker == _SCAN_MARKER:
+            scan.tables = body[2] >> 4, 0x10 | body[2] & 0xF
+            scan.start = stop
+            return scan
+        elif 0xC0 <= marker <= 0xCF:
+            scan.plain &= marker in _BASELINE
+        at = stop
+    scan.plain = False
+    return scan
+
+
+def _read_codes(body: bytes, codes: dict[int, bytes]) -> None:
+    while len(body) > 16:
+        symbols = 17 + sum(body[1:17])
+        codes[body[0]] = body[1:symbols]
+        body = body[symbols:]
+
+
+def _code_length(table: bytes) -> int:
+    """Give the bits of symbol 0 (no difference; no more coefficients); 0 where it has none."""
+    at = table[16:].find(b"\0")
+    if at < 0:
+        return 0
+    below: npt.NDArray[np.int64] = np.cumsum(np.frombuffer(table[:16], np.uint8))
+    return int(np.searchsorted(below, at, side="right")) + 1

@@ -1,0 +1,118 @@
+"""Settings of the groups of patients that an evaluation tells apart.
+
+A table of patients -> sex and age band of every film.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from medclip_dcl.data.tabular import read_rows
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.section import Section
+
+
+class PeopleConfig(Section):
+    """Groups of films (`evaluate`): by view, and by sex and age where a table states them."""
+
+    table: str = ""
+    """CSV, Parquet or JSON lines with sex or age, such as MIMIC-IV's `patients.csv.gz`; empty:
+    groups by view alone."""
+    of: Literal["subject_id", "study_id", "image_id"] = "subject_id"
+    """What a row of the table is about."""
+    key: str = "subject_id"
+    """Column that names it, as the manifest does."""
+    sex: str = ""
+    """Column with the sex, `F`, `M` or words that begin so (MIMIC-IV: `gender`); empty: none."""
+    age: str = ""
+    """Column with the age in years, or as DICOM writes it, `045Y` (MIMIC-IV: `anchor_age`);
+    empty: none."""
+    age_bands: tuple[Annotated[int, Field(gt=0)], ...] = (18, 40, 60, 80)
+    """First year of each age band but the youngest."""
+    least_patients: Annotated[int, Field(ge=1)] = 10
+    """Patients below which a group's figures are withheld."""
+
+
+_SEX = re.compile(r"\s*([fm])", re.IGNORECASE)
+_AGE = re.compile(r"\s*(\d{1,3})(?:\.\d*)?\s*([DWMY]?)\s*", re.IGNORECASE)
+_NAMES = {"F": "female", "M": "male"}
+
+
+def read_people(
+    path: Path, settings: PeopleConfig, films: Sequence[Mapping[str, str]]
+) -> dict[str, list[str]]:
+    """Look up every film in a table.
+
+    Args:
+        path: the table.
+        settings: its columns and the age bands.
+        films: rows of the manifest.
+
+    Returns:
+        `sex` and `age`, where the settings name their column: one value per film, empty
+        where the table does not tell. Of several rows about one thing the first counts.
+
+    Raises:
+        ConfigError: neither sex nor age has a column.
+        StudyError: the table cannot be read or lacks a column.
+    """
+    columns = {"sex": settings.sex, "age": settings.age}
+    named = {trait: column for trait, column in columns.items() if column}
+    if not named:
+        raise ConfigError(
+            "evaluate.people.table is set, and neither evaluate.people.sex nor .age names a column"
+        )
+    rows = read_rows(path, [settings.key, *named.values()])
+    place: dict[str, int] = {}
+    for number, key in enumerate(rows[settings.key]):
+        place.setdefault(key.strip(), number)
+    found = {}
+    for trait, column in named.items():
+        told = [
+            rows[column][place[film[settings.of]]] if film[settings.of] in place else ""
+            for film in films
+        ]
+        found[trait] = [
+            sex_of(text) if trait == "sex" else age_band(text, settings.age_bands) for text in told
+        ]
+    return found
+
+
+def sex_of(text: str) -> str:
+    """Read a sex.
+
+    Args:
+        text: `F`, `M`, or words that begin so.
+
+    Returns:
+        `female`, `male`, or nothing.
+    """
+    match = _SEX.match(text)
+    return _NAMES[match[1].upper()] if match else ""
+
+
+def age_band(text: str, bands: Sequence[int]) -> str:
+    """Read an age and name its band.
+
+    Args:
+        text: years, or DICOM's age string: digits, and D, W, M or Y.
+        bands: first year of each band but the youngest.
+
+    Returns:
+        Such as `under 18`, `18 to 39` or `80 and over`; nothing where there is no age.
+
+    Source: DICOM PS3.5, 6.2, value representation AS.
+    """
+    match = _AGE.fullmatch(text)
+    if match is None:
+        return ""
+    years = int(match[1]) if match[2].upper() in {"", "Y"} else 0
+    starts = sorted(bands)
+    below = [start for start in starts if start <= years]
+    above = [start for start in starts if start > years]
+    if not below:
+        return f"under {above[0]}" if above else "any"
+    return f"{below[-1]} to {above[0] - 1}" if above else f"{below[-1]} and over"

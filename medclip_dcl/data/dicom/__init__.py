@@ -1,0 +1,1 @@
+"""DICOM files: metadata, data set, pixel data."""

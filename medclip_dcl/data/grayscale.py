@@ -1,0 +1,357 @@
+"""What a stored word means as a shade of grey: one table over all words it can hold.
+
+Bit layout, modality and VOI lookup, padding, inversion and scaling all act on single
+pixels, so they are worked out once per word that can occur (65,536 at most) and applied
+to the film by one look-up.
+
+The picture of one film: 16-bit grey, dark is low, with the few facts that travel with it.
+
+Bicubic reduction to a square in exact arithmetic: the same bits on every machine.
+
+The weights are whole numbers and all sums stay below 2**24, where float32 holds every
+whole number. So the matrix products are exact in any order of summation, and faster than
+a loop over pixels; nothing is clipped between the two passes.
+
+Film -> the square 8-bit picture that training, evaluation and the service share.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from medclip_dcl.errors import ImageError
+
+TOP = 65535
+"""Brightest shade."""
+
+Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint8]
+Values = npt.NDArray[np.int32]
+Meaning = Callable[[Values], tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]]
+"""Words -> their intensities, and whether each is a pixel rather than padding."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the value stands inside a stored word."""
+
+    bits_allocated: int
+    bits_stored: int
+    high_bit: int
+    signed: bool
+
+
+@dataclass(frozen=True)
+class Shades:
+    """A film as stored words and the table that makes them grey.
+
+    Attributes:
+        words: uint8 or uint16 (height, width).
+        table: uint16, one shade per word: 0 dark, 65535 bright.
+        low: intensity of the lowest valid pixel.
+        high: intensity of the highest valid pixel.
+    """
+
+    words: Words
+    table: npt.NDArray[np.uint16]
+    low: float
+    high: float
+
+    @property
+    def constant(self) -> bool:
+        """Whether all valid pixels are equal."""
+        return self.low == self.high
+
+    @property
+    def pixels(self) -> npt.NDArray[np.uint16]:
+        """The film, uint16 (height, width)."""
+        return self.table[self.words]
+
+
+def stored_values(words: Values, layout: Layout) -> Values:
+    """Give the stored values of words.
+
+    Args:
+        words: int32, in [0, 2**bits_allocated).
+        layout: where the value stands.
+
+    Returns:
+        int32, in [-2**15, 2**16).
+
+    Source: DICOM PS3.5, 8.1.1: Bits Stored up to High Bit, two's complement when signed.
+    """
+    values = (words >> (layout.high_bit + 1 - layout.bits_stored)) & ((1 << layout.bits_stored) - 1)
+    if layout.signed:
+        values -= (values >> (layout.bits_stored - 1)) << layout.bits_stored
+    return values
+
+
+def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
+    """Scale stored words to grey by the minimum and maximum of the valid ones.
+
+    Args:
+        words: uint8 or uint16 (height, width), as stored; not empty.
+        meaning: what words mean.
+        inverted: whether high intensities are dark (MONOCHROME1).
+
+    Returns:
+        The film; zero where padded, and throughout where all valid pixels are equal.
+
+    Raises:
+        ImageError: an intensity that occurs is not finite.
+
+    Source: DICOM PS3.3, C.7.6.3.1.2; scaling by minimum and maximum as MIMIC-CXR-JPG's.
+    """
+    table = np.zeros(1 << (8 * words.dtype.itemsize), dtype=np.uint16)
+    known = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
+    intensity, valid = meaning(known)
+    if not _rises_or_falls(intensity, valid):  # its ends need not be the film's extremes
+        occurs = np.zeros(len(table), dtype=bool)
+        occurs[words] = True
+        known = np.flatnonzero(occurs).astype(np.int32)
+        intensity, valid = meaning(known)
+    known, intensity = known[valid], intensity[valid]
+    if not np.isfinite(intensity).all():
+        raise ImageError("bad_intensities", "an intensity is not finite; correct the rescale tags")
+    if intensity.size == 0:
+        return Shades(words, table, 0.0, 0.0)
+    low, high = float(intensity.min()), float(intensity.max())
+    if low < high:
+        height = (high - intensity) if inverted else (intensity - low)
+        table[known] = np.rint(np.clip(height / (high - low), 0.0, 1.0) * TOP)
+    return Shades(words, table, low, high)
+
+
+def padding_mask(
+    values: Values, layout: Layout, padding: int | None, limit: int | None
+) -> npt.NDArray[np.bool_]:
+    """Mark the stored values that are no padding.
+
+    Args:
+        values: stored values.
+        layout: where the value stands.
+        padding: PixelPaddingValue as read, signed or not; None: no padding.
+        limit: PixelPaddingRangeLimit, where there is one.
+
+    Returns:
+        True where valid.
+
+    Source: DICOM PS3.3, C.7.5.1.1.2.
+    """
+    if padding is None:
+        return np.ones(len(values), dtype=bool)
+    ends = [_as_stored(end, layout) for end in (padding, padding if limit is None else limit)]
+    inside: npt.NDArray[np.bool_] = (values >= min(ends)) & (values <= max(ends))
+    return ~inside
+
+
+def _rises_or_falls(intensity: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_]) -> bool:
+    if not valid.all() or not np.isfinite(intensity).all():
+        return False
+    steps = np.diff(intensity)
+    return bool((steps >= 0).all() or (steps <= 0).all())
+
+
+def _as_stored(value: int, layout: Layout) -> int:
+    """Read a padding value with the layout's own sign; writers mix up US and SS."""
+    span = 1 << layout.bits_allocated
+    value %= span
+    return value - span if layout.signed and value >= span // 2 else value
+
+
+Source = Literal["dicom", "jpeg", "png"]
+
+
+@dataclass(frozen=True)
+class GreyImage:
+    """One film as it is displayed.
+
+    Attributes:
+        pixels: uint16 (height, width); the darkest valid pixel is 0, the brightest
+            65535, in between linear; padding is 0; a constant film is all zeros.
+        bits_stored: bits of a stored value.
+        source: format of the file.
+        inverted: whether MONOCHROME1 was turned round.
+        constant: whether all valid pixels were equal.
+        spacing_mm: millimetres between rows and between columns, where known.
+        window: centre and width of the file's first window, on the scale of
+            `pixels`, where it has one that was not applied.
+        tags: DICOM code strings that name no person (see `dicom.PUBLIC_TAGS`).
+    """
+
+    pixels: npt.NDArray[np.uint16]
+    bits_stored: int
+    source: Source
+    inverted: bool = False
+    constant: bool = False
+    spacing_mm: tuple[float, float] | None = None
+    window: tuple[float, float] | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecodedFilm:
+    """One film as a reader leaves it: stored words, their shades and the facts beside them.
+
+    Attributes:
+        shades: the stored words and the table that makes them grey.
+        bits_stored: as in `GreyImage`, and so are all others.
+    """
+
+    shades: Shades
+    bits_stored: int
+    source: Source
+    inverted: bool = False
+    spacing_mm: tuple[float, float] | None = None
+    window: tuple[float, float] | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+_SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square
+FINE_BITS = 2
+"""Bits of a fine level below one of 255."""
+
+_DOWN_BITS, _ACROSS_BITS, _KEPT_BITS = 12, 11, 4  # 255 * 1.3 * 2**14, 255 * 1.3**2 * 2**15: < 2**24
+_DOWN_ROWS, _ACROSS_COLUMNS = 8, 32  # of the square, in one product: bands stay narrow
+
+Bytes = npt.NDArray[np.uint8]
+Levels = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Neighbouring pixels of the square, and the input pixels they are made of."""
+
+    first: int
+    start: int
+    stop: int
+    weights: npt.NDArray[np.float32]
+
+
+def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
+    """Stretch a picture onto a square, anti-aliased.
+
+    Args:
+        levels: uint16 (height, width), fine: 0 to 4 * 255; or uint8, 0 to 255.
+        size_px: height and width of the square, pixels.
+
+    Returns:
+        uint8 (size_px, size_px); within one level of the same filter in real numbers.
+
+    Source: R. Keys 1981, bicubic with a = -0.5, widened by the reduction factor as in Pillow's
+        `resize`, which clips what overshoots between its passes; this does not.
+    """
+    height, width = levels.shape
+    fine = FINE_BITS if levels.dtype == np.uint16 else 0
+    rows = np.empty((size_px, width), dtype=np.float32)
+    for band in _bands(height, size_px, _DOWN_BITS, _DOWN_ROWS):
+        part = rows[band.first : band.first + len(band.weights)]
+        np.matmul(band.weights, levels[band.start : band.stop].astype(np.float32), out=part)
+    rows *= 2.0 ** (_KEPT_BITS - _DOWN_BITS - fine)
+    np.rint(rows, out=rows)
+    out = np.empty((size_px, size_px), dtype=np.float32)
+    for band in _bands(width, size_px, _ACROSS_BITS, _ACROSS_COLUMNS):
+        part = out[:, band.first : band.first + len(band.weights)]
+        part[:] = rows[:, band.start : band.stop] @ band.weights.T
+    out *= 2.0 ** -(_KEPT_BITS + _ACROSS_BITS)
+    return np.clip(np.rint(out), 0, 255).astype(np.uint8)
+
+
+@lru_cache(maxsize=64)
+def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]:
+    starts, weights = _weights(length, size_px, bits)
+    taps = np.arange(weights.shape[1])
+    bands = []
+    for first in range(0, size_px, step):
+        rows = slice(first, first + step)
+        places = starts[rows, None] - starts[first] + taps
+        matrix = np.zeros((len(places), int(places.max()) + 1), dtype=np.float32)
+        np.put_along_axis(matrix, places, weights[rows], axis=1)
+        stop = min(int(starts[first]) + matrix.shape[1], length)  # beyond it all weights are 0
+        matrix = matrix[:, : stop - int(starts[first])]
+        bands.append(_Band(first, int(starts[first]), stop, np.ascontiguousarray(matrix)))
+    return tuple(bands)
+
+
+def _weights(
+    length: int, size_px: int, bits: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Give each output pixel's first input pixel, and whole weights that sum to 2**bits."""
+    scale = length / size_px
+    wide = max(scale, 1.0)
+    centres = (np.arange(size_px) + 0.5) * scale
+    starts = np.maximum((centres - _SUPPORT * wide + 0.5).astype(np.int64), 0)
+    stops = np.minimum((centres + _SUPPORT * wide + 0.5).astype(np.int64), length)
+    places = starts[:, None] + np.arange(int((stops - starts).max()))
+    t = np.abs((places + 0.5 - centres[:, None]) / wide)
+    near, far = (1.5 * t - 2.5) * t * t + 1.0, ((-0.5 * t + 2.5) * t - 4.0) * t + 2.0
+    real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0)) * (places < stops[:, None])
+    whole = np.rint(real / real.sum(axis=1, keepdims=True) * 2**bits)
+    whole[np.arange(size_px), whole.argmax(axis=1)] += 2**bits - whole.sum(axis=1)
+    return starts, whole
+
+
+_WHITE = 255 << FINE_BITS
+
+
+def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
+    """Stretch a film onto a square, anti-aliased.
+
+    Args:
+        image: the film.
+        size_px: height and width of the square, pixels.
+        equalize: whether the film's histogram is equalised first, as MIMIC-CXR-JPG's is.
+
+    Returns:
+        uint8 (size_px, size_px), 0 black; x_square = x * size_px / width of the film.
+
+    Source: ours; bicubic with the filter widened by the reduction factor.
+    """
+    return stretch(image.pixels, _identity(), size_px, equalize)
+
+
+def stretch(
+    words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
+) -> npt.NDArray[np.uint8]:
+    """Do what `square` does for a film whose shades are still to be looked up.
+
+    Args:
+        words: stored words (height, width).
+        table: shade of every word, 0 to 65535.
+        size_px: height and width of the square, pixels.
+        equalize: whether the film's histogram is equalised first.
+
+    Returns:
+        uint8 (size_px, size_px): `square` of the film `table[words]`, in one look-up less.
+    """
+    levels = (_equalized(words, table) if equalize else _straight())[table]
+    if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << FINE_BITS):
+        return resample(words.view(np.uint8), size_px)  # what most JPEG films come to
+    return resample(np.take(levels, words, mode="clip"), size_px)  # in bounds; a check is slower
+
+
+@cache
+def _identity() -> npt.NDArray[np.uint16]:
+    return np.arange(TOP + 1, dtype=np.uint16)
+
+
+@cache
+def _straight() -> Levels:
+    levels = np.arange(TOP + 1, dtype=np.float64)
+    return np.rint(levels * (_WHITE / TOP)).astype(np.uint16)
+
+
+def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> Levels:
+    """Map shades so that their cumulative histogram becomes a straight line."""
+    counts = np.bincount(words.ravel(), minlength=len(table))
+    shades = np.bincount(table, weights=counts, minlength=TOP + 1)
+    below = np.cumsum(shades)
+    first = below[np.flatnonzero(shades)[0]]
+    if first == below[-1]:
+        return np.zeros(TOP + 1, dtype=np.uint16)
+    share = np.clip((below - first) / (below[-1] - first), 0.0, 1.0)
+    levels: Levels = np.rint(share * _WHITE).astype(np.uint16)
+    return levels

@@ -1,0 +1,80 @@
+"""What a generated source knows exactly: which findings each film shows, and how they read."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from medclip_dcl.errors import StudyError
+from medclip_dcl.files import path_under
+
+FILMS, FINE = "truth/films.csv", "truth/fine.csv"
+"""Tables of a generated tree, relative to its root."""
+
+CLASS_PROBABILITIES = "truth/eta.csv"
+"""Table of what every sentence's eta should be, relative to the tree's root."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The truth of a generated source.
+
+    Attributes:
+        findings_of: film -> fine findings that it shows.
+        types_of: film -> types of finding that it shows.
+        types: every type there is.
+        gallery: fine finding -> its plainest sentence, in the order of the table.
+    """
+
+    findings_of: dict[str, frozenset[str]]
+    types_of: dict[str, frozenset[str]]
+    types: frozenset[str]
+    gallery: dict[str, str]
+
+
+def truth_files(root: Path) -> list[Path]:
+    """Find the tables of the truth.
+
+    Args:
+        root: folder of the source.
+
+    Returns:
+        Both tables; nothing where the source is not a generated one.
+    """
+    try:
+        return [path_under(root, name) for name in (FILMS, FINE)]
+    except StudyError:
+        return []
+
+
+def read_truth(root: Path) -> Truth | None:
+    """Read the truth of a source.
+
+    Args:
+        root: folder of the source.
+
+    Returns:
+        The truth; None where the source is not a generated one.
+
+    Raises:
+        StudyError: a table lacks a column or holds something else than the generator wrote.
+    """
+    files = truth_files(root)
+    if not files:
+        return None
+    try:
+        films, fine = (_rows(path) for path in files)
+        type_of = {row["finding"]: row["type"] for row in fine}
+        findings_of = {row["dicom_id"]: frozenset(json.loads(row["findings"])) for row in films}
+        types_of = {
+            film: frozenset(type_of[name] for name in names) for film, names in findings_of.items()
+        }
+        gallery = {row["finding"]: json.loads(row["sentences"])[0] for row in fine}
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise StudyError("a truth table is damaged; rerun generate_studies") from error
+    return Truth(findings_of, types_of, frozenset(type_of.values()), gallery)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))

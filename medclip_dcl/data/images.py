@@ -1,0 +1,426 @@
+"""Settings of the generator, of sources of studies and of prepared images.
+
+Why an image is refused: one code and one line each.
+
+A pool of killable decode workers: what goes wrong in one costs one film.
+
+The one gate through which films enter: limits first, decoding in a process of its own.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from medclip_dcl.data import ipc
+from medclip_dcl.data.formats import HEAD, is_film
+from medclip_dcl.data.grayscale import GreyImage, Source
+from medclip_dcl.data.ipc import Limits
+from medclip_dcl.errors import ImageError, StudyError
+from medclip_dcl.section import Section
+
+
+class ImagesConfig(Section):
+    """Decoding and preparing images (`prepare_images`, and the service)."""
+
+    size_px: Annotated[int, Field(ge=32)] = 512
+    """Height and width of a prepared image, pixels; paper: 512."""
+    voi: Literal["none", "dicom"] = "none"
+    """Whether a DICOM VOI LUT or window is applied before scaling by minimum and maximum."""
+    equalize: bool = False
+    """Histogram equalisation, as MIMIC-CXR-JPG applied to its films."""
+    max_megapixels: Annotated[float, Field(gt=0)] = 40
+    """Largest declared rows x columns, millions of pixels."""
+    max_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
+    """Largest file, bytes."""
+    deadline_s: Annotated[float, Field(gt=0)] = 8
+    """Seconds that one image may take to decode; its refusal then comes within 10."""
+    memory_mb: Annotated[int, Field(gt=0)] = 1024
+    """Memory that a decode worker may allocate, MiB."""
+    reject_burned_in: bool = True
+    """Whether a film whose BurnedInAnnotation says YES is rejected."""
+    shard_rows: Annotated[int, Field(gt=0)] = 512
+    """Images in one shard: the unit that is resumed."""
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Decode processes; 0: one per core."""
+    dask_scheduler: str = ""
+    """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
+    max_reject_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of rejected images above which the job fails with exit code 3."""
+
+
+REASONS: dict[str, str] = {
+    "missing": "there is no regular file to read",
+    "empty": "the file holds no bytes",
+    "too_many_bytes": "the file is larger than images.max_bytes",
+    "unknown_format": "the bytes are neither DICOM with its preamble, nor JPEG, nor PNG",
+    "unreadable": "the header cannot be parsed",
+    "too_many_elements": "the DICOM data set has more elements than a film needs",
+    "transfer_syntax": "the DICOM transfer syntax is not one of those that are decoded",
+    "not_single_frame": "the DICOM file holds several frames",
+    "not_greyscale": "the DICOM file holds colour or palette indices",
+    "bad_tags": "a DICOM tag that describes the pixels is missing or impossible",
+    "too_many_pixels": "rows x columns exceed images.max_megapixels",
+    "no_pixel_data": "the DICOM file holds no pixels",
+    "truncated": "fewer bytes than the declared size needs",
+    "size_mismatch": "the compressed stream or the pixel bytes disagree with the declared size",
+    "corrupt": "the decoder refused the pixels",
+    "bad_intensities": "rescale, lookup table or window give no finite intensity",
+    "burned_in": "BurnedInAnnotation says that text is part of the picture",
+    "deadline": "decoding took longer than images.deadline_s",
+    "memory": "decoding asked for more than images.memory_mb",
+    "worker_died": "the decode worker died on this image",
+    "constant": "all pixels are equal (refused by prepare_images alone)",
+}
+"""Reason code -> what it means."""
+
+_START_S = 120.0
+_GRACE_S = 5.0
+_KEPT_BYTES = 32 << 20
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG")
+_QUIET_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "268435456",  # films reuse memory that is already mapped
+    "MALLOC_TRIM_THRESHOLD_": "268435456",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
+    "from medclip_dcl.data.decode_worker import main; main(int(sys.argv[1]), sys.argv[2])"
+)
+
+
+@dataclass(frozen=True)
+class SquareImage:
+    """A film as `square` gives it, and the size that it had.
+
+    Attributes:
+        pixels: uint8 (size, size).
+        height_px: height of the film, pixels.
+        width_px: width of the film, pixels.
+        constant: whether all its valid pixels were equal.
+        source: format of the file.
+        inverted: whether MONOCHROME1 was turned round.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    height_px: int
+    width_px: int
+    constant: bool
+    source: Source
+    inverted: bool
+
+
+def limits_of(settings: ImagesConfig) -> Limits:
+    """Give the part of the settings that a worker obeys.
+
+    Args:
+        settings: settings of images.
+
+    Returns:
+        Plain values.
+    """
+    return Limits(
+        voi=settings.voi == "dicom",
+        reject_burned_in=settings.reject_burned_in,
+        max_pixels=int(settings.max_megapixels * 1e6),
+        max_bytes=settings.max_bytes,
+        deadline_s=settings.deadline_s,
+        memory_bytes=settings.memory_mb << 20,
+    )
+
+
+class Decoder:
+    """A pool of decode workers; threads may share it.
+
+    Args:
+        settings: settings of images.
+        workers: processes; a call waits while all are busy.
+    """
+
+    def __init__(self, settings: ImagesConfig, workers: int) -> None:
+        self._limits = limits_of(settings)
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        self._all: list[_Worker] = [_Worker(self._limits) for _ in range(max(1, workers))]
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def open(self, source: Path | bytes | memoryview) -> GreyImage:
+        """Read a film.
+
+        Args:
+            source: path of a regular file, or the whole file.
+
+        Returns:
+            The picture.
+
+        Raises:
+            ImageError: the film is refused; `code` is one of `images.REASONS`.
+            StudyError: no decode worker can be started.
+        """
+        facts, pixels = self._ask(source, {}, np.uint16)
+        spacing, window = facts["spacing_mm"], facts["window"]
+        return GreyImage(
+            pixels=pixels,
+            bits_stored=facts["bits_stored"],
+            source=facts["source"],
+            inverted=facts["inverted"],
+            constant=facts["constant"],
+            spacing_mm=tuple(spacing) if spacing else None,
+            window=tuple(window) if window else None,
+            tags=facts["tags"],
+        )
+
+    def square(
+        self, source: Path | bytes | memoryview, size_px: int, *, equalize: bool
+    ) -> SquareImage:
+        """Read a film and stretch it onto a square in the worker.
+
+        Args:
+            source: path of a regular file, or the whole file.
+            size_px: height and width of the square, pixels.
+            equalize: whether the histogram is equalised.
+
+        Returns:
+            What `square.square` gives for the film that `open` gives.
+
+        Raises:
+            ImageError: the film is refused; `code` is one of `images.REASONS`.
+            StudyError: no decode worker can be started.
+        """
+        request = {"size_px": size_px, "equalize": equalize}
+        facts, pixels = self._ask(source, request, np.uint8)
+        height, width = facts["shape"]
+        return SquareImage(
+            pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
+        )
+
+    def close(self) -> None:
+        """End all workers; a film that is being read is refused."""
+        for worker in self._all:
+            worker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        source: Path | bytes | memoryview,
+        request: dict[str, Any],
+        kind: type[np.uint8] | type[np.uint16],
+    ) -> tuple[dict[str, Any], npt.NDArray[Any]]:
+        with _checked(source, self._limits.max_bytes) as checked:
+            worker = self._idle.get()
+            try:
+                facts, pixels = worker.ask(request, checked, kind)
+            finally:
+                self._idle.put(worker)
+        if pixels is None:
+            raise ImageError(facts["code"], facts["message"])
+        return facts, pixels
+
+
+class _Worker:
+    """One process and the socket to it; started when first asked, replaced when lost."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._desk = ipc.Desk()
+        self._closed = False
+
+    def ask(
+        self,
+        request: dict[str, Any],
+        film: int | bytes | memoryview,
+        kind: type[np.uint8] | type[np.uint16],
+    ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
+        try:
+            channel = self._started()
+            channel.settimeout(self._limits.deadline_s)
+            if not isinstance(film, int):
+                ipc.send(channel, {**request, "bytes": len(film)}, self._desk.lay(film))
+                if len(film) > _KEPT_BYTES:
+                    self._desk.clear()
+            else:
+                ipc.send(channel, request, film)
+            facts, answer = ipc.receive(channel)
+            if answer is None:
+                return facts, None
+            try:
+                size = request.get("size_px")
+                shape = (size, size) if size else tuple(facts["shape"])
+                return facts, ipc.read_array(answer, shape, kind)
+            finally:
+                os.close(answer)
+        except TimeoutError as error:
+            self.kill()
+            raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
+        except ipc.Closed as error:
+            self.kill()
+            raise ImageError("worker_died", "the decode worker died on this film") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        with self._lock:
+            channel, process = self._channel, self._process
+            self._channel = self._process = None
+        self._desk.clear()
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait(_GRACE_S)
+
+    def stop(self) -> None:
+        self._closed = True
+        self.kill()
+
+    def _started(self) -> socket.socket:
+        if self._closed:
+            raise ImageError("worker_died", "the decoder has been closed")
+        if self._process is not None and self._process.poll() is not None:
+            self.kill()  # it died idle, which is no film's fault
+        if self._channel is None:
+            channel, process = _spawn(self._limits)
+            with self._lock:
+                self._channel, self._process = channel, process
+            channel.settimeout(_START_S)
+            try:
+                ipc.receive(channel)
+            except (ipc.Closed, TimeoutError) as error:  # no film's fault: none may be rejected
+                raise StudyError(
+                    "a decode worker cannot start; is memory left, and the installation whole?"
+                ) from error
+        assert self._channel is not None
+        return self._channel
+
+
+def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a bare interpreter: spawning by multiprocessing would import the caller's main."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    package = str(Path(__file__).resolve().parents[2])
+    path = json.dumps([package, *(entry for entry in sys.path if entry)])
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    try:
+        number = theirs.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _BOOT, str(number), json.dumps(asdict(limits)), path],
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment | _QUIET_VARIABLES,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours, process
+
+
+@contextlib.contextmanager
+def _checked(
+    source: Path | bytes | memoryview, max_bytes: int
+) -> Iterator[int | bytes | memoryview]:
+    """Look at size and first bytes of what is to be read; a path becomes a descriptor."""
+    if not isinstance(source, Path):
+        _require(bytes(source[:HEAD]), len(source), max_bytes)
+        yield source
+        return
+    try:
+        handle = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe never waits
+    except (OSError, ValueError) as error:
+        raise ImageError("missing", "the file cannot be opened") from error
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ImageError("missing", "the path names no regular file")
+        _require(os.pread(handle, HEAD, 0), facts.st_size, max_bytes)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _require(head: bytes, size: int, max_bytes: int) -> None:
+    if size == 0:
+        raise ImageError("empty", "the file holds no bytes")
+    if size > max_bytes:
+        raise ImageError("too_many_bytes", f"{size} bytes exceed images.max_bytes, {max_bytes}")
+    if not is_film(head):
+        raise ImageError("unknown_format", "the first bytes are not those of DICOM, JPEG or PNG")
+
+
+__all__ = ["REASONS", "Decoder", "GreyImage", "SquareImage", "open_image", "shared_decoder"]
+
+_decoders: dict[tuple[int, ImagesConfig, int], Decoder] = {}
+_lock = threading.Lock()
+
+
+def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) -> GreyImage:  # noqa: B008 (frozen)
+    """Read a film safely: DICOM, JPEG or PNG.
+
+    The bytes are decoded in a worker process with a deadline and a memory cap, which is
+    started at the first call and kept; who reads many films side by side holds a `Decoder`.
+
+    Args:
+        source: path of a regular file, or the whole file.
+        settings: limits, and whether a VOI window is applied.
+
+    Returns:
+        The picture.
+
+    Raises:
+        ImageError: the film is refused; `code` is one of `REASONS`.
+    """
+    return shared_decoder(settings).open(source)
+
+
+def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:
+    """Give this process's pool for some settings; it is kept until the process ends.
+
+    Args:
+        settings: settings of images.
+        workers: decode processes; each starts when it is first needed.
+
+    Returns:
+        The same pool at every call.
+    """
+    key = os.getpid(), settings, workers  # a forked child must not share its parent's sockets
+    with _lock:
+        if key not in _decoders:
+            decoder = Decoder(settings, workers)
+            atexit.register(decoder.close)
+            _decoders[key] = decoder
+        return _decoders[key]

@@ -1,0 +1,196 @@
+"""What a decode worker is held to, as plain values it can be sent.
+
+Messages between the gate and its workers: a JSON header and at most one descriptor.
+"""
+
+import json
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The part of `ImagesConfig` that a decode worker obeys.
+
+    Attributes:
+        voi: whether a DICOM VOI table or window is applied.
+        reject_burned_in: whether BurnedInAnnotation YES refuses the film.
+        max_pixels: largest rows x columns.
+        max_bytes: largest file, and largest inflated data set, bytes.
+        deadline_s: seconds that one image may take.
+        memory_bytes: memory that the worker may allocate beyond its own code.
+    """
+
+    voi: bool
+    reject_burned_in: bool
+    max_pixels: int
+    max_bytes: int
+    deadline_s: float
+    memory_bytes: int
+
+
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER = 1 << 16
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+def send(channel: socket.socket, header: dict[str, Any], handle: int | None = None) -> None:
+    """Send one message.
+
+    Args:
+        channel: one end of a socket pair.
+        header: JSON-serialisable.
+        handle: descriptor that the other side receives a copy of.
+
+    Raises:
+        Closed: the other side is gone.
+    """
+    text = json.dumps(header).encode()
+    data = _LENGTH.pack(len(text)) + text
+    try:
+        if handle is None:
+            channel.sendall(data)
+            return
+        sent = socket.send_fds(channel, [data], [handle])
+        channel.sendall(data[sent:])
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise Closed from error
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """Receive one message.
+
+    Args:
+        channel: one end of a socket pair; its timeout holds.
+
+    Returns:
+        The header, and the descriptor that came with it, which the caller closes.
+
+    Raises:
+        Closed: the other side is gone, or wrote what is no message.
+        TimeoutError: nothing came in time.
+    """
+    handles: list[int] = []
+    try:
+        data, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1)
+        data = _rest(channel, data, _LENGTH.size)
+        (length,) = _LENGTH.unpack(data)
+        if length > _MAX_HEADER:
+            raise Closed
+        header = json.loads(_rest(channel, b"", length))
+    except BaseException as error:
+        for handle in handles:
+            os.close(handle)
+        if isinstance(error, ValueError | OSError) and not isinstance(error, TimeoutError):
+            raise Closed from error
+        raise
+    return header, handles[0] if handles else None
+
+
+@contextmanager
+def scratch(data: bytes | npt.NDArray[Any]) -> Iterator[int]:
+    """Lay bytes into a nameless file in memory.
+
+    Args:
+        data: the bytes, or a C-contiguous array.
+
+    Yields:
+        Its descriptor; closed on leaving.
+    """
+    handle = _nameless_file()
+    try:
+        view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+        while view:
+            view = view[os.write(handle, view) :]
+        yield handle
+    finally:
+        os.close(handle)
+
+
+class Desk:
+    """A nameless file in memory that is written anew for each film, on pages that are there.
+
+    What a process finds on it is the newest film, of as many bytes as it is told of.
+    """
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+
+    def lay(self, data: bytes | memoryview) -> int:
+        """Lay bytes down from the file's beginning.
+
+        Args:
+            data: the bytes.
+
+        Returns:
+            The descriptor, which stays open.
+        """
+        if self._handle is None:
+            self._handle = _nameless_file()
+        at = 0
+        while at < len(data):
+            at += os.pwrite(self._handle, data[at:] if at else data, at)
+        return self._handle
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def read_array(
+    handle: int, shape: tuple[int, ...], kind: type[np.uint8] | type[np.uint16]
+) -> npt.NDArray[Any]:
+    """Copy an array out of a descriptor.
+
+    Args:
+        handle: the descriptor.
+        shape: shape that the header promises.
+        kind: element type.
+
+    Returns:
+        The array; a copy, so that nobody can change it afterwards.
+
+    Raises:
+        Closed: there are fewer bytes than promised.
+    """
+    array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
+    view = array.data.cast("B")
+    at = 0
+    while at < len(view):
+        got = os.preadv(handle, [view[at:]], at)
+        if got == 0:
+            raise Closed
+        at += got
+    return array
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("film", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # macOS has no files in memory
+        return os.dup(file.fileno())
+
+
+def _rest(channel: socket.socket, data: bytes, length: int) -> bytes:
+    while len(data) < length:
+        more = channel.recv(length - len(data))
+        if not more:
+            raise Closed
+        data += more
+    return data

@@ -1,0 +1,333 @@
+"""Manifest: the usable frontal films, their reports, labels and boxes, and what was rejected.
+
+One split per patient; patients with boxes never train.
+
+Raw studies -> usable films and reports, and a reason for everything that is left out.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from medclip_dcl.artifact import Kind
+from medclip_dcl.data.formats import POINTER_BYTES, is_pointer
+from medclip_dcl.data.sources.records import (
+    LONGEST_REPORT,
+    Film,
+    RawStudies,
+    ReadSections,
+    Reject,
+    SourceConfig,
+    Study,
+    Text,
+)
+from medclip_dcl.errors import StudyError
+from medclip_dcl.files import path_under
+from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+KIND = Kind("manifest", 1, "build_manifest")
+
+IMAGES = TableFormat(
+    "images.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film: MIMIC's dicom_id, or the table's"),
+        Column("study_id", pa.string(), "id of the study that the film belongs to"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("split", pa.string(), "train, validate or test; one per patient"),
+        Column("view", pa.string(), "view position; empty where the source has none"),
+        Column("path", pa.string(), "path of the file, relative to the source's root"),
+    ),
+)
+"""One row per usable frontal film, in order of image_id."""
+
+REPORTS = TableFormat(
+    "reports.parquet",
+    (
+        Column("study_id", pa.string(), "id of the study"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("split", pa.string(), "train, validate or test; one per patient"),
+        Column("findings", pa.string(), "text of the findings section; empty where there is none"),
+        Column("impression", pa.string(), "text of the impression; empty where there is none"),
+        Column("last_paragraph", pa.string(), "text that stands in where both are empty"),
+    ),
+)
+"""One row per study with text, in order of study_id."""
+
+STUDY_LABELS = TableFormat(
+    "labels.parquet",
+    (
+        Column("study_id", pa.string(), "id of the study"),
+        *(
+            Column(name, pa.int8(), "1 present, 0 absent, -1 uncertain, null: not mentioned")
+            for name in LABELS
+        ),
+    ),
+)
+"""CheXpert labels per study, where the source has them; in order of study_id."""
+
+BOXES = TableFormat(
+    "boxes.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient; none of these trains"),
+        Column("category", pa.string(), "finding"),
+        Column("phrase", pa.string(), "the sentence that the box belongs to"),
+        Column("x", pa.float64(), "left edge, pixels of the original film"),
+        Column("y", pa.float64(), "top edge, pixels of the original film"),
+        Column("width", pa.float64(), "width, pixels of the original film"),
+        Column("height", pa.float64(), "height, pixels of the original film"),
+        Column("image_width", pa.int32(), "width of the original film, pixels"),
+        Column("image_height", pa.int32(), "height of the original film, pixels"),
+    ),
+)
+"""Boxes with their sentences (MS-CXR), one row per box."""
+
+REJECTS = TableFormat(
+    "rejects.parquet",
+    (
+        Column("id", pa.string(), "id of the film or study"),
+        Column("stage", pa.string(), "job that rejected it"),
+        Column("reason", pa.string(), "reason code"),
+    ),
+)
+"""What was left out, one row per film or study and reason."""
+
+_STRICTEST = ("test", "validate", "train")
+
+
+def assign_splits(
+    subjects: Iterable[str],
+    given: Mapping[str, Collection[str]],
+    evaluated: Collection[str],
+    validate_share: float,
+    test_share: float,
+) -> dict[str, str]:
+    """Give every patient one split.
+
+    Args:
+        subjects: ids of all patients.
+        given: patient -> splits that the source names for its films; where they differ
+            the one furthest from training counts: test, then validate, then train.
+        evaluated: patients of the box table; always `test`.
+        validate_share: share of the patients without a given split put into `validate`.
+        test_share: share of them put into `test`.
+
+    Returns:
+        Patient -> `train`, `validate` or `test`.
+
+    Source: ours; by hash of the patient's id, so that a patient stays where it is when
+        others come or go.
+    """
+    chosen = {}
+    for subject in subjects:
+        named = given.get(subject, ())
+        if subject in evaluated:
+            chosen[subject] = "test"
+        elif named:
+            chosen[subject] = next(split for split in _STRICTEST if split in named)
+        else:
+            chosen[subject] = _by_hash(subject, validate_share, test_share)
+    return chosen
+
+
+def _by_hash(subject: str, validate_share: float, test_share: float) -> str:
+    named = f"split {subject}"  # another hash of the same id must not be a function of this one
+    digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
+    place = int.from_bytes(digest[:8], "big") / 2**64
+    if place < test_share:
+        return "test"
+    return "validate" if place < test_share + validate_share else "train"
+
+
+REASONS: dict[str, str] = {
+    "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
+    "no_subject": "the row or the header names no patient",
+    "bad_report": "the report's XML is malformed, too large, or declares entities",
+    "bad_header": "the DICOM header cannot be read, or lacks an id",
+    "not_dicom": "the file in the folder of DICOM is something else",
+    "modality": "the DICOM modality is not one of source.modalities",
+    "duplicate_id": "an earlier row has the same id",
+    "patient_conflict": "the film and its study name different patients",
+    "lateral": "the view position is not one of source.frontal_views",
+    "no_view": "the view position is blank and source.keep_blank_views is off",
+    "missing_image": "the film's file is missing or lies outside the root",
+    "pointer_file": "the file is a pointer of git-LFS or git-annex, not content",
+    "no_report": "the study has no report file, or its report is refused",
+    "not_utf8": "the report is no UTF-8 text, nor one of source.fallback_encoding",
+    "report_too_long": "the report has more than a million bytes",
+    "empty_report": "the report has neither findings nor impression nor a text to stand in",
+}
+"""Reason code of a manifest's reject -> what it means."""
+
+VIEW_REASONS = {"lateral", "no_view", "modality", "not_dicom"}
+"""Reasons that are no fault of the source and count towards no threshold."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What can be used.
+
+    Attributes:
+        films: usable films, by image id.
+        texts: study -> its sections; studies with a usable film, or all where there
+            are no films; none where the source has no reports.
+        subjects: study -> patient.
+        rejects: everything else.
+        candidates: films of the right view, or studies where there are no films.
+        lost: those of the candidates that are left out.
+    """
+
+    films: list[Film]
+    texts: dict[str, Text]
+    subjects: dict[str, str]
+    rejects: list[Reject]
+    candidates: int
+    lost: int
+
+
+def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections) -> Selection:
+    """Keep what can be used and name a reason for the rest.
+
+    Args:
+        raw: the source's rows.
+        settings: settings of the source.
+        read_sections: finds sections in the text of a whole report.
+
+    Returns:
+        The usable films and reports.
+    """
+    rejects = list(raw.rejects)
+    frontal = [
+        film for film in _first_of_each(raw.films, rejects) if _is_frontal(film, settings, rejects)
+    ]
+    present = [film for film in frontal if _is_present(film, raw.root, rejects)]
+    wanted = {film.study_id for film in present} if raw.has_films else None
+    texts: dict[str, Text] = {}
+    subjects = {} if raw.has_reports else {film.study_id: film.subject_id for film in present}
+    for study in raw.studies:
+        if wanted is not None and study.study_id not in wanted:
+            continue
+        answer = _text(study, raw.reports_root, read_sections, settings.fallback_encoding)
+        if isinstance(answer, str):
+            rejects.append(Reject(study.study_id, answer))
+            continue
+        texts[study.study_id], subjects[study.study_id] = answer, study.subject_id
+    films = [film for film in present if subjects.get(film.study_id) == film.subject_id]
+    rejects += [
+        Reject(film.image_id, "patient_conflict" if film.study_id in subjects else "no_report")
+        for film in present
+        if subjects.get(film.study_id) != film.subject_id
+    ]
+    views = sum(item.reason in VIEW_REASONS for item in rejects)
+    rows = len(raw.films) - views if raw.has_films else len(raw.studies)
+    candidates = rows + len(raw.rejects)
+    lost = candidates - len(films if raw.has_films else texts)
+    return Selection(sorted(films), texts, subjects, rejects, candidates, lost)
+
+
+def stamp(raw: RawStudies) -> str:
+    """Name the state of a source's files without reading them.
+
+    Args:
+        raw: the source's rows.
+
+    Returns:
+        64 hexadecimal digits that change when a report or a film comes, goes or is written.
+    """
+    reports = (study.report for study in raw.studies if isinstance(study.report, str))
+    texts = stamp_files(raw.reports_root, (*raw.files, *reports))
+    films = stamp_files(raw.root, (film.path for film in raw.films))
+    return hashlib.sha256(f"{texts}{films}".encode()).hexdigest()
+
+
+def stamp_files(root: Path, paths: Iterable[str]) -> str:
+    """Name the state of files without reading them.
+
+    Args:
+        root: folder that the paths are relative to.
+        paths: paths of files.
+
+    Returns:
+        64 hexadecimal digits over names, sizes and times of last change.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            facts = (root / path).stat()
+            line = f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n"
+        except (OSError, ValueError):
+            line = f"{path}\0missing\n"
+        digest.update(line.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _first_of_each(films: Iterable[Film], rejects: list[Reject]) -> Iterator[Film]:
+    seen: set[str] = set()
+    for film in films:
+        if film.image_id in seen:
+            rejects.append(Reject(film.image_id, "duplicate_id"))
+            continue
+        seen.add(film.image_id)
+        yield film
+
+
+def _is_frontal(film: Film, settings: SourceConfig, rejects: list[Reject]) -> bool:
+    if not film.view:
+        has_views = bool(settings.columns.view) or settings.kind != "table"
+        if settings.keep_blank_views or not has_views:
+            return True
+        rejects.append(Reject(film.image_id, "no_view"))
+        return False
+    if film.view.upper() in {view.upper() for view in settings.frontal_views}:
+        return True
+    rejects.append(Reject(film.image_id, "lateral"))
+    return False
+
+
+def _is_present(film: Film, root: Path, rejects: list[Reject]) -> bool:
+    try:
+        path = path_under(root, film.path)
+    except StudyError:
+        rejects.append(Reject(film.image_id, "missing_image"))
+        return False
+    if path.stat().st_size <= POINTER_BYTES and is_pointer(path.read_bytes()):
+        rejects.append(Reject(film.image_id, "pointer_file"))
+        return False
+    return True
+
+
+def _text(study: Study, root: Path, read_sections: ReadSections, fallback: str) -> Text | str:
+    """Give the sections, or the code of the reason why there are none."""
+    report = study.report
+    if isinstance(report, str):
+        try:
+            path = path_under(root, report)
+        except StudyError:
+            return "no_report"
+        if path.stat().st_size > LONGEST_REPORT:
+            return "report_too_long"
+        text = _decoded(path.read_bytes(), fallback)
+        if text is None:
+            return "not_utf8"
+        if is_pointer(text.encode()):
+            return "pointer_file"
+        report = Text(*read_sections(text, study.study_id))
+    if any(is_pointer(section.encode("utf-8", "surrogatepass")) for section in report):
+        return "pointer_file"
+    return report if any(section.strip() for section in report) else "empty_report"
+
+
+def _decoded(data: bytes, fallback: str) -> str | None:
+    for encoding in ("utf-8-sig", fallback):
+        try:
+            text = data.decode(encoding or "utf-8")
+            break
+        except UnicodeDecodeError:
+            continue
+    else:
+        return None
+    return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,417 @@
+"""Prepared images: square 8-bit grey films in shards that are read by memory map.
+
+Films of a manifest -> shards of squares: many workers, written here, one shard at a time.
+
+The workers are those of a `concurrent.futures` executor: threads that share a pool of decode
+processes, or the processes of a Dask cluster, each with a pool of its own. A film comes out
+the same wherever it is decoded.
+"""
+
+import importlib
+import json
+import zlib
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from medclip_dcl import files
+from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.data.images import Decoder, ImagesConfig, SquareImage, shared_decoder
+from medclip_dcl.distributed import available_cores
+from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
+from medclip_dcl.files import path_under
+from medclip_dcl.tables import Column
+
+KIND = Kind("prepared", 1, "prepare_images")
+
+COLUMNS = (
+    Column("image_id", pa.string(), "id of the film"),
+    Column("pixels", pa.large_binary(), "size x size bytes, row by row; 0 black, 255 white"),
+    Column("height_px", pa.int32(), "height of the original film, pixels"),
+    Column("width_px", pa.int32(), "width of the original film, pixels"),
+)
+"""Columns of every shard, an uncompressed Arrow IPC file `shard-00000.arrow`.
+
+The original is stretched onto the square, so x_prepared = x * size / width_px and
+y_prepared = y * size / height_px, in pixels.
+"""
+
+SHARD = "shard-{:05d}.arrow"
+"""Name of a shard by its place in the manifest."""
+
+_BAND_PX = 4  # half of the lines that are compared before whole pictures are
+
+_SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])
+
+
+def write_shard(
+    folder: Path,
+    number: int,
+    image_ids: Sequence[str],
+    pixels: npt.NDArray[np.uint8],
+    sizes: npt.NDArray[np.int32],
+    rejects: Sequence[tuple[str, str]],
+) -> None:
+    """Write one shard; it appears whole, its rejects with it, or not at all.
+
+    Args:
+        folder: folder of the artifact's draft.
+        number: place of the shard.
+        image_ids: ids of the films, n of them.
+        pixels: uint8 (n, size, size).
+        sizes: int32 (n, 2): height and width of the originals, pixels.
+        rejects: id and reason code of every film of this shard that was refused.
+    """
+    count, size_px, _ = pixels.shape
+    area = size_px * size_px
+    offsets = pa.py_buffer(np.arange(0, (count + 1) * area, area, dtype=np.int64))
+    data = pa.py_buffer(np.ascontiguousarray(pixels))
+    columns = [
+        pa.array(list(image_ids), pa.string()),
+        pa.Array.from_buffers(pa.large_binary(), count, [None, offsets, data]),
+        pa.array(sizes[:, 0], pa.int32()),
+        pa.array(sizes[:, 1], pa.int32()),
+    ]
+    facts = {"size_px": str(size_px), "rejects": json.dumps(list(rejects))}
+    schema = _SCHEMA.with_metadata(facts)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    files.write_bytes(folder / SHARD.format(number), sink.getvalue())
+
+
+def read_shard_rejects(folder: Path, number: int) -> tuple[int, list[tuple[str, str]]]:
+    """Read what a finished shard kept and refused.
+
+    Args:
+        folder: folder of the artifact or its draft.
+        number: place of the shard.
+
+    Returns:
+        Number of films kept; id and reason code of those refused.
+
+    Raises:
+        ArtifactCorrupt: the shard cannot be read.
+    """
+    batch = _open_shard(folder / SHARD.format(number))
+    rejects = json.loads(batch.schema.metadata[b"rejects"])
+    return batch.num_rows, [(image_id, reason) for image_id, reason in rejects]
+
+
+class PreparedImages:
+    """The prepared films of an artifact, read by memory map.
+
+    Args:
+        artifact: an opened artifact of kind `prepared`.
+
+    Raises:
+        ArtifactCorrupt: a shard cannot be read, or shards differ in size.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._batches = [
+            _open_shard(artifact.path / name)
+            for name in sorted(artifact.files)
+            if name.endswith(".arrow")
+        ]
+        self.size_px = int(artifact.summary["size_px"])
+        """Height and width of a film, pixels."""
+        sizes = {int(batch.schema.metadata[b"size_px"]) for batch in self._batches}
+        if sizes - {self.size_px}:
+            raise ArtifactCorrupt(f"shards of {artifact.path} differ in size; rerun {KIND.job}")
+        self._starts = [0]
+        self._films: list[npt.NDArray[np.uint8]] = []
+        for batch in self._batches:
+            self._starts.append(self._starts[-1] + batch.num_rows)
+            self._films.append(_films(batch, self.size_px))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @cached_property
+    def image_ids(self) -> list[str]:
+        """Ids of the films, in the order of the rows."""
+        return [image_id for batch in self._batches for image_id in batch.column(0).to_pylist()]
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """Id of a film -> its row."""
+        return {image_id: row for row, image_id in enumerate(self.image_ids)}
+
+    @cached_property
+    def _sizes(self) -> npt.NDArray[np.int32]:
+        parts = [
+            np.stack([batch.column(at).to_numpy() for at in (2, 3)], axis=1)
+            for batch in self._batches
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        """Give one film without copying it.
+
+        Args:
+            row: its row, in [0, len).
+
+        Returns:
+            uint8 (size_px, size_px), read-only, 0 black.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} prepared films")
+        shard = bisect_right(self._starts, row) - 1
+        film: npt.NDArray[np.uint8] = self._films[shard][row - self._starts[shard]]
+        return film
+
+    def original_size(self, row: int) -> tuple[int, int]:
+        """Give the size that a film had before it was stretched.
+
+        Args:
+            row: its row, in [0, len).
+
+        Returns:
+            Height and width, pixels.
+        """
+        height, width = self._sizes[row]
+        return int(height), int(width)
+
+    def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
+        """Find films whose picture another film has, pixel by pixel.
+
+        Args:
+            rows: the films in question.
+            among: films that they are compared with; a film does not repeat itself.
+
+        Returns:
+            Row in question -> the first row among the others with the same pixels. Of most
+            films a few lines in the middle are read and no more.
+        """
+        by_band: dict[int, list[int]] = defaultdict(list)
+        for row in rows:
+            by_band[self._band(row)].append(row)
+        found: dict[int, int] = {}
+        for other in among:
+            for row in by_band.get(self._band(other), ()):
+                known = row in found or row == other
+                if not known and np.array_equal(self.pixels(row), self.pixels(other)):
+                    found[row] = other
+        return found
+
+    def _band(self, row: int) -> int:
+        middle = self.size_px // 2
+        return zlib.crc32(self.pixels(row)[middle - _BAND_PX : middle + _BAND_PX].data)
+
+
+def _open_shard(path: Path) -> pa.RecordBatch:
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        batch = reader.get_batch(0)
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactCorrupt(f"shard {path} is missing or damaged; rerun {KIND.job}") from error
+    if batch.schema.remove_metadata() != _SCHEMA:
+        raise ArtifactCorrupt(f"shard {path} has other columns than it must; rerun {KIND.job}")
+    return batch
+
+
+def _films(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
+    data = batch.column(1).buffers()[2]
+    films = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, dtype=np.uint8)
+    expected = batch.num_rows * size_px * size_px
+    if films.size < expected:
+        raise ArtifactCorrupt(f"a shard holds too few pixels; rerun {KIND.job}")
+    return films[:expected].reshape(batch.num_rows, size_px, size_px)
+
+
+_BATCH = 4  # films in one task: few enough to share evenly, many enough to pay for the message
+_AHEAD = 2  # shards under way, so that no worker waits while one is written
+
+Answer = SquareImage | str
+"""A film's square, or the code of the reason why there is none."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """A film as the manifest names it."""
+
+    image_id: str
+    path: str
+
+
+Reader = Callable[[Sequence[Film]], list[Answer]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of all films.
+
+    Attributes:
+        kept: films in the shards.
+        rejects: id and reason code of the others, in the manifest's order.
+    """
+
+    kept: int
+    rejects: list[tuple[str, str]]
+
+
+def write_shards(
+    films: Sequence[Film],
+    root: Path,
+    folder: Path,
+    settings: ImagesConfig,
+    finished: Callable[[int], None],
+) -> Outcome:
+    """Decode, stretch and write all films, going on after the shards that are there.
+
+    Args:
+        films: the films, in the manifest's order.
+        root: folder under which their paths lie.
+        folder: folder of the artifact's draft.
+        settings: settings of images.
+        finished: told how many films have been finished.
+
+    Returns:
+        What became of them; the same whether or not an earlier run was killed.
+    """
+    starts = range(0, len(films), settings.shard_rows)
+    todo = [number for number in range(len(starts)) if not (folder / SHARD.format(number)).exists()]
+    if len(todo) < len(starts):
+        finished(sum(_rows(films, settings, n) for n in set(range(len(starts))) - set(todo)))
+    if todo:
+        parts = [(n, films[starts[n] : starts[n] + settings.shard_rows]) for n in todo]
+        with _crew(root, settings) as (executor, read):
+            for number, part, answers in _under_way(executor, read, parts):
+                _write(folder, number, part, list(_counted(answers, finished)), settings.size_px)
+    found = [read_shard_rejects(folder, number) for number in range(len(starts))]
+    return Outcome(sum(kept for kept, _ in found), [item for _, rows in found for item in rows])
+
+
+def _rows(films: Sequence[Film], settings: ImagesConfig, number: int) -> int:
+    start = number * settings.shard_rows
+    return min(settings.shard_rows, len(films) - start)
+
+
+def read_films(films: Sequence[Film], root: Path, settings: ImagesConfig) -> list[Answer]:
+    """Decode and stretch films with this process's own pool, which is kept for the next ones.
+
+    Args:
+        films: the films; what a process of a cluster is sent.
+        root: folder under which their paths lie, the same on every machine.
+        settings: settings of images.
+
+    Returns:
+        The square of each, or the code of the reason why there is none.
+    """
+    workers = settings.workers or available_cores()
+    return _read(films, shared_decoder(settings, workers), root, settings)
+
+
+@contextmanager
+def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, Reader]]:
+    """Give an executor, and what it is to do with films: here, or on a cluster."""
+    if settings.dask_scheduler:
+        with _cluster(settings.dask_scheduler) as client:
+            apart = partial(read_films, root=root.absolute(), settings=settings)
+            try:
+                yield client.get_executor(pure=False), apart
+            except (CancelledError, _dask().KilledWorker) as error:
+                raise LaunchError(
+                    "the Dask cluster was lost, or its workers die; the shards so far are kept: "
+                    "mend the cluster and run the same command again"
+                ) from error
+        return
+    workers = settings.workers or available_cores()
+    with Decoder(settings, workers) as decoder, ThreadPoolExecutor(workers) as threads:
+        try:
+            yield threads, partial(_read, decoder=decoder, root=root, settings=settings)
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+def _dask() -> Any:
+    try:
+        return importlib.import_module("distributed")
+    except ImportError as error:
+        raise ConfigError("images.dask_scheduler needs `pip install medclip-dcl[dask]`") from error
+
+
+def _cluster(address: str) -> Any:
+    try:
+        return _dask().Client(address, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no Dask scheduler answers at images.dask_scheduler {address!r}; start one, or leave "
+            "the setting empty to use this machine"
+        ) from error
+
+
+def _under_way(
+    executor: Executor, read: Reader, parts: Iterable[tuple[int, Sequence[Film]]]
+) -> Iterator[tuple[int, Sequence[Film], Iterator[list[Answer]]]]:
+    """Start shards ahead of the one that is waited for."""
+    started: deque[tuple[int, Sequence[Film], Iterator[list[Answer]]]] = deque()
+    for number, part in parts:
+        batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
+        started.append((number, part, executor.map(read, batches)))
+        if len(started) == _AHEAD:
+            yield started.popleft()
+    yield from started
+
+
+def _counted(answers: Iterator[list[Answer]], finished: Callable[[int], None]) -> Iterator[Answer]:
+    for batch in answers:
+        finished(len(batch))
+        yield from batch
+
+
+def _read(
+    films: Sequence[Film], decoder: Decoder, root: Path, settings: ImagesConfig
+) -> list[Answer]:
+    return [_read_one(film, decoder, root, settings) for film in films]
+
+
+def _read_one(film: Film, decoder: Decoder, root: Path, settings: ImagesConfig) -> Answer:
+    try:
+        path = path_under(root, film.path)
+    except StudyError:
+        return "missing"
+    try:
+        image = decoder.square(path, settings.size_px, equalize=settings.equalize)
+    except ImageError as error:
+        return error.code
+    return "constant" if image.constant else image
+
+
+def _write(
+    folder: Path,
+    number: int,
+    films: Sequence[Film],
+    answers: Sequence[Answer],
+    size_px: int,
+) -> None:
+    kept = [
+        (film, answer)
+        for film, answer in zip(films, answers, strict=True)
+        if isinstance(answer, SquareImage)
+    ]
+    rejects = [
+        (film.image_id, answer)
+        for film, answer in zip(films, answers, strict=True)
+        if isinstance(answer, str)
+    ]
+    pixels = np.empty((len(kept), size_px, size_px), dtype=np.uint8)
+    sizes = np.empty((len(kept), 2), dtype=np.int32)
+    for row, (_, image) in enumerate(kept):
+        pixels[row] = image.pixels
+        sizes[row] = image.height_px, image.width_px
+    write_shard(folder, number, [film.image_id for film, _ in kept], pixels, sizes, rejects)

@@ -1,0 +1,86 @@
+"""A folder of DICOM files without tables or reports -> films, by what each says of itself."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from medclip_dcl.data.dicom.metadata import is_dicom_file, read_header
+from medclip_dcl.data.sources.records import Film, RawStudies, Reject, SourceConfig
+from medclip_dcl.errors import StudyError
+
+_DIRECTORY = "1.2.840.10008.1.3.10"
+"""SOP class of a DICOMDIR, which holds no film. Source: DICOM PS3.4, Annex B."""
+
+
+def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStudies:
+    """List the films below a folder; headers are read, pixels are not.
+
+    Args:
+        root: the folder; links in it are not followed.
+        settings: settings of the source.
+        key: makes the patients' ids impossible to guess; may be empty.
+
+    Returns:
+        One film per DICOM file, in order of path: its SOPInstanceUID, its study's UID, a
+        hash of its PatientID and its view. No other value of the header is kept.
+
+    Raises:
+        StudyError: the folder is missing.
+    """
+    if not root.is_dir():
+        raise StudyError("source.root is no folder; name the folder that holds the DICOM files")
+    films: list[Film] = []
+    rejects: list[Reject] = []
+    for number, path in enumerate(_files(root)):
+        name = f"file-{number:06d}"
+        if not is_dicom_file(path):
+            rejects.append(Reject(name, "not_dicom"))
+            continue
+        header = read_header(path)
+        if header is None:
+            rejects.append(Reject(name, "bad_header"))
+        elif header.sop_class == _DIRECTORY:
+            continue
+        elif not header.patient:
+            rejects.append(Reject(header.image_id, "no_subject"))
+        elif header.modality not in settings.modalities:
+            rejects.append(Reject(header.image_id, "modality"))
+        else:
+            subject = hash_patient(header.patient, key)
+            place = path.relative_to(root).as_posix()
+            films.append(Film(header.image_id, header.study_id, subject, header.view, place))
+    return RawStudies(
+        films=films,
+        studies=[],
+        splits={},
+        labels=None,
+        root=root,
+        reports_root=root,
+        has_films=True,
+        rejects=rejects,
+        has_reports=False,
+    )
+
+
+def hash_patient(patient: bytes, key: bytes) -> str:
+    """Name a patient without saying who it is.
+
+    Args:
+        patient: PatientID as it stands in the header.
+        key: secret bytes, or none.
+
+    Returns:
+        20 hexadecimal digits, the same for the same patient and key.
+    """
+    secret = hashlib.sha256(key).digest()
+    return hashlib.blake2b(patient, key=secret, digest_size=10).hexdigest()
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder) / name
+            if path.is_file() and not path.is_symlink():
+                yield path

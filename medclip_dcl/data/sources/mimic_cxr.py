@@ -1,0 +1,152 @@
+"""MIMIC-CXR and MIMIC-CXR-JPG: the release's tables -> films and studies."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from medclip_dcl.data.dicom.metadata import read_header
+from medclip_dcl.data.sources.records import (
+    CHEXPERT,
+    METADATA,
+    RECORDS,
+    SPLIT,
+    SPLITS,
+    Film,
+    RawStudies,
+    Reject,
+    SourceConfig,
+    Study,
+)
+from medclip_dcl.data.tabular import read_any, read_rows
+from medclip_dcl.errors import StudyError
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+_TABLES = ("metadata", "split", "chexpert")
+_RECORDS = "cxr-record-list"
+_SUFFIXES = (".dcm", ".jpg", ".jpeg", ".png")
+_LOOKED_AT = 200
+"""Films looked for, one after the other, to learn how films end."""
+_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
+
+
+def find_tables(root: Path) -> dict[str, Path]:
+    """Find the release's tables.
+
+    Args:
+        root: folder that holds them, plain or gzipped.
+
+    Returns:
+        `metadata`, `split` and `chexpert` where they exist, and `records` where there is
+        no metadata table -> path.
+
+    Raises:
+        StudyError: neither metadata nor record list is there, or a table exists twice.
+    """
+    found = {}
+    for name in (*_TABLES, _RECORDS):
+        shape = name if name == _RECORDS else f"*-{name}"
+        paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
+        if len(paths) > 1:
+            raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
+        if paths:
+            found["records" if name == _RECORDS else name] = paths[0]
+    if "metadata" in found:
+        found.pop("records", None)
+    elif "records" not in found:
+        raise StudyError(
+            f"{root} holds no table *-metadata.csv and no {_RECORDS}.csv, nor their .csv.gz; "
+            "set source.root or source.tables"
+        )
+    return found
+
+
+def read_mimic_cxr(
+    tables: dict[str, Path], root: Path, reports_root: Path, settings: SourceConfig
+) -> RawStudies:
+    """Read the tables of a release; no report is opened, and no film for its pixels.
+
+    Args:
+        tables: from `find_tables`.
+        root: folder of the release.
+        reports_root: folder whose `files/` holds the reports.
+        settings: settings of the source.
+
+    Returns:
+        Every film with a sound id, in the order of the table, and its study.
+
+    Raises:
+        StudyError: a table cannot be read or lacks a column.
+
+    Source: PhysioNet, MIMIC-CXR 2.1, MIMIC-CXR-JPG 2.0 and 2.1. Views come from ViewPosition:
+        the code-meaning columns of the metadata table can be shifted. Without that table
+        they come from the headers of the DICOM files.
+    """
+    has_views = "metadata" in tables
+    listed = tables["metadata"] if has_views else tables["records"]
+    rows = read_rows(listed, (METADATA if has_views else RECORDS).names)
+    views = rows.get("ViewPosition", [""] * len(rows["dicom_id"]))
+    films: list[Film] = []
+    rejects: list[Reject] = []
+    studies: dict[str, Study] = {}
+    suffix: str = settings.image_suffix
+    for row, (image_id, subject, study, view) in enumerate(
+        zip(rows["dicom_id"], rows["subject_id"], rows["study_id"], views, strict=True)
+    ):
+        if not all(_ID.fullmatch(name) for name in (image_id, subject, study)):
+            rejects.append(Reject(f"row-{row:06d}", "bad_id"))
+            continue
+        folder = f"files/p{subject[:2]}/p{subject}/s{study}"
+        if not suffix and row < _LOOKED_AT:
+            suffix = _suffix(root / folder / image_id)
+        films.append(Film(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
+        studies.setdefault(study, Study(study, subject, f"{folder}.txt"))
+    films = [film._replace(path=f"{film.path}{suffix or _SUFFIXES[0]}") for film in films]
+    if not has_views:
+        films = [film._replace(view=_view(root / film.path)) for film in films]
+    return RawStudies(
+        films=films,
+        studies=list(studies.values()),
+        splits=_splits(tables.get("split")),
+        labels=_labels(tables.get("chexpert")),
+        root=root,
+        reports_root=reports_root,
+        has_films=True,
+        rejects=rejects,
+    )
+
+
+def _suffix(stem: Path) -> str:
+    return next((end for end in _SUFFIXES if stem.with_name(stem.name + end).is_file()), "")
+
+
+def _view(path: Path) -> str:
+    header = read_header(path) if path.is_file() else None
+    return header.view if header else ""
+
+
+def _splits(path: Path | None) -> dict[str, set[str]]:
+    splits: dict[str, set[str]] = {}
+    if path is None:
+        return splits
+    rows = read_rows(path, SPLIT.names)
+    for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
+        if split not in SPLITS:
+            raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
+        splits.setdefault(subject, set()).add(split)
+    return splits
+
+
+def _labels(path: Path | None) -> pa.Table | None:
+    if path is None:
+        return None
+    table = read_any(path)
+    missing = set(CHEXPERT.names) - set(table.column_names)
+    if missing:
+        raise StudyError(f"table {path.name} lacks {sorted(missing)}; give CheXpert's 14 labels")
+    columns = {"study_id": table.column("study_id")}
+    for name in LABELS:
+        values = pc.cast(pc.cast(table.column(name), pa.float64()), pa.int8())
+        columns[name] = values
+    return pa.table(columns)

@@ -1,0 +1,1 @@
+"""Generated studies with known truth, in the shape of MIMIC-CXR."""

@@ -1,0 +1,214 @@
+"""One patient: studies, films and reports, all a function of the seed and a number."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from medclip_dcl.data.synthetic.anatomy import Body, draw_body
+from medclip_dcl.data.synthetic.dicom_files import Storage, Tags, draw_storage, encode_film
+from medclip_dcl.data.synthetic.findings import FINE_FINDINGS, FineFinding, draw_findings
+from medclip_dcl.data.synthetic.radiograph import Film, draw_frontal, draw_lateral
+from medclip_dcl.data.synthetic.reports import Report, draw_report, lay_out
+from medclip_dcl.data.synthetic.settings import GenerateConfig
+
+NATURAL, COVERAGE = "natural", "coverage"
+
+_ID_RANGE = 10_000_000
+_PATIENT_STEP, _STUDY_STEP = 6_700_417, 4_444_441  # coprime to the range: distinct ids, spread out
+_MAX_STUDIES = 4
+_STREAMS = {NATURAL: 0, COVERAGE: 1}
+
+
+@dataclass(frozen=True)
+class FilmPlan:
+    """A film before it is drawn."""
+
+    dicom_id: str
+    view: str
+    storage: Storage
+    seed: tuple[int, ...]
+
+    @property
+    def is_frontal(self) -> bool:
+        """Whether it shows the chest from the front or the back."""
+        return self.view in {"AP", "PA"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: what it shows, what its report says, and its films to be drawn."""
+
+    study_id: str
+    date: str
+    time: str
+    findings: dict[FineFinding, float]
+    report: Report
+    text: str
+    films: tuple[FilmPlan, ...]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A patient with all studies; `origin` says how the findings were drawn."""
+
+    subject_id: str
+    split: str
+    origin: str
+    body: Body
+    studies: tuple[Study, ...]
+
+
+def draw_patient(origin: str, number: int, seed: int, settings: GenerateConfig) -> Patient:
+    """Draw a patient; no pixel is computed yet.
+
+    Args:
+        origin: natural (findings as they fall, any split) or coverage (a test patient
+            with one study of one fine finding, in turn).
+        number: the patient's number within its origin.
+        seed: seed of the recipe.
+        settings: shares of splits, views and storage.
+
+    Returns:
+        The patient; the same for the same arguments, whoever else is drawn.
+    """
+    generator = np.random.default_rng((seed, _STREAMS[origin], number))
+    slot = 2 * number + _STREAMS[origin]
+    split = _split(float(generator.random()), settings) if origin == NATURAL else "test"
+    body = draw_body(generator)
+    count = 1 + int(generator.binomial(_MAX_STUDIES - 1, 0.12)) if origin == NATURAL else 1
+    studies = []
+    for place in range(count):
+        findings: tuple[FineFinding, ...] = (FINE_FINDINGS[number % len(FINE_FINDINGS)],)
+        if origin == NATURAL:
+            findings = draw_findings(generator)
+        study_id = str(50_000_000 + (slot * _MAX_STUDIES + place) * _STUDY_STEP % _ID_RANGE)
+        studies.append(_study(study_id, findings, (seed, slot, place), settings, generator))
+    subject_id = str(_ID_RANGE + slot * _PATIENT_STEP % _ID_RANGE)
+    return Patient(subject_id, split, origin, body, tuple(studies))
+
+
+def draw_film(patient: Patient, study: Study, plan: FilmPlan, size_px: int) -> Film:
+    """Draw the pixels of a film.
+
+    Args:
+        patient: whose film it is.
+        study: the study that it belongs to.
+        plan: the film.
+        size_px: longer side, pixels.
+
+    Returns:
+        Intensities and boxes.
+    """
+    generator = np.random.default_rng(plan.seed)
+    if plan.is_frontal:
+        return draw_frontal(patient.body, study.findings, size_px, generator)
+    return draw_lateral(patient.body, size_px, generator)
+
+
+def film_bytes(patient: Patient, study: Study, plan: FilmPlan, film: Film) -> bytes:
+    """Encode a drawn film.
+
+    Args:
+        patient: whose film it is.
+        study: the study that it belongs to.
+        plan: ids, view and storage.
+        film: the pixels.
+
+    Returns:
+        A DICOM file.
+    """
+    return encode_film(film.pixels, plan.storage, film_tags(patient, study, plan))
+
+
+def film_tags(patient: Patient, study: Study, plan: FilmPlan) -> Tags:
+    """Give what the header of a film says.
+
+    Args:
+        patient: whose film it is.
+        study: the study that it belongs to.
+        plan: the film.
+
+    Returns:
+        Ids, view, date and time.
+    """
+    return Tags(
+        plan.dicom_id, study.study_id, patient.subject_id, plan.view, study.date, study.time
+    )
+
+
+def film_path(patient: Patient, study: Study, plan: FilmPlan) -> str:
+    """Give a film's path in the tree.
+
+    Args:
+        patient: whose film it is.
+        study: the study that it belongs to.
+        plan: the film.
+
+    Returns:
+        `files/p1x/p1xxxxxxx/s5xxxxxxx/<dicom_id>.dcm`.
+    """
+    return f"{_study_path(patient, study)}/{plan.dicom_id}.dcm"
+
+
+def report_path(patient: Patient, study: Study) -> str:
+    """Give a report's path in the tree.
+
+    Args:
+        patient: whose report it is.
+        study: the study that it belongs to.
+
+    Returns:
+        `files/p1x/p1xxxxxxx/s5xxxxxxx.txt`.
+    """
+    return f"{_study_path(patient, study)}.txt"
+
+
+def _study_path(patient: Patient, study: Study) -> str:
+    folder = f"p{patient.subject_id}"
+    return f"files/{folder[:3]}/{folder}/s{study.study_id}"
+
+
+def _split(draw: float, settings: GenerateConfig) -> str:
+    if draw < settings.test_share:
+        return "test"
+    return "validate" if draw < settings.test_share + settings.validate_share else "train"
+
+
+def _study(
+    study_id: str,
+    findings: tuple[FineFinding, ...],
+    seed: tuple[int, ...],
+    settings: GenerateConfig,
+    generator: np.random.Generator,
+) -> Study:
+    shown = {finding: float(generator.random()) for finding in findings}
+    view = "AP" if generator.random() < 0.55 else "PA"
+    views = [view]
+    if generator.random() < settings.second_film_share:
+        views.append("LATERAL" if generator.random() < 0.6 else view)
+    films = tuple(
+        FilmPlan(
+            _dicom_id(generator),
+            name,
+            draw_storage(settings.compressed_share, generator),
+            (*seed, place),
+        )
+        for place, name in enumerate(views)
+    )
+    report = draw_report(shown, generator)
+    text = lay_out(report, view, generator)
+    year, month, day = (int(generator.integers(*span)) for span in ((2110, 2200), (1, 13), (1, 29)))
+    hour, minute, second = (int(generator.integers(top)) for top in (24, 60, 60))
+    return Study(
+        study_id,
+        f"{year}{month:02d}{day:02d}",
+        f"{hour:02d}{minute:02d}{second:02d}",
+        shown,
+        report,
+        text,
+        films,
+    )
+
+
+def _dicom_id(generator: np.random.Generator) -> str:
+    return "-".join(f"{int(word):08x}" for word in generator.integers(2**32, size=5))

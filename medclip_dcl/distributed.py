@@ -1,0 +1,125 @@
+"""How many cores this process may use.
+
+Processes that `accelerate launch` or torchrun started together, on one node or several.
+
+They share a folder and a gloo group. Nothing here touches a GPU: each process takes the
+one of its local rank.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from medclip_dcl.errors import LaunchError
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use.
+
+    Returns:
+        Those of its affinity mask where the system has one, else all; at least 1.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_LONGEST_WAIT = timedelta(days=60)  # of the fastest process for the slowest
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process among those that were started together."""
+
+    rank: int = 0
+    processes: int = 1
+    local_rank: int = 0
+    local_processes: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process speaks and seals for all."""
+        return self.rank == 0
+
+    def tell(self, fact: str) -> str:
+        """Hand a fact from the main process to all.
+
+        Args:
+            fact: what the main process says; those of the others are ignored.
+
+        Returns:
+            What the main process said.
+
+        Raises:
+            LaunchError: another process has ended.
+        """
+        if self.processes == 1:
+            return fact
+        told = [fact]
+        try:
+            dist.broadcast_object_list(told, src=0)
+        except RuntimeError as error:
+            raise _ended() from error
+        return told[0]
+
+    def wait(self) -> None:
+        """Wait until all are here, hearing signals meanwhile.
+
+        Raises:
+            LaunchError: another process has ended.
+        """
+        if self.processes == 1:
+            return
+        try:
+            meeting = dist.barrier(async_op=True)
+            while not meeting.is_completed():
+                time.sleep(_POLL_S)
+            meeting.wait()
+        except RuntimeError as error:
+            raise _ended() from error
+
+
+@contextmanager
+def joined() -> Iterator[Launch]:
+    """Join the processes of this launch.
+
+    Yields:
+        This process's place among them; a process that was started alone is the only one.
+
+    Raises:
+        LaunchError: the others cannot be reached.
+
+    Source: ours; torch.distributed's `env://` variables, which both launchers set.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1:
+        yield Launch()
+        return
+    try:
+        dist.init_process_group("gloo", timeout=_LONGEST_WAIT)
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"the {processes} processes of this launch cannot reach each other; start them with "
+            "accelerate launch or torchrun"
+        ) from error
+    try:
+        yield Launch(
+            dist.get_rank(),
+            processes,
+            int(os.environ.get("LOCAL_RANK", "0")),
+            int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+def _ended() -> LaunchError:
+    return LaunchError(
+        "another process of this launch has ended; its own message says why; run again to go on"
+    )

@@ -1,0 +1,1 @@
+"""The tasks of the papers, their metrics, and intervals."""

@@ -1,0 +1,213 @@
+"""A score's logit -> the probability of a finding, fitted where the truth is known.
+
+platt        sigmoid(slope * logit + intercept)
+temperature  sigmoid(slope * logit), slope = 1 / temperature
+isotonic     the rising step function with the least squared error, straight in between
+
+Scores as probabilities: fitted on validation films, examined on others.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int8
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from medclip_dcl.evaluation import summary
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
+from medclip_dcl.evaluation.metrics import calibration_error, roc_auc
+from medclip_dcl.evaluation.settings import ProbabilitiesConfig
+from medclip_dcl.inference.zero_shot import UNCALIBRATED, Finding, calibrations_of
+from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+
+Logits = Float[np.ndarray, " films"]
+FindingTruth = Bool[np.ndarray, " films"]
+
+SCORE = Curve(slope=1.0)
+"""The score itself: the softmax over the two prompts."""
+
+_TOLERANCE = 1e-8
+_ITERATIONS = 1000
+
+
+def calibrate_finding(
+    finding: str,
+    logits: Logits,
+    positive: FindingTruth,
+    patients: int,
+    settings: ProbabilitiesConfig,
+) -> FindingCalibration:
+    """Fit the calibration of one finding, if its films allow it.
+
+    Args:
+        finding: its name.
+        logits: log odds of each film's score, gamma**2 times the margin; of films whose
+            truth is known.
+        positive: the truth.
+        patients: patients of these films.
+        settings: method and least number of films.
+
+    Returns:
+        The calibration; without a curve, and with the reason, where a class has too few
+        films or the score does not rise with the finding.
+    """
+    present = int(positive.sum())
+    absent = len(positive) - present
+    reason = _refusal(logits, positive, settings.least_per_class)
+    curve = None if reason else fit_curve(logits, positive, settings.method)
+    if curve is not None and not curve.logits and curve.slope == 0:
+        curve, reason = None, f"no rising {settings.method} curve fits the validation films"
+    return FindingCalibration(
+        finding=finding,
+        curve=curve,
+        reason=reason,
+        films_with=present,
+        films_without=absent,
+        patients=patients,
+        score_error=calibration_error(SCORE.probabilities(logits), positive),
+        fitted_error=(
+            None if curve is None else calibration_error(curve.probabilities(logits), positive)
+        ),
+    )
+
+
+def fit_curve(logits: Logits, positive: FindingTruth, method: str) -> Curve:
+    """Fit a curve.
+
+    Args:
+        logits: log odds of each film's score.
+        positive: the truth; both classes occur.
+        method: one of `ProbabilitiesConfig.method`.
+
+    Returns:
+        The curve.
+
+    Source: Platt 2000, Section 2.2, with its smoothed targets, which keep the slope finite
+        where a threshold separates the classes; Guo et al. 2017, Section 4.2; Zadrozny and
+        Elkan 2002.
+    """
+    if method == "isotonic":
+        return _isotonic(logits, positive)
+    present, absent = int(positive.sum()), int((~positive).sum())
+    target = np.where(positive, (present + 1) / (present + 2), 1 / (absent + 2))
+    scale = float(np.abs(logits).max()) or 1.0  # logits of one size: the solver's steps suit them
+    model = LogisticRegression(
+        C=np.inf, fit_intercept=method == "platt", tol=_TOLERANCE, max_iter=_ITERATIONS
+    )
+    # each film counts as both classes, by what its target leaves to either
+    doubled = np.concatenate([logits, logits])[:, None] / scale
+    classes = np.repeat([1, 0], len(logits))
+    model.fit(doubled, classes, sample_weight=np.concatenate([target, 1 - target]))
+    return Curve(
+        slope=max(float(model.coef_[0, 0]) / scale, 0.0),
+        intercept=float(np.ravel(model.intercept_)[0]),
+    )
+
+
+def _isotonic(logits: Logits, positive: FindingTruth) -> Curve:
+    model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+    model.fit(logits, positive.astype(np.float64))
+    heights = np.clip(np.maximum.accumulate(model.y_thresholds_), 0.0, 1.0)
+    return Curve(logits=tuple(model.X_thresholds_.tolist()), heights=tuple(heights.tolist()))
+
+
+def _refusal(logits: Logits, positive: FindingTruth, least: int) -> str:
+    present = int(positive.sum())
+    absent = len(positive) - present
+    if min(present, absent) < least:
+        return (
+            f"{present} validation films with it and {absent} without; "
+            f"probabilities.least_per_class asks for {least} of each"
+        )
+    area = roc_auc(logits, positive)
+    if area is None or area <= 0.5:
+        return "its score does not rise with the finding on the validation films"
+    return ""
+
+
+Matrix = Float[np.ndarray, "findings films"]
+Truth = Int8[np.ndarray, "findings films"]
+
+
+def calibrate_findings(
+    findings: Sequence[Finding],
+    logits: Matrix,
+    truth: Truth,
+    subjects: Sequence[str],
+    settings: ProbabilitiesConfig,
+) -> tuple[FindingCalibration, ...]:
+    """Fit every finding that has films enough.
+
+    Args:
+        findings: the prompt pairs.
+        logits: log odds of each film's score, gamma**2 times the margin.
+        truth: 1 present, 0 absent, `summary.UNKNOWN` left out.
+        subjects: patient of every film.
+        settings: method and least number of films.
+
+    Returns:
+        One entry per finding.
+    """
+    owner = np.asarray(subjects, dtype=str)
+    found = []
+    for finding, row, state in zip(findings, logits, truth, strict=True):
+        known = state != summary.UNKNOWN
+        patients = len(np.unique(owner[known]))
+        found.append(
+            calibrate_finding(finding.name, row[known], state[known] == 1, patients, settings)
+        )
+    return tuple(found)
+
+
+def examine_probabilities(
+    calibration: ScoreCalibration | None,
+    asked: tuple[Sequence[Finding], Sequence[Finding]],
+    logits: Matrix,
+    truth: Truth,
+    films: Films,
+    sampling: Sampling,
+) -> tuple[Outcome, list[list[float | None]]]:
+    """Hold probabilities against the truth of films that they were not fitted to.
+
+    Args:
+        calibration: of the model; None: it has none.
+        asked: the findings, and those that the model was published with.
+        logits: log odds of each film's score.
+        truth: of all films, as they come: a share that was chosen says nothing of chances.
+        films: the films.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome, with `calibration_error` and `brier` by finding, and `score_` for the
+        score itself on the same films; and the probability of every finding and film, None
+        where there is none.
+    """
+    findings, own = asked
+    curves = calibrations_of(findings, own, calibration)
+    said: list[list[float | None]] = []
+    groups: dict[str, dict[str, Figure]] = {}
+    for finding, curve, row, state in zip(findings, curves, logits, truth, strict=True):
+        if isinstance(curve, str) or curve.curve is None:
+            said.append([None] * len(row))
+            continue
+        probability = curve.curve.probabilities(row)
+        said.append(probability.tolist())
+        groups[finding.name] = summary.probability_figures(
+            SCORE.probabilities(row),
+            probability,
+            state,
+            films.subject_ids,
+            sampling.samples,
+            sampling.generator(),
+        )
+    absent = "" if groups else _why_none(calibration)
+    pool = {"films": len(films.image_ids), "findings": len(groups)}
+    return Outcome(absent, pool, groups=groups), said
+
+
+def _why_none(calibration: ScoreCalibration | None) -> str:
+    if calibration is None:
+        return f"{UNCALIBRATED}; run calibrate_scores"
+    return "no finding that was asked for has a calibration"

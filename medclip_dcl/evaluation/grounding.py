@@ -1,0 +1,232 @@
+"""Questions about boxes: is the heatmap in them, and which sentence is theirs.
+
+Every question gives an `Outcome` for `results.json` and the rows that it was made from.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medclip_dcl.evaluation import metrics, summary
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.inputs import BoxedSentence, Films, Outcome, Sampling
+from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
+from medclip_dcl.evaluation.retrieval import Asked, box_vectors, rank_directions
+from medclip_dcl.inference.heatmap import heatmap, scaled
+from medclip_dcl.models.similarity import region_scores
+
+Rows = list[dict[str, Any]]
+
+_GALLERY_LENGTHS = (1, 5)
+_SHOWN = 5
+
+
+def examine_grounding(
+    model: Examinee,
+    films: Films,
+    units: Sequence[BoxedSentence],
+    longest_px: int,
+    sampling: Sampling,
+) -> tuple[Outcome, Rows]:
+    """Compare the heatmap of each sentence with its boxes, united.
+
+    Args:
+        model: who is asked.
+        films: the films.
+        units: sentences with their boxes; at least one.
+        longest_px: longer side of the compared heatmap; films that are smaller keep
+            their size.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome and the rows of `results.GROUNDINGS`.
+
+    Source: Wang et al. 2023, Section 3.3; Boecking et al. 2022.
+    """
+    sentences = model.embed_sentences([unit.text for unit in units])
+    rows = []
+    for unit, sentence in zip(units, sentences, strict=True):
+        film = films.regions[unit.film : unit.film + 1]
+        grid = region_scores(film, sentence[None])[0, 0].cpu().numpy()
+        rows.append(
+            {
+                "image_id": films.image_ids[unit.film],
+                "subject_id": films.subject_ids[unit.film],
+                "category": unit.category,
+                "phrase_key": unit.key,
+                "boxes": len(unit.boxes),
+                "rows": grid.shape[0],
+                "grid": [float(value) for value in grid.ravel()],
+                **_compare(grid, unit, films, longest_px),
+            }
+        )
+    groups = {
+        category: _grounding_figures([row for row in rows if row["category"] == category], sampling)
+        for category in sorted({unit.category for unit in units})
+    }
+    chance = {"pointing": float(np.mean([row["area"] for row in rows])), "cnr_signed": 0.0}
+    figures = _grounding_figures(rows, sampling)
+    return Outcome("", {"sentences": len(rows)}, chance, figures, groups), rows
+
+
+def examine_boxes(
+    model: Examinee, films: Films, units: Sequence[BoxedSentence], sampling: Sampling
+) -> tuple[Outcome, Rows, Rows, Float[Tensor, "boxes dim"]]:
+    """Find the sentence of each box among all, and a box of each sentence among all.
+
+    Args:
+        model: who is asked.
+        films: the films.
+        units: sentences with their boxes; at least one.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
+        gallery, the rows of `results.RANKS`, and the boxes' vectors. A unit is a box; all
+        boxes that one sentence has on one film are its own.
+
+    Source: Wang et al. 2023, Section 3.3 and Table 5.
+    """
+    rows, shares, owner = _box_rows(films, units)
+    device = films.regions.device
+    vectors = box_vectors(
+        films.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
+    )
+    keys = np.array([row["phrase_key"] for row in rows])
+    distinct, place = np.unique(keys, return_inverse=True)
+    text_of = {unit.key: unit.text for unit in units}
+    texts = model.embed_sentences([text_of[key] for key in distinct])
+    scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
+    each = scores[:, place]  # (boxes, the sentence of each box)
+    alike = keys[:, None] == keys[None, :]
+    own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
+    asked = {
+        "box_to_sentence": Asked(
+            scores, place[:, None] == np.arange(len(distinct))[None, :], each, own
+        ),
+        "sentence_to_box": Asked(each.T, alike, each.T, own),
+    }
+    image_ids = [row["image_id"] for row in rows]
+    subjects = [row["subject_id"] for row in rows]
+    outcome, ranks = rank_directions("boxes", asked, image_ids, subjects, sampling)
+    for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
+        row["sentence_rank"] = rank["rank"]
+    return outcome, rows, ranks, vectors
+
+
+def examine_gallery(
+    model: Examinee,
+    vectors: Float[Tensor, "boxes dim"],
+    rows: Sequence[dict[str, Any]],
+    sentences: Sequence[str],
+    truth: Sequence[int | None],
+    sampling: Sampling,
+) -> Outcome:
+    """Find the sentence of each box in a gallery with one sentence per fine finding.
+
+    Args:
+        model: who is asked.
+        vectors: of the boxes, from `examine_boxes`.
+        rows: of the boxes; the gallery's columns are filled in.
+        sentences: the gallery.
+        truth: row of the gallery that is true of each box; None: the gallery has none.
+        sampling: of the intervals.
+
+    Returns:
+        The outcome; boxes without a true sentence are left out of it.
+
+    Source: ours; a closed set of sentences makes chance plain.
+    """
+    scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
+    place_of = {index: place for index, place in enumerate(truth) if place is not None}
+    known = list(place_of)
+    correct = np.zeros((len(known), len(sentences)), dtype=bool)
+    correct[np.arange(len(known)), list(place_of.values())] = True
+    ranks = best_ranks(scores[known], correct)
+    found = dict(zip(known, ranks.tolist(), strict=True))
+    for index, row in enumerate(rows):
+        row["gallery_rank"] = found.get(index)
+        row["gallery_true"] = truth[index]
+        row["gallery_best"] = order[index].tolist()
+    subjects = [rows[index]["subject_id"] for index in known]
+    figures = summary.rank_figures(
+        ranks, _GALLERY_LENGTHS, subjects, sampling.samples, sampling.generator()
+    )
+    pool = {"boxes": len(known), "sentences": len(sentences)}
+    absent = "" if known else "no box has its sentence in the gallery"
+    chance = {f"recall_at_{k}": chance_recall(correct, k) for k in _GALLERY_LENGTHS}
+    return Outcome(absent, pool, chance, figures, {})
+
+
+def _compare(
+    grid: np.ndarray, unit: BoxedSentence, films: Films, longest_px: int
+) -> dict[str, Any]:
+    """Measure one heatmap against its boxes at a bounded size."""
+    height, width = films.sizes_px[unit.film]
+    shrink = min(1.0, longest_px / max(height, width))
+    rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
+    scale = np.array([columns / width, rows / height, columns / width, rows / height])
+    window = scaled(films.window(unit.film), rows / height, columns / width, rows, columns)
+    scores = heatmap(grid, films.geometry, window, rows, columns)
+    mask = metrics.box_mask(unit.boxes * scale, rows, columns)
+    return {
+        "cnr": metrics.signed_cnr(scores, mask),
+        "miou": metrics.mean_iou(scores, mask, metrics.PAPER_THRESHOLDS),
+        "miou_biovil": metrics.mean_iou(scores, mask, metrics.BIOVIL_THRESHOLDS),
+        "pointed": metrics.is_pointed_at(scores, mask),
+        "area": float(mask.mean()),
+    }
+
+
+def _grounding_figures(rows: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Figure]:
+    columns = {
+        "cnr": [None if row["cnr"] is None else abs(row["cnr"]) for row in rows],
+        "cnr_signed": [row["cnr"] for row in rows],
+        "miou": [row["miou"] for row in rows],
+        "miou_biovil": [row["miou_biovil"] for row in rows],
+        "pointing": [row["pointed"] for row in rows],
+    }
+    subjects = [row["subject_id"] for row in rows]
+    return summary.mean_figures(columns, subjects, sampling.samples, sampling.generator())
+
+
+def _box_rows(
+    films: Films, units: Sequence[BoxedSentence]
+) -> tuple[Rows, list[list[float]], list[int]]:
+    """One row per box, its place as shares of what the model sees, and its film's number."""
+    rows: Rows = []
+    shares, owner = [], []
+    for unit in units:
+        seen = films.window(unit.film)
+        for x, y, across, down in unit.boxes.tolist():
+            rows.append(
+                {
+                    "image_id": films.image_ids[unit.film],
+                    "subject_id": films.subject_ids[unit.film],
+                    "category": unit.category,
+                    "phrase_key": unit.key,
+                    "x": x,
+                    "y": y,
+                    "width": across,
+                    "height": down,
+                    "gallery_rank": None,
+                    "gallery_true": None,
+                    "gallery_best": [],
+                }
+            )
+            shares.append(
+                [
+                    (x - seen.x) / seen.width,
+                    (y - seen.y) / seen.height,
+                    across / seen.width,
+                    down / seen.height,
+                ]
+            )
+            owner.append(unit.film)
+    return rows, shares, owner

@@ -1,0 +1,384 @@
+"""Linear probe: logistic regression on frozen features, its penalty chosen on other images.
+
+What an image-only model has learned: probes by share of labels, and a map of its features.
+
+Linear probes on films: what frozen features say of findings, by share of the labels.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int8, Int64, UInt8
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.manifold import TSNE
+
+from medclip_dcl.errors import MetricError
+from medclip_dcl.evaluation import summary
+from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
+from medclip_dcl.evaluation.settings import ProbeConfig
+from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.models.preprocessing import normalise
+from medclip_dcl.models.view_encoder import ViewEncoder
+
+Features = Float[np.ndarray, "images features"]
+Labels = Int64[np.ndarray, " images"]
+
+_ITERATIONS = 500
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Features of some images and what the images show."""
+
+    features: Features
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class ProbeFit:
+    """What a probe came to."""
+
+    penalty: float
+    """The penalty that the validation images chose; of equals the largest."""
+    validation_accuracy: float
+    """Mean recall over the classes of the validation images."""
+    recalls: tuple[float, ...]
+    """Share of each class's test images that are recognised; not a number: it has none."""
+    converged: bool
+    """Whether the chosen fit ended by itself, and not by its 500 iterations."""
+    margins: tuple[float, ...] = ()
+    """Of two classes: log odds of the second for every test image; of more: empty."""
+
+    def accuracy(self, classes: Sequence[bool]) -> float:
+        """Average the recalls of some classes.
+
+        Args:
+            classes: which.
+
+        Returns:
+            Mean recall; over all classes of a balanced test split, the accuracy. Not a number
+            where none of them has a test image.
+        """
+        chosen = [value for value, is_in in zip(self.recalls, classes, strict=True) if is_in]
+        known = [value for value in chosen if value == value]  # not a number: no test image
+        return sum(known) / len(known) if known else float("nan")
+
+
+def linear_probe(
+    train: Labelled,
+    validate: Labelled,
+    test: Labelled,
+    penalties: Sequence[float],
+    classes: int,
+    *,
+    balanced: bool = False,
+) -> ProbeFit:
+    """Train a linear classifier on frozen features and examine it.
+
+    Args:
+        train: labelled images.
+        validate: images that choose the penalty.
+        test: images that judge, and choose nothing.
+        penalties: L2 penalties per labelled image: the fit minimises the mean cross entropy
+            plus penalty / 2 times the squared weights. Features are standardised by the
+            labelled images.
+        classes: number of classes; labels are below it.
+        balanced: whether classes weigh the same in the fit, however many images they have.
+
+    Returns:
+        The fit with the best mean recall on `validate`.
+
+    Raises:
+        MetricError: the labelled images show fewer than two classes, or a split is empty.
+
+    Source: ours; the papers train the probe by Adam with a fixed weight decay.
+    """
+    if len(np.unique(train.labels)) < 2:
+        raise MetricError(
+            "the labelled images show fewer than two classes; give a probe more labels"
+        )
+    if not len(validate.labels) or not len(test.labels):
+        raise MetricError("a probe needs validation and test images; the image set lacks some")
+    middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
+    scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 0)
+
+    def standard(split: Labelled) -> np.ndarray:
+        features: np.ndarray = (split.features - middle) * scale
+        return features
+
+    known, judged = standard(validate), standard(test)
+    best: tuple[float, ProbeFit] | None = None
+    weight = "balanced" if balanced else None
+    model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True, class_weight=weight)
+    for penalty in sorted(penalties, reverse=True):
+        model.set_params(C=1 / (penalty * len(train.labels)))
+        converged = _fit(model, standard(train), train.labels)
+        right = _recalls(validate.labels, model.predict(known), classes)
+        score = float(np.nanmean(right))
+        if best is None or score > best[0]:
+            recalls = _recalls(test.labels, model.predict(judged), classes)
+            odds = model.decision_function(judged) if classes == 2 else np.zeros(0)
+            margins = tuple(odds.tolist())
+            best = score, ProbeFit(penalty, score, tuple(recalls.tolist()), converged, margins)
+    if best is None:
+        raise MetricError("a probe needs one penalty at least; name some")
+    return best[1]
+
+
+def _fit(model: LogisticRegression, features: np.ndarray, labels: np.ndarray) -> bool:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(features, labels)
+    return not told
+
+
+def _recalls(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
+    of_class = np.bincount(labels, minlength=classes)
+    right = np.bincount(labels[labels == found], minlength=classes)
+    recalls: np.ndarray = np.where(of_class > 0, right / np.maximum(of_class, 1), np.nan)
+    return recalls
+
+
+@dataclass(frozen=True)
+class ProbedSplits:
+    """Features and labels of the three splits of an image set."""
+
+    train: Labelled
+    validate: Labelled
+    test: Labelled
+
+
+@torch.no_grad()
+def embed_pictures(
+    encoder: ViewEncoder, pixels: UInt8[np.ndarray, "images channels size size"], batch: int
+) -> Float[np.ndarray, "images features"]:
+    """Give the features of whole images, as they are.
+
+    Args:
+        encoder: the model; it is put into evaluation mode.
+        pixels: values 0 to 255.
+        batch: images in one forward pass.
+
+    Returns:
+        Features below the head, float32.
+    """
+    encoder.eval()
+    device = encoder.gamma.device
+    parts = [np.zeros((0, encoder.image.width), dtype=np.float32)]
+    for start in range(0, len(pixels), batch):
+        images = torch.from_numpy(pixels[start : start + batch]).to(device)
+        parts.append(encoder.features(normalise(images.float())).float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def draw_labelled(
+    labels: Int64[np.ndarray, " images"], fraction: float, generator: np.random.Generator
+) -> Int64[np.ndarray, " chosen"]:
+    """Draw the images whose labels a probe is given.
+
+    Args:
+        labels: class of each image.
+        fraction: share of each class that is drawn, in (0, 1].
+        generator: source of randomness.
+
+    Returns:
+        Ascending rows; of each class round(fraction n) of its n images, at least one.
+    """
+    chosen = []
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        count = max(1, round(fraction * len(rows)))
+        chosen.append(generator.permutation(rows)[:count])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
+def probe_by_fraction(
+    splits: ProbedSplits, is_thinned: Sequence[bool], settings: ProbeConfig, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Probe the features with growing shares of the labels.
+
+    Args:
+        splits: features and labels.
+        is_thinned: whether each class was thinned in the training split.
+        settings: fractions, draws and penalties.
+        seed: seed of the draws; equal seeds draw the same images for every model.
+
+    Yields:
+        One row of the probe artifact for each fraction and draw, `encoder` left out.
+
+    Raises:
+        MetricError: the labelled images show fewer than two classes, or a split is empty.
+    """
+    for place, fraction in enumerate(settings.fractions):
+        for draw in range(settings.draws if fraction < 1 else 1):
+            sequence = np.random.SeedSequence([seed, place, draw])
+            rows = draw_labelled(
+                splits.train.labels, fraction, np.random.Generator(np.random.Philox(sequence))
+            )
+            train = Labelled(splits.train.features[rows], splits.train.labels[rows])
+            fit = linear_probe(
+                train,
+                splits.validate,
+                splits.test,
+                settings.penalties,
+                len(is_thinned),
+                balanced=settings.balanced,
+            )
+            yield {
+                "fraction": fraction,
+                "draw": draw,
+                "labels": len(rows),
+                "penalty": fit.penalty,
+                "converged": fit.converged,
+                "validation_accuracy": fit.validation_accuracy,
+                "accuracy": fit.accuracy([True] * len(is_thinned)),
+                "accuracy_whole": fit.accuracy([not thinned for thinned in is_thinned]),
+                "accuracy_thinned": fit.accuracy(is_thinned),
+                "recalls": list(fit.recalls),
+            }
+
+
+def map_features(
+    features: Float[np.ndarray, "images features"], perplexity: float, seed: int
+) -> Float[np.ndarray, "images 2"]:
+    """Lay features out in a plane so that neighbours stay neighbours.
+
+    Args:
+        features: features of some images, at least four.
+        perplexity: neighbours that an image keeps, roughly; lowered to a third of the images.
+        seed: seed of the layout.
+
+    Returns:
+        Places; distances between far groups mean nothing.
+
+    Source: van der Maaten and Hinton 2008, as scikit-learn has it.
+    """
+    layout = TSNE(
+        perplexity=min(perplexity, (len(features) - 1) / 3), init="pca", random_state=seed
+    )
+    places: np.ndarray = layout.fit_transform(features.astype(np.float32))
+    return places
+
+
+Truth = Int8[np.ndarray, "findings films"]
+Rows = list[dict[str, Any]]
+
+
+def film_features(films: Films) -> Float[np.ndarray, "films dim"]:
+    """Give one vector of each film: the mean of its unit region vectors.
+
+    Args:
+        films: encoded films.
+
+    Returns:
+        Vectors, of length 1 at most.
+    """
+    features: np.ndarray = films.regions.flatten(1, 2).mean(dim=1).cpu().numpy()
+    return features
+
+
+def examine_probe(
+    splits: Sequence[tuple[Films, Truth]],
+    findings: Sequence[Finding],
+    settings: ProbeConfig,
+    sampling: Sampling,
+) -> tuple[Outcome, Rows]:
+    """Fit a linear classifier per finding with growing shares of the labels.
+
+    Args:
+        splits: films and truth (1 present, 0 absent, `summary.UNKNOWN` not known) of
+            training, validation and the evaluated split.
+        findings: the findings, one row of each truth.
+        settings: fractions, draws and penalties; the validation films choose the penalty.
+        sampling: of the intervals, and of the draws.
+
+    Returns:
+        The outcome, with a group of `mean_auc` and `mean_balanced_accuracy` per fraction,
+        and the rows of `results.PROBES`. Findings that lack a class in a split are left out.
+
+    Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on films.
+    """
+    (train, _), _, (judged, _) = splits
+    features = [film_features(films) for films, _ in splits]
+    asked = [
+        place
+        for place in range(len(findings))
+        if all({0, 1} <= set(truth[place].tolist()) for _, truth in splits)
+    ]
+    if not asked:
+        return Outcome("no finding has films of both classes in every split"), []
+    groups: dict[str, dict[str, Figure]] = {}
+    rows: Rows = []
+    for step, fraction in enumerate(settings.fractions):
+        margins, truths = [], []
+        for draw in range(settings.draws if fraction < 1 else 1):
+            sequence = np.random.SeedSequence([sampling.seed, step, draw])
+            generator = np.random.Generator(np.random.Philox(sequence))
+            for place in asked:
+                labelled = [
+                    _labelled(found, truth[place])
+                    for found, (_, truth) in zip(features, splits, strict=True)
+                ]
+                few = draw_labelled(labelled[0].labels, fraction, generator)
+                fitted = linear_probe(
+                    Labelled(labelled[0].features[few], labelled[0].labels[few]),
+                    labelled[1],
+                    Labelled(features[2], np.zeros(len(features[2]), dtype=np.int64)),
+                    settings.penalties,
+                    2,
+                    balanced=settings.balanced,
+                )
+                margins.append(fitted.margins)
+                truths.append(splits[2][1][place])
+                rows += _rows(fraction, draw, findings[place].name, judged, margins[-1], truths[-1])
+        groups[f"{fraction:g}"] = summary.mean_finding_figures(
+            np.array(margins),
+            np.array(truths),
+            judged.subject_ids,
+            sampling.samples,
+            sampling.generator(),
+        )
+    pool = {
+        "labelled": len(train.image_ids),
+        "films": len(judged.image_ids),
+        "findings": len(asked),
+    }
+    chance = {
+        f"{group}.{name}": 0.5
+        for group in groups
+        for name in ("mean_auc", "mean_balanced_accuracy")
+    }
+    return Outcome("", pool, chance, {}, groups), rows
+
+
+def _labelled(features: np.ndarray, truth: np.ndarray) -> Labelled:
+    known = truth != summary.UNKNOWN
+    return Labelled(features[known], truth[known].astype(np.int64))
+
+
+def _rows(
+    fraction: float,
+    draw: int,
+    finding: str,
+    films: Films,
+    margins: Sequence[float],
+    truth: np.ndarray,
+) -> Rows:
+    return [
+        {
+            "image_id": films.image_ids[film],
+            "subject_id": films.subject_ids[film],
+            "finding": finding,
+            "fraction": fraction,
+            "draw": draw,
+            "margin": margins[film],
+            "truth": int(truth[film]),
+        }
+        for film in np.flatnonzero(truth != summary.UNKNOWN).tolist()
+    ]

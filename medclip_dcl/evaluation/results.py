@@ -1,0 +1,291 @@
+"""Results: the figures of an evaluation, and the scores that they were made from.
+
+`results.json` holds
+
+    model           digest of the evaluated model
+    split           the split that was evaluated
+    films, patients how many
+    geometry        which part of a film the model sees: `paper`, `biovil`
+    contaminated    evaluated patients that the model was trained on; null: nobody knows
+    repeated_films  evaluated films whose very picture the model was trained on; null too
+    truth           where the labels come from: `exact`, `labels` or `none`
+    questions       per question: `absent` (why it could not be put, else empty), `pool`
+                    (films, boxes, sentences), `chance`, `figures`, and `groups` of figures
+
+A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over patients.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from medclip_dcl.artifact import Artifact, Kind, read_object
+from medclip_dcl.files import write_text
+from medclip_dcl.tables import Column, TableFormat
+
+KIND = Kind("results", 4, "evaluate")
+
+FIGURES = "results.json"
+
+SCORES = TableFormat(
+    "scores.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("finding", pa.string(), "name of the finding"),
+        Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
+        Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
+        Column("probability", pa.float64(), "calibrated probability; null: no calibration"),
+        Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
+    ),
+)
+"""Zero-shot classification: one row per film and finding."""
+
+PROMPTS = TableFormat(
+    "prompts.parquet",
+    (
+        Column("finding", pa.string(), "name of the finding"),
+        Column("positive", pa.string(), "prompt that asserts it"),
+        Column("negative", pa.string(), "prompt that denies it"),
+        Column("auc", pa.float64(), "area under the ROC curve with this pair; null: one class"),
+        Column("balanced_accuracy", pa.float64(), "with this pair, at a margin of 0"),
+    ),
+)
+"""Paraphrases: one row per finding and pair of prompts."""
+
+GROUNDINGS = TableFormat(
+    "groundings.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("category", pa.string(), "finding"),
+        Column("phrase_key", pa.string(), "`text_key` of the sentence"),
+        Column("boxes", pa.int32(), "boxes of this sentence on this film"),
+        Column("cnr", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
+        Column("miou", pa.float64(), "mean IoU over the paper's 41 thresholds"),
+        Column("miou_biovil", pa.float64(), "mean IoU over the thresholds .1 to .5"),
+        Column("pointed", pa.bool_(), "whether the best point lies in a box"),
+        Column("area", pa.float64(), "share of the film that the boxes cover"),
+        Column("rows", pa.int32(), "rows of the grid"),
+        Column("grid", pa.list_(pa.float32()), "region-sentence cosines, row by row"),
+    ),
+)
+"""Grounding: one row per film and sentence, its boxes united."""
+
+BOX_ANSWERS = TableFormat(
+    "box_answers.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("category", pa.string(), "finding"),
+        Column("phrase_key", pa.string(), "`text_key` of the box's sentence"),
+        Column("x", pa.float64(), "left edge, pixels of the original film"),
+        Column("y", pa.float64(), "top edge, pixels of the original film"),
+        Column("width", pa.float64(), "width, pixels of the original film"),
+        Column("height", pa.float64(), "height, pixels of the original film"),
+        Column("sentence_rank", pa.int32(), "rank of the box's sentence among all distinct ones"),
+        Column("gallery_rank", pa.int32(), "rank of the true gallery sentence; null: none"),
+        Column("gallery_true", pa.int32(), "row of the true sentence in the gallery; null: none"),
+        Column("gallery_best", pa.list_(pa.int32()), "rows of the best five, best first"),
+    ),
+)
+"""Retrieval from boxes: one row per box."""
+
+RANKS = TableFormat(
+    "ranks.parquet",
+    (
+        Column("question", pa.string(), "`boxes` or `reports`"),
+        Column("direction", pa.string(), "what is asked for what"),
+        Column("image_id", pa.string(), "film of the query"),
+        Column("subject_id", pa.string(), "patient of the query"),
+        Column("rank", pa.int32(), "of the best item that reads like the query's own"),
+        Column("own_rank", pa.int32(), "of the query's own, its doubles before it"),
+    ),
+)
+"""Retrieval: one row per query and direction."""
+
+CLASSES = TableFormat(
+    "classes.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("finding", pa.string(), "the one finding that the film shows"),
+        Column("answer", pa.string(), "the finding that the model names; null: it cannot decide"),
+    ),
+)
+"""Several classes: one row per film that shows one finding alone."""
+
+PROBES = TableFormat(
+    "probes.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("finding", pa.string(), "name of the finding"),
+        Column("fraction", pa.float64(), "share of the labels that the probe was given"),
+        Column("draw", pa.int32(), "which draw of that share"),
+        Column("margin", pa.float64(), "log odds of the finding"),
+        Column("truth", pa.int8(), "1 present, 0 absent"),
+    ),
+)
+"""Linear probes: one row per fraction, draw, finding and film of known truth."""
+
+GALLERY = TableFormat(
+    "gallery.parquet",
+    (
+        Column("finding", pa.string(), "the finding that the sentence states"),
+        Column("sentence", pa.string(), "the sentence"),
+    ),
+)
+"""The gallery of sentences that boxes are matched with."""
+
+
+def write_figures(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write `results.json`.
+
+    Args:
+        folder: folder of the artifact's draft.
+        figures: the tree that the module's docstring describes.
+    """
+    text = json.dumps(figures, indent=1, allow_nan=False, ensure_ascii=False)
+    write_text(folder / FIGURES, text + "\n")
+
+
+def read_figures(artifact: Artifact) -> dict[str, Any]:
+    """Read `results.json`.
+
+    Args:
+        artifact: the results.
+
+    Returns:
+        The tree that the module's docstring describes.
+
+    Raises:
+        ArtifactCorrupt: it is no JSON object.
+    """
+    return read_object(artifact, FIGURES, KIND)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the figures that stand at the top of every account of the results."""
+
+    title: str
+    question: str
+    figure: str
+    group: str = ""
+
+    @property
+    def chance(self) -> str:
+        """Name of the figure among the question's levels of chance."""
+        return f"{self.group}.{self.figure}" if self.group else self.figure
+
+
+HEADLINES = (
+    Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
+    Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
+    Headline("one of several findings, mean recall", "classes", "mean_recall"),
+    Headline("grounding CNR", "grounding", "cnr"),
+    Headline("grounding CNR, signed", "grounding", "cnr_signed"),
+    Headline("grounding mIoU, 41 thresholds", "grounding", "miou"),
+    Headline("grounding, pointing game", "grounding", "pointing"),
+    Headline("sentence from box, gallery, R@1", "gallery", "recall_at_1"),
+    Headline("sentence from box, gallery, R@5", "gallery", "recall_at_5"),
+    Headline("boxes and sentences, Recall of Table 1", "boxes", "recall"),
+    Headline("boxes and sentences, no doubles counted", "boxes", "own_recall"),
+    Headline("sentence from box, all sentences, R@10", "boxes", "recall_at_10", "box_to_sentence"),
+    Headline("box from sentence, all boxes, R@10", "boxes", "recall_at_10", "sentence_to_box"),
+    Headline("report from film, R@10", "reports", "recall_at_10", "film_to_report"),
+    Headline("film from report, R@10", "reports", "recall_at_10", "report_to_film"),
+)
+"""What the job prints and the report shows first."""
+
+
+def headline_figure(tree: Mapping[str, Any], headline: Headline) -> Mapping[str, Any] | None:
+    """Find a headline's figure.
+
+    Args:
+        tree: content of `results.json`.
+        headline: the headline.
+
+    Returns:
+        The figure; None where its question could not be put.
+    """
+    outcome = tree["questions"][headline.question]
+    figures = outcome["groups"].get(headline.group, {}) if headline.group else outcome["figures"]
+    figure: Mapping[str, Any] | None = figures.get(headline.figure)
+    return None if outcome["absent"] else figure
+
+
+def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
+    """Give the headlines as plain numbers.
+
+    Args:
+        tree: content of `results.json`.
+
+    Returns:
+        Question, group and figure joined by a full stop -> value; questions that could not
+        be put are left out.
+    """
+    figures = {
+        ".".join(part for part in (item.question, item.group, item.figure) if part): figure
+        for item in HEADLINES
+        if (figure := headline_figure(tree, item)) is not None
+    }
+    return {name: figure["value"] for name, figure in figures.items()}
+
+
+def results_table(tree: Mapping[str, Any]) -> str:
+    """Lay out the headline figures as text.
+
+    Args:
+        tree: content of `results.json`.
+
+    Returns:
+        One line per figure with its interval, what it rests on, and chance; one line per
+        question that could not be put, with the reason.
+    """
+    lines = [
+        f"model {tree['model'][:12]}, split {tree['split']}: {tree['films']} films of "
+        f"{tree['patients']} patients; truth: {tree['truth']}"
+    ]
+    if tree["contaminated"] is None:
+        lines.append("nobody knows which patients this model was trained on")
+    elif tree["contaminated"] or tree["repeated_films"]:
+        lines.append(
+            f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
+            f"on the picture of {tree['repeated_films']} of these films"
+        )
+    for headline in HEADLINES:
+        outcome = tree["questions"][headline.question]
+        figure = headline_figure(tree, headline)
+        if figure is None:
+            lines.append(f"  {headline.question}: absent, {outcome['absent']}")
+            continue
+        chance = outcome["chance"].get(headline.chance)
+        beside = "" if chance is None else f"   chance {chance:.3f}"
+        pool = outcome["pool"].get(headline.group)
+        beside += "" if pool is None else f"   pool {pool}"
+        lines.append(f"  {headline.title:40} {_shown(figure)}{beside}")
+    lines += _probe_lines(tree["questions"].get("probe"))
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
+    if outcome is None or outcome["absent"]:
+        return []
+    return [
+        f"  {f'linear probe, {float(fraction):.0%} of the labels, AUC':40} "
+        f"{_shown(figures['mean_auc'])}   chance 0.500"
+        for fraction, figures in outcome["groups"].items()
+    ]
+
+
+def _shown(figure: Mapping[str, Any]) -> str:
+    if figure["value"] is None:
+        return f"undefined: {figure['reason']}"
+    interval = "" if figure["low"] is None else f" [{figure['low']:.3f}, {figure['high']:.3f}]"
+    return f"{figure['value']:.3f}{interval}   n {figure['n']}"

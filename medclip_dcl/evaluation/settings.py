@@ -1,0 +1,139 @@
+"""Settings of evaluation, retrieval index and report.
+
+Settings of the calibrated probabilities.
+
+Settings of the image-only experiment: image set, views, and the probe of what was learned.
+
+Settings of Table 1: which rows, how many runs of each.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from medclip_dcl.data.demographics import PeopleConfig
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.section import Section
+
+
+class AdapterConfig(Section):
+    """Other people's model, put to the same questions (`evaluate`)."""
+
+    model: str = ""
+    """`module:callable` that builds it; empty: the recipe's own model. The module's code runs
+    as it is: name what you trust."""
+    weights: str = ""
+    """File or folder that the callable is given, and that names the model in the results."""
+    similarity: SimilarityConfig = SimilarityConfig(kind="global")
+    """How its regions and a sentence become one score."""
+    gamma_squared: Annotated[float, Field(gt=0)] = 100.0
+    """Scale of its scores in a softmax; CLIP's largest logit scale is 100."""
+
+
+class EvaluateConfig(Section):
+    """Questions put to a trained model (`evaluate`)."""
+
+    split: Literal["validate", "test"] = "test"
+    """Split that is evaluated."""
+    prompts: str = "configs/prompts/chex5.yaml"
+    """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
+    ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
+    paraphrases: str = ""
+    """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
+    spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
+    people: PeopleConfig = PeopleConfig()
+    """Groups of films whose figures are told apart."""
+    films_per_finding: Annotated[int, Field(ge=0)] = 0
+    """Most films of a finding, half of them with it, drawn with the seed; 0: all. Paper: 1000."""
+    per_class: Annotated[int, Field(ge=0)] = 200
+    """Most films of a class where films show one finding alone (CheXpert5x200); 0: not asked."""
+    probe_films: Annotated[int, Field(ge=0)] = 0
+    """Most training films for linear probes, drawn with the seed; 0: no probe. `probe` says how."""
+    geometry: Literal["paper", "biovil"] = "paper"
+    """What the model sees: `paper`, the whole film; `biovil`, a central crop, its heatmaps
+    smoothed."""
+    gallery: str = ""
+    """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
+    allow_contaminated: bool = False
+    """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
+    batch: Annotated[int, Field(gt=0)] = 64
+    """Films in one forward pass."""
+    pairs: Annotated[int, Field(ge=0)] = 1000
+    """Films in the pool of film-report retrieval, drawn with the seed; 0: it is left out."""
+    heatmap_px: Annotated[int, Field(ge=16)] = 1024
+    """Longer side at which heatmaps meet boxes, pixels; smaller films keep their size."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the films that are drawn and of the resamples; not the recipe's, so that runs of
+    several seeds are asked the same."""
+    bootstrap: Annotated[int, Field(ge=0)] = 1000
+    """Patient-level bootstrap samples for 95 % intervals; 0: none."""
+    adapter: AdapterConfig = AdapterConfig()
+    """Other people's model."""
+
+
+class ProbabilitiesConfig(Section):
+    """Scores turned into probabilities (`calibrate_scores`)."""
+
+    method: Literal["platt", "temperature", "isotonic"] = "platt"
+    """`platt`: slope and intercept of the score's logit (Platt 2000); `temperature`: the slope
+    alone (Guo et al. 2017), for prompts whose margin of 0 already means even odds; `isotonic`:
+    any rising step function, for hundreds of films of each class."""
+    least_per_class: Annotated[int, Field(ge=1)] = 30
+    """Validation films with a finding, and as many without it, below which it stays
+    uncalibrated."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ProbeConfig(Section):
+    """What was learned, asked of frozen features (`probe_images`, `evaluate`)."""
+
+    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1, 1.0)
+    """Shares of the labels of the training split that the probes are given, class by class."""
+    draws: Annotated[int, Field(ge=1)] = 3
+    """Random draws of the labels at each fraction below 1."""
+    penalties: tuple[Annotated[float, Field(gt=0)], ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    """L2 penalties of logistic regression, per labelled image; the validation split chooses."""
+    balanced: bool = False
+    """Whether every class weighs the same in a probe's fit, however few labels it has; papers:
+    not said, so no."""
+    batch: Annotated[int, Field(gt=0)] = 256
+    """Images in one forward pass."""
+    untrained: bool = True
+    """Whether the same model before its first step is probed as well."""
+    map_images: Annotated[int, Field(ge=0)] = 1000
+    """Test images in the t-SNE map; 0: no map."""
+    perplexity: Annotated[float, Field(gt=1)] = 30.0
+    """Neighbours that an image keeps in the t-SNE map, roughly."""
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "ProbeConfig":
+        if not self.fractions or not self.penalties:
+            raise ValueError("fractions and penalties must name one number at least")
+        return self
+
+
+class OthersModelConfig(Section):
+    """Somebody's model as a row of the table."""
+
+    name: str
+    """Short name of the row."""
+    adapter: AdapterConfig
+    """The model."""
+
+
+class Table1Config(Section):
+    """Every row of Table 1, trained and evaluated (`table1`)."""
+
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
+    """Runs of each row; a seed draws weights, batches and views. The corpus is one."""
+    rows: tuple[str, ...] = ()
+    """Rows by their short names, which an unknown one makes it list; empty: the paper's nine."""
+    variants: bool = False
+    """Whether the project's own rows and the shuffled control follow; `rows` may name them."""
+    processes: Annotated[int, Field(ge=1)] = 2
+    """Runs at a time, one thread each."""
+    models: tuple[OthersModelConfig, ...] = ()
+    """Other people's models, evaluated and not trained, each a `name` and an `adapter`; the name
+    `biovil` takes the place of the row that is trained in BioViL's stead."""

@@ -1,0 +1,144 @@
+"""Cards: what a model and its data are, in words and as facts; without them no model is published.
+
+model_card.md, model_card.json   intended use, limits, licence; how the model was made; what
+                                 it reached
+data_card.md, data_card.json     films, reports, labels and what was left out, split by split
+
+The Markdown begins with the metadata that model hubs read.
+
+A published model as it may leave the house: no patient, no place, its cards beside it.
+
+What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
+try them all), and the folders that paths of the configuration name. A vocabulary that was
+learned from the reports consists of pieces of them, so it is refused unless it is allowed.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact, Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.errors import ArtifactMissing, ArtifactStale, CheckpointError
+from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.model_package import CARD, CONFIG, KIND, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
+
+CARDS = Kind("cards", 1, "write_cards")
+
+MODEL_CARD, MODEL_FACTS = "model_card.md", "model_card.json"
+DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
+
+
+def cards_of(work: Path, model: Artifact) -> Artifact:
+    """Give the cards of a model: the gate before anything that publishes it.
+
+    Args:
+        work: folder of the recipe.
+        model: the model that is to be published.
+
+    Returns:
+        Its cards; intended use, limits and licence are written in them.
+
+    Raises:
+        ArtifactMissing: there are none.
+        ArtifactStale: they are those of another model.
+        ArtifactCorrupt: they are damaged.
+    """
+    try:
+        cards = open_artifact(CARDS.at(work), CARDS)
+    except ArtifactMissing as error:
+        raise ArtifactMissing(
+            f"model {model.digest[:12]} has no card, and is not published without intended use, "
+            "limits and licence; fill the recipe's card section and run write_cards"
+        ) from error
+    described = cards.recipe["inputs"]["model"]
+    if described != model.digest:
+        raise ArtifactStale(
+            f"the cards describe model {described[:12]}, not {model.digest[:12]}; rerun write_cards"
+        )
+    return cards
+
+
+README = "README.md"
+"""The model card; a hub shows it."""
+
+KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
+"""Files that are copied as they are."""
+
+OPTIONAL = (model_package.CALIBRATION_FILE,)
+"""Files that are copied where they are there."""
+
+_PLACE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
+
+
+def make_public_copy(
+    model: Path, cards: Artifact, folder: Path, *, allow_vocabulary: bool = False
+) -> Artifact:
+    """Copy a published model without what must not leave the house.
+
+    Args:
+        model: folder of the published model; every byte of it is checked.
+        cards: its cards, from `cards_of`.
+        folder: where the copy shall lie; its parent exists.
+        allow_vocabulary: whether word pieces that were learned from the reports may go.
+
+    Returns:
+        The sealed copy, a published model like any other; it does not say whom it was
+        trained on.
+
+    Raises:
+        ArtifactError: there is no whole model.
+        CheckpointError: it holds a file that is not known here, or its vocabulary was
+            learned from the reports and that is not allowed.
+    """
+    found = model_package.read_published(model)
+    source = open_artifact(model, KIND, verify=False)
+    expected = {*KEPT, CONFIG, CARD, SUBJECTS}
+    if strange := sorted(set(source.files) - expected - set(OPTIONAL)):
+        raise CheckpointError(
+            f"the model holds {len(strange)} files that no published model has; publish it anew"
+        )
+    settings = found.config
+    learned = not (settings.model.text.pretrained or settings.language_model.pretrained)
+    if learned and not allow_vocabulary:
+        raise CheckpointError(
+            "the vocabulary was learned from the training reports and consists of pieces of them, "
+            "names among them where reports hold names; look through text/tokenizer.json, then "
+            "give --allow-vocabulary"
+        )
+    kept = [*KEPT, *(name for name in OPTIONAL if name in source.files)]
+    with drafting(folder, KIND, make_recipe(KIND, {}, {"model": source})) as draft:
+        (draft.directory / TEXT).mkdir(exist_ok=True)
+        for name in kept:
+            write_bytes(draft.directory / name, source.file(name).read_bytes())
+        tree = json.loads(source.file(CONFIG).read_text(encoding="utf-8"))
+        write_text(draft.directory / CONFIG, _json(without_places(tree)))
+        write_text(draft.directory / CARD, _json(without_places(found.card)))
+        write_text(draft.directory / SUBJECTS, _json(None))
+        for name, told in ((README, MODEL_CARD), (DATA_CARD, DATA_CARD)):
+            write_bytes(draft.directory / name, cards.file(told).read_bytes())
+        return draft.seal({})
+
+
+def without_places(tree: Any) -> Any:
+    """Cut every path of a JSON tree down to its last part.
+
+    Args:
+        tree: a JSON-serialisable value.
+
+    Returns:
+        The same tree; `/data/ward 7/films` has become `films`.
+    """
+    if isinstance(tree, Mapping):
+        return {name: without_places(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [without_places(value) for value in tree]
+    if isinstance(tree, str) and _PLACE.match(tree):
+        return re.split(r"[/\\]", tree.rstrip("/\\"))[-1]
+    return tree
+
+
+def _json(tree: Any) -> str:
+    return json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

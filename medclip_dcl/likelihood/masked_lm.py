@@ -1,0 +1,400 @@
+"""Language model: the masked language model and tokenizer that score every sentence.
+
+Its files:
+
+    config.json, model.safetensors           a BertForMaskedLM
+    tokenizer.json, tokenizer_config.json    its word pieces, learned or given
+    README.md                                its card
+
+Masked language models on disk: BERT and CXR-BERT layouts in, one layout out.
+
+A directory is read without code of its own: its config passes an allow-list, so that
+`auto_map` and `model_type` of the CXR-BERT releases play no part, and nothing asks
+whether remote code may run. Weights come from safetensors, or from a release's
+`pytorch_model.bin` as `artifacts.foreign` reads it.
+
+Log-probability of one masked position per row: any masked LM, and a shorter way through BERT.
+
+A row asks for one position alone. BERT's last layer and its vocabulary head therefore
+run on that position only; keys and values still come from the whole row.
+
+Axes
+    sentences   distinct inputs of one length
+    rows        masked copies of them
+    length      word pieces of a row
+    vocab       the vocabulary
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedModel
+
+from medclip_dcl.artifact import Artifact, Kind, json_digest
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.files import sha256_file, write_bytes, write_text
+from medclip_dcl.models.pretrained import read_tensors, weights_file
+
+KIND = Kind("language_model", 1, "fit_language_model")
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+CARD = "README.md"
+FILES = (CARD, CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
+"""The folder's files: the card, and what transformers' own classes read offline."""
+
+
+def model_digest(artifact: Artifact) -> str:
+    """Name the weights and sizes of a language model, whatever its card says.
+
+    Args:
+        artifact: a language model.
+
+    Returns:
+        Digest of its weights and config, 64 hexadecimal digits.
+
+    Raises:
+        ArtifactCorrupt: it holds no weights or no config.
+    """
+    for name in (CONFIG, WEIGHTS):
+        artifact.file(name)
+    return json_digest({name: artifact.files[name]["sha256"] for name in (CONFIG, WEIGHTS)})
+
+
+def tokenizer_digest(artifact: Artifact) -> str:
+    """Name the tokenizer of a language model.
+
+    Args:
+        artifact: a language model.
+
+    Returns:
+        SHA-256 of its tokenizer.json, 64 hexadecimal digits.
+
+    Raises:
+        ArtifactCorrupt: it holds no tokenizer.
+    """
+    artifact.file(TOKENIZER)
+    digest: str = artifact.files[TOKENIZER]["sha256"]
+    return digest
+
+
+CONFIG_FIELDS = (
+    "attention_probs_dropout_prob",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_norm_eps",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "pad_token_id",
+    "type_vocab_size",
+    "vocab_size",
+)
+"""Fields of a checkpoint's config.json that are read; all others are ignored."""
+
+HEAD_KEYS = tuple(
+    f"cls_projection_head.{layer}.{part}"
+    for layer in ("dense_to_hidden", "LayerNorm", "dense_to_output")
+    for part in ("weight", "bias")
+)
+"""CXR-BERT's own projection head: may be in a checkpoint, and is not part of the model."""
+
+_OTHER_HEADS = ("bert.pooler.", "cls.seq_relationship.")
+_COUNTED = "bert.embeddings.position_ids"  # 0, 1, 2, ...: older transformers wrote them out
+_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_VOCABULARY = "vocab.txt"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A masked language model in eval mode, and its tokenizer."""
+
+    model: BertForMaskedLM
+    tokenizer: BertTokenizer
+    ignored: tuple[str, ...]
+    """Keys of the checkpoint that belong to heads that the model does not have."""
+
+
+def load_language_model(folder: Path) -> LanguageModel:
+    """Read a BERT masked language model from a directory, offline and without its code.
+
+    Args:
+        folder: config.json, model.safetensors (or pytorch_model.bin), and
+            tokenizer.json or vocab.txt.
+
+    Returns:
+        The model on the CPU in float32, in eval mode.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, weights are missing or
+            unexpected, or the tokenizer does not fit the model.
+    """
+    if not folder.is_dir():
+        raise CheckpointError("the language model is no directory; give one with config.json")
+    model = BertForMaskedLM(read_config(folder))
+    ignored = _fill(model, _read_weights(folder))
+    tokenizer = read_tokenizer(folder)
+    if len(tokenizer) > model.config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has {len(tokenizer)} word pieces, the model "
+            f"{model.config.vocab_size}; use the tokenizer of the same checkpoint"
+        )
+    model.train(False)
+    return LanguageModel(model, tokenizer, ignored)
+
+
+def read_config(folder: Path) -> BertConfig:
+    """Read a checkpoint's sizes, and nothing else that its config says.
+
+    Args:
+        folder: the checkpoint's directory.
+
+    Returns:
+        The config; fields outside `CONFIG_FIELDS` are BERT's defaults.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or not BERT's.
+    """
+    try:
+        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = tree.get("position_embedding_type", "absolute")
+        fields = {name: tree[name] for name in CONFIG_FIELDS if name in tree}
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
+    if kind != "absolute":
+        raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
+    try:
+        return BertConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
+
+
+def read_tokenizer(folder: Path) -> BertTokenizer:
+    """Read a checkpoint's tokenizer, offline and without its code.
+
+    Args:
+        folder: the checkpoint's directory.
+
+    Returns:
+        A fast WordPiece tokenizer.
+
+    Raises:
+        CheckpointError: its files are missing or damaged.
+    """
+    if not (folder / TOKENIZER).is_file() and not (folder / _VOCABULARY).is_file():
+        raise CheckpointError(f"neither {TOKENIZER} nor {_VOCABULARY} is there; add one")
+    try:
+        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError("the tokenizer's files cannot be read") from error
+    return tokenizer
+
+
+def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
+    """Write a masked language model in the one layout that later stages read.
+
+    Args:
+        model: the model; its weights are written as they are.
+        tokenizer: its tokenizer.
+        folder: existing folder that receives the files of `artifacts.language_model`.
+    """
+    fields = {name: getattr(model.config, name) for name in CONFIG_FIELDS}
+    tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
+    write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    weights = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in _TIED
+    }
+    write_bytes(folder / WEIGHTS, save(weights, metadata={"format": "pt"}))
+    tokenizer.save_pretrained(str(folder))
+
+
+def checkpoint_digests(folder: Path) -> dict[str, str]:
+    """Hash the files of a checkpoint that `load_language_model` would read.
+
+    Args:
+        folder: the checkpoint's directory.
+
+    Returns:
+        File name -> SHA-256 of those that exist.
+
+    Raises:
+        CheckpointError: there is no config.json.
+    """
+    names = [CONFIG, TOKENIZER, "tokenizer_config.json", _VOCABULARY]
+    names.append(weights_file(folder).name)
+    found = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
+    if CONFIG not in found:
+        raise CheckpointError(f"the language model has no {CONFIG}; give a BERT directory")
+    return found
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    return {_modern(name): tensor.float() for name, tensor in read_tensors(folder).items()}
+
+
+def _modern(name: str) -> str:
+    """Translate the layer norm names of the first BERT releases."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
+    for name, source in _TIED.items():
+        if name in state and source in state and not torch.equal(state[name], state[source]):
+            raise CheckpointError(f"{name} differs from {source}; BERT ties them")
+    state.pop(_COUNTED, None)
+    ignored = {name for name in state if name in HEAD_KEYS or name.startswith(_OTHER_HEADS)}
+    used = {name: tensor for name, tensor in state.items() if name not in ignored | set(_TIED)}
+    try:
+        missing, unexpected = model.load_state_dict(used, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError("weights have other shapes than config.json says") from error
+    missing = [name for name in missing if name not in _TIED]
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the checkpoint lacks {sorted(missing)[:4]} and has unknown {sorted(unexpected)[:4]}; "
+            "give a BERT masked language model"
+        )
+    model.tie_weights()
+    return tuple(sorted(ignored))
+
+
+@dataclass(frozen=True)
+class MaskedCopies:
+    """Masked copies of sentences of one length; each asks for one word piece."""
+
+    ids: Int[Tensor, "sentences length"]
+    """Token ids of the sentences, nothing masked."""
+    sentence: Int[Tensor, " rows"]
+    """Sentence that each row is a copy of, from 0."""
+    position: Int[Tensor, " rows"]
+    """Position that is asked, from 0."""
+    hidden: Bool[Tensor, "rows length"]
+    """What is masked in each row; the asked position is."""
+    mask_id: int
+
+    def masked(self) -> Int[Tensor, "rows length"]:
+        """Write the copies out.
+
+        Returns:
+            Token ids with the masks in place.
+        """
+        return self.ids[self.sentence].masked_fill(self.hidden, self.mask_id)
+
+    def targets(self) -> Int[Tensor, " rows"]:
+        """Look up the word pieces that are asked.
+
+        Returns:
+            Their token ids.
+        """
+        return self.ids[self.sentence, self.position]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A way to run a masked language model."""
+
+    def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
+        """Score one word piece per row.
+
+        Args:
+            copies: the rows, on the model's device.
+
+        Returns:
+            Log-probability of each asked piece, nats, float32.
+        """
+        ...
+
+
+class PlainEngine:
+    """Runs a masked language model as transformers does, on its own device.
+
+    Args:
+        model: any masked language model, in eval mode whenever it scores.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
+        """Score one word piece per row.
+
+        Args:
+            copies: the rows, on the model's device.
+
+        Returns:
+            Log-probability of each asked piece, nats, float32 whatever the model's dtype.
+        """
+        logits = masked_logits(self._model, copies.masked(), copies.position).float()
+        return logits.log_softmax(-1).gather(1, copies.targets()[:, None])[:, 0]
+
+
+def masked_logits(
+    model: PreTrainedModel, ids: Int[Tensor, "rows length"], position: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows vocab"]:
+    """Predict one position of every row.
+
+    Args:
+        model: a masked language model in eval mode.
+        ids: token ids without padding, masks in place.
+        position: the position that is asked of each row, from 0.
+
+    Returns:
+        Unnormalised log-probabilities of the vocabulary at that position.
+    """
+    if is_bert(model):
+        return _bert_logits(model, ids, position)
+    rows = torch.arange(len(ids), device=ids.device)
+    logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return logits[rows, position]
+
+
+def is_bert(model: PreTrainedModel) -> bool:
+    """Tell whether a model is laid out as BERT's masked language model.
+
+    Args:
+        model: the model.
+
+    Returns:
+        True for BERT itself, not for its kin or a decoder.
+    """
+    return type(model) is BertForMaskedLM and not model.config.is_decoder
+
+
+def _bert_logits(
+    model: Any, ids: Int[Tensor, "rows length"], position: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows vocab"]:
+    states = model.bert.embeddings(input_ids=ids)  # (rows, length, width)
+    layers: list[Any] = list(model.bert.encoder.layer)
+    for layer in layers[:-1]:
+        states = layer(states)
+    last = layers[-1]
+    asked = states[torch.arange(len(ids), device=ids.device), position]  # (rows, width)
+    attention = last.attention.self
+    shape = (len(ids), -1, attention.num_attention_heads, attention.attention_head_size)
+    context = F.scaled_dot_product_attention(
+        attention.query(asked).view(shape).transpose(1, 2),
+        attention.key(states).view(shape).transpose(1, 2),
+        attention.value(states).view(shape).transpose(1, 2),
+        scale=attention.scaling,
+    )  # (rows, heads, 1, head width)
+    attended = last.attention.output(context.reshape(asked.shape), asked)
+    logits: Tensor = model.cls(last.feed_forward_chunk(attended))
+    return logits

@@ -1,0 +1,1 @@
+"""The losses; importing one imports torch alone."""

@@ -1,0 +1,280 @@
+"""Sample-specific debiased contrastive loss (Wang et al. 2023, Eq. 7 and 8).
+
+Axes and symbols
+    anchors, candidates   rows and columns of s; with texts as anchors, texts and images
+    s       scaled similarity of anchor x and candidate x', |s| <= gamma**2
+    p       column of the anchor's positive x+
+    N       negatives u of an anchor: the candidates that are not known to be positive
+    M       positives v of an anchor: x+ alone, or x+ and its known class-mates
+    eta     chance that a random candidate shares the anchor's class, in [0, 1)
+    g       (1/(1-eta)) [ (1/N) sum_n e^{s(x,u_n)} - eta (1/M) sum_m e^{s(x,v_m)} ]      (Eq. 8)
+            but at least e^{-gamma**2}, the least value that e^s can take
+    loss    -log( e^{s_p} / (e^{s_p} + N g) ) = log(1 + N g / e^{s_p})                   (Eq. 7)
+
+Everything is computed relative to e^{s_p} and in logarithms, so that no scale overflows:
+    A       log of   sum_n e^{s(x,u_n)} / e^{s_p}                 what InfoNCE sees
+    C       log of   N eta (1/M) sum_m e^{s(x,v_m)} / e^{s_p}     what is expected to be false
+    ell     log of   N g / e^{s_p} = A + log(1 - e^{C-A}) - log(1-eta)      where C < A
+    phi     log of   N e^{-gamma**2} / e^{s_p}                              the floor
+
+What the correction does to a batch: the numbers to watch beside the loss.
+
+The corrected loss alone can fall while nothing is learned: anchors on the floor have
+no gradient, and the lower the uncorrected loss, the larger the gradient of the rest.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.losses.info_nce import (
+    Reduction,
+    checked,
+    log_negatives,
+    negative_count,
+    reduce,
+    softplus,
+)
+
+Floor = Literal["floor", "zero", "fallback"]
+
+
+class DebiasedTerms(NamedTuple):
+    """What Eq. 7 and 8 are made of, one of each per anchor."""
+
+    A: Float[Tensor, " anchors"]
+    """Log of the uncorrected negative term over e^{s_p}; minus infinity: no negatives."""
+    ell: Float[Tensor, " anchors"]
+    """Log of the corrected one; minus infinity where Eq. 8 is not positive."""
+    phi: Float[Tensor, " anchors"]
+    """Log of its floor."""
+    share: Float[Tensor, " anchors"]
+    """Part of the negative term that is expected to be false, in [0, 1); 0 where ell is not."""
+    N: Float[Tensor, "..."]
+    """Negatives: their count, or the sum of their weights; one for all where it is the same."""
+
+
+def debiased_contrastive_loss(
+    s: Float[Tensor, "anchors candidates"],
+    positive: Int[Tensor, " anchors"] | None,
+    eta: Float[Tensor, " anchors"] | float,
+    gamma: Float[Tensor, ""] | float,
+    *,
+    weights: Float[Tensor, "anchors candidates"] | None = None,
+    known_positives: Bool[Tensor, "anchors candidates"] | None = None,
+    floor: Floor = "floor",
+    reduction: Reduction = "mean",
+) -> Float[Tensor, "..."]:
+    """Contrast each anchor with its negatives, less those expected to be false.
+
+    Args:
+        s: similarities with their scale, |s| <= gamma**2; CLIP's `logit_scale` is
+            gamma**2, a temperature t is 1 / gamma**2.
+        positive: column of each anchor's positive; None: the diagonal.
+        eta: chance that a random candidate is of the anchor's class, in [0, 1): one an
+            anchor (Wang et al. 2023) or one for all (Chuang et al. 2020). A constant:
+            it receives no gradient. 0 gives InfoNCE.
+        gamma: root of the scale of s; read for the floor alone, without gradient.
+        weights: factor on e^s of each negative, at least 0, no gradient. N is their
+            sum: let them sum to the number of negatives, unless they remove some.
+        known_positives: candidates known to be of the anchor's class: they leave the
+            negatives and join v. The positive is always one.
+        floor: what stands in for g where Eq. 8 falls below its least value:
+            `floor`: that value, e^{-gamma**2}; the anchor then hardly learns;
+            `zero`: the same, but g may fall to 0;
+            `fallback`: the uncorrected loss of that anchor.
+        reduction: `mean` over anchors that have a negative, `sum`, or `none`: one
+            loss an anchor.
+
+    Returns:
+        The loss, at least 0; float32 at least.
+
+    Raises:
+        ObjectiveError: shapes do not fit, `eta` is a number outside [0, 1), or `floor`
+            or `reduction` is unknown.
+
+    Source: Wang et al. 2023, Eq. 7 and 8; floors: Chuang et al. 2020, Appendix B.
+    """
+    terms = debiased_terms(
+        s, positive, eta, gamma, weights=weights, known_positives=known_positives
+    )
+    return debiased_loss_of(terms, floor, reduction)
+
+
+def debiased_loss_of(
+    terms: DebiasedTerms, floor: Floor, reduction: Reduction = "mean"
+) -> Float[Tensor, "..."]:
+    """Compute the loss, Eq. 7, from terms at hand.
+
+    Args:
+        terms: the result of `debiased_terms`.
+        floor: what stands in for g at its least value.
+        reduction: `mean` over anchors that have a negative, `sum`, or `none`.
+
+    Returns:
+        The loss, at least 0.
+
+    Raises:
+        ObjectiveError: `floor` or `reduction` is unknown.
+    """
+    A, ell, phi, _, _ = terms
+    if floor == "floor":
+        log_ratio = torch.where(ell <= phi, phi, ell)
+    elif floor == "zero":
+        log_ratio = ell
+    elif floor == "fallback":
+        log_ratio = torch.where(ell <= phi, A, ell)
+    else:
+        raise ObjectiveError(f"floor is {floor!r}; it must be floor, zero or fallback")
+    return reduce(softplus(log_ratio), A, reduction)
+
+
+def debiased_terms(
+    s: Float[Tensor, "anchors candidates"],
+    positive: Int[Tensor, " anchors"] | None,
+    eta: Float[Tensor, " anchors"] | float,
+    gamma: Float[Tensor, ""] | float,
+    *,
+    weights: Float[Tensor, "anchors candidates"] | None = None,
+    known_positives: Bool[Tensor, "anchors candidates"] | None = None,
+) -> DebiasedTerms:
+    """Compute the terms of Eq. 7 and 8 for each anchor.
+
+    Args:
+        s: similarities with their scale.
+        positive: column of each anchor's positive; None: the diagonal.
+        eta: chance that a random candidate is of the anchor's class, in [0, 1).
+        gamma: root of the scale of s.
+        weights: factor on e^s of each negative, no gradient.
+        known_positives: candidates that leave the negatives and join v.
+
+    Returns:
+        The terms, with gradient towards `s`.
+
+    Raises:
+        ObjectiveError: shapes do not fit, or `eta` is a number outside [0, 1).
+    """
+    s, positive = checked(s, positive)
+    log_eta, log_not_eta = _log_eta(eta, s)
+    s_p = s.gather(1, positive.unsqueeze(1)).squeeze(1)
+    N = negative_count(s, positive, weights=weights, excluded=known_positives)
+    A = log_negatives(s, positive, weights=weights, excluded=known_positives) - s_p
+    C = N.log() + log_eta + _log_mean_positive(s, positive, known_positives, s_p)
+
+    dead = C >= A  # Eq. 8 is not positive, or there is no negative
+    gap = torch.where(dead, -1.0, C - A)  # -1: any value, it keeps the gradient finite
+    ell = torch.where(dead, 0.0, A) + torch.log(-torch.expm1(gap)) - log_not_eta
+    ell = torch.where(dead, -torch.inf, ell)
+    scale = gamma.detach() if isinstance(gamma, Tensor) else gamma  # or it would grow by itself
+    phi = N.log() - scale**2 - s_p
+    return DebiasedTerms(A, ell, phi, torch.where(dead, 0.0, gap.exp()), N)
+
+
+def _log_eta(
+    eta: Float[Tensor, " anchors"] | float, s: Float[Tensor, "anchors candidates"]
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Logarithms of eta and of 1 - eta."""
+    if isinstance(eta, Tensor):
+        if eta.shape not in {(), s.shape[:1]}:
+            raise ObjectiveError(
+                f"eta has shape {tuple(eta.shape)} for {len(s)} anchors; give one an anchor, "
+                "in the order of the rows of s"
+            )
+        eta = eta.detach().to(s)
+    elif 0 <= eta < 1:
+        eta = s.new_full((), eta)
+    else:
+        raise ObjectiveError(f"eta is {eta}; it is a probability below 1, give [0, 1)")
+    return eta.log(), torch.log1p(-eta)
+
+
+def _log_mean_positive(
+    s: Float[Tensor, "anchors candidates"],
+    positive: Int[Tensor, " anchors"],
+    known_positives: Bool[Tensor, "anchors candidates"] | None,
+    s_p: Float[Tensor, " anchors"],
+) -> Float[Tensor, " anchors"] | float:
+    """Log of (1/M) sum_m e^{s(x,v_m)} / e^{s_p}."""
+    if known_positives is None:
+        return 0.0  # M = 1 and v = x+
+    v = known_positives.scatter(1, positive.unsqueeze(1), True)
+    log_sum = s.masked_fill(~v, -torch.inf).logsumexp(dim=1)
+    return log_sum - v.sum(dim=1).to(s.dtype).log() - s_p
+
+
+def debiasing_gauges(
+    s: Float[Tensor, "anchors candidates"],
+    positive: Int[Tensor, " anchors"] | None,
+    eta: Float[Tensor, " anchors"] | float,
+    gamma: Float[Tensor, ""] | float,
+    *,
+    weights: Float[Tensor, "anchors candidates"] | None = None,
+    known_positives: Bool[Tensor, "anchors candidates"] | None = None,
+) -> dict[str, Float[Tensor, ""]]:
+    """Measure what `debiased_contrastive_loss` does with the same arguments.
+
+    Args:
+        s: similarities with their scale.
+        positive: column of each anchor's positive; None: the diagonal.
+        eta: chance that a random candidate is of the anchor's class, in [0, 1).
+        gamma: root of the scale of s.
+        weights: factor on e^s of each negative.
+        known_positives: candidates that leave the negatives and join v.
+
+    Returns:
+        Scalars without gradient, over anchors that have a negative:
+        `frac_floor`: share whose Eq. 8 is at or below its floor;
+        `mean_weight`: mean, over the others, of the factor by which the correction
+            multiplies the gradient of the negatives; for M = 1 that of the whole row;
+        `mean_eta`: mean eta;
+        `expected_false_negatives`: mean N * eta;
+        `uncorrected_loss`: mean InfoNCE loss, in nats.
+
+    Raises:
+        ObjectiveError: shapes do not fit, or `eta` is a number outside [0, 1).
+
+    Source: ours. With M = 1 and v = x+ every gradient of a row is that of InfoNCE
+        times e^L / (e^L - eta (N + 1)), L the row's InfoNCE loss.
+    """
+    with torch.no_grad():
+        terms = debiased_terms(
+            s, positive, eta, gamma, weights=weights, known_positives=known_positives
+        )
+        return gauges_of_terms(terms, eta)
+
+
+@torch.no_grad()
+def gauges_of_terms(
+    terms: DebiasedTerms, eta: Float[Tensor, " anchors"] | float
+) -> dict[str, Float[Tensor, ""]]:
+    """Measure what the correction does, from terms at hand.
+
+    Args:
+        terms: the result of `debiased_terms`.
+        eta: the eta that they were computed with.
+
+    Returns:
+        The scalars of `debiasing_gauges`.
+    """
+    A, ell, phi, share, N = terms
+    lively = ~A.isneginf()
+    off_floor = lively & ~(ell <= phi)
+    eta = torch.as_tensor(eta).to(A).expand_as(A)
+    # Chain rule: dL/d(negatives) = sigmoid(ell) / (1 - share); InfoNCE's is sigmoid(A).
+    weight = ell.sigmoid() / ((1 - share) * A.sigmoid())
+    return {
+        "frac_floor": 1 - _mean(off_floor.to(A), lively),
+        "mean_weight": _mean(weight, off_floor),
+        "mean_eta": _mean(eta, lively),
+        "expected_false_negatives": _mean(eta * N, lively),
+        "uncorrected_loss": _mean(softplus(A), lively),
+    }
+
+
+def _mean(
+    values: Float[Tensor, " anchors"], counted: Bool[Tensor, " anchors"]
+) -> Float[Tensor, ""]:
+    return torch.where(counted, values, 0.0).sum() / counted.sum().clamp_min(1)

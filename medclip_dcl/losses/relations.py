@@ -1,0 +1,203 @@
+"""How an anchor sentence stands to the report of every candidate image.
+
+    SAME       the report says what the sentence says, in any wording
+    UNCLEAR    neither said nor contradicted: no ground to push or to pull
+    DIFFERENT  everything else
+
+One claim at a time, report against anchor (`A`, `R`: sides that anchor and report name):
+
+    anchor      report asserts                report negates  report hedges  report silent
+    asserts     A within R: SAME              DIFFERENT       UNCLEAR        DIFFERENT
+                R empty, A not: UNCLEAR
+                otherwise: DIFFERENT
+    negates     DIFFERENT                     SAME            UNCLEAR        UNCLEAR
+    hedges      UNCLEAR                       DIFFERENT       UNCLEAR        DIFFERENT
+
+A sentence with several claims takes the worst: one DIFFERENT makes it DIFFERENT, else
+one UNCLEAR makes it UNCLEAR. A sentence that calls the film normal and names no finding
+is SAME to a normal report, DIFFERENT to one that asserts a finding, UNCLEAR to the rest.
+A sentence without claims is DIFFERENT to all: its anchor trains by plain InfoNCE.
+
+Claims travel as one small integer per finding, and one for `normal`, so that a global
+batch gathers them like ids.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from medclip_dcl.text.labeler.labels import FINDINGS, Claims
+
+DIFFERENT, SAME, UNCLEAR = 0, 1, 2
+
+NEGATED, HEDGED, ASSERTED, LEFT, RIGHT = 1, 2, 4, 8, 16
+"""Bits of a finding's code; 0: not mentioned. The last column is 1 where normal."""
+
+_SIDES = {"left": LEFT, "right": RIGHT}
+_COLUMN = {name: column for column, name in enumerate(FINDINGS)}
+CODES = len(FINDINGS) + 1
+"""Width of a row of codes."""
+
+
+def encode_claims(claims: Sequence[Claims]) -> Int8[Tensor, "texts codes"]:
+    """Turn claims into rows of small integers.
+
+    Args:
+        claims: what each sentence or report says.
+
+    Returns:
+        One row per text: bits of each finding in order of `FINDINGS`, then normal.
+    """
+    codes = torch.zeros(len(claims), CODES, dtype=torch.int8)
+    for row, said in enumerate(claims):
+        for name in said.negated:
+            codes[row, _COLUMN[name]] = NEGATED
+        for name in said.uncertain:
+            codes[row, _COLUMN[name]] = HEDGED
+        for name, sides in said.asserted.items():
+            codes[row, _COLUMN[name]] = ASSERTED | _side_bits(sides)
+        codes[row, -1] = said.normal
+    return codes
+
+
+def encode_labels(labels: Sequence[Mapping[str, int | None]]) -> Int8[Tensor, "studies codes"]:
+    """Turn rows of a CheXpert label table into codes of reports.
+
+    The table knows no side, so that a sentence which names one is UNCLEAR to every
+    study with its finding.
+
+    Args:
+        labels: per study, label -> 1 present, 0 absent, -1 uncertain, None or left out:
+            not mentioned; `No Finding` 1 means normal.
+
+    Returns:
+        One row per study, as `encode_claims` gives it.
+
+    Source: labels of MIMIC-CXR-JPG (Johnson et al. 2019) and CheXpert (Irvin et al. 2019).
+    """
+    bits = {1: ASSERTED, 0: NEGATED, -1: HEDGED}
+    codes = torch.zeros(len(labels), CODES, dtype=torch.int8)
+    for row, study in enumerate(labels):
+        for name, column in _COLUMN.items():
+            value = study.get(name)
+            codes[row, column] = 0 if value is None else bits[value]
+        codes[row, -1] = study.get("No Finding") == 1
+    return codes
+
+
+def encode_truth(present: Sequence[Mapping[str, Set[str]]]) -> Int8[Tensor, "studies codes"]:
+    """Turn known truth into codes of reports: what is not present is absent.
+
+    Args:
+        present: per study, the findings that it has, each with its sides.
+
+    Returns:
+        One row per study, as `encode_claims` gives it; no finding is left unmentioned.
+    """
+    codes = torch.full((len(present), CODES), NEGATED, dtype=torch.int8)
+    for row, study in enumerate(present):
+        for name, sides in study.items():
+            codes[row, _COLUMN[name]] = ASSERTED | _side_bits(sides)
+        codes[row, -1] = not study
+    return codes
+
+
+def relation_matrix(
+    anchor_claims: Int8[Tensor, "anchors codes"],
+    report_claims: Int8[Tensor, "candidates codes"],
+) -> Int8[Tensor, "anchors candidates"]:
+    """Read how each anchor sentence stands to each candidate's report.
+
+    The pairing of anchors and candidates plays no part: the losses count an anchor's
+    own image as a positive whatever stands here.
+
+    Args:
+        anchor_claims: codes of the anchor sentences.
+        report_claims: codes of the candidates' whole reports, from any `encode_*`.
+
+    Returns:
+        DIFFERENT, SAME or UNCLEAR, as the module's table says.
+
+    Source: ours.
+    """
+    anchor, report = _sets(anchor_claims, dim=1), _sets(report_claims, dim=0)
+    is_different, is_unclear = _compare(anchor, report)
+
+    names_finding = anchor.asserted | anchor.negated | anchor.hedged != 0
+    is_normal = (anchor_claims[:, -1:] != 0) & ~names_finding
+    is_different |= is_normal & (report.asserted != 0)
+    is_unclear |= is_normal & (report_claims[None, :, -1] == 0)
+    is_different |= ~(names_finding | is_normal)
+
+    relation = torch.full_like(is_different, SAME, dtype=torch.int8)
+    return relation.masked_fill_(is_unclear, UNCLEAR).masked_fill_(is_different, DIFFERENT)
+
+
+def relation_gauges(
+    relation: Int8[Tensor, "anchors candidates"],
+    anchor_claims: Int8[Tensor, "anchors codes"],
+    positive: Int[Tensor, " anchors"],
+) -> dict[str, Tensor]:
+    """Measure what the relation adds to the pairing.
+
+    Args:
+        relation: from `relation_matrix`.
+        anchor_claims: codes of the anchor sentences.
+        positive: column of each anchor's own image.
+
+    Returns:
+        Scalars: `mates`, mean number of SAME images beside the anchor's own; `unclear`,
+        share of UNCLEAR among the others; `with_claims`, share of anchors with claims;
+        `alone`, share of anchors for which every other image is UNCLEAR.
+    """
+    others = torch.ones_like(relation, dtype=torch.bool)
+    others[torch.arange(len(relation), device=relation.device), positive] = False
+    unclear = (relation == UNCLEAR) & others
+    return {
+        "mates": ((relation == SAME) & others).sum(dim=1).float().mean(),
+        "unclear": unclear.sum() / others.sum().clamp(min=1),
+        "with_claims": (anchor_claims != 0).any(dim=1).float().mean(),
+        "alone": (unclear.sum(dim=1) == others.sum(dim=1)).float().mean(),
+    }
+
+
+class _Sets(NamedTuple):
+    """Findings of every text as sets: one integer each, with one bit per finding."""
+
+    asserted: Int[Tensor, "rows columns"]
+    negated: Int[Tensor, "rows columns"]
+    hedged: Int[Tensor, "rows columns"]
+    left: Int[Tensor, "rows columns"]
+    right: Int[Tensor, "rows columns"]
+
+
+def _sets(codes: Int8[Tensor, "texts codes"], dim: int) -> _Sets:
+    """Pack codes into sets that stand along rows (`dim` 1) or columns (`dim` 0)."""
+    place = 2 ** torch.arange(len(FINDINGS), device=codes.device, dtype=torch.int32)
+    findings = codes[:, :-1]
+    return _Sets(
+        *(
+            ((findings & bit != 0) * place).sum(dim=1, dtype=torch.int32).unsqueeze(dim)
+            for bit in (ASSERTED, NEGATED, HEDGED, LEFT, RIGHT)
+        )
+    )
+
+
+def _compare(
+    anchor: _Sets, report: _Sets
+) -> tuple[Bool[Tensor, "anchors candidates"], Bool[Tensor, "anchors candidates"]]:
+    """Where a claim makes the pair different, and where unclear (different goes first)."""
+    absent = ~(report.asserted | report.hedged)
+    both = anchor.asserted & report.asserted
+    lacks_side = both & (anchor.left & ~report.left | anchor.right & ~report.right)
+    other_side = lacks_side & (report.left | report.right)
+    different = (anchor.asserted | anchor.hedged) & absent | anchor.negated & report.asserted
+    unclear = anchor.negated & ~report.negated | anchor.hedged | anchor.asserted & report.hedged
+    return (different | other_side) != 0, (unclear | lacks_side) != 0
+
+
+def _side_bits(sides: Set[str]) -> int:
+    return sum(_SIDES[side] for side in sides)

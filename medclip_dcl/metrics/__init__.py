@@ -1,1 +1,0 @@
-"""Arrays in, numbers out: classification, localisation, retrieval and their intervals."""

@@ -1,0 +1,444 @@
+"""Calibration of a published model: how a score becomes a probability, finding by finding.
+
+It lies in the model's own folder as `calibration.json`, so that whoever has the model has
+it too, and is part of the model's digest.
+
+Range of the training films, kept beside a published model: what a film is held against.
+
+input_range.json    mean and precision of the films' features, the threshold, the films that
+                    both come from, and the share of like films that lies beyond
+
+Published model: what evaluation, index and service load, and nothing that can run code.
+
+    model.safetensors   weights of both encoders and gamma
+    config.json         the whole configuration, `work` left out
+    model.json          the card: what it is, was made from, is for and is not for
+    calibration.json    how a score becomes a probability; there once calibrate_scores has run
+    subjects.json       hashes of the training patients' ids, to refuse contaminated tests
+    input_range.json    range of the training films, where there were two patients or more
+    text/               BERT configuration and tokenizer: config.json, tokenizer.json,
+                        tokenizer_config.json
+
+The artifact's digest names the model everywhere.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from medclip_dcl.artifact import Artifact, Kind, drafting, open_artifact
+from medclip_dcl.config import Config
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.evaluation.settings import ProbabilitiesConfig
+from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.section import Section
+
+CALIBRATION_FILE = "calibration.json"
+
+
+class Curve(Section):
+    """A rising map from the logit of a score to a probability."""
+
+    slope: float = 0.0
+    """Of the logit, where there are no steps; 1 / temperature."""
+    intercept: float = 0.0
+    """Log odds at a score of one half, where there are no steps."""
+    logits: tuple[float, ...] = ()
+    """Ascending places between which an isotonic curve is straight; empty: slope and intercept."""
+    heights: tuple[float, ...] = ()
+    """Probability at each of them."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if len(self.logits) != len(self.heights):
+            raise ValueError("each place of a curve needs its height")
+        pairs = (self.logits, self.heights)
+        if any(list(values) != sorted(values) for values in pairs) or self.slope < 0:
+            raise ValueError("a curve must rise")
+        if any(not 0 <= height <= 1 for height in self.heights):
+            raise ValueError("a probability lies between 0 and 1")
+        return self
+
+    def probabilities(self, logits: Float[np.ndarray, " films"]) -> Float[np.ndarray, " films"]:
+        """Turn scores into probabilities.
+
+        Args:
+            logits: log odds of each film's score, gamma**2 times the margin.
+
+        Returns:
+            Probabilities in [0, 1].
+        """
+        if self.logits:
+            between: np.ndarray = np.interp(logits, self.logits, self.heights)
+            return between
+        # the logistic function, without overflow on either side
+        probability: np.ndarray = (1 + np.tanh((self.slope * logits + self.intercept) / 2)) / 2
+        return probability
+
+
+class FindingCalibration(Section):
+    """Calibration of one finding, asked with the prompts that the model was published with."""
+
+    finding: str
+    """Name of the finding."""
+    curve: Curve | None
+    """None where the validation films do not suffice."""
+    reason: str
+    """Why there is no curve; empty where there is one."""
+    films_with: int
+    """Validation films with the finding."""
+    films_without: int
+    """Validation films without it."""
+    patients: int
+    """Patients of these films."""
+    score_error: float | None
+    """Expected calibration error of the score itself, on the same films; None: no film."""
+    fitted_error: float | None
+    """That of the probability on the films it was fitted to, and so too low; None: no curve."""
+
+
+class ScoreCalibration(Section):
+    """What `calibrate_scores` leaves in a model's folder."""
+
+    format_version: Literal[1] = 1
+    split: Literal["validate"] = "validate"
+    """Split that it was fitted on; there is no other."""
+    truth: Literal["exact", "labels", "none"]
+    """Where the labels come from."""
+    settings: ProbabilitiesConfig
+    """How it was fitted."""
+    inputs: dict[str, str]
+    """Digests of what it was made from, by name."""
+    findings: tuple[FindingCalibration, ...]
+    """One entry per finding of the model."""
+
+    def of(self, finding: str) -> FindingCalibration | None:
+        """Find the calibration of a finding.
+
+        Args:
+            finding: its name.
+
+        Returns:
+            The calibration; None where the finding was not among the model's.
+        """
+        return next((item for item in self.findings if item.finding == finding), None)
+
+
+def write_calibration(folder: Path, calibration: ScoreCalibration) -> None:
+    """Write the calibration into a draft of a model.
+
+    Args:
+        folder: the draft's directory.
+        calibration: the calibration.
+    """
+    write_text(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
+
+
+def read_calibration(model: Artifact) -> ScoreCalibration | None:
+    """Read the calibration of an opened model.
+
+    Args:
+        model: the model.
+
+    Returns:
+        The calibration; None where it has none.
+
+    Raises:
+        CheckpointError: it cannot be read by this version.
+    """
+    files: Mapping[str, object] = model.files
+    if CALIBRATION_FILE not in files:
+        return None
+    try:
+        text = model.file(CALIBRATION_FILE).read_text(encoding="utf-8")
+        return ScoreCalibration.model_validate_json(text)
+    except (OSError, ValidationError, ValueError) as error:
+        raise CheckpointError(
+            f"calibration of model {model.digest[:12]} cannot be read by this version; rerun "
+            "calibrate_scores"
+        ) from error
+
+
+INPUT_RANGE_FILE = "input_range.json"
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """How far a film may lie from those that a model was trained on.
+
+    Attributes:
+        mean: of each feature.
+        precision: inverse covariance of the features, rows.
+        threshold: squared Mahalanobis distance beyond which a film is out of range.
+        films: training films that all this comes from.
+        rate: expected share of films like these that lies beyond the threshold.
+    """
+
+    mean: tuple[float, ...]
+    precision: tuple[tuple[float, ...], ...]
+    threshold: float
+    films: int
+    rate: float
+
+
+def write_input_range(folder: Path, found: InputRange) -> None:
+    """Write the range into a model's draft.
+
+    Args:
+        folder: the draft's directory.
+        found: the range.
+    """
+    write_text(folder / INPUT_RANGE_FILE, json.dumps(asdict(found)) + "\n")
+
+
+def read_input_range(folder: Path) -> InputRange | None:
+    """Read the range of a published model whose bytes have been checked.
+
+    Args:
+        folder: the model's folder.
+
+    Returns:
+        The range; None where the model was published without one.
+
+    Raises:
+        CheckpointError: this version cannot read it.
+    """
+    path = folder / INPUT_RANGE_FILE
+    if not path.is_file():
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree["precision"] = tuple(map(tuple, tree["precision"]))
+        return InputRange(**(tree | {"mean": tuple(tree["mean"])}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{INPUT_RANGE_FILE} of {folder} cannot be read by this version; rerun train"
+        ) from error
+
+
+KIND = Kind("model", 1, "train")
+
+WEIGHTS, CONFIG, CARD, SUBJECTS, TEXT = (
+    "model.safetensors",
+    "config.json",
+    "model.json",
+    "subjects.json",
+    "text",
+)
+TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""Files of `text/`, as transformers reads them."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model whose bytes have been checked."""
+
+    path: Path
+    """Its folder."""
+    digest: str
+    """Digest of all its files."""
+    config: Config
+    """The configuration that it was trained with; `work` is the model's own folder."""
+    card: Mapping[str, Any]
+    """Facts about it."""
+    subject_hashes: frozenset[str] | None
+    """`subject_hash` of every training patient; None in a copy that left the house."""
+    calibration: ScoreCalibration | None = None
+    """How its scores become probabilities; None where nobody has fitted that."""
+
+    @property
+    def text_folder(self) -> Path:
+        """Folder with the text encoder's configuration and tokenizer."""
+        return self.path / TEXT
+
+    def weights(self) -> dict[str, Tensor]:
+        """Read the weights.
+
+        Returns:
+            Parameters and buffers by name, on the CPU.
+
+        Raises:
+            CheckpointError: they cannot be read, or one is not finite.
+        """
+        return finite_weights(self.path)
+
+
+def finite_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a model.
+
+    Args:
+        folder: folder of the model.
+
+    Returns:
+        Parameters and buffers by name, on the CPU.
+
+    Raises:
+        CheckpointError: they cannot be read, or one is not finite.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"weights of {folder} cannot be read; rerun train") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(f"weight {name} of {folder} is not finite; rerun train")
+    return tensors
+
+
+def subject_hash(subject_id: str) -> str:
+    """Hash a patient's id, so that a model names no patient in clear.
+
+    Args:
+        subject_id: the id, as the manifest has it.
+
+    Returns:
+        32 hexadecimal digits. Ids are few, so this hides them from readers, not from
+        someone who tries them all.
+    """
+    return hashlib.sha256(f"medclip-dcl subject {subject_id}".encode()).hexdigest()[:32]
+
+
+def write_published(
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    config: Config,
+    card: Mapping[str, Any],
+    subject_ids: Iterable[str],
+    write_text_files: Callable[[Path], None],
+) -> None:
+    """Write the files of a published model.
+
+    Args:
+        folder: the draft's directory.
+        weights: parameters and buffers by name.
+        config: the configuration.
+        card: facts about the model, JSON-serialisable.
+        subject_ids: patients whose studies were trained on.
+        write_text_files: fills a folder with `TEXT_FILES`.
+    """
+    write_weights(folder, weights)
+    write_config_and_card(folder, config, card)
+    _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
+    (folder / TEXT).mkdir(exist_ok=True)
+    write_text_files(folder / TEXT)
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write the weights of a model.
+
+    Args:
+        folder: the draft's directory.
+        weights: parameters and buffers by name.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write_bytes(folder / WEIGHTS, save(plain))
+
+
+def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any]) -> None:
+    """Write what a model was trained with and what it is.
+
+    Args:
+        folder: the draft's directory.
+        config: the configuration; where the recipe worked is no property of the model, and
+            may name people: it is left out.
+        card: facts about the model, JSON-serialisable.
+    """
+    _write_json(folder / CONFIG, config.model_copy(update={"work": "."}).model_dump(mode="json"))
+    _write_json(folder / CARD, card)
+
+
+def read_published(path: Path) -> Published:
+    """Open a published model after checking every byte.
+
+    Args:
+        path: its folder.
+
+    Returns:
+        The model's facts; `weights()` reads the rest.
+
+    Raises:
+        ArtifactError: it is missing, damaged or of another version.
+        CheckpointError: its configuration or card cannot be read by this version.
+    """
+    artifact = open_artifact(path, KIND)
+    config, (card, hashes) = read_facts(artifact, CARD, SUBJECTS)
+    calibration = read_calibration(artifact)
+    return Published(path, artifact.digest, config, card, _set(hashes), calibration)
+
+
+def seal_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
+    """Put a calibration into a model, in place of the one that it has.
+
+    Args:
+        model: the model.
+        calibration: the calibration.
+
+    Returns:
+        The model, made from the same recipe and with a digest of its own.
+
+    Raises:
+        ArtifactError: another process is writing it, or the disk refuses.
+    """
+    with drafting(model.path, KIND, model.recipe) as draft:
+        for name in model.files:
+            if name != CALIBRATION_FILE:
+                _link(model.path / name, draft.directory / name)
+        write_calibration(draft.directory, calibration)
+        draft.started = time.monotonic() - model.origin["seconds"]  # those of its training
+        return draft.seal(model.summary)
+
+
+def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
+    """Read what a model was trained with and what it is.
+
+    Args:
+        artifact: an opened model.
+        names: JSON files of it.
+
+    Returns:
+        Configuration, and the content of these files.
+
+    Raises:
+        ArtifactCorrupt: the header lists no such file.
+        CheckpointError: this version cannot read one of them.
+    """
+    try:
+        config = Config.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
+        trees = [json.loads(artifact.file(name).read_text(encoding="utf-8")) for name in names]
+    except (OSError, ValidationError, ValueError) as error:
+        raise CheckpointError(
+            f"model in {artifact.path} has a configuration that this version cannot read; rerun "
+            "train"
+        ) from error
+    return config, trees
+
+
+def _set(hashes: list[str] | None) -> frozenset[str] | None:
+    return None if hashes is None else frozenset(hashes)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
+
+
+def _write_json(path: Path, tree: Any) -> None:
+    write_text(path, json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

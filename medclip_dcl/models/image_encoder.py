@@ -1,0 +1,311 @@
+"""Any of transformers' backbones that gives a feature map, from its configuration alone.
+
+Image -> feature map: transformers' ResNet, grey or colour, with its own stem and start.
+
+Other backbones of transformers stand behind the same class (`map_backbone`).
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoBackbone, AutoConfig, ResNetConfig, ResNetModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_BACKBONE_MAPPING_NAMES
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.models.pretrained import (
+    RESNET_HEADS,
+    LoadReport,
+    fill,
+    fold_to_grey,
+    read_tensors,
+    to_transformers,
+)
+from medclip_dcl.models.settings import ImageEncoderConfig
+
+BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
+"""Prefixes of heads and last norms that a classifier's checkpoint has beside its backbone."""
+
+BACKBONE_FRESH = ("hidden_states_norms.",)
+"""Prefixes of norms that a backbone adds to its maps, and that no classifier's file holds."""
+
+_NEEDS_TIMM = ("timm_backbone",)
+_REFUSALS = (TypeError, ValueError, KeyError, AttributeError, RuntimeError)
+
+
+def build_map_backbone(tree: Mapping[str, Any], channels: int) -> nn.Module:
+    """Build a backbone with random weights from torch's own generator.
+
+    Args:
+        tree: its configuration: `model_type`, and its sizes.
+        channels: channels of the input.
+
+    Returns:
+        The backbone; its last map is that of its last stage.
+
+    Raises:
+        ConfigError: the type is unknown or needs timm, or a value does not fit.
+    """
+    fields = {name: value for name, value in tree.items() if name != "model_type"}
+    kind = tree["model_type"]
+    known = sorted(set(MODEL_FOR_BACKBONE_MAPPING_NAMES) - set(_NEEDS_TIMM))
+    if kind not in known:
+        raise ConfigError(
+            f"model.image.backbone.model_type {kind} is no backbone of transformers; give one of "
+            f"{', '.join(known)}"
+        )
+    try:
+        config = AutoConfig.for_model(kind, **fields, num_channels=channels)
+        backbone: nn.Module = AutoBackbone.from_config(config)  # type: ignore[no-untyped-call]
+    except (*_REFUSALS, StrictDataclassError) as error:
+        raise ConfigError(
+            f"model.image.backbone: transformers refuses this configuration of {kind} "
+            f"({type(error).__name__}); compare it with the config.json of a released one"
+        ) from error
+    return backbone
+
+
+def last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
+    """Run a backbone.
+
+    Args:
+        backbone: from `build_map_backbone`.
+        pixels: normalised films, (images, channels_in, height, width).
+
+    Returns:
+        The map of its last stage, (images, channels, rows, columns).
+    """
+    features: Tensor = backbone(pixels).feature_maps[-1]
+    return features
+
+
+def map_shape(backbone: nn.Module, channels: int, input_px: int) -> tuple[int, int]:
+    """Ask a backbone for the shape of its map, without computing it.
+
+    Args:
+        backbone: from `build_map_backbone`.
+        channels: channels of the input.
+        input_px: height and width of the input, pixels.
+
+    Returns:
+        Channels, and cells along one side.
+
+    Raises:
+        ConfigError: the backbone does not take inputs of that size.
+    """
+    shadow = copy.deepcopy(backbone).to("meta").eval()
+    try:
+        with torch.no_grad():
+            shape = last_map(shadow, torch.zeros(1, channels, input_px, input_px, device="meta"))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"this backbone takes no input of {input_px} pixels; set model.image.input_px to what "
+            "its configuration names"
+        ) from error
+    return shape.shape[1], shape.shape[2]
+
+
+def without_prefix(state: Mapping[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
+    """Drop what a classifier's checkpoint puts before its backbone's keys.
+
+    Args:
+        state: weights by key.
+        backbone: the backbone that they are for.
+
+    Returns:
+        The weights, by the keys that fit the backbone best.
+    """
+    own = backbone.state_dict().keys()
+    prefixes = ("", f"{backbone.base_model_prefix}.", "backbone.", "model.")
+    named = [
+        {key.removeprefix(prefix): value for key, value in state.items()} for prefix in prefixes
+    ]
+    return max(named, key=lambda tree: len(tree.keys() & own))
+
+
+class ImageEncoder(nn.Module):
+    """A network that keeps the map and leaves pooling to the similarity.
+
+    Attributes:
+        kind: what the backbone is, as the config names it.
+        width: channels of the feature map.
+        stride: input pixels from one cell of a ResNet's map to the next.
+    """
+
+    def __init__(self, settings: ImageEncoderConfig) -> None:
+        super().__init__()
+        self._settings, self.kind = settings, settings.kind
+        self._checkpointed = False
+        if settings.kind == "backbone":
+            self.backbone: Any = build_map_backbone(settings.backbone, settings.channels)
+            self.width, cells = map_shape(self.backbone, settings.channels, settings.input_px)
+            self.stride = math.ceil(settings.input_px / cells)
+            return
+        self.backbone = ResNetModel(_resnet_config(settings))
+        self.width = settings.widths[-1]
+        self.stride = 2 ** (len(settings.depths) - 1)
+        if settings.stem == "cifar":
+            stem = self.backbone.embedder.embedder
+            channels = stem.convolution.out_channels
+            stem.convolution = nn.Conv2d(
+                settings.channels, channels, 3, stride=1, padding=1, bias=False
+            )
+            self.backbone.embedder.register_module("pooler", nn.Identity())
+        else:
+            self.stride *= 4
+
+    def forward(
+        self, pixels: Float[Tensor, "images channels_in height width"]
+    ) -> Float[Tensor, "images channels rows columns"]:
+        """Compute the feature map of each film.
+
+        Args:
+            pixels: normalised films, as `preprocessing.to_input` makes them.
+
+        Returns:
+            One map a film, of `grid(height)` by `grid(width)` cells. In memory it is
+            channels-last where the weights are.
+        """
+        features: Tensor = self._map(pixels)
+        return features
+
+    def checkpoint_activations(self) -> None:
+        """Compute the activations of each stage twice instead of keeping them.
+
+        Raises:
+            ConfigError: the backbone cannot.
+        """
+        self._checkpointed = True
+        if self.kind != "backbone":
+            return
+        if not self.backbone.supports_gradient_checkpointing:
+            raise ConfigError(
+                "this image backbone keeps its activations; set train.gradient_checkpointing to "
+                "text or none"
+            )
+        self.backbone.activation_checkpointing_enable({"use_reentrant": False})
+
+    def compile_layers(self, backend: str) -> None:
+        """Compile the backbone in place; keys of the weights stay.
+
+        Args:
+            backend: one of torch's compilers.
+        """
+        self._map = torch.compile(  # type: ignore[method-assign]
+            self._map, dynamic=False, backend=backend
+        )
+
+    def grid(self, input_px: int) -> int:
+        """Count the cells of the map along one side.
+
+        Args:
+            input_px: that side of the input, pixels.
+
+        Returns:
+            Cells; every halving of a ResNet rounds up.
+        """
+        if self.kind == "backbone":
+            return map_shape(self.backbone, self._settings.channels, input_px)[1]
+        return math.ceil(input_px / self.stride)
+
+    def _map(self, pixels: Tensor) -> Tensor:
+        if self.kind == "backbone":
+            return last_map(self.backbone, pixels)
+        features: Tensor = self.backbone.embedder(pixels)
+        for stage in self.backbone.encoder.stages:
+            if self._checkpointed and torch.is_grad_enabled():
+                around = partial(_twice, stage)
+                features = checkpoint(stage, features, use_reentrant=False, context_fn=around)
+            else:
+                features = stage(features)
+        return features
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw fresh weights.
+
+        Args:
+            generator: CPU generator; the only source of randomness.
+
+        Source: He et al. 2015, fan-out normal for convolutions; norms are identities.
+            Other backbones as transformers starts them.
+        """
+        if self.kind == "backbone":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+                self.backbone = build_map_backbone(self._settings.backbone, self._settings.channels)
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(
+                    module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+                )
+            elif isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()
+
+
+def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
+    """Fill the backbone from a checkpoint, be it transformers', torchvision's or BioViL's.
+
+    Args:
+        encoder: encoder that receives the weights.
+        path: safetensors or torch file, or a directory with one. A stem made for three
+            channels is summed over them: a grey film is three equal ones.
+
+    Returns:
+        What was matched and what was left aside.
+
+    Raises:
+        CheckpointError: the file cannot be read, lacks a weight, has one of another
+            shape, or holds keys that are neither the backbone's nor a known head's.
+    """
+    state = read_tensors(path)
+    if encoder.kind == "backbone":
+        named = fold_to_grey(without_prefix(state, encoder.backbone), encoder.backbone)
+        return fill(encoder.backbone, named, BACKBONE_HEADS, BACKBONE_FRESH, "transformers")
+    layout, named = to_transformers(state)
+    return fill(
+        encoder.backbone, fold_to_grey(named, encoder.backbone), RESNET_HEADS, layout=layout
+    )
+
+
+def _twice(stage: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Give what stands around the first and around the second computation of a stage."""
+    return nullcontext(), _statistics_kept(stage)
+
+
+@contextmanager
+def _statistics_kept(stage: nn.Module) -> Iterator[None]:
+    """Let batch norms see the batch without counting it once more."""
+    norms = [item for item in stage.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    counters = [norm.num_batches_tracked for norm in norms]
+    counts = [None if counter is None else counter.clone() for counter in counters]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, counter, count in zip(norms, momenta, counters, counts, strict=True):
+            norm.momentum = momentum
+            if counter is not None and count is not None:
+                counter.copy_(count)
+
+
+def _resnet_config(settings: ImageEncoderConfig) -> ResNetConfig:
+    first = settings.widths[0]
+    return ResNetConfig(
+        num_channels=settings.channels,
+        embedding_size=first if settings.layer == "basic" else first // 4,
+        hidden_sizes=list(settings.widths),
+        depths=list(settings.depths),
+        layer_type=settings.layer,
+    )

@@ -1,0 +1,75 @@
+"""Prepared film -> model input: the whole film, resized and normalised."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.nn import functional
+
+from medclip_dcl.data.images import ImagesConfig
+from medclip_dcl.models.settings import ModelConfig
+
+MEAN = 0.5
+"""Grey level, on the scale 0 to 1, that becomes 0."""
+SPREAD = 0.25
+"""Grey levels, on the scale 0 to 1, that become 1."""
+
+
+def to_input(
+    films: UInt8[np.ndarray, "films size size"] | UInt8[Tensor, "films size size"],
+    input_px: int,
+) -> Float[Tensor, "films 1 input_px input_px"]:
+    """Turn 8-bit films into the model's input, without cropping.
+
+    Args:
+        films: prepared square films, 0 = darkest.
+        input_px: height and width of the input, pixels.
+
+    Returns:
+        Normalised float32 films on the device of `films`; shrunk ones are anti-aliased.
+
+    Source: ours. The whole film is stretched onto the input, so a cell of the map
+        and a box on the film differ by one factor.
+    """
+    pixels = torch.as_tensor(films).unsqueeze(1).float()
+    if pixels.shape[-1] != input_px:
+        pixels = functional.interpolate(
+            pixels, size=(input_px, input_px), mode="bilinear", antialias=True
+        )
+    return normalise(pixels)
+
+
+def normalise(pixels: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Map grey levels 0 to 255 to -2 to 2.
+
+    Args:
+        pixels: grey levels, 0 to 255.
+
+    Returns:
+        (pixels / 255 - MEAN) / SPREAD.
+    """
+    return pixels.mul(1 / (255 * SPREAD)).sub(MEAN / SPREAD)
+
+
+def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, Any]:
+    """Say how a film becomes an input, for the card of a published model.
+
+    Args:
+        images: how films were prepared.
+        model: the two encoders.
+
+    Returns:
+        Sizes in pixels, normalisation and intensity transforms, JSON-serialisable. Another
+        version of this package that gives other facts for the same recipe would feed the
+        model other numbers than it was trained on.
+    """
+    return {
+        "prepared_px": images.size_px,
+        "input_px": model.image.input_px,
+        "mean": MEAN,
+        "spread": SPREAD,
+        "voi": images.voi,
+        "equalize": images.equalize,
+    }

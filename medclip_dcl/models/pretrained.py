@@ -1,0 +1,245 @@
+"""Weights that others made: safetensors, or a torch file read as plain tensors.
+
+Releases of CXR-BERT, BioViL and torchvision come as torch files, which are pickles. They
+are opened here and nowhere else, by torch's tensors-only unpickler, and only where a
+recipe names one to start from. Models that this project publishes hold none.
+
+Pretrained weights -> a module, with an account of every key.
+
+Key layouts of ResNet checkpoints -> the keys of transformers' ResNet.
+
+transformers   resnet.embedder..., resnet.encoder.stages.0.layers.1.layer.0...
+torchvision    conv1, bn1, layer1.1.conv1, layer1.0.downsample.0, fc
+BioViL         torchvision's below encoder.encoder., with its own projector beside
+"""
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from medclip_dcl.errors import CheckpointError
+
+NAMES = ("model.safetensors", "pytorch_model.bin")
+"""Files that hold the weights of a released folder; the first that is there is read."""
+
+_TORCH_FILES = {".bin", ".pt", ".pth"}
+_NESTED = ("state_dict", "model")
+
+
+def weights_file(path: Path) -> Path:
+    """Find the file that holds a checkpoint's weights.
+
+    Args:
+        path: the file, or a folder with one of `NAMES`.
+
+    Returns:
+        The file.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    files = [path / name for name in NAMES] if path.is_dir() else [path]
+    found = [file for file in files if file.is_file()]
+    if not found:
+        raise CheckpointError(
+            f"no weights at {path}: give a safetensors or torch file, or a directory with "
+            f"{' or '.join(NAMES)}"
+        )
+    return found[0]
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a checkpoint's weights.
+
+    Args:
+        path: the file, or a folder with one of `NAMES`; .bin, .pt and .pth are torch's,
+            others safetensors.
+
+    Returns:
+        Tensors by key, on the CPU; floating ones as float32. A torch file may keep them
+        under `state_dict` or `model`.
+
+    Raises:
+        CheckpointError: there is no such file, it cannot be read, or it holds more than
+            tensors.
+    """
+    file = weights_file(path)
+    try:
+        if file.suffix in _TORCH_FILES:
+            state = _unnested(torch.load(file, map_location="cpu", weights_only=True))
+        else:
+            state = load_file(file)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read as plain tensors; it is no readable safetensors or torch file, "
+            "or holds code"
+        ) from error
+    if not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{file} holds more than tensors; save its state_dict alone")
+    return {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
+
+
+def _unnested(tree: Any) -> Mapping[str, Any]:
+    for name in _NESTED:
+        if isinstance(tree, Mapping) and isinstance(tree.get(name), Mapping):
+            tree = tree[name]
+    return tree if isinstance(tree, Mapping) else {"": tree}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of each key of a checkpoint.
+
+    Attributes:
+        matched: keys that filled a weight of the module.
+        missing: weights of the module that the checkpoint does not hold.
+        unexpected: keys of the checkpoint that the module has no place for.
+        layout: whose key layout the checkpoint has.
+    """
+
+    matched: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    layout: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many keys were matched, missing and unexpected."""
+        return {name: len(getattr(self, name)) for name in ("matched", "missing", "unexpected")}
+
+
+def fill(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    heads: tuple[str, ...],
+    fresh: tuple[str, ...] = (),
+    layout: str = "",
+) -> LoadReport:
+    """Copy weights into a module; nothing may be left over in silence.
+
+    Args:
+        module: module whose every weight must be filled.
+        state: weights by the module's own keys.
+        heads: prefixes of keys that belong to heads which the module leaves out.
+        fresh: prefixes of weights that no checkpoint holds and that stay as they are.
+        layout: whose key layout the checkpoint has.
+
+    Returns:
+        The account; `missing` holds fresh weights alone, `unexpected` head keys alone.
+
+    Raises:
+        CheckpointError: a weight is missing or has another shape, or a key belongs
+            neither to the module nor to a head. The module is then unchanged.
+    """
+    own = module.state_dict()
+    report = LoadReport(
+        matched=tuple(sorted(own.keys() & state.keys())),
+        missing=tuple(sorted(key for key in own.keys() - state.keys() if not _is_counter(key))),
+        unexpected=tuple(sorted(state.keys() - own.keys())),
+        layout=layout,
+    )
+    lost = [key for key in report.missing if not key.startswith(fresh)]
+    strange = [key for key in report.unexpected if not key.startswith(heads)]
+    if lost or strange or not report.matched:
+        raise CheckpointError(
+            f"checkpoint matches {len(report.matched)} of {len(own)} weights: "
+            f"{len(lost)} missing {_sample(lost)}, "
+            f"{len(strange)} unknown {_sample(strange)}; give weights of the same architecture"
+        )
+    for key in report.matched:
+        if state[key].shape != own[key].shape:
+            raise CheckpointError(
+                f"weight {key} has shape {tuple(state[key].shape)}, the model asks for "
+                f"{tuple(own[key].shape)}; set the model's sizes to those of the checkpoint"
+            )
+    module.load_state_dict({key: state[key] for key in report.matched}, strict=False)
+    return report
+
+
+def _is_counter(key: str) -> bool:
+    return key.endswith("num_batches_tracked")  # converted checkpoints drop it; nothing reads it
+
+
+def _sample(keys: tuple[str, ...] | list[str]) -> str:
+    return f"({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})" if keys else "()"
+
+
+RESNET_HEADS = (
+    "classifier.",
+    "fc.",
+    "projector.",
+    "encoder.backbone_to_vit.",
+    "encoder.vit_pooler.",
+    "encoder.missing_previous_emb",
+)
+"""Prefixes of what is left aside: ImageNet's classes in two layouts, BioViL's projection, and
+BioViL-T's comparison with an earlier film."""
+
+_BIOVIL = "encoder.encoder."
+_BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn)(\d+)\.(\w+)")
+_SHORTCUT = re.compile(r"layer(\d+)\.(\d+)\.downsample\.([01])\.(\w+)")
+_STEM = re.compile(r"(conv|bn)1\.(\w+)")
+_KINDS = {"conv": "convolution", "bn": "normalization", "0": "convolution", "1": "normalization"}
+
+
+def to_transformers(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """Name the weights of a ResNet checkpoint as transformers' backbone does.
+
+    Args:
+        state: weights by key, in one of the three layouts.
+
+    Returns:
+        Which layout it was, and the weights by the backbone's own keys. Keys of no layout
+        stay as they are, so that they are counted as unexpected.
+    """
+    if any(key.startswith(_BIOVIL) for key in state):
+        inner = {key.removeprefix(_BIOVIL): value for key, value in state.items()}
+        return "biovil", {_from_torchvision(key): value for key, value in inner.items()}
+    if "conv1.weight" in state:
+        return "torchvision", {_from_torchvision(key): value for key, value in state.items()}
+    return "transformers", {key.removeprefix("resnet."): value for key, value in state.items()}
+
+
+def fold_to_grey(state: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """Sum the channels of convolutions that see three of them where the module sees one.
+
+    Args:
+        state: weights by the module's own keys.
+        module: the module that they are for.
+
+    Returns:
+        The weights; a grey film gives them what three equal channels gave before.
+    """
+    own = module.state_dict()
+    return {
+        key: value.sum(dim=1, keepdim=True)
+        if value.ndim == 4 and value.shape[1] == 3 and key in own and own[key].shape[1] == 1
+        else value
+        for key, value in state.items()
+    }
+
+
+def _from_torchvision(key: str) -> str:
+    if match := _STEM.fullmatch(key):
+        kind, rest = match.groups()
+        return f"embedder.embedder.{_KINDS[kind]}.{rest}"
+    if match := _BLOCK.fullmatch(key):
+        stage, block, kind, place, rest = match.groups()
+        inside = f"layer.{int(place) - 1}.{_KINDS[kind]}.{rest}"
+    elif match := _SHORTCUT.fullmatch(key):
+        stage, block, place, rest = match.groups()
+        inside = f"shortcut.{_KINDS[place]}.{rest}"
+    else:
+        return key
+    return f"encoder.stages.{int(stage) - 1}.layers.{block}.{inside}"

@@ -1,0 +1,109 @@
+"""Settings of the two encoders and of the similarity between them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue, model_validator
+
+from medclip_dcl.section import Section
+
+RESNETS: dict[str, dict[str, Any]] = {
+    "resnet18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "layer": "basic"},
+    "resnet34": {"depths": (3, 4, 6, 3), "widths": (64, 128, 256, 512), "layer": "basic"},
+    "resnet50": {"depths": (3, 4, 6, 3), "widths": (256, 512, 1024, 2048), "layer": "bottleneck"},
+    "resnet101": {"depths": (3, 4, 23, 3), "widths": (256, 512, 1024, 2048), "layer": "bottleneck"},
+}
+"""Sizes of the ResNets that have a name. Source: He et al. 2016, Table 1."""
+
+
+class ImageEncoderConfig(Section):
+    """Film -> region vectors."""
+
+    kind: Literal["resnet", "resnet18", "resnet34", "resnet50", "resnet101", "backbone"] = "resnet"
+    """`resnet`: of the sizes below; `resnet18` to `resnet101`: of those of He et al.; `backbone`:
+    any of transformers' backbones that gives a feature map, as `backbone` describes it."""
+    backbone: dict[str, JsonValue] = Field(default_factory=dict)
+    """Configuration of that backbone as in its config.json: `model_type`, such as `convnext` or
+    `swin`, and its sizes; the last stage's map is read."""
+    depths: tuple[int, ...] = (2, 2, 2, 2)
+    """Blocks per stage; (2, 2, 2, 2) is ResNet-18. Three stages double the grid."""
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Channels per stage."""
+    layer: Literal["basic", "bottleneck"] = "basic"
+    """Residual block: basic for ResNet-18 and -34, bottleneck above."""
+    stem: Literal["imagenet", "cifar"] = "imagenet"
+    """`imagenet`: 7x7 stride 2 and max pooling; `cifar`: 3x3 stride 1, no pooling."""
+    pretrained: str = ""
+    """Directory or file (safetensors, or a torch file of tensors alone) of weights to start from,
+    in the key layout of transformers, torchvision or BioViL; empty: random."""
+    channels: Literal[1, 3] = 1
+    """Channels of the input: 1 for films; 3 for colour, which only an image set has."""
+    input_px: Annotated[int, Field(ge=8)] = 480
+    """Height and width of the input: the random crop of a prepared image; paper: 480."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_a_name(cls, tree: Any) -> Any:
+        sizes = RESNETS.get(tree.get("kind", "")) if isinstance(tree, dict) else None
+        if sizes is None:
+            return tree
+        for name, size in sizes.items():
+            given = tree.get(name, size)
+            if (tuple(given) if isinstance(given, list) else given) != size:
+                raise ValueError(f"{name} {given} is not that of {tree['kind']}; leave it out")
+        return {**tree, **sizes}
+
+    @model_validator(mode="after")
+    def _backbone_is_described(self) -> "ImageEncoderConfig":
+        if (self.kind == "backbone") != bool(self.backbone):
+            raise ValueError("kind backbone and a description under backbone go together")
+        if self.backbone and not isinstance(self.backbone.get("model_type"), str):
+            raise ValueError("backbone must name its model_type")
+        return self
+
+    @model_validator(mode="after")
+    def _one_width_a_stage(self) -> "ImageEncoderConfig":
+        if not self.depths or len(self.depths) != len(self.widths):
+            raise ValueError("depths and widths must name the same stages, one at least")
+        if min(self.depths + self.widths) < 1:
+            raise ValueError("depths and widths must be positive")
+        return self
+
+
+class TextEncoderConfig(Section):
+    """Sentence -> vector: the fitted language model, [CLS] and a linear map."""
+
+    pretrained: str = ""
+    """Directory of BERT weights; empty: the model of `fit_language_model`."""
+    pooling: Literal["cls", "mean"] = "cls"
+    """Which state is projected; the paper reads [CLS]."""
+    max_tokens: Annotated[int, Field(ge=8, le=512)] = 128
+    """Longest input, word pieces; longer sentences are truncated."""
+
+
+class SimilarityConfig(Section):
+    """Regions and sentence -> image-sentence score."""
+
+    kind: Literal["lse", "nl", "lse_nl", "mean", "global"] = "lse_nl"
+    """Aggregator: log-sum-exp, non-local, the paper's mean of both, mean score, or the mean
+    region's score."""
+    tau_lse: Annotated[float, Field(gt=0)] = 0.1
+    """Temperature of log-mean-exp over regions."""
+    tau_nl: Annotated[float, Field(gt=0)] = 0.1
+    """Temperature of the attention of the best region to all regions."""
+    dim: Annotated[int, Field(gt=0)] = 128
+    """Width of the shared space; paper: 128."""
+    gamma_squared: Annotated[float, Field(ge=1, le=100)] = 14.0
+    """Initial scale of the score; paper: gamma = sqrt(14), learned."""
+    learn_gamma: bool = True
+    """Whether gamma is learned, within gamma**2 in [1, 100]."""
+
+
+class ModelConfig(Section):
+    """Both encoders and the similarity."""
+
+    image: ImageEncoderConfig = ImageEncoderConfig()
+    """Image encoder."""
+    text: TextEncoderConfig = TextEncoderConfig()
+    """Text encoder."""
+    similarity: SimilarityConfig = SimilarityConfig()
+    """Similarity."""

@@ -1,0 +1,208 @@
+"""Image-sentence score from regions and a sentence: LSE+NL and its simpler relatives.
+
+Axes and symbols
+    I, T, R, D     images, texts, regions of an image, dimensions of the shared space
+    x_r, y         unit vectors of region r and of the sentence
+    h_r            region-sentence score <x_r, y>, in [-1, 1]
+    k              the region that answers the sentence best: argmax_r h_r
+    f              image-sentence score, in [-1, 1]; the logit is s = gamma**2 * f
+
+Region vectors inside a box: RoIAlign as two small matrices per box.
+
+RoIAlign averages bilinear samples on a regular grid inside each bin. Bilinear
+interpolation is separable, so the average is rows @ map @ columns.T, with one
+weight matrix for each axis.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from medclip_dcl.models.settings import SimilarityConfig
+
+_BLOCK = {"cpu": 1 << 18}  # scores h of one block of images; 1 MiB stays in a core's cache
+_BLOCK_ELSEWHERE = 1 << 24
+_LARGEST_KEPT = 1 << 26  # scores h that are kept for the backward pass; beyond, they are redone
+
+
+def region_scores(
+    regions: Float[Tensor, "images rows columns dim"], sentences: Float[Tensor, "texts dim"]
+) -> Float[Tensor, "texts images rows columns"]:
+    """Score every region of every image against every sentence.
+
+    Args:
+        regions: unit vectors.
+        sentences: unit vectors.
+
+    Returns:
+        Cosines, in [-1, 1].
+
+    Source: Wang et al. 2023, Section 3.2: the scores used for grounding.
+    """
+    return torch.einsum("irck,tk->tirc", regions, sentences).clamp(-1, 1)
+
+
+def image_sentence_scores(
+    regions: Float[Tensor, "images regions dim"],
+    sentences: Float[Tensor, "texts dim"],
+    settings: SimilarityConfig,
+) -> Float[Tensor, "texts images"]:
+    """Score every image against every sentence.
+
+    Args:
+        regions: unit vectors of each image's regions, in any order.
+        sentences: unit vectors.
+        settings: aggregator and its temperatures.
+
+    Returns:
+        f in [-1, 1], float32 at least, whatever autocast does elsewhere. Images are
+        scored a block at a time, with the same result.
+
+    Source: Wang et al. 2023 name the aggregators; their formulas here are ours:
+        `lse`: tau * log mean_r exp(h_r / tau), between mean and maximum of h;
+        `nl`: cosine of y and sum_r a_r x_r, a = softmax_r(<x_r, x_k> / tau);
+        `lse_nl`: half of each; `mean`: mean_r h_r; `global`: cosine of y and mean_r x_r.
+    """
+    with torch.autocast(regions.device.type, enabled=False):
+        x, y = _at_least_float32(regions), _at_least_float32(sentences)
+        if settings.kind == "mean":
+            return (y @ x.mean(dim=1).T).clamp(-1, 1)
+        if settings.kind == "global":
+            return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
+        pairs = max(1, len(y) * x.shape[1])  # scores h of one image
+        images = max(1, _BLOCK.get(x.device.type, _BLOCK_ELSEWHERE) // pairs)
+        blocks = torch.split(x, images)
+        if len(x) * pairs <= _LARGEST_KEPT or not torch.is_grad_enabled():
+            scores = [_scores(block, y, settings) for block in blocks]
+        else:
+            scores = [
+                checkpoint(_scores, block, y, settings, use_reentrant=False) for block in blocks
+            ]
+        return torch.cat(scores).T
+
+
+def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
+    """Score one block of images; (images, texts)."""
+    if settings.kind == "lse":
+        h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)
+        best, _ = h.detach().max(dim=-1)
+        excess = ((h - best.unsqueeze(-1)) / settings.tau_lse).exp()
+        return (best + settings.tau_lse * excess.mean(dim=-1).log()).clamp(-1, 1)
+    local: Tensor
+    v: Tensor
+    if torch.is_grad_enabled():
+        local, v = _LocalAndAttended.apply(  # type: ignore[no-untyped-call]
+            x, y, settings.tau_lse, settings.tau_nl
+        )
+    else:  # the same without the call through autograd, which costs a query an eighth
+        local, v, *_ = _attend(x, y, settings.tau_lse, settings.tau_nl)
+    non_local = (functional.normalize(v, dim=-1) * y).sum(dim=-1)
+    f = non_local if settings.kind == "nl" else (local + non_local) / 2
+    return f.clamp(-1, 1)
+
+
+def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor, ...]:
+    """Give what LSE and NL need of each image and text, in as few passes over h as can be.
+
+        f_L = tau * log mean_r exp(h_r / tau)      relative to the largest h: never above it
+        v   = sum_r a_r x_r                        a = softmax_r(<x_r, x_k> / tau)
+
+    After f_L and v comes what their gradients are made of.
+    """
+    h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
+    best, k = h.max(dim=-1)
+    excess = h.sub_(best.unsqueeze(-1)).div_(tau_lse).exp_()
+    total = excess.sum(dim=-1)
+    images = torch.arange(len(x), device=x.device).unsqueeze(1)
+    query = x[images, k] / tau_nl  # (images, texts, dim)
+    a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
+    local = best + tau_lse * (total / x.shape[1]).log()
+    return local, a @ x, excess, total, query, a, images, k
+
+
+class _LocalAndAttended(torch.autograd.Function):
+    """`_attend` with its gradient.
+
+    Written out because x enters four times: its gradient is summed in place here, where
+    autograd would make four tensors of the size of all regions and add them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, tau_lse: float, tau_nl: float
+    ) -> tuple[Tensor, Tensor]:
+        local, v, *kept = _attend(x, y, tau_lse, tau_nl)
+        ctx.save_for_backward(x, y, *kept)
+        ctx.tau_nl = tau_nl
+        return local, v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dlocal: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, y, excess, total, query, a, images, k = ctx.saved_tensors
+        dh = excess * (dlocal / total).unsqueeze(-1)
+        dx = dh.transpose(1, 2) @ y
+        dx.baddbmm_(a.transpose(1, 2), dv)
+        dlogits = (dv @ x.transpose(1, 2)).mul_(a)
+        dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
+        dx.baddbmm_(dlogits.transpose(1, 2), query)
+        dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau_nl), accumulate=True)
+        return dx, (dh @ x).sum(dim=0), None, None
+
+
+def _at_least_float32(vectors: Tensor) -> Tensor:
+    return vectors if vectors.dtype == torch.float64 else vectors.float()
+
+
+def roi_align(
+    features: Float[Tensor, "images channels rows columns"],
+    boxes: Float[Tensor, "boxes 4"],
+    image_of_box: Int[Tensor, " boxes"],
+    spatial_scale: float,
+    output_size: int = 1,
+) -> Float[Tensor, "boxes channels out out"]:
+    """Pool each box of a feature map onto a small grid.
+
+    Args:
+        features: maps.
+        boxes: (x0, y0, x1, y1) in pixels of the model's input, x1 > x0 and y1 > y0.
+        image_of_box: row of `features` that each box lies on.
+        spatial_scale: cells per input pixel: one over the encoder's stride.
+        output_size: bins along each side of a box.
+
+    Returns:
+        Means of bilinear samples. A bin takes one sample a cell that it spans, at
+        least one. Samples more than a cell outside the map count as 0.
+
+    Source: He et al. 2017, RoIAlign with half-pixel alignment and adaptive sampling
+        (`aligned=True`, `sampling_ratio=0` elsewhere).
+    """
+    cells = boxes.to(features.dtype) * spatial_scale - 0.5  # cell centres at whole numbers
+    x0, y0, x1, y1 = cells.unbind(dim=1)
+    across_rows = _axis_weights(y0, y1, features.shape[2], output_size)
+    across_columns = _axis_weights(x0, x1, features.shape[3], output_size)
+    return torch.einsum("bor,bcrk,bpk->bcop", across_rows, features[image_of_box], across_columns)
+
+
+def _axis_weights(
+    start: Float[Tensor, " boxes"], stop: Float[Tensor, " boxes"], cells: int, bins: int
+) -> Float[Tensor, "boxes bins cells"]:
+    """Weight of each cell in each bin, along one axis."""
+    width = (stop - start) / bins
+    samples = width.ceil().clamp_min(1)  # per bin; differs from box to box
+    step = torch.arange(int(samples.max()) if len(samples) else 1, device=start.device)
+    within = (step + 0.5) / samples.unsqueeze(1)  # (boxes, samples), in units of a bin
+    bin_index = torch.arange(bins, device=start.device, dtype=start.dtype)
+    offset = (bin_index[:, None] + within[:, None, :]) * width[:, None, None]
+    position = start[:, None, None] + offset  # (boxes, bins, samples)
+    counts = (step < samples.unsqueeze(1))[:, None, :]  # the rest is padding
+    counts = counts & (position >= -1) & (position <= cells)
+    nearest = position.clamp(0, cells - 1).unsqueeze(-1)
+    cell = torch.arange(cells, device=start.device, dtype=start.dtype)
+    hat = (1 - (nearest - cell).abs()).clamp_min(0)  # linear interpolation's weights
+    return (hat * counts.unsqueeze(-1)).sum(dim=2) / samples[:, None, None]

@@ -1,1 +1,0 @@
-"""The losses, and what they are told about negatives."""

@@ -1,0 +1,306 @@
+"""Charts as inline SVG whose colours follow the page: light, dark or print.
+
+Films and heatmaps as data URIs, small enough to stand in a page.
+"""
+
+import base64
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float, UInt8
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from medclip_dcl.inference.heatmap import upsample
+
+# Stand-ins that the page's own colours replace once the chart is drawn.
+_COLOURS = {
+    "#010101": "currentColor",
+    "#020202": "var(--muted)",
+    "#030303": "var(--line)",
+    "#0a0001": "var(--series-1)",
+    "#0a0002": "var(--series-2)",
+    "#0a0003": "var(--series-3)",
+    "#0a0004": "var(--series-4)",
+    "#0a0005": "var(--series-5)",
+}
+_INK, _MUTED, _LINE, *_SERIES = _COLOURS
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+_SIZE_IN = (5.4, 3.1)
+_MOST_POINTS = 800
+_LEGEND_LETTERS = 70  # that fit on a line below a chart, six of them for each sign
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line of a chart."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points of one name; marked ones are drawn as triangles."""
+
+    name: str
+    points: Float[np.ndarray, "items 2"]
+    is_marked: bool
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a chart says: a description for those who do not see it, and its axes."""
+
+    alt: str
+    x: str
+    y: str
+
+
+def draw_lines(lines: Sequence[Line], labels: Labels, *, diagonal: bool = False) -> Markup:
+    """Draw lines over a common axis.
+
+    Args:
+        lines: at most five.
+        labels: description and axes.
+        diagonal: whether the square from 0 to 1 is shown with its diagonal, as for ROC curves.
+
+    Returns:
+        An SVG element.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels, square=diagonal)
+        if diagonal:
+            axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+            axes.set_xlim(-0.01, 1.01)
+            axes.set_ylim(-0.01, 1.01)
+        for line, colour in zip(lines, _SERIES, strict=False):
+            kept = _thinned(len(line.x))
+            x, y = np.asarray(line.x, dtype=float)[kept], np.asarray(line.y, dtype=float)[kept]
+            axes.plot(x, y, color=colour, label=line.name)
+        if len(lines) > 1:
+            axes.legend(loc="lower right" if diagonal else "best")
+        return _svg(figure, labels.alt)
+
+
+def draw_histogram(
+    values: Float[np.ndarray, " items"],
+    weights: Float[np.ndarray, " items"],
+    labels: Labels,
+    *,
+    bins: int = 40,
+) -> Markup:
+    """Draw how often values occur.
+
+    Args:
+        values: the values.
+        weights: how often each occurs.
+        labels: description and axes.
+        bins: number of bars.
+
+    Returns:
+        An SVG element.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels)
+        axes.hist(values, bins=bins, weights=weights, color=_SERIES[0], rwidth=0.9)
+        axes.grid(visible=False, axis="x")
+        return _svg(figure, labels.alt)
+
+
+def draw_points(
+    x: Float[np.ndarray, " items"],
+    y: Float[np.ndarray, " items"],
+    labels: Labels,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    lines: Sequence[Line] = (),
+) -> Markup:
+    """Draw points; of more than a few hundred an even sample along x.
+
+    Args:
+        x: places along the horizontal axis.
+        y: places along the vertical axis.
+        labels: description and axes.
+        log_x: whether the horizontal axis is logarithmic; places at or below 0 are left out.
+        log_y: the same of the vertical axis.
+        lines: at most four, drawn over the points.
+
+    Returns:
+        An SVG element.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels)
+        shown = ((x > 0) | (not log_x)) & ((y > 0) | (not log_y))
+        x, y = x[shown], y[shown]
+        kept = np.argsort(x, kind="stable")[_thinned(len(x))]
+        axes.scatter(x[kept], y[kept], s=9, color=_SERIES[0], alpha=0.45, linewidths=0)
+        for line, colour in zip(lines, _SERIES[1:], strict=False):
+            axes.plot(line.x, line.y, color=colour, label=line.name)
+        if log_x and len(x):
+            axes.set_xscale("log")
+        if log_y and len(y):
+            axes.set_yscale("log")
+        if lines:
+            figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
+        return _svg(figure, labels.alt)
+
+
+def draw_groups(groups: Sequence[Group], labels: Labels) -> Markup:
+    """Draw groups of points in a plane whose directions mean nothing.
+
+    Args:
+        groups: marked ones are triangles, the others dots; within each kind the colours
+            repeat after five.
+        labels: description.
+
+    Returns:
+        An SVG element with a legend.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(5.4, 5.0), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_axis_off()
+        used = {False: 0, True: 0}
+        for group in groups:
+            colour = _SERIES[used[group.is_marked] % len(_SERIES)]
+            used[group.is_marked] += 1
+            x, y = group.points[:, 0], group.points[:, 1]
+            marker = "^" if group.is_marked else "o"
+            axes.scatter(
+                x, y, s=16, color=colour, marker=marker, alpha=0.65, linewidths=0, label=group.name
+            )
+        longest = max((len(group.name) for group in groups), default=0)
+        columns = min(len(_SERIES), max(1, _LEGEND_LETTERS // (longest + 6)))
+        figure.legend(loc="outside lower center", ncols=columns, markerscale=1.6)
+        return _svg(figure, labels.alt)
+
+
+def standalone(chart: Markup) -> str:
+    """Make a chart a picture file of its own, light or dark as its reader wishes.
+
+    Args:
+        chart: from a `draw_*` function.
+
+    Returns:
+        An SVG document.
+    """
+    palette = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    palette = palette[: palette.index("* {")]
+    style = f"<style>{palette} svg {{ color: var(--ink); background: var(--card); }}</style>"
+    start = chart.index(">") + 1
+    return f"{chart[:start]}{style}{chart[start:]}"
+
+
+def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(3.9, 3.6) if square else _SIZE_IN, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(labels.x)
+    axes.set_ylabel(labels.y)
+    axes.tick_params(length=0)
+    return figure, axes
+
+
+def _thinned(count: int) -> np.ndarray:
+    if count <= _MOST_POINTS:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, _MOST_POINTS).round().astype(int))
+
+
+def _svg(figure: Figure, alt: str) -> Markup:
+    stream = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": alt}):  # ids that are stable, and differ between charts
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r"font: [^;\"]*?(\d+(?:\.\d+)?px)[^;\"]*", r"font-size: \1", text)
+    for stand_in, colour in _COLOURS.items():
+        text = text.replace(stand_in, colour)
+    # matplotlib escapes every text that it is given, so its output is safe markup
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1))  # noqa: S704
+
+
+_FILM_PX = 288
+_HEAT_PX = 96
+_STRONGEST = 0.7  # opacity of the highest score
+_FAINTEST = 0.4  # share of the range below which nothing is laid over the film
+
+
+def film_uri(film: UInt8[np.ndarray, "size size"]) -> str:
+    """Encode a prepared film.
+
+    Args:
+        film: square 8-bit film.
+
+    Returns:
+        A JPEG as data URI, at most 288 pixels wide.
+    """
+    picture = Image.fromarray(film)
+    picture.thumbnail((_FILM_PX, _FILM_PX), Image.Resampling.BICUBIC)
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=85)
+    return jpeg_uri(stream.getvalue())
+
+
+def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
+    """Encode a grid of scores as a translucent layer over a film.
+
+    Args:
+        grid: region-sentence scores.
+
+    Returns:
+        A PNG as data URI. The highest score is strongest, the lower two fifths of the range
+        are transparent, and so is a flat grid throughout.
+    """
+    heat = upsample(grid, _HEAT_PX, _HEAT_PX)
+    low, high = float(heat.min()), float(heat.max())
+    share = (heat - low) / (high - low) if high > low else np.zeros_like(heat)
+    colours = mpl.colormaps["plasma"](0.15 + 0.8 * share, bytes=True)
+    above = np.clip((share - _FAINTEST) / (1 - _FAINTEST), 0, 1)
+    colours[..., 3] = np.rint(255 * _STRONGEST * above)
+    stream = io.BytesIO()
+    Image.fromarray(colours, "RGBA").quantize(64, Image.Quantize.FASTOCTREE).save(stream, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def jpeg_uri(data: bytes) -> str:
+    """Wrap an encoded JPEG.
+
+    Args:
+        data: the whole file.
+
+    Returns:
+        A data URI.
+    """
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"

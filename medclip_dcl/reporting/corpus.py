@@ -1,0 +1,151 @@
+"""Sections about what went in: films, splits, rejects, example studies."""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import pyarrow.compute as pc
+
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.images import REASONS
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.data.sources.records import SPLITS
+from medclip_dcl.reporting.charts import film_uri
+from medclip_dcl.reporting.sources import Sources, spread
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+
+View = dict[str, Any]
+
+
+def describe_data(sources: Sources) -> View | None:
+    """Count films, studies and patients per split, and what was left out.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        `splits`, `totals`, `boxes` and `rejects`; None without a manifest.
+    """
+    found = sources.get(manifest.KIND)
+    if found is None:
+        return None
+    (source,) = found
+    films = read_table(source.path, manifest.IMAGES, ["split", "study_id", "subject_id"])
+    reports = read_table(source.path, manifest.REPORTS, ["split", "study_id", "subject_id"])
+    rows = []
+    for split in (*SPLITS, "all"):
+        shown = films if split == "all" else films.filter(pc.equal(films["split"], split))
+        told = reports if split == "all" else reports.filter(pc.equal(reports["split"], split))
+        subjects = {*shown["subject_id"].to_pylist(), *told["subject_id"].to_pylist()}
+        rows.append(
+            {"split": split, "films": len(shown), "reports": len(told), "patients": len(subjects)}
+        )
+    boxes = read_table(source.path, manifest.BOXES, ["image_id"])
+    return {
+        "rows": rows,
+        "boxes": len(boxes),
+        "boxed_films": len(boxes["image_id"].unique()),
+        "rejects": _rejects(sources),
+    }
+
+
+def show_examples(sources: Sources) -> list[View]:
+    """Show films of the test split with their boxes, or with what their reports say.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        `uri`, `width`, `height`, `boxes` and `says` of each; nothing in a private report.
+    """
+    found = sources.get(manifest.KIND, prepared.KIND, sentences.KIND)
+    if found is None or sources.settings.private:
+        return []
+    source, films, texts = found
+    images = PreparedImages(films)
+    rows = [
+        row
+        for row in read_table(source.path, manifest.IMAGES).to_pylist()
+        if row["image_id"] in images.row_of and row["split"] == "test"
+    ]
+    boxes = boxes_by_film(source)
+    rows = [row for row in rows if row["image_id"] in boxes] or rows
+    chosen = [rows[place] for place in spread(len(rows), sources.settings.examples)]
+    said = sentences_of({row["study_id"] for row in chosen}, texts)
+    return [
+        show_film(images, row["image_id"], boxes.get(row["image_id"], []))
+        | {"view": row["view"], "says": said[row["study_id"]][:4]}
+        for row in chosen
+    ]
+
+
+def show_film(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
+    """Show one film in its own proportions.
+
+    Args:
+        images: the prepared films.
+        image_id: the film.
+        boxes: rows of the manifest's box table.
+
+    Returns:
+        `uri`, `width`, `height` and `boxes`, in pixels of the original film.
+    """
+    row = images.row_of[image_id]
+    height, width = images.original_size(row)
+    places = [
+        {
+            "x": box["x"] * width / box["image_width"],
+            "y": box["y"] * height / box["image_height"],
+            "width": box["width"] * width / box["image_width"],
+            "height": box["height"] * height / box["image_height"],
+            "phrase": box["phrase"],
+        }
+        for box in boxes
+    ]
+    return {"uri": film_uri(images.pixels(row)), "width": width, "height": height, "boxes": places}
+
+
+def boxes_by_film(source: Artifact) -> dict[str, list[View]]:
+    """Group the manifest's boxes.
+
+    Args:
+        source: the manifest.
+
+    Returns:
+        Image id -> rows of the box table.
+    """
+    grouped: dict[str, list[View]] = defaultdict(list)
+    for row in read_table(source.path, manifest.BOXES).to_pylist():
+        grouped[row["image_id"]].append(row)
+    return dict(grouped)
+
+
+def _rejects(sources: Sources) -> list[View]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for kind in (manifest.KIND, prepared.KIND):
+        artifact = sources.artifacts.get(kind.name)
+        if artifact is not None and manifest.REJECTS.file in artifact.files:
+            table = read_table(artifact.path, manifest.REJECTS, ["stage", "reason"])
+            counts.update((row["stage"], row["reason"]) for row in table.to_pylist())
+    return [
+        {"stage": stage, "reason": reason, "meaning": REASONS.get(reason, ""), "count": count}
+        for (stage, reason), count in counts.most_common()
+    ]
+
+
+def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
+    """Gather what the reports of some studies say.
+
+    Args:
+        studies: their ids.
+        texts: the sentences.
+
+    Returns:
+        Study -> its distinct sentences, in the report's order.
+    """
+    said: dict[str, list[str]] = defaultdict(list)
+    for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
+        if row["study_id"] in studies and row["text"] not in said[row["study_id"]]:
+            said[row["study_id"]].append(row["text"])
+    return said

@@ -1,0 +1,327 @@
+"""Eta against the class probability, where generated studies or a label table know it.
+
+Sections about the text: sentences, language model, likelihood and the correction eta.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float, Int
+
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.likelihood.diagnostics import Diagnostics, Truth, diagnose
+from medclip_dcl.likelihood.eta import has_labels, label_shares
+from medclip_dcl.reporting.charts import Labels, Line, draw_histogram, draw_points
+from medclip_dcl.reporting.sources import Sources
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+
+View = dict[str, Any]
+Floats = Float[np.ndarray, " sentences"]
+
+
+@dataclass(frozen=True)
+class CorpusEta:
+    """The eta cache as arrays, in its own order.
+
+    Attributes:
+        keys: text keys.
+        eta: class probabilities.
+        pll_nats: pseudo-log-likelihoods; None where eta needs none.
+        length: length of each sentence.
+        unit: what the length counts.
+        count: occurrences in the training split.
+    """
+
+    keys: list[str]
+    eta: Floats
+    pll_nats: Floats | None
+    length: Floats
+    unit: str
+    count: Floats
+
+
+@dataclass(frozen=True)
+class KnownShares:
+    """Class probabilities that someone knows.
+
+    Attributes:
+        rho: one per sentence of the cache; nan where it is not known.
+        name: how the report calls them.
+        origin: where they come from.
+    """
+
+    rho: Floats
+    name: str
+    origin: str
+
+
+def find_truth(sources: Sources, keys: list[str]) -> KnownShares | None:
+    """Find class probabilities to hold eta against.
+
+    Args:
+        sources: what the report is made from.
+        keys: text keys of the eta cache.
+
+    Returns:
+        The generator's own where studies are generated, else shares of a label table; None
+        where there is neither.
+    """
+    if sources.rho:
+        rho = np.array([sources.rho.get(key, math.nan) for key in keys])
+        return KnownShares(rho, "true class probability", "as the generator drew it")
+    found = sources.get(labels.KIND, manifest.KIND)
+    if found is None or not has_labels(found[1]):
+        return None
+    shares = label_shares(keys, *found)
+    rho = np.where(shares > 0, shares, math.nan)
+    return KnownShares(
+        rho, "share of labelled studies", "by the label table, which knows neither side nor place"
+    )
+
+
+def truth_chart(corpus: CorpusEta, known: KnownShares, agreement: Truth, cap: float) -> View:
+    """Draw eta against the class probability.
+
+    Args:
+        corpus: the eta cache.
+        known: class probabilities that someone knows.
+        agreement: how well eta agrees with them.
+        cap: largest eta.
+
+    Returns:
+        `title`, `picture` and `meaning`.
+    """
+    shown = np.isfinite(known.rho) & (known.rho > 0) & (corpus.count > 0)
+    rho, eta = known.rho[shown], corpus.eta[shown]
+    lines = []
+    if shown.any():
+        x = np.geomspace(rho.min(), rho.max(), 50)
+        lines.append(Line("eta = rho, up to the cap", x.tolist(), np.minimum(x, cap).tolist()))
+    lines += _medians(rho, eta)
+    labels = Labels(f"Eta against the {known.name}", f"rho: {known.name}", "eta")
+    return {
+        "title": "Is it right?",
+        "picture": draw_points(rho, eta, labels, log_x=True, log_y=True, lines=lines),
+        "meaning": f"Eta against the {known.name}, {known.origin}, of {agreement.sentences:,} "
+        "sentences. Above the line a sentence is corrected too much, below it too little. "
+        f"{_agreement(agreement)}",
+    }
+
+
+def _agreement(found: Truth) -> str:
+    parts = {
+        "Correlation of the logs": found.pearson_log,
+        "as said": found.pearson_log_weighted,
+        "median of eta / rho": found.median_ratio,
+        "off the capped rho, as said, by a factor of": _factor(found.log_error),
+    }
+    told = [f"{name} {value:.3g}" for name, value in parts.items() if not math.isnan(value)]
+    return f"{'; '.join(told)}." if told else ""
+
+
+def _factor(log_error: float) -> float:
+    return math.exp(log_error) if log_error < 700 else math.inf
+
+
+def _medians(rho: Floats, eta: Floats) -> list[Line]:
+    """Median eta of up to eight equal parts of the sentences, by rho."""
+    parts = [part for part in np.array_split(np.argsort(rho, kind="stable"), 8) if len(part) >= 5]
+    x = [float(np.median(rho[part])) for part in parts]
+    y = [float(np.median(eta[part])) for part in parts]
+    above = [place for place, value in enumerate(y) if value > 0]
+    if len(above) < 2:
+        return []
+    return [Line("median eta", [x[place] for place in above], [y[place] for place in above])]
+
+
+_SHOWN = 8
+_LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
+
+
+def describe_text(sources: Sources) -> View | None:
+    """Sum up sentences, claims and language model.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        A list `facts` of name, value and meaning; None without sentences.
+    """
+    found = sources.get(sentences.KIND)
+    if found is None:
+        return None
+    summaries = [
+        (kind.name.replace("_", " "), sources.artifacts[kind.name].summary)
+        for kind in (sentences.KIND, labels.KIND, masked_lm.KIND)
+        if kind.name in sources.artifacts
+    ]
+    facts = [
+        {"stage": stage, "name": name.replace("_", " "), "value": value}
+        for stage, summary in summaries
+        for name, value in summary.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return {"facts": facts}
+
+
+def describe_eta(sources: Sources) -> View | None:
+    """Show how strongly sentences are corrected, and which, and whether that is right.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        `charts` of title, picture and meaning; `figures` by name; tables
+        `most` and `least` (empty in a private report) and the `recipe`; None without an eta
+        cache.
+    """
+    found = sources.get(eta.KIND, sentences.KIND)
+    if found is None:
+        return None
+    cache, texts = found
+    recipe = cache.recipe["settings"]["eta"]
+    distinct = sentences.distinct_sentences(texts)
+    said = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
+    corpus = _read(read_table(cache.path, eta.ETA), said)
+    truth = find_truth(sources, corpus.keys)
+    look = diagnose(
+        corpus.eta,
+        corpus.pll_nats,
+        corpus.count.astype(np.int64),
+        sources.negatives,
+        examples=_SHOWN,
+        rho=None if truth is None else truth.rho,
+        cap=recipe["eta_max"],
+    )
+
+    def rows(places: Int[np.ndarray, " examples"]) -> list[View]:
+        return [
+            {
+                "text": said[corpus.keys[place]],
+                "eta": corpus.eta[place],
+                "pll_nats": None if corpus.pll_nats is None else corpus.pll_nats[place],
+                "count": int(corpus.count[place]),
+            }
+            for place in ([] if sources.settings.private else places)
+        ]
+
+    charts = _charts(corpus)
+    if truth is not None and look.truth is not None:
+        charts.append(truth_chart(corpus, truth, look.truth, recipe["eta_max"]))
+    return {
+        "recipe": recipe,
+        "charts": charts,
+        "figures": _figures(cache, corpus, look, sources.negatives),
+        "has_likelihood": corpus.pll_nats is not None,
+        "most": rows(look.most_corrected),
+        "least": rows(look.least_corrected),
+    }
+
+
+def _read(table: pa.Table, said: dict[str, str]) -> CorpusEta:
+    keys = table["text_key"].to_pylist()
+    has_pll = table["pll_nats"].null_count == 0
+    has_tokens = table["tokens"].null_count == 0
+    length = _numbers(table, "tokens") if has_tokens else [len(said[key].split()) for key in keys]
+    return CorpusEta(
+        keys=keys,
+        eta=_numbers(table, "eta"),
+        pll_nats=_numbers(table, "pll_nats") if has_pll else None,
+        length=np.asarray(length, dtype=np.float64),
+        unit="word pieces" if has_tokens else "words",
+        count=_numbers(table, "count"),
+    )
+
+
+def _charts(corpus: CorpusEta) -> list[View]:
+    is_said, eta = corpus.count > 0, np.maximum(corpus.eta, _LEAST_DRAWN)
+    charts = [
+        {
+            "title": "How strongly.",
+            "picture": draw_histogram(
+                corpus.eta,
+                corpus.count,
+                Labels(
+                    "Histogram of eta over the sentences of the training reports",
+                    "eta: assumed chance that another film shares its class",
+                    "sentences, repeats included",
+                ),
+            ),
+            "meaning": f"Sentences of the training reports by their eta; {is_said.sum():,} "
+            "distinct ones, each as often as it is said.",
+        },
+        {
+            "title": "Who is said often.",
+            "picture": draw_points(
+                corpus.count,
+                eta,
+                Labels("Eta against the number of occurrences", "times said in training", "eta"),
+                log_x=True,
+                log_y=True,
+            ),
+            "meaning": "Both axes are logarithmic, and smaller etas stand at "
+            f"{_LEAST_DRAWN:g}. Eta should rise with how often a sentence is said.",
+        },
+        {
+            "title": "Who is long.",
+            "picture": draw_points(
+                corpus.length + _jitter(corpus.length),
+                eta,
+                Labels(
+                    "Eta against the length of each distinct sentence",
+                    f"length, {corpus.unit}",
+                    "eta",
+                ),
+                log_y=True,
+            ),
+            "meaning": "A likelihood is a product over word pieces, so it falls with length, "
+            "whatever the sentence means.",
+        },
+    ]
+    if corpus.pll_nats is not None:
+        labels = Labels(
+            "Histogram of the pseudo-log-likelihood of the distinct sentences",
+            "pseudo-log-likelihood, nats",
+            "distinct sentences",
+        )
+        picture = draw_histogram(corpus.pll_nats, np.ones(len(corpus.pll_nats)), labels)
+        meaning = "The closer to 0, the better the language model could have guessed the sentence."
+        charts.insert(1, {"title": "How likely.", "picture": picture, "meaning": meaning})
+    return charts
+
+
+def _figures(
+    cache: Artifact, corpus: CorpusEta, look: Diagnostics, negatives: int
+) -> dict[str, float | None]:
+    figures = {
+        "distinct sentences": len(corpus.keys),
+        "mean eta of a training sentence": look.mean_eta,
+        "negatives of an anchor, N": negatives,
+        "of them false, expected: N · eta": look.expected_false_negatives,
+        "sentences at the cap, as said": cache.summary.get("capped_share_weighted"),
+        "distinct sentences at the cap": cache.summary.get("capped_share"),
+        "rank correlation, eta and times said": look.spearman_eta_count,
+    }
+    if corpus.pll_nats is not None:
+        figures["rank correlation, likelihood and times said"] = look.spearman_pll_count
+    return {
+        name: None if value is None or math.isnan(value) else value
+        for name, value in figures.items()
+    }
+
+
+def _jitter(values: Float[np.ndarray, " items"]) -> Float[np.ndarray, " items"]:
+    """Move whole numbers apart, so that a column of points shows how many there are."""
+    return np.random.default_rng(0).uniform(-0.35, 0.35, len(values))
+
+
+def _numbers(table: pa.Table, column: str) -> Float[np.ndarray, " items"]:
+    values: np.ndarray = table[column].to_numpy().astype(np.float64)
+    return values

@@ -1,0 +1,211 @@
+"""Sections about the evaluation: headline, findings, heatmaps, sentences from boxes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.metrics import roc_curve
+from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
+from medclip_dcl.reporting.corpus import boxes_by_film, show_film
+from medclip_dcl.reporting.sources import Sources, spread
+from medclip_dcl.tables import read_table
+from medclip_dcl.text.sentences import text_key
+
+View = dict[str, Any]
+
+_READINGS = {
+    "mean_auc": "chance that a film with the finding scores above one without it",
+    "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
+    "mean_recall": "share of films whose one finding is named, averaged over findings",
+    "recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
+    "own_recall": "the same where the words of another box are wrong even if they read alike",
+    "cnr": "how far the inside of a box stands out of the heatmap, in deviations",
+    "cnr_signed": "the same, negative where the inside scores lower than the outside",
+    "miou": "overlap of the thresholded heatmap with the box; low by construction",
+    "pointing": "share of sentences whose best point lies in a box",
+    "recall_at_1": "the right answer comes first",
+    "recall_at_5": "the right answer is among the first five",
+    "recall_at_10": "the right answer is among the first ten",
+}
+_RECALLS = ("recall_at_1", "recall_at_5", "recall_at_10", "recall_at_100")
+_SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
+"""Ends of the bar for figures that do not run from 0 to 1."""
+
+
+def describe_results(sources: Sources) -> View | None:
+    """Lay out the headline figures and every question's figures.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        `headlines`, `absent` questions, per-finding rows, per-category grounding rows,
+        retrieval rows and the `roc` chart; None without results.
+    """
+    found = sources.get(results.KIND)
+    if found is None:
+        return None
+    tree = results.read_figures(found[0])
+    questions = tree["questions"]
+    absent = {name: item["absent"] for name, item in questions.items() if item["absent"]}
+    return {
+        "tree": tree,
+        "headlines": _headlines(tree),
+        "absent": absent,
+        "findings": questions["zero_shot"]["groups"],
+        "categories": questions["grounding"]["groups"],
+        "grounding": questions["grounding"]["figures"],
+        "directions": _directions(questions),
+        "roc": _roc(sources) if "zero_shot" not in absent else None,
+    }
+
+
+def show_heatmaps(sources: Sources) -> list[View]:
+    """Show heatmaps with their true boxes, evenly from the best to the worst.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        A film each with `heat`, `phrase`, `cnr` and `miou`; nothing in a private report.
+    """
+    found = sources.get(results.KIND, manifest.KIND, prepared.KIND)
+    if found is None or sources.settings.private:
+        return []
+    outcome, source, films = found
+    rows = read_table(outcome.path, results.GROUNDINGS).to_pylist()
+    rows = sorted((row for row in rows if row["cnr"] is not None), key=lambda row: -row["cnr"])
+    images, boxes = PreparedImages(films), boxes_by_film(source)
+    shown = []
+    for place in spread(len(rows), sources.settings.examples):
+        row = rows[place]
+        own = [
+            box for box in boxes[row["image_id"]] if text_key(box["phrase"]) == row["phrase_key"]
+        ]
+        grid = np.array(row["grid"], dtype=np.float32).reshape(row["rows"], -1)
+        shown.append(
+            show_film(images, row["image_id"], own)
+            | {
+                "heat": heat_uri(grid),
+                "low": float(grid.min()),
+                "high": float(grid.max()),
+                "phrase": own[0]["phrase"],
+                "cnr": row["cnr"],
+                "miou": row["miou"],
+                "place": place + 1,
+                "of": len(rows),
+            }
+        )
+    return shown
+
+
+def show_gallery_answers(sources: Sources) -> list[View]:
+    """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        A film each with its box, `rank`, `truth` and the best `sentences`; nothing in a
+        private report.
+    """
+    found = sources.get(results.KIND, manifest.KIND, prepared.KIND)
+    if found is None or sources.settings.private:
+        return []
+    outcome, source, films = found
+    gallery = read_table(outcome.path, results.GALLERY)["sentence"].to_pylist()
+    rows = read_table(outcome.path, results.BOX_ANSWERS).to_pylist()
+    rows = [row for row in rows if row["gallery_rank"] is not None]
+    rows.sort(key=lambda row: (row["gallery_rank"], row["image_id"]))
+    images, boxes = PreparedImages(films), boxes_by_film(source)
+    shown = []
+    for place in spread(len(rows), sources.settings.examples):
+        row = rows[place]
+        film = show_film(images, row["image_id"], boxes[row["image_id"]][:1])
+        box = {name: row[name] for name in ("x", "y", "width", "height")}
+        film["boxes"] = [box | {"phrase": gallery[row["gallery_true"]]}]
+        film["rank"] = row["gallery_rank"]
+        film["truth"] = gallery[row["gallery_true"]]
+        film["of"] = len(gallery)
+        film["sentences"] = [
+            {"text": gallery[item], "is_true": item == row["gallery_true"]}
+            for item in row["gallery_best"]
+        ]
+        shown.append(film)
+    return shown
+
+
+def _headlines(tree: Mapping[str, Any]) -> list[View]:
+    lines = []
+    for headline in results.HEADLINES:
+        figure = results.headline_figure(tree, headline)
+        if figure is None or figure["value"] is None:
+            continue
+        span = _SPANS.get(headline.figure, (0.0, 1.0))
+        chance = tree["questions"][headline.question]["chance"].get(headline.chance)
+        ends = [figure["value"] if figure[end] is None else figure[end] for end in ("low", "high")]
+        start, stop = (_percent(value, span) for value in ends)
+        lines.append(
+            {
+                "title": headline.title,
+                "reading": _READINGS[headline.figure],
+                "figure": figure,
+                "chance": chance,
+                "start": start,
+                "width": round(stop - start, 2),
+                "value": _percent(figure["value"], span),
+                "chance_at": None if chance is None else _percent(chance, span),
+            }
+        )
+    return lines
+
+
+def _percent(value: float, span: tuple[float, float]) -> float:
+    low, high = span
+    return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
+
+
+def _directions(questions: Mapping[str, Any]) -> list[View]:
+    names = {
+        "box_to_sentence": "sentence from box",
+        "sentence_to_box": "box from sentence",
+        "film_to_report": "report from film",
+        "report_to_film": "film from report",
+    }
+    rows = []
+    for question in ("boxes", "reports"):
+        outcome = questions[question]
+        for group, figures in outcome["groups"].items():
+            recalls = [
+                {"value": figures[name]["value"], "chance": outcome["chance"][f"{group}.{name}"]}
+                for name in _RECALLS
+            ]
+            rows.append(
+                {
+                    "name": names[group],
+                    "pool": outcome["pool"][group],
+                    "recalls": recalls,
+                    "median_rank": figures["median_rank"]["value"],
+                }
+            )
+    return rows
+
+
+def _roc(sources: Sources) -> str | None:
+    table = read_table(sources.artifacts[results.KIND.name].path, results.SCORES)
+    by_finding: dict[str, list[tuple[float, int]]] = {}
+    for row in table.to_pylist():
+        if row["truth"] is not None:
+            by_finding.setdefault(row["finding"], []).append((row["margin"], row["truth"]))
+    lines = []
+    for name, pairs in by_finding.items():
+        margins, truth = np.array(pairs, dtype=np.float64).T
+        curve = roc_curve(margins, truth == 1)
+        if curve is not None:
+            lines.append(Line(name, [*curve[0]], [*curve[1]]))
+    labels = Labels("ROC curve of each finding", "false positive rate", "true positive rate")
+    return draw_lines(lines[:5], labels, diagonal=True) if lines else None

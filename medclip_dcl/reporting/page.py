@@ -1,0 +1,107 @@
+"""Sections -> one HTML page that needs nothing but itself."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.reporting.calibration import describe_calibration
+from medclip_dcl.reporting.cases import show_answers, show_cases
+from medclip_dcl.reporting.corpus import describe_data, show_examples
+from medclip_dcl.reporting.correction import describe_eta, describe_text
+from medclip_dcl.reporting.data_check import describe_check, show_check
+from medclip_dcl.reporting.false_negatives import audit_negatives
+from medclip_dcl.reporting.image_only import describe_images
+from medclip_dcl.reporting.learning import describe_training
+from medclip_dcl.reporting.outcomes import describe_results, show_gallery_answers, show_heatmaps
+from medclip_dcl.reporting.sources import Sources, describe_provenance
+from medclip_dcl.reporting.trust import describe_trust, draw_map
+
+_FOLDER = Path(__file__).parent
+_THIN_SPACE = "\u202f"
+
+
+def render_report(sources: Sources) -> str:
+    """Make the page.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        HTML with styles, charts and pictures inline; sections without their artifact are
+        left out.
+
+    Raises:
+        ArtifactError: an artifact is damaged.
+    """
+    return _render(
+        {
+            "name": sources.work.name,
+            "is_generated": sources.is_generated,
+            "is_private": sources.settings.private,
+            "results": describe_results(sources),
+            "check": describe_check(sources),
+            "data": describe_data(sources),
+            "examples": show_examples(sources),
+            "text": describe_text(sources),
+            "eta": describe_eta(sources),
+            "calibration": describe_calibration(sources),
+            "audit": audit_negatives(sources),
+            "training": describe_training(sources),
+            "trust": describe_trust(sources),
+            "map": draw_map(sources),
+            "images": describe_images(sources),
+            "heatmaps": show_heatmaps(sources),
+            "gallery": show_gallery_answers(sources),
+            "cases": show_cases(sources),
+            "service": show_answers(sources),
+            "provenance": describe_provenance(sources),
+        }
+    )
+
+
+def render_check(name: str, artifact: Artifact) -> str:
+    """Make the page about a source alone.
+
+    Args:
+        name: the recipe's name.
+        artifact: its preflight.
+
+    Returns:
+        HTML with styles inline; counts, no ids and no texts.
+
+    Raises:
+        ArtifactCorrupt: the figures of the preflight cannot be read.
+    """
+    facts = {"digest": artifact.digest, "sealed_at": artifact.origin["sealed_at"]}
+    view = facts | {"name": name, "check": show_check(artifact)}
+    return _render(view, "check_page.html")
+
+
+def _render(view: Mapping[str, Any], template: str = "page.html") -> str:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "count": _count}
+    style = Markup((_FOLDER / "page.css").read_text(encoding="utf-8"))  # noqa: S704 (our own file)
+    return environment.get_template(template).render(view, style=style)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    """Round to what can be read: 0.862, 12.3, 317, 4.1e-05."""
+    if value is None:
+        return "-"
+    if value != 0 and abs(value) < 10**-digits:
+        return f"{value:.2g}"
+    return f"{value:.{digits if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def _count(value: int) -> str:
+    return f"{value:,}".replace(",", _THIN_SPACE)

@@ -1,0 +1,167 @@
+"""The artifacts of a recipe that a report can draw on.
+
+The section about where everything came from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact, Kind, open_artifact
+from medclip_dcl.data import data_check, manifest, prepared
+from medclip_dcl.errors import ArtifactMissing
+from medclip_dcl.evaluation import results
+from medclip_dcl.image_only import artifacts
+from medclip_dcl.likelihood import eta, masked_lm, scoring
+from medclip_dcl.reporting.settings import ReportConfig
+from medclip_dcl.retrieval import embeddings
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+
+KINDS = (
+    data_check.KIND,
+    manifest.KIND,
+    prepared.KIND,
+    sentences.KIND,
+    labels.KIND,
+    masked_lm.KIND,
+    scoring.KIND,
+    eta.KIND,
+    model_package.KIND,
+    results.KIND,
+    embeddings.KIND,
+    artifacts.IMAGE_SET,
+    artifacts.IMAGE_MODEL,
+    artifacts.PROBE,
+)
+"""The artifacts in the order in which data flows through them."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a report is made from.
+
+    Attributes:
+        work: folder of the recipe.
+        settings: the report's section of the configuration.
+        artifacts: the artifacts that exist, by the name of their kind.
+        is_generated: whether films and reports are generated ones.
+        rho: text key -> true class probability; empty where nobody knows it.
+        negatives: N, negatives of one anchor in the recipe's global batch.
+    """
+
+    work: Path
+    settings: ReportConfig
+    artifacts: Mapping[str, Artifact]
+    is_generated: bool
+    rho: Mapping[str, float]
+    negatives: int
+
+    def get(self, *kinds: Kind) -> tuple[Artifact, ...] | None:
+        """Give artifacts that are needed together.
+
+        Args:
+            kinds: their kinds.
+
+        Returns:
+            The artifacts in that order; None where one is missing.
+        """
+        found = [self.artifacts.get(kind.name) for kind in kinds]
+        present = tuple(artifact for artifact in found if artifact is not None)
+        return present if len(present) == len(kinds) else None
+
+
+def find_sources(
+    work: Path,
+    settings: ReportConfig,
+    is_generated: bool,
+    rho: Mapping[str, float],
+    negatives: int,
+    kinds: Sequence[Kind] = KINDS,
+) -> Sources:
+    """Open every artifact of a recipe that exists.
+
+    Args:
+        work: folder of the recipe.
+        settings: the report's section of the configuration.
+        is_generated: whether films and reports are generated ones.
+        rho: text key -> true class probability; empty where nobody knows it.
+        negatives: N, negatives of one anchor.
+        kinds: the artifacts that are looked for.
+
+    Returns:
+        The sources. Sizes are checked, not every byte: the jobs that used an artifact did that.
+
+    Raises:
+        ArtifactError: one is damaged or of another version.
+    """
+    artifacts = {}
+    for kind in kinds:
+        try:
+            artifacts[kind.name] = open_artifact(kind.at(work), kind, verify=False)
+        except ArtifactMissing:
+            continue
+    return Sources(work, settings, artifacts, is_generated, rho, negatives)
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Choose evenly spaced places in a list, first and last included.
+
+    Args:
+        count: length of the list.
+        wanted: how many places at most.
+
+    Returns:
+        Ascending places.
+    """
+    if wanted <= 0 or count <= 0:
+        return []
+    if wanted == 1 or count == 1:
+        return [0]
+    steps = min(wanted, count)
+    return [round(step * (count - 1) / (steps - 1)) for step in range(steps)]
+
+
+View = dict[str, Any]
+
+
+def describe_provenance(sources: Sources) -> View:
+    """List the artifacts with digest, age and cost, and the versions that made them.
+
+    Args:
+        sources: what the report is made from.
+
+    Returns:
+        `artifacts`, `packages`, `python`, `system` and the total of `seconds`. An artifact
+        is `stale` where an input that it names is no longer the one beside it.
+    """
+    digests = {name: artifact.digest for name, artifact in sources.artifacts.items()}
+    rows = []
+    for kind in KINDS:
+        artifact = sources.artifacts.get(kind.name)
+        if artifact is None:
+            continue
+        inputs = artifact.recipe["inputs"]
+        rows.append(
+            {
+                "kind": kind.name,
+                "job": kind.job,
+                "digest": artifact.digest,
+                "sealed_at": artifact.origin["sealed_at"],
+                "seconds": artifact.origin["seconds"],
+                "megabytes": sum(file["bytes"] for file in artifact.files.values()) / 1e6,
+                "stale": any(digests.get(name, made) != made for name, made in inputs.items()),
+            }
+        )
+    origins = [artifact.origin for artifact in sources.artifacts.values()]
+    newest = max(origins, key=lambda origin: str(origin["sealed_at"]), default=None)
+    return {
+        "artifacts": rows,
+        "seconds": sum(row["seconds"] for row in rows),
+        "packages": {} if newest is None else newest["packages"],
+        "python": "" if newest is None else newest["python"],
+        "system": "" if newest is None else f"{newest['system']} {newest['machine']}",
+        "sealed_at": "" if newest is None else newest["sealed_at"],
+    }

@@ -1,1 +1,0 @@
-"""Reports to sentences and claims."""

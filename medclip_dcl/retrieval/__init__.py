@@ -1,0 +1,1 @@
+"""Embeddings to a retrieval index, and queries to ranked ids."""

@@ -1,0 +1,416 @@
+"""Retrieval index: vectors of films and sentences, and the tables that say whose they are.
+
+Rows of `films.parquet` and `texts.parquet` number the vectors, which lie in shards of
+equal length (the last may be shorter):
+
+    regions-00000.npy    float16 (films, rows, columns, dim), unit region vectors
+    pooled-00000.npy     float32 (films, dim), unit mean of a film's regions
+    texts-00000.npy      float32 (texts, dim), unit sentence vectors
+    sketch.npy           float32, how candidates are found: `medclip_dcl.retrieval.sketch`
+    film_sketches-00000.npy, text_sketches-00000.npy  float32 (films or texts, width)
+    pictures-00000.arrow thumbnails, where the index was built with pictures
+
+Arrays of an opened index, by memory map: shards of equal length, the last may be shorter.
+
+The nearest vectors to a direction: the candidate stage, in memory.
+
+Films and sentences, through an encoder, to the files of a retrieval index.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
+from medclip_dcl.files import write_bytes
+from medclip_dcl.tables import Column, TableFormat
+
+KIND = Kind("index", 3, "build_index")
+
+FILMS = TableFormat(
+    "films.parquet",
+    (
+        Column("image_id", pa.string(), "id of the film"),
+        Column("study_id", pa.string(), "id of its study"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("split", pa.string(), "train, validate or test"),
+        Column("view", pa.string(), "view position; empty where the source has none"),
+        Column(
+            "findings",
+            pa.list_(pa.string()),
+            "what the report asserts, `No Finding` where it calls the film normal; without a "
+            "report, the labels that are 1",
+        ),
+        Column("height_px", pa.int32(), "height of the original film, pixels"),
+        Column("width_px", pa.int32(), "width of the original film, pixels"),
+    ),
+)
+"""One row per indexed film, in order of image_id."""
+
+TEXTS = TableFormat(
+    "texts.parquet",
+    (
+        Column("text_key", pa.string(), "`text_key` of the sentence"),
+        Column("text", pa.string(), "the sentence"),
+        Column("studies", pa.int32(), "number of indexed studies that say it"),
+    ),
+)
+"""One row per distinct sentence of the indexed studies, in order of text_key."""
+
+SAYINGS = TableFormat(
+    "sayings.parquet",
+    (
+        Column("study_id", pa.string(), "id of the study"),
+        Column("text", pa.int32(), "row of the sentence in texts.parquet"),
+    ),
+)
+"""Who says what: one row per study and sentence, in the report's order."""
+
+PICTURES = TableFormat(
+    "pictures-*.arrow",
+    (Column("picture", pa.binary(), "the film as a grey JPEG in its own proportions"),),
+)
+"""Thumbnails, an uncompressed Arrow IPC file per shard, read by memory map."""
+
+
+def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
+    """Name a shard's file.
+
+    Args:
+        what: regions, pooled, texts, film_sketches, text_sketches or pictures.
+        shard: number of the shard, from 0.
+        suffix: suffix of the file.
+
+    Returns:
+        The name, relative to the artifact's folder.
+    """
+    return f"{what}-{shard:05d}.{suffix}"
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array as a .npy file, whole or not at all.
+
+    Args:
+        path: file to write.
+        array: numbers; no objects.
+    """
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
+    write_bytes(path, stream.getvalue())
+
+
+def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Map a .npy file into memory; what is written to the array never reaches the file.
+
+    Args:
+        path: file that `write_array` wrote.
+        dtype: the type that its numbers must have.
+
+    Returns:
+        The array; its pages are read when they are touched.
+
+    Raises:
+        ArtifactCorrupt: the file is no such array.
+    """
+    try:
+        array = np.lib.format.open_memmap(path, mode="c")  # torch takes no array it may not write
+    except (OSError, ValueError) as error:
+        raise ArtifactCorrupt(f"array {path} cannot be read; rerun {KIND.job}") from error
+    if array.dtype != np.dtype(dtype):
+        raise ArtifactCorrupt(f"array {path} is not of type {np.dtype(dtype)}; rerun {KIND.job}")
+    return array
+
+
+def write_pictures(path: Path, pictures: list[bytes]) -> None:
+    """Write a shard's thumbnails.
+
+    Args:
+        path: file to write.
+        pictures: one encoded picture per film, in order.
+    """
+    table = pa.Table.from_pydict({"picture": pictures}, schema=PICTURES.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=max(1, len(pictures)))
+    write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def map_pictures(path: Path) -> pa.ChunkedArray:
+    """Map a shard's thumbnails into memory.
+
+    Args:
+        path: file that `write_pictures` wrote.
+
+    Returns:
+        One binary value per film.
+
+    Raises:
+        ArtifactCorrupt: the file is no such shard.
+    """
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactCorrupt(f"pictures {path} cannot be read; rerun {KIND.job}") from error
+    if table.schema != PICTURES.schema:
+        raise ArtifactCorrupt(f"pictures {path} have other columns; rerun {KIND.job}")
+    return table.column("picture")
+
+
+_REGIONS = "regions"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Rows of one array.
+
+    Attributes:
+        arrays: the shards.
+        shard_rows: rows of each but the last.
+    """
+
+    arrays: Sequence[npt.NDArray[Any]]
+    shard_rows: int
+
+    def __len__(self) -> int:
+        return sum(map(len, self.arrays))
+
+    def gather(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Read some rows.
+
+        Args:
+            rows: their numbers.
+
+        Returns:
+            The rows in the order of their numbers, as they are stored.
+        """
+        first = self.arrays[0]
+        found = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
+        for position, row in enumerate(rows.tolist()):
+            shard, place = divmod(row, self.shard_rows)
+            found[position] = self.arrays[shard][place]
+        return found
+
+    def widen(self, rows: npt.NDArray[np.int64], found: torch.Tensor) -> torch.Tensor:
+        """Read some rows at full precision.
+
+        Args:
+            rows: their numbers.
+            found: float32 tensor of as many rows at least; receives them.
+
+        Returns:
+            The part of `found` that was filled, in the order of the numbers.
+        """
+        for position, row in enumerate(rows.tolist()):
+            shard, place = divmod(row, self.shard_rows)
+            found[position].copy_(self._tensors[shard][place])
+        return found[: len(rows)]
+
+    def whole(self) -> npt.NDArray[Any]:
+        """Read all rows.
+
+        Returns:
+            One array, in memory.
+        """
+        return np.concatenate(self.arrays)
+
+    @cached_property
+    def _tensors(self) -> list[torch.Tensor]:
+        return [torch.from_numpy(array) for array in self.arrays]
+
+
+def open_shards(
+    locate: Callable[[str], Path], what: str, rows: int, shard_rows: int, dim: int
+) -> Shards:
+    """Map the shards of an index.
+
+    Args:
+        locate: gives the path of a file of the index, or of its draft.
+        what: regions, pooled, texts, film_sketches or text_sketches.
+        rows: number of rows that they must hold.
+        shard_rows: rows in each shard but the last.
+        dim: width of a vector.
+
+    Returns:
+        The shards; one without rows where there are none.
+
+    Raises:
+        ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
+    """
+    dtype, axes = (np.float16, 4) if what == _REGIONS else (np.float32, 2)
+    arrays = [  # as plain arrays, whose rows are read faster one by one than a memmap's
+        np.asarray(map_array(locate(shard_name(what, shard)), dtype))
+        for shard in range(-(-rows // shard_rows))
+    ]
+    if any(array.ndim != axes or array.shape[-1] != dim for array in arrays):
+        raise ArtifactCorrupt(f"{what} of the index are not {dim} wide; rebuild it")
+    shards = Shards(arrays or [np.empty((0, dim), dtype=dtype)], shard_rows)
+    if [len(array) for array in arrays[:-1]] != [shard_rows] * (len(arrays) - 1):
+        raise ArtifactCorrupt(f"shards of {what} of the index vary in length; rebuild it")
+    if len(shards) != rows:
+        raise ArtifactCorrupt(f"{what} of the index number {len(shards)}, not {rows}; rebuild it")
+    return shards
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Thumbnails of all films, mapped when the index was opened."""
+
+    shards: Sequence[pa.ChunkedArray]
+    shard_rows: int
+
+    def picture(self, row: int) -> bytes:
+        """Give the thumbnail of a film.
+
+        Args:
+            row: row number of the film.
+
+        Returns:
+            An encoded JPEG.
+        """
+        shard, place = divmod(row, self.shard_rows)
+        data: bytes = self.shards[shard][place].as_py()
+        return data
+
+
+def open_pictures(artifact: Artifact, films: int, shard_rows: int) -> Pictures:
+    """Map the thumbnails of an index that was built with pictures.
+
+    Args:
+        artifact: the index.
+        films: number of films.
+        shard_rows: films in each shard but the last.
+
+    Returns:
+        The thumbnails.
+
+    Raises:
+        ArtifactCorrupt: a shard is missing or damaged, or they hold another number of pictures.
+    """
+    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-films // shard_rows))]
+    shards = [map_pictures(artifact.file(name)) for name in names]
+    if sum(map(len, shards)) != films:
+        raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than films; rebuild it")
+    return Pictures(shards, shard_rows)
+
+
+Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_GROUPS = 64
+_SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
+
+
+class Nearest(Protocol):
+    """Who finds the nearest rows: this process, or an engine that holds the same vectors."""
+
+    def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
+        """Find the rows with the largest inner products.
+
+        Args:
+            direction: vector (dim,).
+            allowed: (rows,) which rows may be found; None: all.
+            count: how many rows at most.
+
+        Returns:
+            Row numbers, ascending.
+        """
+
+
+class Resident:
+    """All vectors in memory, at half precision: one matrix product, then a selection.
+
+    A product takes as long as its vectors take to be read, so half the bytes are half the time.
+    Rows near the selection's edge are compared once more, at the precision they are stored in.
+
+    Args:
+        vectors: float32 (rows, dim), of magnitudes below 65,504; they stay mapped.
+    """
+
+    def __init__(self, vectors: Shards) -> None:
+        self.vectors = vectors
+        self._half = torch.cat([torch.from_numpy(np.array(part)).half() for part in vectors.arrays])
+
+    def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
+        """Find the rows with the largest inner products; of equal ones the lowest numbers.
+
+        Args:
+            direction: vector (dim,).
+            allowed: (rows,) which rows may be found; None: all.
+            count: how many rows at most.
+
+        Returns:
+            Row numbers, ascending.
+        """
+        products = torch.mv(self._half, torch.from_numpy(direction).half()).float().numpy()
+        if allowed is None:
+            near = highest(products, _SPARE * count + _SPARE_ROWS)
+        else:
+            places = np.flatnonzero(allowed)
+            near = places[highest(products[places], _SPARE * count + _SPARE_ROWS)]
+        return near[highest(self.vectors.gather(near) @ direction, count)]
+
+
+def highest(scores: Floats, count: int) -> Rows:
+    """Find the highest scores; of equal ones those that stand first.
+
+    Args:
+        scores: finite numbers.
+        count: how many at most.
+
+    Returns:
+        Their places, ascending.
+    """
+    if count >= len(scores):
+        return np.arange(len(scores))
+    places = _worth_a_look(scores, count)
+    if places is not None:
+        return places[highest(scores[places], count)]
+    rest = len(scores) - count
+    least = np.partition(scores, rest)[rest]
+    above = np.flatnonzero(scores > least)
+    level = np.flatnonzero(scores == least)[: count - len(above)]
+    return np.sort(np.concatenate([above, level]))
+
+
+def _worth_a_look(scores: Floats, count: int) -> Rows | None:
+    """Leave out scores that cannot be among the highest; None where that would not pay.
+
+    The count-th highest of the groups' maxima bounds the count-th highest score from below:
+    a pass at the speed of memory instead of a selection among all.
+    """
+    columns = len(scores) // _GROUPS
+    if columns < 2 * count:
+        return None
+    maxima = scores[: _GROUPS * columns].reshape(_GROUPS, columns).max(axis=0)
+    bound = np.partition(maxima, columns - count)[columns - count]
+    places = np.flatnonzero(scores >= bound)
+    return places if len(places) < len(scores) // 2 else None
+
+
+def pool(regions: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Give one unit vector per film: the direction of the mean of its regions.
+
+    Args:
+        regions: (films, rows, columns, dim), unit vectors.
+
+    Returns:
+        (films, dim), unit vectors.
+
+    Raises:
+        CheckpointError: a vector is not finite, or the regions of a film cancel out.
+    """
+    means = regions.mean(axis=(1, 2), dtype=np.float32)
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    if not np.isfinite(regions).all() or not (lengths > 0).all():
+        raise CheckpointError("the model gave a vector without direction; train it again")
+    return np.asarray(means / lengths, dtype=np.float32)

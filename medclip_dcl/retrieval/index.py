@@ -1,0 +1,236 @@
+"""Films and sentences, through an encoder, to the files of a retrieval index."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+from torch import Tensor
+
+from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.progress import Progress
+from medclip_dcl.retrieval.embeddings import (
+    FILMS,
+    SAYINGS,
+    TEXTS,
+    pool,
+    shard_name,
+    write_array,
+    write_pictures,
+)
+from medclip_dcl.retrieval.settings import IndexConfig
+from medclip_dcl.retrieval.sketch import measure_recall, write_sketches
+from medclip_dcl.tables import write_table
+from medclip_dcl.text.labeler.labels import split_sides
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+_JPEG_QUALITY = 85
+_Item = TypeVar("_Item")
+
+
+class Encoder(Protocol):
+    """What gives vectors: a loaded model, or a small stand-in."""
+
+    def embed_images(self, films: npt.NDArray[np.uint8]) -> Tensor:
+        """Give unit region vectors (films, rows, columns, dim) of square films."""
+
+    def embed_sentences(self, texts: Sequence[str]) -> Tensor:
+        """Give unit vectors (texts, dim) of sentences."""
+
+
+class Films(Protocol):
+    """Prepared images, by row."""
+
+    @property
+    def row_of(self) -> dict[str, int]:
+        """Give the row of each image id."""
+
+    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
+        """Give a film as a square of bytes."""
+
+    def original_size(self, row: int) -> tuple[int, int]:
+        """Give height and width of the original film, pixels."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What an index will hold: films, distinct sentences, and who says which."""
+
+    films: list[dict[str, Any]]
+    texts: list[dict[str, Any]]
+    sayings: list[dict[str, Any]]
+    without_pixels: int
+
+
+def select(
+    manifest: pa.Table,
+    sentences: pa.Table,
+    findings: Mapping[str, Sequence[str]],
+    films: Films,
+    splits: Sequence[str],
+) -> Selection:
+    """Choose the films of the given splits and the sentences of their studies.
+
+    Args:
+        manifest: the manifest's images.
+        sentences: the sentences of all studies.
+        findings: findings of each study, from `findings_of`; a study may be absent.
+        films: prepared images; a film that has none is left out and counted.
+        splits: splits that are indexed.
+
+    Returns:
+        The selection; text-identical sentences are one row.
+
+    Raises:
+        ConfigError: no film is left.
+    """
+    wanted = [row for row in manifest.to_pylist() if row["split"] in set(splits)]
+    rows = []
+    for row in sorted(wanted, key=lambda item: item["image_id"]):
+        place = films.row_of.get(row["image_id"])
+        if place is not None:
+            height, width = films.original_size(place)
+            facts = {"height_px": height, "width_px": width}
+            row |= facts | {"findings": list(findings.get(row["study_id"], ()))}
+            rows.append({column.name: row[column.name] for column in FILMS.columns})
+    if not rows:
+        raise ConfigError(f"index.splits = {list(splits)} holds no prepared film; choose others")
+    texts, sayings = _distinct(sentences, {row["study_id"] for row in rows})
+    return Selection(rows, texts, sayings, without_pixels=len(wanted) - len(rows))
+
+
+def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str]]:
+    """Say which findings a film may be asked for by.
+
+    Args:
+        claims: what each report says (`REPORT_CLAIMS`).
+        labels: labels of each study (`STUDY_LABELS`); None: the source has none.
+
+    Returns:
+        Study -> names of `LABELS`, sorted: what its report asserts, `No Finding` where it
+        calls the film normal; of a study without a report, the labels that are 1.
+    """
+    found = {}
+    for row in [] if labels is None else labels.to_pylist():
+        found[row["study_id"]] = [name for name in LABELS if row[name] == 1]
+    for row in claims.to_pylist():
+        asserted = sorted(split_sides(row["asserted"]))
+        found[row["study_id"]] = ["No Finding"] if row["normal"] else asserted
+    return found
+
+
+def write_index(
+    directory: Path,
+    chosen: Selection,
+    films: Films,
+    encoder: Encoder,
+    settings: IndexConfig,
+    similarity: SimilarityConfig,
+) -> dict[str, Any]:
+    """Embed a selection and write every file of the index; shards that exist are kept.
+
+    Args:
+        directory: the draft's folder.
+        chosen: what is indexed.
+        films: prepared images.
+        encoder: gives the vectors.
+        settings: the index's settings.
+        similarity: the model's, that scores sketches and hits.
+
+    Returns:
+        Counts for the artifact's summary, and `candidate_recall_at_10` from `measure_recall`.
+
+    Raises:
+        CheckpointError: a vector is not finite, or has no direction.
+    """
+    write_table(directory, FILMS, chosen.films)
+    write_table(directory, TEXTS, chosen.texts)
+    write_table(directory, SAYINGS, chosen.sayings)
+    with Progress("embed films", len(chosen.films), "film") as progress:
+        for shard, rows in enumerate(_batches(chosen.films, settings.shard_rows)):
+            if not (directory / shard_name("pooled", shard)).is_file():
+                _write_films(directory, shard, rows, films, encoder, settings)
+            progress.advance(len(rows))
+    with Progress("embed sentences", len(chosen.texts), "sentence") as progress:
+        for shard, rows in enumerate(_batches(chosen.texts, settings.shard_rows)):
+            path = directory / shard_name("texts", shard)
+            if not path.is_file():
+                texts = [row["text"] for row in rows]
+                write_array(path, _embed_texts(texts, encoder, settings.batch))
+            progress.advance(len(rows))
+    counts = len(chosen.films), len(chosen.texts)
+    write_sketches(directory, counts, settings, similarity)
+    recall = measure_recall(directory, counts, settings, similarity)
+    return {
+        "films": len(chosen.films),
+        "texts": len(chosen.texts),
+        "sayings": len(chosen.sayings),
+        "films_without_pixels": chosen.without_pixels,
+        "candidate_recall_at_10": None if recall is None else round(recall, 4),
+    }
+
+
+def _distinct(
+    sentences: pa.Table, studies: set[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    columns = sentences.select(["study_id", "text_key", "text"])
+    said = [row for row in columns.to_pylist() if row["study_id"] in studies]
+    pairs = list(dict.fromkeys((row["study_id"], row["text_key"]) for row in said))
+    text_of = {row["text_key"]: row["text"] for row in said}
+    place = {key: number for number, key in enumerate(sorted(text_of))}
+    counts = dict.fromkeys(place, 0)
+    for _, key in pairs:
+        counts[key] += 1
+    texts = [{"text_key": key, "text": text_of[key], "studies": counts[key]} for key in place]
+    return texts, [{"study_id": study, "text": place[key]} for study, key in pairs]
+
+
+def _write_films(
+    directory: Path,
+    shard: int,
+    rows: Sequence[dict[str, Any]],
+    films: Films,
+    encoder: Encoder,
+    settings: IndexConfig,
+) -> None:
+    places = [films.row_of[row["image_id"]] for row in rows]
+    if settings.pictures:
+        pictures = [_thumbnail(films, place, settings.thumbnail_px) for place in places]
+        write_pictures(directory / shard_name("pictures", shard, "arrow"), pictures)
+    parts = []
+    for batch in _batches(places, settings.batch):
+        pixels = np.stack([films.pixels(place) for place in batch])
+        parts.append(encoder.embed_images(pixels).float().cpu().numpy())
+    regions = np.concatenate(parts)
+    write_array(directory / shard_name("regions", shard), regions.astype(np.float16))
+    # Written last: a shard whose pooled vectors are there is complete.
+    write_array(directory / shard_name("pooled", shard), pool(regions))
+
+
+def _embed_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> npt.NDArray[np.float32]:
+    parts = [encoder.embed_sentences(part).float().cpu().numpy() for part in _batches(texts, batch)]
+    vectors = np.concatenate(parts).astype(np.float32, copy=False)
+    if not np.isfinite(vectors).all() or not (np.linalg.norm(vectors, axis=1) > 0).all():
+        raise CheckpointError("the model gave a vector without direction; train it again")
+    return vectors
+
+
+def _thumbnail(films: Films, place: int, longest_px: int) -> bytes:
+    height, width = films.original_size(place)
+    scale = longest_px / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    picture = Image.fromarray(films.pixels(place)).resize(size, Image.Resampling.LANCZOS)
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=_JPEG_QUALITY)
+    return stream.getvalue()
+
+
+def _batches(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,261 @@
+"""The candidate stage in Milvus: for an index that has outgrown one process.
+
+A collection holds row numbers and vectors of one index, and nothing that names a patient, a
+study or a text. Its name carries the digest of the index's recipe, so another index can never
+answer. Filters stay here, where the tables are: the engine is asked for more rows than are
+wanted, or told the few rows that may answer.
+
+milvus-lite, the engine behind a path that ends in `.db`, opens a port on loopback that asks
+for no key, and serves one process.
+
+Source: ours; the calls are those of pymilvus 3.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from medclip_dcl.artifact import json_digest
+from medclip_dcl.errors import ConfigError, EngineError
+from medclip_dcl.progress import Progress
+from medclip_dcl.retrieval.embeddings import Floats, Mask, Nearest, Rows, Shards
+from medclip_dcl.retrieval.settings import RetrievalConfig
+from medclip_dcl.section import read_key
+
+MOST_HITS = 16_384
+"""Most rows that Milvus gives in one answer."""
+
+_ROWS_A_CALL = 4096
+_SEARCH = {"metric_type": "IP"}
+
+
+def collection_of(recipe: Mapping[str, Any], vectors: str) -> str:
+    """Name a collection of an index.
+
+    Args:
+        recipe: recipe of the index.
+        vectors: which of its vectors.
+
+    Returns:
+        The name.
+    """
+    return f"medclip_{json_digest(recipe)[:32]}_{vectors}"
+
+
+def fill_collections(
+    settings: RetrievalConfig, recipe: Mapping[str, Any], vectors: Mapping[str, Shards]
+) -> None:
+    """Bring the vectors of an index to the engine, before the index is published.
+
+    Args:
+        settings: address, key and patience.
+        recipe: recipe of the index.
+        vectors: all that candidates are found by.
+
+    Raises:
+        ConfigError: pymilvus is not installed, or the key file cannot be used.
+        EngineError: the engine does not answer.
+    """
+    with Milvus(settings) as engine:
+        for name, shards in vectors.items():
+            with Progress("fill engine", len(shards), "vector") as progress:
+                engine.fill(collection_of(recipe, name), shards, progress.advance)
+
+
+class Milvus:
+    """A connection to Milvus, or to milvus-lite."""
+
+    def __init__(self, settings: RetrievalConfig) -> None:
+        """Connect.
+
+        Args:
+            settings: address, key and patience.
+
+        Raises:
+            ConfigError: pymilvus is not installed, or the key file cannot be used.
+            EngineError: the engine does not answer.
+        """
+        try:
+            import pymilvus
+        except ImportError as error:
+            raise ConfigError(
+                "retrieval.uri is set and pymilvus is not installed; "
+                "pip install 'medclip-dcl[milvus]'"
+            ) from error
+        # Its log repeats expressions and addresses; what fails is raised, in our words.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        logging.getLogger("milvus_lite").setLevel(logging.CRITICAL)
+        self._settings = settings
+        self._kinds = pymilvus.DataType
+        token = read_key(Path(settings.token_file)) if settings.token_file else ""
+        self._refusals = (pymilvus.MilvusException,)
+        with self._asked():
+            self._client = pymilvus.MilvusClient(
+                settings.uri, token=token, timeout=settings.timeout_s
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._client.close()
+
+    def fill(self, collection: str, vectors: Shards, said: Callable[[int], None]) -> None:
+        """Give a collection all vectors of an index; one that was begun is gone on with.
+
+        Args:
+            collection: its name.
+            vectors: the vectors.
+            said: is told how many rows each call brought.
+
+        Raises:
+            EngineError: the engine does not answer, or the collection holds more than it may.
+        """
+        with self._asked():
+            if not self._client.has_collection(collection):
+                self._create(collection, vectors.arrays[0].shape[-1])
+            self._client.load_collection(collection)
+            there = self._count(collection)
+            # Calls are whole or not at all; the last one is repeated in case it was not.
+            begun = max(0, there - 1) // _ROWS_A_CALL * _ROWS_A_CALL
+            said(begun)
+            for first in range(begun, len(vectors) if there < len(vectors) else 0, _ROWS_A_CALL):
+                rows = np.arange(first, min(first + _ROWS_A_CALL, len(vectors)))
+                found = vectors.gather(rows)
+                data = [
+                    {"row": row, "vector": vector}
+                    for row, vector in zip(rows.tolist(), found, strict=True)
+                ]
+                self._client.upsert(collection, data, timeout=self._settings.timeout_s)
+                said(len(rows))
+            self._client.flush(collection)
+        self._must_hold(collection, len(vectors))
+
+    def nearest(self, collection: str, rows: int) -> Nearest:
+        """Give what finds the nearest rows of a collection.
+
+        Args:
+            collection: its name.
+            rows: number of rows that it must hold.
+
+        Returns:
+            The finder.
+
+        Raises:
+            EngineError: the engine does not answer, or lacks the collection or rows of it.
+        """
+        with self._asked():
+            is_there = self._client.has_collection(collection)
+            if is_there:
+                self._client.load_collection(collection)
+        if not is_there:
+            raise EngineError(f"the engine has no collection {collection}; rerun build_index")
+        self._must_hold(collection, rows)
+        return _Collection(self, collection, rows)
+
+    def search(self, collection: str, direction: Floats, count: int, expression: str = "") -> Rows:
+        """Ask for the rows with the largest inner products.
+
+        Args:
+            collection: its name.
+            direction: vector.
+            count: how many rows at most, up to `MOST_HITS`.
+            expression: Milvus's boolean expression on `row`; empty: all rows.
+
+        Returns:
+            Row numbers, best first.
+
+        Raises:
+            EngineError: the engine does not answer.
+        """
+        with self._asked():
+            (hits,) = self._client.search(
+                collection,
+                data=[direction],
+                filter=expression,
+                limit=count,
+                output_fields=[],
+                search_params=_SEARCH,
+                timeout=self._settings.timeout_s,
+            )
+        return np.array([hit["row"] for hit in hits], dtype=np.int64)
+
+    def _create(self, collection: str, dim: int) -> None:
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("row", self._kinds.INT64, is_primary=True)
+        schema.add_field("vector", self._kinds.FLOAT_VECTOR, dim=dim)
+        index = self._client.prepare_index_params()
+        index.add_index("vector", index_type="FLAT", **_SEARCH)  # exact: as in memory
+        self._client.create_collection(
+            collection, schema=schema, index_params=index, consistency_level="Strong"
+        )
+
+    def _count(self, collection: str) -> int:
+        (answer,) = self._client.query(collection, filter="", output_fields=["count(*)"])
+        return int(answer["count(*)"])
+
+    def _must_hold(self, collection: str, rows: int) -> None:
+        with self._asked():
+            there = self._count(collection)
+        if there != rows:
+            raise EngineError(
+                f"collection {collection} holds {there} of {rows} rows; rerun build_index"
+            )
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        try:
+            yield
+        except self._refusals as error:
+            code = getattr(error, "code", type(error).__name__)
+            raise EngineError(
+                f"retrieval.uri = {self._settings.uri!r} does not answer as it should "
+                f"(Milvus's code {code}); start it, or unset retrieval.uri"
+            ) from error
+
+
+class _Collection:
+    """The rows of one collection."""
+
+    def __init__(self, engine: Milvus, name: str, rows: int) -> None:
+        self._engine, self._name, self._rows = engine, name, rows
+
+    def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
+        """Find the rows with the largest inner products.
+
+        Args:
+            direction: vector (dim,).
+            allowed: (rows,) which rows may be found; None: all.
+            count: how many rows at most.
+
+        Returns:
+            Row numbers, ascending.
+        """
+        places = np.arange(self._rows) if allowed is None else np.flatnonzero(allowed)
+        count = min(count, len(places), MOST_HITS)
+        if count == 0:
+            return places[:0]
+        if allowed is None:
+            return np.sort(self._engine.search(self._name, direction, count))
+        # Twice as many as should do, where that is not too many; else, or where hits cluster
+        # among what is left out, the rows that may answer are named.
+        wanted = min(math.ceil(2 * count * self._rows / len(places)), self._rows)
+        if wanted <= MOST_HITS:
+            found = self._engine.search(self._name, direction, wanted)
+            kept = found[allowed[found]]
+            if len(kept) >= count:
+                return np.sort(kept[:count])
+        return np.sort(self._engine.search(self._name, direction, count, _named(allowed)))
+
+
+def _named(allowed: Mask) -> str:
+    """Name the rows that may answer, or those that may not, whichever are fewer."""
+    places = np.flatnonzero(allowed)
+    if 2 * len(places) <= len(allowed):
+        return f"row in {places.tolist()}"
+    return f"row not in {np.flatnonzero(~allowed).tolist()}"

@@ -1,0 +1,483 @@
+"""What an index may be asked, and what it answers.
+
+Whose vectors an index holds: films, sentences, and the studies that join them.
+
+An opened retrieval index: queries to ranked films or sentences.
+
+What is asked and wanted decides the exact score and the road to it:
+
+    sentence or box -> films      score of all regions; candidates by sketches
+    film -> sentences             the same score the other way; candidates by sketches
+    film -> films                 cosine of the mean regions
+    sentence or box -> sentences  cosine
+
+Candidates come from one matrix product in memory, exact and without a server, or from an
+engine that holds the same vectors; scores are computed here in either case, so both give
+the same hits. Where there are at least as many candidates as rows, the answer is that of an
+exhaustive search. Equal scores are ordered by id.
+
+Source: ours; no vector engine computes the score of Wang et al. 2023, Section 2.3.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.errors import ArtifactStale, QueryError
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval.embeddings import (
+    FILMS,
+    KIND,
+    SAYINGS,
+    TEXTS,
+    Floats,
+    Mask,
+    Nearest,
+    Pictures,
+    Resident,
+    Rows,
+    Shards,
+    open_pictures,
+    open_shards,
+    pool,
+)
+from medclip_dcl.retrieval.milvus import Milvus, collection_of
+from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
+from medclip_dcl.retrieval.sketch import FILE as SKETCH
+from medclip_dcl.retrieval.sketch import Sketch, open_vectors
+from medclip_dcl.tables import read_table
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+Target = Literal["image", "text"]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which films, and sentences of whose studies, may be hits; empty: all.
+
+    Attributes:
+        splits: splits of the films.
+        views: view positions of the films.
+        findings: findings of which a film has one at least.
+        exclude_patient: patient whose films are left out.
+    """
+
+    splits: frozenset[str] = frozenset()
+    views: frozenset[str] = frozenset()
+    findings: frozenset[str] = frozenset()
+    exclude_patient: str = ""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question: a vector (a sentence, or a box of a film), or all regions of a film.
+
+    Attributes:
+        target: what is wanted, films or sentences.
+        k: how many hits at most.
+        vector: unit vector (dim,).
+        regions: unit vectors (rows, columns, dim).
+        filters: which films and studies may answer.
+    """
+
+    target: Target
+    k: int
+    vector: Tensor | None = None
+    regions: Tensor | None = None
+    filters: Filters = Filters()
+
+    def check(self, dim: int) -> None:
+        """Refuse a question that no index of this width can answer.
+
+        Args:
+            dim: width of the index's vectors.
+
+        Raises:
+            QueryError: there is not exactly one of vector and regions, its width is
+                another, a number is not finite, or k is below 1.
+        """
+        given = [item for item in (self.vector, self.regions) if item is not None]
+        if len(given) != 1:
+            raise QueryError("a query holds either a vector or regions; give exactly one")
+        if given[0].shape[-1] != dim:
+            raise QueryError(f"the query is {given[0].shape[-1]} wide, the index {dim}")
+        if not bool(torch.isfinite(given[0]).all()):
+            raise QueryError("the query holds a number that is not finite")
+        if self.k < 1:
+            raise QueryError(f"k = {self.k} asks for no hit; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One answer.
+
+    Attributes:
+        id: image id, or text key.
+        score: exact score of the query with it; higher is closer.
+        texts: the sentence, or the sentences of the film's study in the report's order.
+        studies: number of studies that say the sentence; 1 for a film.
+        study_id: study of the film; empty for a sentence.
+        subject_id: patient of the film; empty for a sentence.
+        split: split of the film; empty for a sentence.
+        view: view position of the film; empty for a sentence.
+        findings: findings of the film; empty for a sentence.
+    """
+
+    id: str
+    score: float
+    texts: tuple[str, ...]
+    studies: int = 1
+    study_id: str = ""
+    subject_id: str = ""
+    split: str = ""
+    view: str = ""
+    findings: tuple[str, ...] = ()
+
+
+_Codes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """A column of few distinct strings, as numbers."""
+
+    names: pa.Array
+    codes: npt.NDArray[np.int32]
+
+    def among(self, allowed: frozenset[str]) -> Mask:
+        wanted = pc.is_in(self.names, value_set=pa.array(sorted(allowed), pa.string()))
+        mask: Mask = wanted.to_numpy(zero_copy_only=False)[self.codes]
+        return mask
+
+
+@dataclass(frozen=True)
+class Studies:
+    """Films and sentences with integer codes of their studies.
+
+    Attributes:
+        films: the films' table.
+        texts: the sentences' table.
+        study_of_film: (films,) code of each film's study.
+        study_of_saying: (sayings,) code of the study that says a sentence, ascending.
+        text_of_saying: (sayings,) row of that sentence.
+        split: of each film.
+        view: of each film.
+        patient: of each film.
+        has_finding: (films, findings) in the order of `LABELS`.
+    """
+
+    films: pa.Table
+    texts: pa.Table
+    study_of_film: _Codes
+    study_of_saying: _Codes
+    text_of_saying: _Codes
+    split: _Coded
+    view: _Coded
+    patient: _Coded
+    has_finding: Mask
+
+    def film_mask(self, filters: Filters) -> Mask | None:
+        """Say which films may be hits.
+
+        Args:
+            filters: what is asked; findings are names of `LABELS`.
+
+        Returns:
+            (films,) booleans; None where nothing is filtered.
+        """
+        masks: list[Mask] = []
+        if filters.splits:
+            masks.append(self.split.among(filters.splits))
+        if filters.views:
+            masks.append(self.view.among(filters.views))
+        if filters.findings:
+            columns = [LABELS.index(name) for name in sorted(filters.findings)]
+            masks.append(np.asarray(self.has_finding[:, columns].any(axis=1)))
+        if filters.exclude_patient:
+            masks.append(~self.patient.among(frozenset({filters.exclude_patient})))
+        return np.logical_and.reduce(masks) if masks else None
+
+    def text_mask(self, filters: Filters) -> Mask | None:
+        """Say which sentences may be hits: those that a study with an allowed film says.
+
+        Args:
+            filters: what is asked.
+
+        Returns:
+            (texts,) booleans; None where nothing is filtered.
+        """
+        films = self.film_mask(filters)
+        if films is None:
+            return None
+        allowed: Mask = np.zeros(int(self.study_of_film.max()) + 1, dtype=bool)
+        allowed[self.study_of_film[films]] = True
+        mask: Mask = np.zeros(len(self.texts), dtype=bool)
+        mask[self.text_of_saying[allowed[self.study_of_saying]]] = True
+        return mask
+
+    def film(self, row: int) -> dict[str, Any]:
+        """Give the facts of a film.
+
+        Args:
+            row: row number of the film.
+
+        Returns:
+            Its columns.
+        """
+        facts: dict[str, Any] = self.films.slice(row, 1).to_pylist()[0]
+        return facts
+
+    def text(self, row: int) -> dict[str, Any]:
+        """Give the facts of a sentence.
+
+        Args:
+            row: row number of the sentence.
+
+        Returns:
+            Its columns.
+        """
+        facts: dict[str, Any] = self.texts.slice(row, 1).to_pylist()[0]
+        return facts
+
+    def texts_of_film(self, row: int) -> tuple[str, ...]:
+        """Give the sentences of a film's study.
+
+        Args:
+            row: row number of the film.
+
+        Returns:
+            The sentences, in the report's order.
+        """
+        study = self.study_of_film[row]
+        first, last = np.searchsorted(self.study_of_saying, [study, study + 1])
+        said = self.text_of_saying[first:last]
+        return tuple(self.texts.column("text").take(pa.array(said)).to_pylist())
+
+
+def read_studies(artifact: Artifact) -> Studies:
+    """Read the tables of an index.
+
+    Args:
+        artifact: the index.
+
+    Returns:
+        Films, sentences and the studies that join them.
+
+    Raises:
+        ArtifactCorrupt: a table is damaged.
+    """
+    films, sayings = read_table(artifact.path, FILMS), read_table(artifact.path, SAYINGS)
+    names = films.column("study_id").unique()
+    study_of_saying = _codes(sayings, names)
+    order = np.argsort(study_of_saying, kind="stable")  # the report's order stays within a study
+    return Studies(
+        films=films.combine_chunks(),
+        texts=read_table(artifact.path, TEXTS).combine_chunks(),
+        study_of_film=_codes(films, names),
+        study_of_saying=study_of_saying[order],
+        text_of_saying=sayings.column("text").to_numpy().astype(np.int64)[order],
+        split=_coded(films, "split"),
+        view=_coded(films, "view"),
+        patient=_coded(films, "subject_id"),
+        has_finding=_finding_mask(films),
+    )
+
+
+def _codes(table: pa.Table, names: pa.Array) -> _Codes:
+    found = pc.index_in(table.column("study_id"), value_set=names)
+    codes: _Codes = found.to_numpy().astype(np.int64)
+    return codes
+
+
+def _coded(table: pa.Table, column: str) -> _Coded:
+    coded = table.column(column).combine_chunks().dictionary_encode()
+    return _Coded(coded.dictionary, coded.indices.to_numpy().astype(np.int32))
+
+
+def _finding_mask(films: pa.Table) -> Mask:
+    mask: Mask = np.zeros((len(films), len(LABELS)), dtype=bool)
+    column = films.column("findings").combine_chunks()
+    found = pc.index_in(column.flatten(), value_set=pa.array(LABELS))
+    mask[pc.list_parent_indices(column).to_numpy(), found.to_numpy()] = True
+    return mask
+
+
+_RERANKED_AT_ONCE = 32  # films; fewer lose time by calls, more leave the cache
+
+
+@dataclass(frozen=True)
+class RetrievalIndex:
+    """A retrieval index that is bound to one model."""
+
+    artifact: Artifact
+    studies: Studies
+    pooled: Shards
+    sentences: Shards
+    regions: Shards
+    sketch: Sketch
+    near: Mapping[str, Nearest]
+    pictures: Pictures | None
+    similarity: SimilarityConfig
+    settings: IndexConfig
+    row_of: dict[str, int]
+
+    @classmethod
+    def open(cls, path: Path, model_digest: str, retrieval: RetrievalConfig | None = None) -> Self:
+        """Open an index and check that the given model made it.
+
+        Args:
+            path: folder of the index.
+            model_digest: digest of the model whose vectors will be asked with.
+            retrieval: where candidates are searched; None: in memory.
+
+        Returns:
+            The index. Its files stay open: one that is put in its place does not disturb it.
+
+        Raises:
+            ArtifactError: it is missing or damaged.
+            ArtifactStale: another model made it.
+            EngineError: the engine does not answer, or lacks this index.
+        """
+        artifact = open_artifact(path, KIND)
+        made_by = artifact.recipe["inputs"]["model"]
+        if made_by != model_digest:
+            raise ArtifactStale(
+                f"index was built with model {made_by}, the model here is {model_digest}; "
+                f"rerun {KIND.job}"
+            )
+        similarity = SimilarityConfig.model_validate(artifact.recipe["settings"]["similarity"])
+        settings = IndexConfig.model_validate(artifact.recipe["settings"]["index"])
+        studies = read_studies(artifact)
+        films, texts = len(studies.films), len(studies.texts)
+        rows, dim = settings.shard_rows, similarity.dim
+        vectors = open_vectors(artifact.file, artifact.recipe, (films, texts))
+        ids = studies.films.column("image_id").to_pylist()
+        return cls(
+            artifact=artifact,
+            studies=studies,
+            pooled=vectors["pooled"],
+            sentences=vectors["texts"],
+            regions=open_shards(artifact.file, "regions", films, rows, dim),
+            sketch=Sketch.read(artifact.file(SKETCH), dim),
+            near=_finders(artifact, vectors, retrieval),
+            pictures=open_pictures(artifact, films, rows) if settings.pictures else None,
+            similarity=similarity,
+            settings=settings,
+            row_of={image_id: row for row, image_id in enumerate(ids)},
+        )
+
+    @torch.inference_mode()
+    def search(self, query: Query) -> list[Hit]:
+        """Answer a question.
+
+        Args:
+            query: what is asked.
+
+        Returns:
+            At most `query.k` hits, best first; fewer where filters leave fewer.
+
+        Raises:
+            QueryError: the question is malformed.
+        """
+        query.check(self.similarity.dim)
+        rows, scores = self._films(query) if query.target == "image" else self._texts(query)
+        give = self._film_hit if query.target == "image" else self._text_hit
+        best = np.argsort(-scores, kind="stable")[: query.k]
+        return [give(int(rows[place]), float(scores[place])) for place in best]
+
+    def picture(self, image_id: str) -> bytes | None:
+        """Give the thumbnail of an indexed film.
+
+        Args:
+            image_id: id of the film.
+
+        Returns:
+            An encoded JPEG; None where the film is not indexed or has no picture.
+        """
+        row = self.row_of.get(image_id)
+        return None if row is None or self.pictures is None else self.pictures.picture(row)
+
+    def _films(self, query: Query) -> tuple[Rows, Floats]:
+        allowed, kept = self.studies.film_mask(query.filters), self._kept(query)
+        if query.vector is None:
+            direction = _mean_region(query)
+            rows = self.near["pooled"].rows(direction, allowed, kept)
+            return rows, _cosines(self.pooled.gather(rows), direction)
+        sentence = query.vector[None].float().cpu()
+        (asked,) = self.sketch.of_vectors(sentence.numpy())
+        rows = self.near["film_sketches"].rows(asked, allowed, kept)
+        films = torch.empty(_RERANKED_AT_ONCE, *self.regions.arrays[0].shape[1:])
+        scores = [
+            image_sentence_scores(
+                self.regions.widen(part, films).flatten(1, 2), sentence, self.similarity
+            )
+            for part in np.split(rows, range(_RERANKED_AT_ONCE, len(rows), _RERANKED_AT_ONCE))
+        ]
+        return rows, torch.cat(scores, dim=1)[0].numpy()
+
+    def _texts(self, query: Query) -> tuple[Rows, Floats]:
+        allowed, kept = self.studies.text_mask(query.filters), self._kept(query)
+        if query.regions is None:
+            assert query.vector is not None
+            direction = query.vector.float().cpu().numpy()
+            rows = self.near["texts"].rows(direction, allowed, kept)
+            return rows, _cosines(self.sentences.gather(rows), direction)
+        regions = query.regions.float().cpu().flatten(0, 1)[None]
+        (asked,) = self.sketch.of_films(regions, self.similarity)
+        rows = self.near["text_sketches"].rows(asked, allowed, kept)
+        sentences = torch.from_numpy(self.sentences.gather(rows))
+        return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
+
+    def _kept(self, query: Query) -> int:
+        return max(self.settings.candidates, query.k)
+
+    def _film_hit(self, row: int, score: float) -> Hit:
+        film = self.studies.film(row)
+        return Hit(
+            id=film["image_id"],
+            score=score,
+            texts=self.studies.texts_of_film(row),
+            study_id=film["study_id"],
+            subject_id=film["subject_id"],
+            split=film["split"],
+            view=film["view"],
+            findings=tuple(film["findings"]),
+        )
+
+    def _text_hit(self, row: int, score: float) -> Hit:
+        text = self.studies.text(row)
+        return Hit(text["text_key"], score, (text["text"],), text["studies"])
+
+
+def _finders(
+    artifact: Artifact, vectors: Mapping[str, Shards], retrieval: RetrievalConfig | None
+) -> dict[str, Nearest]:
+    if retrieval is None or not retrieval.uri:
+        return {name: Resident(shards) for name, shards in vectors.items()}
+    engine = Milvus(retrieval)
+    return {
+        name: engine.nearest(collection_of(artifact.recipe, name), len(shards))
+        for name, shards in vectors.items()
+    }
+
+
+def _cosines(vectors: Floats, direction: Floats) -> Floats:
+    # not by BLAS: equal vectors get equal scores wherever they stand
+    products: Floats = np.einsum("rd,d->r", vectors, direction, dtype=np.float64).astype(np.float32)
+    return products
+
+
+def _mean_region(query: Query) -> Floats:
+    assert query.regions is not None
+    direction: Floats = pool(query.regions.float().cpu().numpy()[None])[0]
+    return direction

@@ -1,0 +1,42 @@
+"""Settings of evaluation, retrieval index and report."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from medclip_dcl.section import Section
+
+
+class IndexConfig(Section):
+    """Retrieval (`build_index`)."""
+
+    splits: tuple[str, ...] = ("train", "validate", "test")
+    """Splits whose films and sentences are indexed."""
+    candidates: Annotated[int, Field(gt=0)] = 300
+    """Candidates that are re-ranked by the exact score. `build_index` says as
+    `candidate_recall_at_10` how many of the exact best films they hold; where that is too low, give
+    more."""
+    anchors: Annotated[int, Field(ge=3)] = 1536
+    """Sentences, and boxes for a third, at which the score of every film is sketched to find
+    candidates: fewer build faster, more find better candidates."""
+    pictures: bool = True
+    """Whether thumbnails are kept, for the report and the viewer."""
+    thumbnail_px: Annotated[int, Field(ge=32)] = 256
+    """Longer side of a thumbnail, pixels."""
+    shard_rows: Annotated[int, Field(gt=0)] = 1024
+    """Films, or sentences, in one shard: the unit that is resumed. Whoever opens the index
+    keeps two files open per shard of films."""
+    batch: Annotated[int, Field(gt=0)] = 32
+    """Films, or sentences, in one forward pass."""
+
+
+class RetrievalConfig(Section):
+    """Where candidates of a retrieval are searched (`build_index`, the service)."""
+
+    uri: str = ""
+    """Empty: in memory, exact; `http://...`: a Milvus cluster; a path that ends in `.db`:
+    milvus-lite, for one process."""
+    token_file: str = ""
+    """File with `user:password` or an API key of the cluster, not readable by others."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10
+    """Seconds that the cluster may take over one call."""

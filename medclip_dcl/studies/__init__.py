@@ -1,1 +1,0 @@
-"""Raw studies to a manifest, and films to pixels."""

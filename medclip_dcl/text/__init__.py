@@ -1,0 +1,1 @@
+"""Reports to sections, sentences and labels."""

@@ -1,0 +1,1 @@
+"""Rules that read what a sentence or a report says about the CheXpert findings."""

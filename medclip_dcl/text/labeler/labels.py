@@ -1,0 +1,294 @@
+"""Claims: what each sentence, and each report as a whole, says of the 13 findings.
+
+Sentence or report -> mentions of concepts.
+
+Rules, in the order in which they are applied
+    1  A text is cut into sentences at full stops that stand in no number, at semicolons,
+       exclamation marks and empty lines.
+    2  The longest phrase of the lexicon and of the cues counts at each place (`mentions`).
+    3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across.
+    4  Cues give every concept its polarity (`moods`).
+    5  Side words give it its sides (`sides`).
+    6  Parts of the film called normal or enlarged add theirs (`regions`).
+
+Report or sentence -> claims about the 13 CheXpert findings.
+
+A claim is a finding with a polarity and, where it is asserted, its sides. What no
+sentence says is no claim. The reading itself is in `reading`, its words in `lexicon` and
+`cues`; here sentences come together:
+
+    asserted anywhere beats hedged, hedged beats negated; sides are united;
+    `normal` stands where a sentence calls the film or the lungs normal, or heart, lungs
+    and pleura are each denied a finding, and nothing abnormal, also beyond the 13
+    findings, is asserted or hedged.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+
+from medclip_dcl.artifact import Kind
+from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.text.labeler import lexicon
+from medclip_dcl.text.labeler.laterality import read_sides
+from medclip_dcl.text.labeler.lexicon import CUES, FINDINGS_OF, LABELS, LEFT_OPEN_BY, MIDLINE, Cue
+from medclip_dcl.text.labeler.negation import read_moods
+from medclip_dcl.text.labeler.normality import read_regions
+from medclip_dcl.text.labeler.phrases import Mention, Polarity, cut_clauses, find_marks
+
+KIND = Kind("claims", 1, "read_claims")
+
+_FINDINGS = pa.list_(pa.string())
+
+SENTENCE_CLAIMS = TableFormat(
+    "sentence_claims.parquet",
+    (
+        Column("text_key", pa.string(), "`text_key` of the sentence"),
+        Column(
+            "asserted", _FINDINGS, "findings asserted, each `Finding`, `Finding|left` or `|right`"
+        ),
+        Column("negated", _FINDINGS, "findings negated"),
+        Column("uncertain", _FINDINGS, "findings hedged"),
+        Column("normal", pa.bool_(), "whether it calls the film or the lungs normal"),
+    ),
+)
+"""One row per distinct sentence, in order of text_key."""
+
+REPORT_CLAIMS = TableFormat(
+    "report_claims.parquet",
+    (
+        Column("study_id", pa.string(), "id of the study"),
+        Column("asserted", _FINDINGS, "findings asserted anywhere in the report, with sides"),
+        Column("negated", _FINDINGS, "findings negated and nowhere asserted or hedged"),
+        Column("uncertain", _FINDINGS, "findings hedged and nowhere asserted"),
+        Column("normal", pa.bool_(), "whether it calls the film normal and asserts nothing"),
+    ),
+)
+"""One row per study, in order of study_id."""
+
+
+def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:
+    """Write asserted findings as the tables keep them.
+
+    Args:
+        asserted: finding -> sides; an empty set where none is named.
+
+    Returns:
+        Sorted `Finding` (no side) and `Finding|side` entries.
+    """
+    return sorted(
+        entry
+        for name, sides in asserted.items()
+        for entry in ([f"{name}|{side}" for side in sides] or [name])
+    )
+
+
+def split_sides(entries: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Read asserted findings back from a table's entries.
+
+    Args:
+        entries: what `join_sides` wrote.
+
+    Returns:
+        Finding -> sides.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for entry in entries:
+        name, _, side = entry.partition("|")
+        found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
+    return found
+
+
+RULES = 1
+"""Version of the rules; raised with every change of the code that applies them."""
+
+_SENTENCE_END = re.compile(r"(?<!\d)\.|\.(?!\d)|[;!]|\n[ \t]*\n")
+
+
+@dataclass
+class Reading:
+    """Everything that a text says; `normal`: it calls the film or the lungs normal."""
+
+    mentions: list[Mention] = field(default_factory=list)
+    normal: bool = False
+
+
+def read_sentence(text: str) -> Reading:
+    """Read one sentence.
+
+    Args:
+        text: a sentence; any text is allowed.
+
+    Returns:
+        Its mentions, and whether it calls the film or the lungs normal.
+
+    Source: ours; cues with a scope are the idea of NegEx (Chapman et al. 2001).
+    """
+    marks = find_marks(text)
+    reading = Reading(normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks))
+    for clause in cut_clauses(marks):
+        moods = read_moods(clause)
+        for place, sides in read_sides(clause).items():
+            reading.mentions.append(Mention(clause[place].concept, moods[place], sides))
+        mentions, normal = read_regions(clause, moods)
+        reading.mentions += mentions
+        reading.normal |= normal
+    return reading
+
+
+def read_report(text: str) -> Reading:
+    """Read every sentence of a text.
+
+    Args:
+        text: findings, impression, a whole report or one sentence; any text is allowed.
+
+    Returns:
+        The mentions of all sentences in order; normal where one sentence says so.
+    """
+    whole = Reading()
+    for sentence in _SENTENCE_END.split(text):
+        reading = read_sentence(sentence)
+        whole.mentions += reading.mentions
+        whole.normal |= reading.normal
+    return whole
+
+
+def reader_digest() -> str:
+    """Name the rules and words that claims are read with.
+
+    Returns:
+        16 hexadecimal digits; others wherever a claim could have come out otherwise.
+    """
+    data = [
+        RULES,
+        {cue.name: text for cue, text in CUES.items()},
+        lexicon.PHRASES_OF,
+        lexicon.REGIONS_OF,
+        lexicon.FINDINGS_OF,
+        lexicon.LEFT_OPEN_BY,
+        lexicon.NEGATED_WHERE_NORMAL,
+        lexicon.ASSERTED_WHERE_LARGE,
+        sorted(lexicon.MIDLINE),
+    ]
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+
+
+FINDINGS = tuple(name for name in LABELS if name != "No Finding")
+"""The 13 findings that claims are about, as MIMIC-CXR-JPG's table names them."""
+
+_ABNORMAL = {Polarity.ASSERTED, Polarity.UNCERTAIN}
+_CHECKED_WHERE_NORMAL = (
+    {"Cardiomegaly"},
+    {"Consolidation", "Lung Opacity", "Pneumonia"},
+    {"Pleural Effusion"},
+)
+"""Heart, lungs, pleura: with something denied of each, a text has called the film normal."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a text says of the findings.
+
+    Attributes:
+        asserted: finding -> sides ("left", "right"); empty where no side is named.
+        negated: findings denied, and neither asserted nor hedged.
+        uncertain: findings left open, and not asserted.
+        normal: the film or the lungs are called normal, and nothing contradicts it.
+    """
+
+    asserted: Mapping[str, frozenset[str]]
+    negated: frozenset[str]
+    uncertain: frozenset[str]
+    normal: bool
+
+    def __bool__(self) -> bool:
+        """Whether the text makes any claim."""
+        return bool(self.asserted or self.negated or self.uncertain or self.normal)
+
+    def to_row(self) -> dict[str, Any]:
+        """Give the claims as the columns of the claims artifact.
+
+        Returns:
+            Column -> value, without the column that names the text.
+        """
+        return {
+            "asserted": join_sides(self.asserted),
+            "negated": sorted(self.negated),
+            "uncertain": sorted(self.uncertain),
+            "normal": self.normal,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Take claims from a row of the claims artifact.
+
+        Args:
+            row: a row with the columns that `to_row` gives.
+
+        Returns:
+            The claims.
+        """
+        return cls(
+            split_sides(row["asserted"]),
+            frozenset(row["negated"]),
+            frozenset(row["uncertain"]),
+            bool(row["normal"]),
+        )
+
+
+def read_claims(text: str) -> Claims:
+    """Read what a sentence or a whole report says of the findings.
+
+    Args:
+        text: findings, impression or one sentence; any text is allowed.
+
+    Returns:
+        Its claims; a text that says nothing of the findings gives empty ones.
+
+    Source: ours; findings of CheXpert (Irvin et al. 2019).
+    """
+    return claims_of([read_report(text)])
+
+
+def claims_of(readings: Iterable[Reading]) -> Claims:
+    """Bring what several sentences say together.
+
+    Args:
+        readings: readings of the sentences of one report, in any order.
+
+    Returns:
+        The claims of the report.
+    """
+    asserted: dict[str, frozenset[str]] = {}
+    negated, uncertain = set[str](), set[str]()
+    normal = abnormal = False
+    for reading in readings:
+        normal |= reading.normal
+        for mention in reading.mentions:
+            abnormal |= mention.polarity in _ABNORMAL
+            for finding, polarity in _said_of(mention):
+                if polarity is Polarity.ASSERTED:
+                    sides = frozenset[str]() if finding in MIDLINE else mention.sides
+                    asserted[finding] = asserted.get(finding, frozenset()) | sides
+                elif polarity is Polarity.UNCERTAIN:
+                    uncertain.add(finding)
+                elif polarity is Polarity.NEGATED:
+                    negated.add(finding)
+    uncertain -= asserted.keys()
+    negated -= asserted.keys() | uncertain
+    normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
+    return Claims(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)
+
+
+def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:
+    """Turn a concept into CheXpert findings."""
+    for finding in FINDINGS_OF.get(mention.concept, ()):
+        yield finding, mention.polarity
+    for finding in LEFT_OPEN_BY.get(mention.concept, ()):
+        is_open = mention.polarity is Polarity.ASSERTED
+        yield finding, Polarity.UNCERTAIN if is_open else mention.polarity

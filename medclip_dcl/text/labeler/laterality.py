@@ -1,0 +1,70 @@
+"""Clause -> the sides of every concept in it.
+
+Of the side words between two concepts, those after the last joint ("and", "with", a
+comma, a verb ...) belong to the later concept and the rest to the earlier. A concept
+without a side takes its neighbour's, where only "and", "or", "with" and words of size
+lie between them: "left effusion and atelectasis", "effusion and atelectasis on the left".
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.phrases import Mark
+
+_SIDES = {
+    Cue.LEFT: frozenset({"left"}),
+    Cue.RIGHT: frozenset({"right"}),
+    Cue.BOTH: frozenset({"left", "right"}),
+}
+_SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
+_JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
+
+Sides = frozenset[str]
+
+
+def read_sides(clause: Sequence[Mark]) -> dict[int, Sides]:
+    """Find the sides of every concept of a clause.
+
+    Args:
+        clause: marks of one clause.
+
+    Returns:
+        Place of each concept in the clause -> its sides, empty where none is named.
+    """
+    places = [place for place, mark in enumerate(clause) if mark.concept]
+    before = dict.fromkeys(places, Sides())
+    after = dict.fromkeys(places, Sides())
+    if not places:
+        return {}
+    before[places[0]] = _named(clause[: places[0]])
+    after[places[-1]] = _named(clause[places[-1] :])
+    for place, following in pairwise(places):
+        gap = clause[place + 1 : following]
+        joint = max((i for i, mark in enumerate(gap) if mark.cue in _JOINTS), default=-1)
+        after[place], before[following] = _named(gap[: joint + 1]), _named(gap[joint + 1 :])
+    return _share(clause, places, before, after)
+
+
+def _share(
+    clause: Sequence[Mark],
+    places: Sequence[int],
+    before: dict[int, Sides],
+    after: dict[int, Sides],
+) -> dict[int, Sides]:
+    sides = {place: before[place] | after[place] for place in places}
+    for place, following in pairwise(places):
+        if not sides[following] and _is_shared(clause[place + 1 : following]):
+            sides[following] = before[following] = before[place]
+    for following, place in pairwise(reversed(places)):
+        if not sides[place] and _is_shared(clause[place + 1 : following]):
+            sides[place] = after[place] = after[following]
+    return sides
+
+
+def _named(marks: Sequence[Mark]) -> Sides:
+    return Sides().union(*(_SIDES[mark.cue] for mark in marks if mark.cue in _SIDES))
+
+
+def _is_shared(gap: Sequence[Mark]) -> bool:
+    return all(mark.cue in _SHARING_JOINTS or mark.cue is Cue.DEGREE for mark in gap)

@@ -1,0 +1,152 @@
+"""Clause -> the polarity of every concept in it.
+
+A clause is read left to right in a mood: asserting, denying, hedging, past. A cue sets
+it. It ends where an independent statement begins: at "with" after a denied finding, and
+at "and" or a comma before words of size, side or place, or after a verb ("no effusion is
+seen, lungs are hazy"). A list with "or" never ends it. Where "no" is followed by a change
+("no change in the effusion") or by another negation ("not without"), nothing is denied.
+
+Cues that look back ("has resolved", "is not seen", "cannot be excluded") then decide the
+concepts before them, back to the last verb.
+"""
+
+from collections.abc import Sequence
+
+from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.phrases import Mark, Polarity
+
+_MOODS = {
+    Cue.DENY: Polarity.NEGATED,
+    Cue.NOT: Polarity.NEGATED,
+    Cue.HEDGE: Polarity.UNCERTAIN,
+    Cue.HEDGE_BOTH: Polarity.UNCERTAIN,
+    Cue.EXCLUDE: Polarity.UNCERTAIN,
+    Cue.PAST: Polarity.PAST,
+}
+_LOOKING_BACK = {  # what stands before is, and what it is where a "not" stands between
+    Cue.DENY_BEFORE: (Polarity.NEGATED, Polarity.ASSERTED),
+    Cue.EXCLUDED: (Polarity.NEGATED, Polarity.UNCERTAIN),
+    Cue.HEDGE_BEFORE: (Polarity.UNCERTAIN, Polarity.UNCERTAIN),
+}
+_NEGATIONS = {Cue.DENY, Cue.NOT}
+_LISTS = {Cue.AND, Cue.COMMA}
+_HEDGES = {Cue.HEDGE, Cue.HEDGE_BOTH}
+_BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+_SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
+
+
+def read_moods(clause: Sequence[Mark]) -> list[Polarity]:
+    """Follow the mood through a clause.
+
+    Args:
+        clause: marks of one clause.
+
+    Returns:
+        The mood at every mark; at a concept, it is the concept's polarity.
+    """
+    moods = _read_forward(clause)
+    for index, mark in enumerate(clause):
+        if mark.cue is Cue.HEDGE_BOTH:
+            _hedge_last_concept(clause, moods, index)
+        if mark.cue in _LOOKING_BACK:
+            plain, after_not = _LOOKING_BACK[mark.cue]
+            denied = _follows_not(clause, index)
+            _look_back(clause, moods, index, after_not if denied else plain)
+        elif _denies_sight(clause, index):
+            hedged = index > 0 and clause[index - 1].cue is Cue.HEDGE  # "may not be seen"
+            polarity = Polarity.UNCERTAIN if hedged else Polarity.NEGATED
+            _look_back(clause, moods, index, polarity)
+    return moods
+
+
+def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
+    mood, fresh = Polarity.ASSERTED, False  # fresh: no concept since the cue that set it
+    moods = []
+    for index, mark in enumerate(clause):
+        if mark.cue in _MOODS:
+            mood, fresh = _next_mood(clause, index, mood), True
+        elif mark.cue in _LOOKING_BACK:
+            has_subject = any(item.concept for item in clause[:index])
+            denies = mark.cue is Cue.DENY_BEFORE and not has_subject  # "resolved effusion"
+            mood, fresh = (Polarity.NEGATED, True) if denies else (Polarity.ASSERTED, False)
+        elif mark.concept:
+            fresh = False
+        elif mood is not Polarity.ASSERTED and _ends_mood(clause, index, mood, fresh):
+            mood = Polarity.ASSERTED
+        moods.append(mood)
+    return moods
+
+
+def _next_mood(clause: Sequence[Mark], index: int, mood: Polarity) -> Polarity:
+    mark, previous = clause[index], clause[index - 1] if index else None
+    assert mark.cue is not None
+    adjacent = previous is not None and previous.end == mark.start
+    if mark.cue in _NEGATIONS:
+        if _denies_sight(clause, index):
+            return mood
+        doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
+        return Polarity.ASSERTED if doubled else Polarity.NEGATED
+    if mark.cue in _HEDGES and mood is Polarity.NEGATED:
+        separate = previous is not None and previous.cue in _LISTS
+        return Polarity.UNCERTAIN if separate else mood
+    return _MOODS[mark.cue]
+
+
+def _ends_mood(clause: Sequence[Mark], index: int, mood: Polarity, fresh: bool) -> bool:
+    cue = clause[index].cue
+    if cue is Cue.CHANGE:
+        return fresh and mood is Polarity.NEGATED
+    if cue is Cue.WITH:
+        return not fresh and mood is Polarity.NEGATED
+    return cue in _LISTS and not fresh and _begins_statement(clause, index)
+
+
+def _begins_statement(clause: Sequence[Mark], index: int) -> bool:
+    """Whether "and" or a comma begins a statement of its own, not the next item of a list."""
+    rest = [mark for mark in clause[index + 1 :] if mark.cue not in _LISTS]
+    if not rest or any(mark.cue is Cue.OR for mark in rest):
+        return False
+    if rest[0].cue in _BEGINS_STATEMENT or rest[0].region:
+        return True
+    for mark in reversed(clause[:index]):
+        if mark.cue in {Cue.VERB, Cue.SEEN}:
+            return True
+        if mark.concept:
+            return False
+    return False
+
+
+def _denies_sight(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a mark is the "not" of "not seen", and not of one projection alone."""
+    if clause[index].cue is not Cue.NOT:
+        return False
+    following = [mark.cue for mark in clause[index + 1 : index + 4] if mark.cue is not Cue.VERB]
+    return following[:1] == [Cue.SEEN] and following[1:2] != [Cue.VIEW]
+
+
+def _follows_not(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a "not" stands between a cue that looks back and the concept before it."""
+    for mark in reversed(clause[:index]):
+        if mark.concept:
+            return False
+        if mark.cue is Cue.NOT:
+            return True
+    return False
+
+
+def _hedge_last_concept(clause: Sequence[Mark], moods: list[Polarity], index: int) -> None:
+    last = next((place for place in range(index - 1, -1, -1) if clause[place].concept), None)
+    if last is not None and moods[last] is Polarity.ASSERTED:
+        moods[last] = Polarity.UNCERTAIN
+
+
+def _look_back(
+    clause: Sequence[Mark], moods: list[Polarity], index: int, polarity: Polarity
+) -> None:
+    reached_subject = False
+    for place in range(index - 1, -1, -1):
+        if clause[place].concept:
+            moods[place] = polarity
+            reached_subject = True
+        elif reached_subject and clause[place].cue in _SUBJECT_ENDS:
+            break

@@ -1,0 +1,110 @@
+"""Clause -> what it says of parts of the film: "heart size is normal", "lungs are clear".
+
+A part that is called normal denies its concepts; one that is called enlarged asserts its
+own. "No abnormality" makes the part that it is said of normal, and the film where it is
+said of none. The parts meant stand before the quality ("heart and lungs are normal"),
+else just after it ("normal heart size and mediastinal contours").
+"""
+
+from collections.abc import Iterator, Sequence
+
+from medclip_dcl.text.labeler.lexicon import ASSERTED_WHERE_LARGE, NEGATED_WHERE_NORMAL, Cue
+from medclip_dcl.text.labeler.phrases import Mark, Mention, Polarity
+
+_QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
+_STOPS_BEFORE = _QUALITIES | {Cue.WITH}
+_SKIPPED_AFTER = {Cue.AND, Cue.COMMA, Cue.OR, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
+_WHOLE_FILM = {
+    Cue.NORMAL: {"chest", "lungs"},
+    Cue.ABNORMALITY: {"chest", "lungs", "heart and lungs", "heart"},
+}
+_NEAR = 3
+"""Words within which "findings of edema" are findings of something."""
+
+
+def read_regions(clause: Sequence[Mark], moods: Sequence[Polarity]) -> tuple[list[Mention], bool]:
+    """Read what a clause says of parts of the film.
+
+    Args:
+        clause: marks of one clause.
+        moods: the mood at every mark.
+
+    Returns:
+        Mentions of the concepts that are so denied or asserted, and whether the film or
+        the lungs are called normal.
+    """
+    mentions: list[Mention] = []
+    normal = False
+    used: set[int] = set()
+    for index, mark in enumerate(clause):
+        if mark.cue not in _QUALITIES:
+            continue
+        subjects = _subjects(clause, index, used)
+        used.update(subjects)
+        names = {clause[place].region for place in subjects if _is_whole(clause, place)}
+        if mark.cue is Cue.LARGE:
+            mentions += _enlarged(names, moods[index])
+        elif mark.cue is Cue.NORMAL and _is_said(clause, index):
+            normal |= bool(names & _WHOLE_FILM[Cue.NORMAL])
+            mentions += _denied(names)
+        elif mark.cue is Cue.ABNORMALITY and _is_denied(clause, index, moods[index]):
+            normal |= not subjects or bool(names & _WHOLE_FILM[Cue.ABNORMALITY])
+            mentions += _denied(names - _WHOLE_FILM[Cue.ABNORMALITY])
+    return mentions, normal
+
+
+def _enlarged(names: set[str], mood: Polarity) -> Iterator[Mention]:
+    known = [ASSERTED_WHERE_LARGE[name] for name in sorted(names) if name in ASSERTED_WHERE_LARGE]
+    for concept in known or ["Other"]:
+        yield Mention(concept, mood)
+
+
+def _denied(names: set[str]) -> Iterator[Mention]:
+    for name in sorted(names):
+        for concept in NEGATED_WHERE_NORMAL[name]:
+            yield Mention(concept, Polarity.NEGATED)
+
+
+def _is_said(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a "normal" is meant in full: not "not normal", not "otherwise normal"."""
+    limited = any(mark.cue is Cue.OTHERWISE for mark in clause[:index])
+    return not limited and not (index > 0 and clause[index - 1].cue is Cue.NOT)
+
+
+def _is_denied(clause: Sequence[Mark], index: int, mood: Polarity) -> bool:
+    following = clause[index + 1] if index + 1 < len(clause) else None
+    of_something = (
+        following is not None
+        and bool(following.concept)
+        and following.start - clause[index].end < _NEAR
+    )
+    return mood is Polarity.NEGATED and not of_something
+
+
+def _subjects(clause: Sequence[Mark], index: int, used: set[int]) -> list[int]:
+    """Find the places of the parts that a quality speaks of."""
+    before: list[int] = []
+    for place in range(index - 1, -1, -1):
+        mark = clause[place]
+        if place in used or mark.cue in _STOPS_BEFORE or mark.concept:
+            break
+        if mark.cue is Cue.DENY and before:
+            break
+        if mark.region:
+            before.append(place)
+    return before or _subjects_after(clause, index)
+
+
+def _subjects_after(clause: Sequence[Mark], index: int) -> list[int]:
+    after: list[int] = []
+    for place in range(index + 1, len(clause)):
+        if clause[place].region:
+            after.append(place)
+        elif clause[place].cue not in _SKIPPED_AFTER:
+            break
+    return after
+
+
+def _is_whole(clause: Sequence[Mark], place: int) -> bool:
+    """Whether a region is meant as a whole: not "left lung"."""
+    return place == 0 or clause[place - 1].cue not in {Cue.LEFT, Cue.RIGHT}

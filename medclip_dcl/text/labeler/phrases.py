@@ -1,0 +1,246 @@
+"""Phrases in text: words brought to one form, then the longest phrase at every place.
+
+The search walks a tree of words, so its time grows with the length of the text alone:
+there is no pattern that could backtrack.
+
+What a sentence can say of a concept, and the marks that it is read from.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+from medclip_dcl.text.labeler.lexicon import CUES, PHRASES_OF, REGIONS_OF, Cue, split_phrases
+
+_WORD = re.compile(r"\d+(?:[.,/]\d+)*|[a-z]+(?:'[a-z]+)?|[,;:/?()]")
+_FORGIVEN_LENGTH = 8
+"""Letters from which one wrong letter is forgiven; shorter words are too alike."""
+
+Value = TypeVar("Value")
+
+
+class Match(NamedTuple, Generic[Value]):
+    """A phrase that was found: what it stands for, and its words' places."""
+
+    value: Value
+    start: int
+    end: int
+
+
+def words(text: str) -> list[str]:
+    """Cut text into lower-case words, numbers and the marks `, ; : / ? ( )`.
+
+    Hyphens separate words, so that "air-space" is two.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The words in order, each in its plain form: plurals turned to singulars.
+    """
+    return [_singular(word) for word in _WORD.findall(text.lower())]
+
+
+class PhraseTable(Generic[Value]):
+    """Finds every phrase of a lexicon, the longest first, without overlaps.
+
+    Args:
+        phrases: phrase -> what it stands for. Phrases are cut as `words` cuts text.
+        forgiven: phrases in whose long words one slip of the pen is forgiven.
+    """
+
+    def __init__(self, phrases: Mapping[str, Value], forgiven: Iterable[str]) -> None:
+        self._root = _Node[Value]()
+        vocabulary = set()
+        for phrase, value in phrases.items():
+            node = self._root
+            for word in words(phrase):
+                node = node.following.setdefault(word, _Node())
+                vocabulary.add(word)
+            node.value = value
+        self._spelling = _Spelling(
+            vocabulary, {word for phrase in forgiven for word in words(phrase)}
+        )
+
+    def find(self, text: str) -> list[Match[Value]]:
+        """Find the phrases of a text.
+
+        Args:
+            text: any text.
+
+        Returns:
+            Matches in order; their places count words.
+        """
+        known = [self._spelling.correct(word) for word in words(text)]
+        matches = []
+        place = 0
+        while place < len(known):
+            match = self._longest(known, place)
+            if match is not None:
+                matches.append(match)
+            place = place + 1 if match is None else match.end
+        return matches
+
+    def _longest(self, known: Sequence[str], start: int) -> Match[Value] | None:
+        node, found = self._root, None
+        for place in range(start, len(known)):
+            if known[place] not in node.following:
+                break
+            node = node.following[known[place]]
+            if node.value is not None:
+                found = Match(node.value, start, place + 1)
+        return found
+
+
+class _Node(Generic[Value]):
+    """A place in the tree: what ends here, and the words that go on."""
+
+    __slots__ = ("following", "value")
+
+    def __init__(self) -> None:
+        self.value: Value | None = None
+        self.following: dict[str, _Node[Value]] = {}
+
+
+class _Spelling:
+    """Corrects one wrong, missing, added or swapped letter in the long words among some."""
+
+    def __init__(self, vocabulary: Set[str], forgiven: Set[str]) -> None:
+        self._vocabulary = frozenset(vocabulary)
+        self._shortened: dict[str, str] = {}
+        for word in sorted(forgiven):
+            if len(word) >= _FORGIVEN_LENGTH:
+                for short in _shortened(word):
+                    self._shortened.setdefault(short, word)
+        self.correct = lru_cache(maxsize=1 << 16)(self._correct)
+
+    def _correct(self, word: str) -> str:
+        if word in self._vocabulary or len(word) < _FORGIVEN_LENGTH - 1 or len(word) > 40:
+            return word
+        for short in _shortened(word):
+            known = self._shortened.get(short)
+            if known is not None and known[0] == word[0] and _one_slip(word, known):
+                return known
+        return word
+
+
+def _shortened(word: str) -> list[str]:
+    return [word, *(word[:i] + word[i + 1 :] for i in range(1, len(word)))]
+
+
+def _one_slip(word: str, known: str) -> bool:
+    """Whether one letter was changed, left out or added, or two neighbours swapped."""
+    first = next((i for i, (a, b) in enumerate(zip(word, known, strict=False)) if a != b), None)
+    if first is None:
+        return abs(len(word) - len(known)) <= 1
+    rest, goal = word[first:], known[first:]
+    return (
+        rest[1:] == goal[1:]
+        or rest[1:] == goal
+        or rest == goal[1:]
+        or (rest[:2] == goal[1::-1] and rest[2:] == goal[2:])
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _singular(word: str) -> str:
+    if len(word) < 4 or not word.endswith("s") or word.endswith(("ss", "us", "is")):
+        return word
+    if word.endswith("ies"):
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word[:-1]
+
+
+class Polarity(Enum):
+    """What a sentence says of a concept that it names."""
+
+    ASSERTED = "asserted"
+    NEGATED = "negated"
+    UNCERTAIN = "uncertain"
+    PAST = "past"
+
+
+@dataclass
+class Mention:
+    """A concept of the lexicon, as one sentence speaks of it."""
+
+    concept: str
+    polarity: Polarity
+    sides: frozenset[str] = frozenset()
+
+
+class Mark(NamedTuple):
+    """A phrase found in a sentence: a cue, or the name of a concept or of a region.
+
+    Attributes:
+        cue: what the phrase does; None where it is a name.
+        concept: concept that it names; empty where it names none.
+        region: part of the film that it names; empty where it names none.
+        start: place of its first word in the sentence.
+        end: place after its last word.
+    """
+
+    cue: Cue | None
+    concept: str
+    region: str
+    start: int
+    end: int
+
+
+class _Term(NamedTuple):
+    cue: Cue | None = None
+    concept: str = ""
+    region: str = ""
+
+
+def _terms() -> Iterator[tuple[str, _Term]]:
+    for concept, text in PHRASES_OF.items():
+        yield from ((phrase, _Term(concept=concept)) for phrase in split_phrases(text))
+    for region, text in REGIONS_OF.items():
+        yield from ((phrase, _Term(region=region)) for phrase in split_phrases(text))
+    for cue, text in CUES.items():
+        yield from ((phrase, _Term(cue=cue)) for phrase in split_phrases(text))
+
+
+_NAMES = [phrase for text in PHRASES_OF.values() for phrase in split_phrases(text)]
+_LONGEST_CLAUSE = 100
+_TABLE = PhraseTable(dict(_terms()), forgiven=_NAMES)
+
+
+def find_marks(sentence: str) -> list[Mark]:
+    """Find every phrase of the lexicon and of the cues, the longest at each place.
+
+    Args:
+        sentence: any text.
+
+    Returns:
+        The marks, left to right, without overlaps.
+    """
+    return [Mark(*match.value, match.start, match.end) for match in _TABLE.find(sentence)]
+
+
+def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
+    """Cut a sentence where nothing said before reaches what comes after.
+
+    A clause is cut at its hundredth mark as well, so that no text, however written, is
+    read in more than a time that grows with its length.
+
+    Args:
+        marks: marks of one sentence.
+
+    Yields:
+        The marks of each clause, the cutting words left out.
+    """
+    clause: list[Mark] = []
+    for mark in marks:
+        if mark.cue is Cue.BREAK or len(clause) == _LONGEST_CLAUSE:
+            yield clause
+            clause = []
+        if mark.cue is not Cue.BREAK:
+            clause.append(mark)
+    yield clause

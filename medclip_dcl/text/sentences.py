@@ -1,0 +1,331 @@
+"""Settings of sentences, claims, the masked language model, likelihoods and eta.
+
+Sentences: one row per usable sentence of a report, and the key that names its text.
+
+Section of a report -> sentences: PySBD behind one function, and the rules of what is kept.
+
+PySBD is unmaintained; its known faults are met here, before and after it:
+    line wraps          whitespace is collapsed first: it would end a sentence at each
+    glued stops         "clear.There" and "XXXX.In" get the space that ends a sentence
+    double stops        "seen.. No" and "seen. ." leave a lone "." that is dropped
+    bare enumerators    "1." on its own is dropped, "1. Clear." loses its number
+    pathological text   lists without end take it time squared: it is given a deadline, after
+                        which the section is cut at every stop that a space follows
+    words changed       should it not give back the words it was given, the same
+
+Rules, in the order in which they are tried
+    punctuation   nothing but marks: a lone full stop
+    enumerator    bare list numbers: "1." or "2) 3)"
+    masked        no letter outside the de-identification tokens ___ and XXXX
+    short         fewer readable words than the settings ask for
+
+What is kept loses the number of a list item in front, where the settings say so. For every
+section, `plain + separated - dropped = kept`.
+"""
+
+import contextlib
+import hashlib
+import re
+import signal
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from types import FrameType
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.section import Section
+from medclip_dcl.tables import Column, TableFormat, read_table
+
+
+class SentencesConfig(Section):
+    """Reports to sentences (`split_sentences`)."""
+
+    sections: tuple[str, ...] = ("findings", "impression")
+    """Sections used; `last_paragraph` stands in where a report has neither."""
+    min_words: Annotated[int, Field(ge=1)] = 2
+    """Fewest words with a letter outside `___` and `XXXX` that a sentence needs; 2 keeps
+    "No pneumothorax.", which is what this method is about."""
+    strip_numbers: bool = True
+    """Whether the number of a list item is cut off ("1. No effusion is seen."), so that equal
+    statements are one sentence."""
+    max_characters: Annotated[int, Field(gt=0)] = 1000
+    """Longest sentence kept, characters; longer ones are truncated and counted."""
+    max_section_characters: Annotated[int, Field(gt=0)] = 20_000
+    """Longest section split, characters; longer ones are truncated and counted."""
+    deadline_s: Annotated[float, Field(gt=0)] = 3
+    """CPU seconds that one section may take to split; one that takes longer is cut at its full
+    stops instead, and counted. A report of usual length takes a thousandth of it."""
+
+
+KIND = Kind("sentences", 1, "split_sentences")
+
+NORMALISATION = "whitespace collapsed, case and marks kept"
+"""Names what `normalise_text` does; part of the recipe of everything that is keyed by text."""
+
+SENTENCES = TableFormat(
+    "sentences.parquet",
+    (
+        Column("study_id", pa.string(), "id of the study"),
+        Column("subject_id", pa.string(), "id of the patient"),
+        Column("split", pa.string(), "train, validate or test"),
+        Column("section", pa.string(), "findings, impression or last_paragraph"),
+        Column("position", pa.int32(), "place of the sentence in its section, from 0"),
+        Column("text", pa.string(), "the sentence, whitespace collapsed, case and full stop kept"),
+        Column("text_key", pa.string(), "`text_key` of the text"),
+    ),
+)
+"""In order of study_id, section and position."""
+
+
+def normalise_text(text: str) -> str:
+    """Bring a sentence into the form that is keyed, scored and trained on.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The text with every run of whitespace replaced by one space, and none at the ends.
+    """
+    return " ".join(text.split())
+
+
+def text_key(text: str) -> str:
+    """Name a sentence by its text.
+
+    Args:
+        text: the sentence; it is normalised first.
+
+    Returns:
+        32 hexadecimal digits: half of the SHA-256 of the normalised text.
+    """
+    return hashlib.sha256(normalise_text(text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def distinct_sentences(artifact: Artifact) -> pa.Table:
+    """List every distinct sentence with how often the training split says it.
+
+    Args:
+        artifact: sentences.
+
+    Returns:
+        Columns text_key, text, count (occurrences in the training split, int32) and
+        reports (training reports that contain it, int32), in order of text_key.
+    """
+    table = read_table(artifact.path, SENTENCES, ["study_id", "split", "text", "text_key"])
+    texts = table.group_by("text_key").aggregate([("text", "min")])
+    training = table.filter(pc.equal(table["split"], "train"))
+    counts = training.group_by("text_key").aggregate(
+        [("study_id", "count"), ("study_id", "count_distinct")]
+    )
+    joined = texts.join(counts, "text_key").sort_by("text_key")
+    return pa.table(
+        {
+            "text_key": joined["text_key"],
+            "text": joined["text_min"],
+            "count": pc.fill_null(joined["study_id_count"], 0).cast(pa.int32()),
+            "reports": pc.fill_null(joined["study_id_count_distinct"], 0).cast(pa.int32()),
+        }
+    )
+
+
+def training_reports(artifact: Artifact) -> int:
+    """Count the reports of the training split that have a sentence.
+
+    Args:
+        artifact: sentences.
+
+    Returns:
+        Distinct studies.
+    """
+    table = read_table(artifact.path, SENTENCES, ["study_id", "split"])
+    return len(table.filter(pc.equal(table["split"], "train"))["study_id"].unique())
+
+
+with warnings.catch_warnings():  # its regular expressions are plain strings with bad escapes
+    warnings.simplefilter("ignore", SyntaxWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import pysbd
+
+RULES = ("punctuation", "enumerator", "masked", "short")
+"""Names of the rules that drop a sentence, in the order in which they are tried."""
+
+SPLITTER = f"pysbd {metadata.version('pysbd')} en, rules 2"
+"""Names how reports are split; part of the recipe of everything that is made from sentences."""
+
+MASK = re.compile(r"_{2,}|\bX{3,}s?\b")
+"""De-identification tokens: MIMIC's ___ and Open-i's XXXX."""
+
+_ENUMERATOR = re.compile(r"(\(?(\d{1,3}|[A-Za-z])[.):]+ *)+")
+_NUMBER = re.compile(r"^(\(?(\d{1,2}|[a-h])[.):]+ +)+(?=\S)")
+_GLUED = re.compile(r"((?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<![\w.-])\d{1,2})\.(?=[A-Z][a-z])")
+"""A stop, or a list number and its stop, that a word follows at once."""
+_STOP = re.compile(r"(?<=[.?!]) +")
+_SEGMENTER = pysbd.Segmenter(language="en", clean=False)
+
+
+class _Late(BaseException):
+    """PySBD has had its time."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """What became of one section: the kept sentences and why others were not."""
+
+    sentences: tuple[tuple[int, str], ...]
+    """Place among all sentences of the section, from 0, and normalised text."""
+    plain: int
+    """Sentences that the segmenter alone makes of the section."""
+    separated: int
+    """Sentences more (or fewer) where glued stops were separated first."""
+    dropped: Mapping[str, int]
+    """Rule -> sentences that it dropped."""
+    truncated_sentences: int
+    """Kept sentences that were cut to the longest length allowed."""
+    truncated_sections: int
+    """1 where the section itself was cut before it was split."""
+    unsegmented: int
+    """1 where the section was cut at its stops, PySBD being late or changing words."""
+
+
+def split_section(text: str, settings: SentencesConfig) -> Split:
+    """Split one section of a report into the sentences that are scored and trained on.
+
+    Args:
+        text: the section, with or without line breaks.
+        settings: shortest and longest sentence, longest section, deadline.
+
+    Returns:
+        The kept sentences in order, and counts of what was dropped or cut.
+
+    Source: Sadvilkar and Neumann 2020 (PySBD); the rules are ours.
+    """
+    whole = normalise_text(text)
+    section = whole[: settings.max_section_characters]
+    repaired = _GLUED.sub(lambda match: f"{match.group()} ", section)
+    pieces, is_plain = _pieces(repaired, settings.deadline_s)
+    plain = len(pieces)
+    if repaired != section:
+        plain = len(segment(section) if is_plain else _cut_at_stops(section))
+    kept, dropped, cut = [], dict.fromkeys(RULES, 0), 0
+    for place, sentence in enumerate(pieces):
+        rule = broken_rule(sentence, settings.min_words)
+        if rule:
+            dropped[rule] += 1
+            continue
+        stated = without_number(sentence) if settings.strip_numbers else sentence
+        cut += len(stated) > settings.max_characters
+        kept.append((place, normalise_text(stated[: settings.max_characters])))
+    return Split(
+        sentences=tuple(kept),
+        plain=plain,
+        separated=len(pieces) - plain,
+        dropped=dropped,
+        truncated_sentences=cut,
+        truncated_sections=int(len(whole) > len(section)),
+        unsegmented=int(not is_plain),
+    )
+
+
+def without_number(sentence: str) -> str:
+    """Cut off the number of a list item.
+
+    Args:
+        sentence: one sentence.
+
+    Returns:
+        The sentence from its first word on: "2. No effusion." gives "No effusion.".
+    """
+    return _NUMBER.sub("", sentence)
+
+
+def split_sections(texts: Iterable[str], settings: SentencesConfig) -> dict[str, Split]:
+    """Split every distinct section once; reports repeat each other, and PySBD is slow.
+
+    Args:
+        texts: sections, repeats allowed.
+        settings: as in `split_section`.
+
+    Returns:
+        Section -> what became of it.
+    """
+    return {text: split_section(text, settings) for text in dict.fromkeys(texts)}
+
+
+def segment(text: str) -> list[str]:
+    """Split a text at the ends of its sentences and drop nothing.
+
+    Args:
+        text: any text; whitespace should be collapsed.
+
+    Returns:
+        Sentences with collapsed whitespace, empty ones left out.
+    """
+    stripped = (normalise_text(piece) for piece in _SEGMENTER.segment(text))
+    return [piece for piece in stripped if piece]
+
+
+def _pieces(text: str, deadline_s: float) -> tuple[list[str], bool]:
+    """Segment a text, or cut it at its stops; and say which of the two was done."""
+    try:
+        with _deadline(deadline_s):
+            pieces = segment(text)
+    except _Late:
+        return _cut_at_stops(text), False
+    if "".join(pieces).replace(" ", "") != text.replace(" ", ""):
+        return _cut_at_stops(text), False
+    return pieces, True
+
+
+def _cut_at_stops(text: str) -> list[str]:
+    return [piece for piece in _STOP.split(text) if piece]
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise `_Late` after so much of this process's own CPU time.
+
+    CPU time, because a busy machine must not change what a corpus is split into. Only the
+    main thread can be interrupted; elsewhere the longest section bounds the time alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(_number: int, _frame: FrameType | None) -> None:
+        raise _Late
+
+    previous = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+def broken_rule(sentence: str, min_words: int) -> str:
+    """Name the rule by which a sentence is dropped.
+
+    Args:
+        sentence: a normalised sentence.
+        min_words: fewest words with a letter outside de-identification tokens.
+
+    Returns:
+        A name from `RULES`, or "" where the sentence is kept.
+    """
+    if not any(character.isalnum() or character == "_" for character in sentence):
+        return "punctuation"
+    if _ENUMERATOR.fullmatch(sentence):
+        return "enumerator"
+    readable = MASK.sub(" ", sentence)
+    words = sum(any(c.isalpha() for c in word) for word in readable.split())
+    if words == 0:
+        return "masked"
+    return "short" if words < min_words else ""

@@ -1,0 +1,223 @@
+"""Checkpoints: weights, optimiser state and place of a run that is not finished.
+
+Each is a sealed folder `checkpoints/step-00001000`, staged, flushed, hashed and renamed
+like every artifact; nothing in it is pickled. Its recipe is that of the model to be
+published, so a run cannot go on with other settings or data than it began with.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from medclip_dcl.artifact import Artifact, Kind, changed_parts, drafting, open_artifact
+from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
+from medclip_dcl.files import disk_faults_named, write_bytes, write_text
+
+KIND = Kind("checkpoints", 1, "train")
+
+WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_PREFIX = "step-"
+_GOING = ".going"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run after a number of steps."""
+
+    step: int
+    """Steps done."""
+    weights: Mapping[str, Tensor]
+    """Parameters and buffers of the model, by name."""
+    optimizer: Mapping[str, Tensor]
+    """Optimiser state, `<state>/<parameter>` -> tensor."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """Plain counters of the loop."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search for a checkpoint came to."""
+
+    snapshot: Snapshot | None
+    """The newest whole checkpoint; None: the run begins anew."""
+    skipped: tuple[str, ...]
+    """Names of checkpoints that are damaged and were passed over."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: receives them.
+        recipe: recipe of the model that the run makes.
+        steps: steps of the whole run.
+    """
+
+    def __init__(self, folder: Path, recipe: dict[str, Any], steps: int) -> None:
+        self._folder, self._recipe, self._steps = folder, recipe, steps
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other trainers out of the folder.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            ArtifactError: another process trains there.
+            ArtifactUnwritable: the disk refuses.
+        """
+        with disk_faults_named(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = (self._folder / ".lock").open("a")
+        with lock as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ArtifactError(
+                    f"another process trains in {self._folder}; wait for it or stop it"
+                ) from error
+            yield
+
+    def find(self) -> Found:
+        """Find the newest whole checkpoint of this run.
+
+        Returns:
+            The snapshot, and the damaged ones that are newer.
+
+        Raises:
+            ArtifactStale: it belongs to an unfinished run of another recipe.
+            CheckpointError: its bytes are those that were sealed, and yet cannot be read.
+        """
+        skipped = []
+        for path in reversed(self._paths()):
+            try:
+                artifact = open_artifact(path, KIND)
+            except ArtifactError:
+                skipped.append(path.name)
+                continue
+            if artifact.recipe == self._recipe:
+                return Found(_read(artifact), tuple(skipped))
+            if artifact.summary["step"] < artifact.summary["steps"]:
+                self._refuse(artifact)
+            break
+        return Found(None, tuple(skipped))
+
+    def save(self, snapshot: Snapshot, keep: int, pinned: int = 0) -> Path:
+        """Write a checkpoint, then remove all but the newest.
+
+        Args:
+            snapshot: the run as it stands.
+            keep: checkpoints that stay, at least 1.
+            pinned: step of one more that stays, such as the best; 0: none.
+
+        Returns:
+            Folder of the checkpoint.
+
+        Raises:
+            ArtifactUnwritable: the disk refuses; earlier checkpoints are untouched, and nothing
+                half written stays.
+        """
+        path = self._path(snapshot.step)
+        try:
+            self._write(path, snapshot)
+        except ArtifactUnwritable:
+            self._remove_traces(path)
+            raise
+        # Those of a run that began anew may be newer by name.
+        others = [old for old in self._paths() if old != path]
+        newer = [old for old in others if old.name > path.name]
+        for old in newer + others[: max(0, len(others) - len(newer) - keep + 1)]:
+            if old != self._path(pinned):
+                with disk_faults_named(old):
+                    self._remove(old)
+        return path
+
+    def weights(self, step: int) -> dict[str, Tensor] | None:
+        """Read the weights of one checkpoint of this run.
+
+        Args:
+            step: steps that it has done.
+
+        Returns:
+            Parameters and buffers by name; None where it is not there or not whole.
+
+        Raises:
+            CheckpointError: its bytes are those that were sealed, and yet cannot be read.
+        """
+        try:
+            artifact = open_artifact(self._path(step), KIND)
+        except ArtifactError:
+            return None
+        return dict(_read(artifact).weights) if artifact.recipe == self._recipe else None
+
+    def clear(self) -> None:
+        """Remove every checkpoint: the model is published."""
+        for path in self._paths():
+            self._remove(path)
+        shutil.rmtree(self._folder / _GOING, ignore_errors=True)
+
+    def _write(self, path: Path, snapshot: Snapshot) -> None:
+        with drafting(path, KIND, self._recipe) as draft:
+            for file in draft.directory.iterdir():  # a killed save may have left a part
+                file.unlink()
+            write_bytes(draft.directory / WEIGHTS, save(_plain(snapshot.weights)))
+            write_bytes(draft.directory / OPTIMIZER, save(_plain(snapshot.optimizer)))
+            write_text(draft.directory / STATE, json.dumps(dict(snapshot.state), sort_keys=True))
+            draft.seal({"step": snapshot.step, "steps": self._steps})
+        self._remove_traces(path)
+
+    def _remove_traces(self, path: Path) -> None:
+        """Remove what a save leaves beside its checkpoint; harmless where the disk keeps it."""
+        shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
+        with suppress(OSError):
+            path.with_name(f".{path.name}.lock").unlink()
+
+    def _remove(self, path: Path) -> None:
+        """Take a checkpoint away at once: what is seen is whole, whenever a kill comes."""
+        going = self._folder / _GOING
+        shutil.rmtree(going, ignore_errors=True)
+        path.replace(going)
+        shutil.rmtree(going)
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"{_PREFIX}{step:08d}"
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())
+
+    def _refuse(self, artifact: Artifact) -> None:
+        differences = "; ".join(changed_parts(artifact.recipe, self._recipe))
+        raise ArtifactStale(
+            f"the run in {self._folder} stopped at step {artifact.summary['step']} of "
+            f"{artifact.summary['steps']} and was begun otherwise: {differences}; set these back "
+            "to go on, or remove that folder to begin anew"
+        )
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies on the CPU: safetensors keeps no memory layout."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _read(artifact: Artifact) -> Snapshot:
+    try:
+        return Snapshot(
+            step=artifact.summary["step"],
+            weights=load_file(artifact.file(WEIGHTS)),
+            optimizer=load_file(artifact.file(OPTIMIZER)),
+            state=json.loads(artifact.file(STATE).read_text(encoding="utf-8")),
+        )
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"checkpoint {artifact.path.name} cannot be read; remove it to use an earlier one"
+        ) from error

@@ -1,0 +1,432 @@
+"""The usable studies of a split: their films, sentences, and what is known about both.
+
+What is known of sentences and studies beyond who was paired with whom.
+
+Films, sentences, eta and evidence -> the batch of any step.
+
+Axes
+    batch  places in the global batch, over all processes
+    local  places of this process: a slice of the batch
+
+Only films and word pieces are cut to this process's share. Everything small is kept for
+the whole batch: it is a function of the step, so nothing of it needs to be gathered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Bool, Float, Float32, Int, Int8, Int64, UInt8
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.data.ground_truth import Truth
+from medclip_dcl.data.manifest import BOXES, IMAGES, STUDY_LABELS
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.errors import ConfigError, StudyError
+from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.losses.relations import encode_claims, encode_labels, encode_truth
+from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.tables import TableFormat, read_table
+from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, Claims, read_claims
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import SENTENCES
+from medclip_dcl.training.augment import Views, centre_views, cut, draw_views, slack_px
+from medclip_dcl.training.sampler import Groups, PairSampler
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Studies of one split that have a prepared film and a usable sentence.
+
+    Studies, distinct texts, films and sentences are numbered from 0, each in order of
+    its id, so equal artifacts give equal numbers.
+    """
+
+    study_ids: tuple[str, ...]
+    subject_ids: frozenset[str]
+    films: Groups
+    """Films of each study."""
+    image_ids: tuple[str, ...]
+    """Id of each film."""
+    study_of_film: Int64[np.ndarray, " films"]
+    """Study of each film."""
+    film_rows: Int64[np.ndarray, " films"]
+    """Row of each film in the prepared images."""
+    sentences: Groups
+    """Sentences of each study."""
+    text_of: Int64[np.ndarray, " sentences"]
+    """Distinct text of each sentence."""
+    texts: tuple[str, ...]
+    """Distinct texts."""
+    text_keys: tuple[str, ...]
+    """Key of each distinct text."""
+    eta: Float32[np.ndarray, " texts"]
+    """Class probability of each distinct text, in [0, 1)."""
+
+
+def read_corpus(
+    manifest: Artifact,
+    prepared: PreparedImages,
+    sentences: Artifact,
+    eta: EtaCache,
+    split: str,
+) -> Corpus:
+    """Read the usable studies of a split.
+
+    Args:
+        manifest: the manifest.
+        prepared: the prepared images; films that are not there are left out.
+        sentences: the sentences.
+        eta: the class probabilities.
+        split: train, validate or test.
+
+    Returns:
+        The corpus; it may be empty.
+
+    Raises:
+        ScoreError: a sentence has no eta.
+        StudyError: a patient whose films have boxes is in the training split.
+    """
+    images = _of_split(
+        read_table(manifest.path, IMAGES, ["image_id", "study_id", "subject_id", "split"]), split
+    )
+    images = images.filter(pc.is_in(images["image_id"], pa.array(list(prepared.row_of))))
+    said = _of_split(
+        read_table(sentences.path, SENTENCES, ["study_id", "split", "text", "text_key"]), split
+    )
+    study_ids = _common(images["study_id"], said["study_id"])
+    images = images.filter(pc.is_in(images["study_id"], study_ids)).sort_by("image_id")
+    said = said.filter(pc.is_in(said["study_id"], study_ids))
+    keys, first = np.unique(said["text_key"].to_numpy(), return_index=True)
+    texts = said["text"].take(pa.array(first)).to_pylist()
+    subjects = frozenset(images["subject_id"].to_pylist())
+    if split == "train":
+        _refuse_boxed(manifest, subjects)
+    image_ids = images["image_id"].to_pylist()
+    study_of_film = _places(images["study_id"], study_ids)
+    return Corpus(
+        study_ids=tuple(study_ids.to_pylist()),
+        subject_ids=subjects,
+        films=Groups(study_of_film, len(study_ids)),
+        image_ids=tuple(image_ids),
+        study_of_film=study_of_film,
+        film_rows=np.array([prepared.row_of[name] for name in image_ids], dtype=np.int64),
+        sentences=Groups(_places(said["study_id"], study_ids), len(study_ids)),
+        text_of=_places(said["text_key"], pa.array(keys, pa.string())),
+        texts=tuple(texts),
+        text_keys=tuple(keys.tolist()),
+        eta=_eta_of(eta, keys.tolist()),
+    )
+
+
+def _of_split(table: pa.Table, split: str) -> pa.Table:
+    return table.filter(pc.equal(table["split"], split))
+
+
+def _common(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array:
+    ids = pc.unique(one.filter(pc.is_in(one, pc.unique(other))))
+    return ids.take(pc.array_sort_indices(ids))
+
+
+def _places(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " values"]:
+    places: np.ndarray = pc.index_in(values, among).to_numpy()
+    return places.astype(np.int64)
+
+
+def _eta_of(eta: EtaCache, keys: Sequence[str]) -> Float32[np.ndarray, " texts"]:
+    return np.asarray(eta.eta_of(keys), dtype=np.float32)
+
+
+def _refuse_boxed(manifest: Artifact, subjects: frozenset[str]) -> None:
+    boxed = set(read_table(manifest.path, BOXES, ["subject_id"])["subject_id"].to_pylist())
+    if both := boxed & subjects:
+        raise StudyError(
+            f"{len(both)} patients of the box table are in the training split, and grounding is "
+            "measured on them; rerun build_manifest with source.boxes set"
+        )
+
+
+CHEX5 = ("Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax")
+"""Labels that `remove_labels` compares; the paper's five findings."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Codes of texts and studies; None where the objective asks for none."""
+
+    sentence_codes: Int8[Tensor, "texts codes"] | None = None
+    """Claims of each distinct text."""
+    report_codes: Int8[Tensor, "studies codes"] | None = None
+    """Claims of each study's report, or its labels."""
+    labels: Bool[Tensor, "studies findings"] | None = None
+    """Which of the five findings are labelled present."""
+
+
+def needs_claims(settings: ObjectiveConfig) -> bool:
+    """Tell whether an objective reads the claims artifact.
+
+    Args:
+        settings: the objective.
+
+    Returns:
+        Whether it does.
+    """
+    return settings.relation != "none"
+
+
+def read_evidence(
+    settings: ObjectiveConfig,
+    corpus: Corpus,
+    manifest: Artifact,
+    claims: Artifact | None,
+    truth: Truth | None,
+) -> Evidence:
+    """Read what the objective asks for.
+
+    Args:
+        settings: the objective.
+        corpus: the studies.
+        manifest: the manifest, with the label table.
+        claims: the claims; None where `needs_claims` is false.
+        truth: what a generated source knows; None for any other.
+
+    Returns:
+        The evidence.
+
+    Raises:
+        ConfigError: the objective reads labels or truth and the source has none.
+    """
+    sentence_codes = report_codes = labels = None
+    if claims is not None:
+        sentence_codes = _encoded(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
+        if settings.relation == "claims":
+            report_codes = _encoded(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
+    if settings.relation == "labels":
+        report_codes = encode_labels(_label_rows(manifest, corpus.study_ids))
+    elif settings.relation == "truth":
+        report_codes = encode_truth(_present(truth, corpus))
+    if settings.negatives == "remove_labels":
+        rows = _label_rows(manifest, corpus.study_ids)
+        labels = torch.tensor([[row.get(name) == 1 for name in CHEX5] for row in rows])
+    return Evidence(sentence_codes, report_codes, labels)
+
+
+def _encoded(
+    claims: Artifact, form: TableFormat, key: str, ids: Sequence[str]
+) -> Int8[Tensor, "rows codes"]:
+    wanted = set(ids)
+    rows = {
+        row[key]: Claims.from_row(row)
+        for row in read_table(claims.path, form).to_pylist()
+        if row[key] in wanted
+    }
+    silent = Claims({}, frozenset(), frozenset(), normal=False)
+    return encode_claims([rows.get(name, silent) for name in ids])
+
+
+def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[str]]]:
+    """Findings of each study with their sides, as the plainest sentences put them."""
+    if truth is None:
+        raise ConfigError("objective.relation is truth, which generated studies alone have")
+    sides_of = {name: read_claims(text).asserted for name, text in truth.gallery.items()}
+    present: list[dict[str, frozenset[str]]] = [{} for _ in corpus.study_ids]
+    for image_id, study in zip(corpus.image_ids, corpus.study_of_film.tolist(), strict=True):
+        for fine in truth.findings_of.get(image_id, frozenset()):
+            for name, sides in sides_of[fine].items():
+                present[study][name] = present[study].get(name, frozenset()) | sides
+    return present
+
+
+def _label_rows(manifest: Artifact, study_ids: Sequence[str]) -> list[dict[str, int | None]]:
+    if STUDY_LABELS.file not in manifest.files:
+        raise ConfigError(
+            "the objective reads labels and the source has no label table; set "
+            "objective.relation and objective.negatives to kinds that need none"
+        )
+    table = read_table(manifest.path, STUDY_LABELS)
+    rows = {row["study_id"]: row for row in table.to_pylist()}
+    return [{name: rows.get(study, {}).get(name) for name in LABELS} for study in study_ids]
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """What a process needs for one step."""
+
+    step: int
+    mine: slice
+    """This process's places in the global batch."""
+    study_ids: tuple[str, ...]
+    """Study of each place, for messages."""
+    crops: UInt8[Tensor, "local 1 input_px input_px"]
+    """Crops of the films, 0 black to 255 white."""
+    brightness: Float[Tensor, " local"]
+    contrast: Float[Tensor, " local"]
+    input_ids: Int[Tensor, "local tokens"]
+    """Word pieces, padded to the longest sentence of these."""
+    attention_mask: Int[Tensor, "local tokens"]
+    eta: Float[Tensor, " batch"]
+    """Class probability of each sentence."""
+    sentence_codes: Int8[Tensor, "batch codes"] | None
+    """Claims of each sentence."""
+    report_codes: Int8[Tensor, "batch codes"] | None
+    """Claims of each report."""
+    labels: Bool[Tensor, "batch findings"] | None
+    """Findings that each report's labels call present."""
+
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        """Study of each place."""
+        return self.study_ids
+
+    def to(self, device: torch.device) -> "PairBatch":
+        """Move the tensors.
+
+        Args:
+            device: where to.
+
+        Returns:
+            The batch there.
+        """
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+class TokenTable:
+    """Word pieces of every distinct text, cut once.
+
+    Args:
+        tokenizer: cuts them.
+        texts: distinct texts.
+        max_tokens: longest encoding; longer ones are truncated.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int
+    ) -> None:
+        rows = (
+            tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+            if texts
+            else []
+        )
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        self._flat = np.fromiter(
+            (piece for row in rows for piece in row), dtype=np.int32, count=int(lengths.sum())
+        )
+        self._padding = int(tokenizer.pad_token_id)
+
+    def padded(
+        self, texts: Int[np.ndarray, " local"]
+    ) -> tuple[Int[Tensor, "local tokens"], Int[Tensor, "local tokens"]]:
+        """Give the word pieces of some texts, padded to the longest of them.
+
+        Args:
+            texts: numbers of the texts.
+
+        Returns:
+            Ids, and 1 for real tokens, 0 for padding.
+        """
+        starts, ends = self._starts[texts], self._starts[texts + 1]
+        width = int((ends - starts).max())
+        place = starts[:, None] + np.arange(width)
+        real = place < ends[:, None]
+        ids = np.where(real, self._flat[np.where(real, place, 0)], self._padding)
+        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(real.astype(np.int64))
+
+
+class Pairs:
+    """Makes the batch of any step, by whichever thread asks.
+
+    Args:
+        corpus: the studies.
+        evidence: what is known about them.
+        prepared: their films.
+        tokens: word pieces of the corpus's texts.
+        sampler: draws the batches.
+        settings: batch size and augmentation.
+        input_px: height and width of the crops, pixels.
+        seed: seed of the augmentation; None: every film is seen in the middle, as it is.
+        mine: this process's places in the global batch.
+
+    Raises:
+        ConfigError: the crops are larger than the films.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        evidence: Evidence,
+        prepared: PreparedImages,
+        tokens: TokenTable,
+        sampler: PairSampler,
+        settings: TrainConfig,
+        input_px: int,
+        seed: int | None,
+        mine: slice,
+    ) -> None:
+        self._corpus, self._evidence, self._prepared = corpus, evidence, prepared
+        self._tokens, self._sampler, self._settings = tokens, sampler, settings
+        self._input_px, self._seed, self._mine = input_px, seed, mine
+        self._slack = slack_px(prepared.size_px, input_px)
+        self._eta = torch.from_numpy(corpus.eta)
+
+    def batch(self, step: int) -> PairBatch:
+        """Make the batch of a step.
+
+        Args:
+            step: the step, from 0.
+
+        Returns:
+            The batch; a function of the step alone.
+        """
+        draw = self._sampler.draw(step)
+        texts = self._corpus.text_of[draw.sentences]
+        views = self._views(step).at(self._mine)
+        ids, mask = self._tokens.padded(texts[self._mine])
+        return PairBatch(
+            step=step,
+            mine=self._mine,
+            study_ids=tuple(self._corpus.study_ids[study] for study in draw.studies),
+            crops=self._crops(self._corpus.film_rows[draw.films[self._mine]], views),
+            brightness=torch.from_numpy(views.brightness),
+            contrast=torch.from_numpy(views.contrast),
+            input_ids=ids,
+            attention_mask=mask,
+            eta=self._eta[texts],
+            sentence_codes=_rows(self._evidence.sentence_codes, texts),
+            report_codes=_rows(self._evidence.report_codes, draw.reports),
+            labels=_rows(self._evidence.labels, draw.reports),
+        )
+
+    def _views(self, step: int) -> Views:
+        films = self._settings.global_batch
+        if self._seed is None:
+            return centre_views(films, self._slack)
+        generator = generator_for(self._seed, Stream.VIEW, step)
+        return draw_views(
+            generator, films, self._slack, self._settings.brightness, self._settings.contrast
+        )
+
+    def _crops(
+        self, rows: Int[np.ndarray, " local"], views: Views
+    ) -> UInt8[Tensor, "local 1 input_px input_px"]:
+        crops = np.empty((len(rows), 1, self._input_px, self._input_px), dtype=np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            film = self._prepared.pixels(row)
+            cut(film, int(views.top[place]), int(views.left[place]), crops[place, 0])
+        return torch.from_numpy(crops)
+
+
+def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:
+    return None if table is None else table[torch.from_numpy(rows)]

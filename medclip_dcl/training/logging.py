@@ -1,0 +1,288 @@
+"""The metrics log: one JSON line per logged step, cut back when a run is resumed.
+
+Trackers beside the metrics log: TensorBoard, and what else Accelerate knows by name.
+
+What is told of a run while it goes on: figures to log and trackers, and a word of warning.
+"""
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from torch.optim import Optimizer
+
+from medclip_dcl.config import Config
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.files import disk_faults_named, write_text
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.view_encoder import ViewEncoder
+from medclip_dcl.training.objective import ObjectiveOutput
+from medclip_dcl.training.settings import TrainConfig
+
+FILE = "metrics.jsonl"
+"""Name of the log, in the folder of the checkpoints."""
+
+TIMINGS = ("images_per_s",)
+"""Fields that differ from run to run."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the log of a run.
+
+    Args:
+        folder: folder of the checkpoints.
+
+    Returns:
+        Its lines, in order of the step; none where there is no log. A line that a kill
+        cut short ends the log.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class MetricsLog:
+    """Appends lines to the log of a run.
+
+    Args:
+        folder: folder of the checkpoints.
+        step: steps that the run has done; later lines of a killed run are dropped.
+
+    Attributes:
+        last: the last line of figures that was kept; empty where there is none.
+
+    Raises:
+        ArtifactUnwritable: the disk refuses, here or at a later line.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        kept = [line for line in read_metrics(folder) if line["step"] <= step]
+        figures = [line for line in kept if "loss" in line]
+        self.last: dict[str, Any] = figures[-1] if figures else {}
+        self._path = folder / FILE
+        with disk_faults_named(self._path):
+            write_text(self._path, "".join(_line(line) for line in kept))
+            # Unbuffered: a line that the disk refused is not tried again when the log is closed.
+            self._stream = self._path.open("ab", buffering=0)
+
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """Append one line.
+
+        Args:
+            figures: `step`, and what was measured.
+        """
+        left = _line(figures).encode()
+        with disk_faults_named(self._path):
+            while left:  # a full disk takes a part first
+                left = left[self._stream.write(left) :]
+
+    def sync(self) -> None:
+        """Flush the log to the disk: a checkpoint is about to claim its steps."""
+        with disk_faults_named(self._path):
+            os.fsync(self._stream.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+
+def _line(figures: Mapping[str, Any]) -> str:
+    return json.dumps(dict(figures)) + "\n"
+
+
+FOLDER = "trackers"
+"""Where trackers write that keep files, below the recipe's folder."""
+
+_RUN = "medclip-dcl"
+_PACKAGES = {"tensorboard": "tensorboardX", "comet_ml": "comet-ml"}
+
+
+def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
+    """Give what an `Accelerator` must be told of trackers.
+
+    Args:
+        settings: which ones.
+        work: the recipe's folder; None: nothing is tracked.
+
+    Returns:
+        Arguments of `Accelerator`.
+
+    Raises:
+        ConfigError: a tracker's package is not installed.
+    """
+    if not settings.trackers or work is None:
+        return {}
+    present = {str(name) for name in get_available_trackers()}
+    absent = [name for name in settings.trackers if name not in present]
+    if absent:  # Accelerate would leave them out without a word
+        packages = " ".join(_PACKAGES.get(name, name) for name in absent)
+        raise ConfigError(
+            f"train.trackers names {', '.join(absent)}, not installed here; pip install {packages}"
+        )
+    return {"log_with": list(settings.trackers), "project_dir": str(work / FOLDER)}
+
+
+def open_trackers(accelerator: Accelerator, config: Config, step: int) -> None:
+    """Begin what trackers record of this start of a run; `Accelerator.end_training` ends it.
+
+    Args:
+        accelerator: with the arguments of `tracker_options`.
+        config: the configuration; trackers are told seed, model, objective and loop.
+        step: steps that the run has done; TensorBoard drops what a killed run wrote later.
+    """
+    if not accelerator.log_with:
+        return
+    tree = config.model_dump(mode="json", include={"seed", "model", "objective", "train"})
+    tensorboard = {"purge_step": step + 1}
+    accelerator.init_trackers(_RUN, _plain(tree), {"tensorboard": tensorboard})
+
+
+def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
+    """Flatten settings; where weights lie on this machine is nobody's business."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _plain(value, f"{prefix}{name}.")
+        elif name != "pretrained" and value is not None:
+            is_plain = isinstance(value, int | float | str | bool)
+            flat[prefix + name] = value if is_plain else str(value)
+    return flat
+
+
+_FLOOR_ALARM = 0.2
+_FLOOR_LINES = 5
+
+
+class Journal:
+    """Writes the metrics log and watches the share of anchors on the floor.
+
+    Args:
+        accelerator: averages figures over processes.
+        encoder: the model, for gamma.
+        optimizer: for the learning rate; the first group's is logged.
+        settings: the training loop.
+        log: the metrics log; None in all processes but the main one.
+        step: steps done before.
+        say: prints facts, as names and plain values.
+
+    Attributes:
+        latest: the last line of figures.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        encoder: DualEncoder | ViewEncoder,
+        optimizer: Optimizer,
+        settings: TrainConfig,
+        log: MetricsLog | None,
+        step: int,
+        say: Callable[..., None],
+    ) -> None:
+        self._accelerator, self._encoder, self._optimizer = accelerator, encoder, optimizer
+        self._settings, self._log, self._say = settings, log, say
+        self._marked_step, self._marked_s = step, time.monotonic()
+        self._floor: deque[float] = deque(maxlen=_FLOOR_LINES)
+        self._warned = False
+        self.latest: dict[str, float | None] = log.last if log is not None else {}
+
+    def note(self, step: int, skipped: int, output: ObjectiveOutput) -> dict[str, float]:
+        """Write a line where one is due.
+
+        Args:
+            step: steps done.
+            skipped: steps whose loss or gradient was not finite.
+            output: loss and gauges of this process's anchors.
+
+        Returns:
+            Figures to show beside the progress; empty where no line was due.
+        """
+        if step % self._settings.log_every_steps and step != self._settings.steps:
+            return {}
+        figures = self._mean_of(output)
+        self.latest = {
+            "step": step,
+            **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+            "gamma_squared": self._encoder.gamma.item() ** 2,
+            "lr": self._optimizer.param_groups[0]["lr"],
+            "skipped": skipped,
+            "images_per_s": self._rate(step),
+        }
+        self._write(self.latest)
+        self._watch_floor(step, figures["frac_floor"])
+        return {
+            "loss": figures["loss"],
+            "uncorrected": figures["uncorrected_loss"],
+            "floor": figures["frac_floor"],
+            "images_per_s": self.latest["images_per_s"] or 0.0,
+        }
+
+    def note_validation(self, step: int, figures: Mapping[str, float | None]) -> None:
+        """Write a line about the validation split.
+
+        Args:
+            step: steps done.
+            figures: losses and answers by name; None: not known.
+        """
+        self._write({"step": step, **figures})
+        self._marked_s = time.monotonic()  # validation is no part of the training speed
+        self._marked_step = step
+
+    def sync(self) -> None:
+        """Flush the log: a checkpoint is about to claim its steps."""
+        if self._log is not None:
+            self._log.sync()
+
+    def _mean_of(self, output: ObjectiveOutput) -> dict[str, float]:
+        tensors = {"loss": output.loss.detach(), **output.gauges}
+        stacked = torch.stack([tensor.float() for tensor in tensors.values()])
+        mean = self._accelerator.reduce(stacked, reduction="mean").tolist()
+        return dict(zip(tensors, mean, strict=True))
+
+    def _rate(self, step: int) -> float:
+        now = time.monotonic()
+        images = (step - self._marked_step) * self._settings.global_batch
+        rate = images / max(now - self._marked_s, 1e-9)
+        self._marked_step, self._marked_s = step, now
+        return round(rate, 2)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.write(line)
+        known = {name: value for name, value in line.items() if value is not None}
+        self._accelerator.log(known, step=line["step"])
+
+    def _watch_floor(self, step: int, frac_floor: float) -> None:
+        self._floor.append(frac_floor)
+        share = sum(self._floor) / len(self._floor)
+        if len(self._floor) == _FLOOR_LINES and share > _FLOOR_ALARM and not self._warned:
+            self._warned = True
+            self._say(
+                step=step,
+                frac_floor=round(share, 3),
+                warning="anchors on the floor learn nothing; set objective.floor=fallback, or "
+                "lower eta.eta_max or train.global_batch",
+            )

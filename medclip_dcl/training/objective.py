@@ -1,0 +1,300 @@
+"""ObjectiveConfig -> the loss of one direction, with its gauges.
+
+An objective knows anchors and candidates, not texts and images: for both directions
+it is called once with texts and once with images as anchors, and `mean_of` joins the
+two outputs. An image anchor takes the eta of its paired sentence.
+
+Region and sentence vectors of every process -> the loss of this process's anchors.
+
+Axes
+    batch  places in the global batch
+    local  places of this process
+
+Each process scores all sentences against its own films, and the columns of scores are
+gathered: batch x batch numbers travel, instead of every region of every film. Anchors
+stay local and the loss is their mean, so that gradients averaged over processes are
+those of one process with the whole batch.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Int8
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.losses import negatives
+from medclip_dcl.losses.debiased import debiased_loss_of, debiased_terms, gauges_of_terms
+from medclip_dcl.losses.gather import gather_constant, gather_with_grad
+from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
+from medclip_dcl.losses.sigmoid import sigmoid_loss
+from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.text_encoder import TextEncoder
+from medclip_dcl.rng import Stream, torch_generator_for
+from medclip_dcl.training.augment import jitter
+from medclip_dcl.training.dataset import PairBatch
+from medclip_dcl.training.settings import ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class ObjectiveInputs:
+    """One batch, as one direction sees it."""
+
+    s: Float[Tensor, "anchors candidates"]
+    """Similarities with their scale gamma**2."""
+    positive: Int[Tensor, " anchors"]
+    """Column of each anchor's positive."""
+    eta: Float[Tensor, " anchors"]
+    """Chance that a random candidate is of the anchor's class, in [0, 1)."""
+    gamma: Float[Tensor, ""]
+    """Root of the scale of s."""
+    relation: Int8[Tensor, "anchors candidates"] | None = None
+    """Codes of `relations`; needed where `objective.relation` is not `none`."""
+    text_similarity: Float[Tensor, "anchors candidates"] | None = None
+    """Cosine of the two texts under a frozen encoder; needed by the `*_similar` negatives."""
+    known_positives: Bool[Tensor, "anchors candidates"] | None = None
+    """Candidates known to be of the anchor's class whatever the relation; `debiased` reads it."""
+    label_overlap: Bool[Tensor, "anchors candidates"] | None = None
+    """Whether both have a finding in common; needed by `remove_labels`."""
+    generator: torch.Generator | None = None
+    """CPU generator; needed by `resample_similar`."""
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """The loss, and what to log beside it."""
+
+    loss: Float[Tensor, ""]
+    """Scalar with gradient, mean over anchors."""
+    gauges: dict[str, Tensor]
+    """Scalars without gradient: those of `debiasing_gauges`, for what the loss did."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The configured loss."""
+
+    settings: ObjectiveConfig
+    """Kind of loss and what it is told about negatives."""
+
+    def __call__(self, inputs: ObjectiveInputs) -> ObjectiveOutput:
+        """Compute loss and gauges of one direction.
+
+        Args:
+            inputs: the batch; local anchors, gathered candidates.
+
+        Returns:
+            Loss and gauges. What does not correct for eta reports a mean eta of 0.
+
+        Raises:
+            ObjectiveError: an input that the settings need is None, or shapes do not
+                fit.
+        """
+        kind = self.settings.kind
+        debiased = kind == "debiased"
+        eta = inputs.eta if debiased else torch.zeros_like(inputs.eta)
+        terms = debiased_terms(
+            inputs.s,
+            inputs.positive,
+            eta,
+            inputs.gamma,
+            weights=self._weights(inputs),
+            known_positives=self._mates(inputs) if debiased else None,
+        )
+        gauges = gauges_of_terms(terms, eta)
+        if kind == "multipositive":
+            relation = _needed(inputs.relation, "relation")
+            loss = multi_positive_loss(
+                inputs.s, relation == SAME, relation == UNCLEAR, positive=inputs.positive
+            )
+        elif kind == "sigmoid":
+            loss = sigmoid_loss(inputs.s, inputs.positive, bias=self.settings.sigmoid_bias)
+        else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
+            loss = debiased_loss_of(terms, self.settings.floor if debiased else "fallback")
+        return ObjectiveOutput(loss, gauges)
+
+    def _mates(self, inputs: ObjectiveInputs) -> Bool[Tensor, "anchors candidates"] | None:
+        known = inputs.known_positives
+        if self.settings.relation == "none":
+            return known
+        relation = _needed(inputs.relation, "relation")
+        mates = (relation == SAME) | (relation == UNCLEAR)
+        return mates if known is None else mates | known
+
+    def _weights(self, inputs: ObjectiveInputs) -> Float[Tensor, "anchors candidates"] | None:
+        settings, positive = self.settings, inputs.positive
+        if settings.negatives == "all":
+            return None
+        if settings.negatives == "hard":
+            return negatives.reweight_hard(inputs.s, positive, settings.beta)
+        if settings.negatives == "remove_labels":
+            overlap = _needed(inputs.label_overlap, "label_overlap")
+            return negatives.remove_by_labels(overlap, positive)
+        similarity = _needed(inputs.text_similarity, "text_similarity")
+        if settings.negatives == "remove_similar":
+            threshold = settings.similarity_threshold
+            return negatives.remove_by_similarity(similarity, positive, threshold)
+        if settings.negatives == "reweight_similar":
+            return negatives.reweight_by_similarity(similarity, positive, settings.beta)
+        if inputs.generator is None:
+            raise ObjectiveError("resample_similar draws at random; hand it a generator")
+        return negatives.resample_by_similarity(
+            similarity, positive, settings.beta, settings.keep_share, inputs.generator
+        )
+
+
+def build_objective(settings: ObjectiveConfig) -> Objective:
+    """Build the configured loss.
+
+    Args:
+        settings: the section `objective`.
+
+    Returns:
+        A function of `ObjectiveInputs`.
+    """
+    return Objective(settings)
+
+
+def mean_of(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
+    """Join the outputs of several directions.
+
+    Args:
+        outputs: one a direction, at least one.
+
+    Returns:
+        Mean loss and mean gauges.
+    """
+    count = len(outputs)
+    return ObjectiveOutput(
+        torch.stack([output.loss for output in outputs]).sum() / count,
+        {
+            name: torch.stack([output.gauges[name] for output in outputs]).sum() / count
+            for name in outputs[0].gauges
+        },
+    )
+
+
+def _needed(value: Tensor | None, name: str) -> Tensor:
+    if value is None:
+        raise ObjectiveError(f"the configured objective needs {name}, which is None; hand it in")
+    return value
+
+
+class Contrast(nn.Module):
+    """The configured loss over a global batch.
+
+    Args:
+        settings: the objective.
+        seed: seed of negatives that are drawn.
+        encoder: the model before its first step; its text encoder is copied and frozen
+            where the objective compares texts.
+    """
+
+    def __init__(self, settings: ObjectiveConfig, seed: int, encoder: DualEncoder) -> None:
+        super().__init__()
+        self._settings, self._seed = settings, seed
+        self._objective = build_objective(settings)
+        self.frozen_text: TextEncoder | None = None
+        if settings.negatives.endswith("_similar"):
+            self.frozen_text = copy.deepcopy(encoder.text).eval().requires_grad_(False)
+
+    def read(self, network: nn.Module, encoder: DualEncoder, batch: PairBatch) -> ObjectiveOutput:
+        """Run the model on a batch and compute the loss of this process's anchors.
+
+        Args:
+            network: the model as it is called: itself, or in its distributed wrapper.
+            encoder: the model itself, for its similarity and gamma.
+            batch: the batch, on the model's device.
+
+        Returns:
+            Mean loss of the local anchors, and gauges.
+        """
+        pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+        regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
+        output: ObjectiveOutput = self(encoder, regions, sentences, batch)
+        return output
+
+    def forward(
+        self,
+        encoder: DualEncoder,
+        regions: Float[Tensor, "local rows columns dim"],
+        sentences: Float[Tensor, "local dim"],
+        batch: PairBatch,
+    ) -> ObjectiveOutput:
+        """Compute the loss of this process's anchors.
+
+        Args:
+            encoder: the model, for its similarity and gamma.
+            regions: unit vectors of this process's films.
+            sentences: unit vectors of this process's sentences.
+            batch: where they stand in the global batch, and what is known of it.
+
+        Returns:
+            Mean loss of the local anchors, and gauges.
+        """
+        all_sentences = gather_with_grad(sentences)
+        columns = encoder.score(regions, all_sentences)  # (batch, local)
+        s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
+        similarity = self._text_similarity(batch)
+        outputs = []
+        if self._settings.directions != "i2t":
+            outputs.append(self._direction(encoder, s, batch, similarity, from_text=True))
+        if self._settings.directions != "t2i":
+            outputs.append(self._direction(encoder, s.T, batch, similarity, from_text=False))
+        return mean_of(outputs)
+
+    def _direction(
+        self,
+        encoder: DualEncoder,
+        s: Float[Tensor, "batch batch"],
+        batch: PairBatch,
+        similarity: Tensor | None,
+        *,
+        from_text: bool,
+    ) -> ObjectiveOutput:
+        mine = batch.mine
+        positive = torch.arange(mine.start, mine.stop, device=s.device)
+        inputs = ObjectiveInputs(
+            s=s[mine],
+            positive=positive,
+            eta=batch.eta[mine],
+            gamma=encoder.gamma,
+            relation=_relation(batch, from_text=from_text),
+            text_similarity=similarity,
+            label_overlap=_label_overlap(batch),
+            generator=torch_generator_for(
+                self._seed, Stream.NEGATIVES, batch.step, mine.start, int(from_text)
+            ),
+        )
+        output = self._objective(inputs)
+        if inputs.relation is not None and batch.sentence_codes is not None:
+            known = relation_gauges(inputs.relation, batch.sentence_codes[mine], positive)
+            output.gauges.update(known)
+        return output
+
+    @torch.no_grad()
+    def _text_similarity(self, batch: PairBatch) -> Float[Tensor, "local batch"] | None:
+        if self.frozen_text is None:
+            return None
+        vectors = self.frozen_text(batch.input_ids, batch.attention_mask).float()
+        vectors = functional.normalize(vectors, dim=-1)
+        return vectors @ gather_constant(vectors).T
+
+
+def _relation(batch: PairBatch, *, from_text: bool) -> Tensor | None:
+    if batch.sentence_codes is None or batch.report_codes is None:
+        return None
+    if from_text:
+        return relation_matrix(batch.sentence_codes[batch.mine], batch.report_codes)
+    return relation_matrix(batch.sentence_codes, batch.report_codes[batch.mine]).T
+
+
+def _label_overlap(batch: PairBatch) -> Tensor | None:
+    if batch.labels is None:
+        return None
+    present = batch.labels.float()
+    return present[batch.mine] @ present.T > 0

@@ -1,0 +1,221 @@
+"""Learning rate over the run: linear warm-up, then cosine decay to zero.
+
+Parts of a model that have a learning rate of their own and may stay frozen for a while.
+
+AdamW over named parameters, and its state as plain named tensors.
+"""
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.training.settings import TrainConfig
+
+
+def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
+    """Give the share of the peak learning rate that a step uses.
+
+    Args:
+        step: the step, from 0.
+        warmup_steps: steps of linear warm-up; the last of them uses the peak.
+        steps: steps in all.
+
+    Returns:
+        A number in (0, 1]; a pure function, so a resumed run has no schedule to restore.
+
+    Source: Wang et al. 2023, Section 3.2 (warm-up, then cosine decay).
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    past = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * min(past, 1.0)))
+
+
+class Part(StrEnum):
+    """What a parameter belongs to."""
+
+    IMAGE = "image"
+    TEXT = "text"
+    PROJECTION = "projection"
+    SCALE = "scale"
+    """Gamma; it is never frozen here, its config decides."""
+
+
+_PREFIXES = (
+    ("text.projection.", Part.PROJECTION),
+    ("region_projection.", Part.PROJECTION),
+    ("head.", Part.PROJECTION),
+    ("image.", Part.IMAGE),
+    ("text.", Part.TEXT),
+    ("gamma", Part.SCALE),
+)
+
+
+def part_of(name: str) -> Part:
+    """Say which part a parameter or module belongs to.
+
+    Args:
+        name: its name in a `DualEncoder` or `ViewEncoder`.
+
+    Returns:
+        The part.
+    """
+    return next(part for prefix, part in _PREFIXES if f"{name}.".startswith(prefix))
+
+
+def peak_learning_rate(name: str, settings: TrainConfig) -> float:
+    """Give the peak learning rate of a parameter.
+
+    Args:
+        name: its name in a `DualEncoder` or `ViewEncoder`.
+        settings: learning rates.
+
+    Returns:
+        The rate of its part, else that of the encoder it belongs to, else the common one.
+    """
+    own = {
+        Part.IMAGE: settings.image_learning_rate,
+        Part.TEXT: settings.text_learning_rate,
+        Part.PROJECTION: settings.projection_learning_rate,
+        Part.SCALE: None,
+    }
+    part = part_of(name)
+    rate = own[part]
+    if part is Part.PROJECTION and rate is None:
+        rate = own[Part.TEXT if name.startswith("text.") else Part.IMAGE]
+    return rate or settings.learning_rate
+
+
+def frozen_parts(settings: TrainConfig, step: int) -> frozenset[Part]:
+    """Say which parts a step leaves as they are.
+
+    Args:
+        settings: how long each part is frozen.
+        step: the step, from 0.
+
+    Returns:
+        The parts; a pure function of the step, so a resumed run freezes the same.
+    """
+    until = {
+        Part.IMAGE: settings.image_frozen_steps,
+        Part.TEXT: settings.text_frozen_steps,
+        Part.PROJECTION: settings.projection_frozen_steps,
+    }
+    return frozenset(part for part, steps in until.items() if step < steps)
+
+
+def freeze(encoder: nn.Module, frozen: frozenset[Part]) -> None:
+    """Let gradients reach all parts but the frozen ones; gamma is left alone.
+
+    Args:
+        encoder: a `DualEncoder` or `ViewEncoder`.
+        frozen: parts that stay as they are.
+    """
+    for name, parameter in encoder.named_parameters():
+        part = part_of(name)
+        if part is not Part.SCALE:
+            parameter.requires_grad_(part not in frozen)
+
+
+def set_training_mode(
+    encoder: nn.Module, freeze_batchnorm: bool, frozen: frozenset[Part] = frozenset()
+) -> None:
+    """Put a model into training mode.
+
+    Args:
+        encoder: a `DualEncoder` or `ViewEncoder`.
+        freeze_batchnorm: keep the statistics of batch norms.
+        frozen: parts that stay as they are: no dropout, no statistics.
+    """
+    encoder.train()
+    for name, module in encoder.named_modules():
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        held = freeze_batchnorm and is_norm
+        if name and (held or part_of(name) in frozen):
+            module.training = False
+
+
+def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
+    """Build the optimiser of a model.
+
+    Args:
+        encoder: the model, on its device, some parts of it frozen or none.
+        settings: learning rates and weight decay.
+
+    Returns:
+        AdamW. Biases, norms and gamma do not decay; each part may have its own peak
+        learning rate. Each group keeps its peak under `peak`.
+
+    Source: Wang et al. 2023, Section 3.2 (AdamW); which weights decay is ours.
+    """
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in encoder.named_parameters():
+        if parameter.requires_grad or part_of(name) is not Part.SCALE:  # frozen ones may thaw
+            peak = peak_learning_rate(name, settings)
+            decay = settings.weight_decay if parameter.ndim > 1 else 0.0
+            members.setdefault((peak, decay), []).append(parameter)
+    groups = [
+        {"params": parameters, "lr": peak, "peak": peak, "weight_decay": decay}
+        for (peak, decay), parameters in members.items()
+    ]
+    return AdamW(groups, fused=True)
+
+
+def set_learning_rate(optimizer: Optimizer, share: float) -> None:
+    """Set the learning rate of the next step.
+
+    Args:
+        optimizer: from `build_optimizer`.
+        share: share of each group's peak, in [0, 1].
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * share
+
+
+def optimizer_tensors(optimizer: Optimizer, encoder: nn.Module) -> dict[str, Tensor]:
+    """Name every tensor of the optimiser's state.
+
+    Args:
+        optimizer: from `build_optimizer`.
+        encoder: the model whose parameters it moves.
+
+    Returns:
+        `<state>/<parameter>` -> tensor; empty before the first step.
+    """
+    return {
+        f"{key}/{name}": value
+        for name, parameter in encoder.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(
+    optimizer: Optimizer, encoder: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put a saved state back.
+
+    Args:
+        optimizer: from `build_optimizer`, for an equal model.
+        encoder: the model whose parameters it moves.
+        tensors: from `optimizer_tensors`.
+
+    Raises:
+        CheckpointError: a tensor is of no parameter, or of another shape.
+    """
+    parameters = dict(encoder.named_parameters())
+    for label, saved in tensors.items():
+        key, _, name = label.partition("/")
+        parameter = parameters.get(name)
+        fits = parameter is not None and saved.shape in {parameter.shape, torch.Size([])}
+        if parameter is None or not fits:
+            raise CheckpointError(f"optimiser state {label} fits no parameter; begin anew")
+        # Same memory layout as the parameter, so that the update stays one fused pass.
+        like = parameter if saved.shape == parameter.shape else saved
+        optimizer.state[parameter][key] = torch.empty_like(
+            like, device=parameter.device, dtype=saved.dtype
+        ).copy_(saved)

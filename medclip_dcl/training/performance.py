@@ -1,0 +1,221 @@
+"""Bytes that a training step needs, counted without allocating them.
+
+Images per second of a recipe on this machine, from a few steps with random films.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import BertConfig
+
+from medclip_dcl.config import Config
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.training.dataset import PairBatch
+from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.optim import build_optimizer
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.trainer import TrainStep, economise, start_accelerator
+
+_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_MOST_PAIRS = 64  # of a larger share of the batch, a part is counted and multiplied
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of one process, bytes."""
+
+    parameters: int
+    """Number of parameters; no bytes."""
+    weights: int
+    """Parameters and buffers."""
+    gradients: int
+    """One number a parameter."""
+    moments: int
+    """AdamW's two numbers a parameter."""
+    activations: int
+    """What the forward pass keeps for the backward pass, at the longest sentences."""
+    batches: int
+    """Films in hand and read ahead."""
+    regions: int
+    """Regions of one film; no bytes."""
+
+    @property
+    def total(self) -> int:
+        """Their sum; an allocator, kernels and the interpreter need more."""
+        return self.weights + self.gradients + self.moments + self.activations + self.batches
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of one checkpoint on disk."""
+        return self.weights + self.moments
+
+
+def training_footprint(config: Config, text: BertConfig) -> Footprint:
+    """Count the memory that one process needs for a step.
+
+    Args:
+        config: the recipe.
+        text: sizes of the text encoder.
+
+    Returns:
+        Weights, gradients and moments exactly; activations as autograd would keep them, by
+        running the model on tensors that have shapes and no content.
+
+    Source: ours. The loss beyond the matrix of scores is left out: batch x batch numbers.
+    """
+    settings, px = config.train, config.model.image.input_px
+    local = settings.global_batch // settings.processes
+    longest = min(config.model.text.max_tokens, text.max_position_embeddings)
+    encoder = DualEncoder(config.model, text)  # some backbones look at numbers while being built
+    mode = FakeTensorMode()
+    _empty(encoder, mode)
+    with mode:
+        # Layout and compilation change no size that is counted here.
+        plain = {"channels_last": False, "compile_backend": "none"}
+        economise(encoder, settings.model_copy(update=plain))
+        encoder.train()
+        trained = [item for item in encoder.parameters() if item.requires_grad]
+        activations, regions = _kept(encoder, config, local, longest)
+        own = [*encoder.parameters(), *encoder.buffers()]
+        return Footprint(
+            parameters=sum(item.numel() for item in encoder.parameters()),
+            weights=_bytes_of(own),
+            gradients=_bytes_of(trained),
+            moments=2 * _bytes_of(trained),
+            activations=activations,
+            batches=(settings.loader_workers + 2) * local * px * px,
+            regions=regions,
+        )
+
+
+def _empty(encoder: DualEncoder, mode: FakeTensorMode) -> None:
+    """Put tensors without content in the place of a model's own."""
+    for module in encoder.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
+            setattr(module, name, empty)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, mode.from_tensor(buffer))
+
+
+def _kept(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
+    """Bytes of what autograd keeps, each storage once, the weights left out; regions of a film."""
+    settings, image = config.train, config.model.image
+    pairs = min(local, _MOST_PAIRS)
+    weights = {_place(item) for item in encoder.parameters()}
+    kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[_place(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    pixels = torch.empty(pairs, image.channels, image.input_px, image.input_px)
+    ids = torch.ones(pairs, longest, dtype=torch.int64)
+    reduced = settings.precision != "no"
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=_DTYPES[settings.precision], enabled=reduced),
+    ):
+        regions, sentences = encoder(pixels, ids, torch.ones_like(ids))
+        scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
+    del scores
+    needed = sum(item.nbytes() for place, item in kept.items() if place not in weights)
+    return needed * local // pairs, regions.shape[1] * regions.shape[2]
+
+
+def _place(tensor: Tensor) -> int:
+    """Tell storages of tensors without content apart: they have no data pointer."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(item.numel() * item.element_size() for item in tensors)
+
+
+_PIECES = 32
+"""Word pieces of a sentence here: what the longest of a batch of report sentences has."""
+_FIRST_PAIRS = 4
+"""Pairs in the first step on a CPU, where more of them tell no more once a step is slow."""
+_PART = 8  # share of the time that a step may take before it is called slow
+_MOST_STEPS = 20
+
+
+def measure_pace(config: Config, text: BertConfig, seconds: float) -> tuple[float, int]:
+    """Time some steps of one process.
+
+    Args:
+        config: the recipe.
+        text: sizes of the text encoder.
+        seconds: when to stop, roughly; two steps are done at least.
+
+    Returns:
+        Images per second of one process by wall time, a median, and the pairs in a timed
+        step: a process's share of the batch, fewer where a step is slow. The paper's loss
+        stands in for the recipe's, which costs no more than a hundredth of the step.
+
+    Raises:
+        ConfigError: several processes were started.
+    """
+    share = max(2, config.train.global_batch // config.train.processes)
+    alone = {"global_batch": share, "processes": 1, "compile_backend": "none"}
+    step = _step_of(config, text, config.train.model_copy(update=alone))
+    pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
+    while True:
+        batch = _random_batch(config, text, pairs)
+        _timed(step, batch)
+        took = _timed(step, batch)
+        if pairs == share or took > seconds / _PART:
+            break
+        pairs = min(share, 4 * pairs)
+    times = [took]
+    while len(times) < _MOST_STEPS and sum(times) < seconds:
+        times.append(_timed(step, batch))
+    return pairs / statistics.median(times), pairs
+
+
+def _timed(step: TrainStep[DualEncoder, PairBatch], batch: PairBatch) -> float:
+    begun = time.perf_counter()
+    step(batch, False)
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter() - begun
+
+
+def _step_of(
+    config: Config, text: BertConfig, settings: TrainConfig
+) -> TrainStep[DualEncoder, PairBatch]:
+    accelerator = start_accelerator(settings)
+    encoder = build_dual_encoder(config.model, text, config.seed)
+    economise(encoder, settings)
+    encoder.to(accelerator.device).train()
+    contrast = Contrast(ObjectiveConfig(directions=config.objective.directions), 0, encoder)
+    optimizer = build_optimizer(encoder, settings)
+    return TrainStep(accelerator, encoder, contrast, optimizer, settings, config.seed)
+
+
+def _random_batch(config: Config, text: BertConfig, pairs: int) -> PairBatch:
+    generator = torch.Generator().manual_seed(0)
+    px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
+    ones = torch.ones(pairs)
+    ids = torch.randint(text.vocab_size, (pairs, width), generator=generator)
+    return PairBatch(
+        step=0,
+        mine=slice(0, pairs),
+        study_ids=tuple(map(str, range(pairs))),
+        crops=torch.randint(256, (pairs, 1, px, px), generator=generator, dtype=torch.uint8),
+        brightness=ones,
+        contrast=ones,
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        eta=0.05 * ones,
+        sentence_codes=None,
+        report_codes=None,
+        labels=None,
+    )

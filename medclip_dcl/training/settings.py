@@ -1,0 +1,173 @@
+"""Settings of the training loop.
+
+Settings of the training objective.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from medclip_dcl.section import Section
+
+Tracker = Literal[
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "comet_ml",
+    "aim",
+    "clearml",
+    "dvclive",
+    "swanlab",
+]
+"""Trackers by the names that Accelerate gives them."""
+
+BestMetric = Literal[
+    "",
+    "validation_loss",
+    "validation_uncorrected_loss",
+    "validation_auc",
+    "validation_recall_at_10",
+]
+"""Figures that may choose the published step."""
+
+
+class TrainConfig(Section):
+    """The Accelerate loop (`train`)."""
+
+    global_batch: Annotated[int, Field(gt=1)] = 64
+    """Image-text pairs in one contrastive batch, over all processes; paper: 64."""
+    steps: Annotated[int, Field(gt=0)] = 100_000
+    """Optimiser steps."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Peak AdamW learning rate; paper: 1e-5."""
+    image_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the image encoder; None: `learning_rate`."""
+    text_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the text encoder; None: `learning_rate`."""
+    projection_learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate of the maps into the shared space; None: each as its encoder."""
+    image_frozen_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which the image encoder stays as it is, norms and dropout as in use;
+    `steps`: always."""
+    text_frozen_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which the text encoder stays as it is."""
+    projection_frozen_steps: Annotated[int, Field(ge=0)] = 0
+    """First steps in which the maps into the shared space stay as they are."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 2000
+    """Linear warm-up before cosine decay; paper: 2000."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW weight decay; none for biases, norms and gamma."""
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Largest gradient norm."""
+    brightness: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Half-width of the random brightness factor."""
+    contrast: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Half-width of the random contrast factor."""
+    freeze_batchnorm: bool = False
+    """Whether batch norms keep the statistics that they were loaded with."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Autocast of the encoders; the loss is always float32."""
+    compile_backend: Literal["none", "inductor", "aot_eager"] = "none"
+    """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
+    GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from
+    the plain run's, so this is part of the recipe; a resumed run follows within rounding."""
+    gradient_checkpointing: Literal["none", "text", "both"] = "none"
+    """Encoders that compute their activations twice instead of keeping them: less memory, a
+    third more time, the same numbers."""
+    processes: Annotated[int, Field(ge=1)] = 1
+    """Processes that the run expects; another world size is refused."""
+    torch_threads: Annotated[int, Field(ge=0)] = 0
+    """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
+    save_every_steps: Annotated[int, Field(gt=0)] = 1000
+    """Steps between checkpoints: what a kill can lose."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    """Newest checkpoints kept."""
+    log_every_steps: Annotated[int, Field(gt=0)] = 10
+    """Steps between lines of the metrics log."""
+    validate_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between validation losses; 0: none."""
+    validate_batches: Annotated[int, Field(gt=0)] = 8
+    """Most global batches of the validation split in one validation loss."""
+    validate_films: Annotated[int, Field(ge=0)] = 0
+    """Most films of the validation split that are asked for findings and sentences at each
+    validation; 0: none."""
+    best_metric: BestMetric = ""
+    """Figure of validation that chooses the published step; empty: the last step."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where figures go beside the metrics log, by Accelerate's names; `tensorboard` writes to
+    `trackers/` in the recipe's folder, most others send figures away."""
+    max_skipped: Annotated[int, Field(ge=1)] = 10
+    """Consecutive steps with a non-finite loss or gradient that stop the run."""
+    loader_workers: Annotated[int, Field(ge=0)] = 1
+    """Threads that read ahead, one batch each; 0: in the loop itself."""
+    channels_last: bool = True
+    """Memory layout of the image encoder; faster on CPU and GPU."""
+    shuffle_reports: bool = False
+    """Control: pair every film with the report of another study."""
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        if self.global_batch % self.processes:
+            raise ValueError(
+                f"global_batch {self.global_batch} is no multiple of processes {self.processes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_learns(self) -> Self:
+        frozen = min(self.image_frozen_steps, self.text_frozen_steps, self.projection_frozen_steps)
+        if frozen:
+            raise ValueError(
+                f"image, text and projections are all frozen for {frozen} steps; thaw one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> Self:
+        if self.best_metric and not self.validate_every_steps:
+            raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
+        asks = self.best_metric in {"validation_auc", "validation_recall_at_10"}
+        if asks and not self.validate_films:
+            raise ValueError(f"best_metric {self.best_metric} needs validate_films")
+        return self
+
+
+class ObjectiveConfig(Section):
+    """The loss and what it is told about negatives."""
+
+    kind: Literal["infonce", "debiased", "multipositive", "sigmoid"] = "debiased"
+    """`debiased` with `eta.source: pll` is the paper's."""
+    directions: Literal["t2i", "i2t", "both"] = "t2i"
+    """Anchors: texts (the paper), images, or both."""
+    floor: Literal["floor", "zero", "fallback"] = "floor"
+    """What stands in for Eq. 8 where it falls to its minimum; `floor` is the paper's."""
+    negatives: Literal[
+        "all",
+        "remove_labels",
+        "remove_similar",
+        "resample_similar",
+        "reweight_similar",
+        "hard",
+    ] = "all"
+    """Weights on negatives: the rivals of the paper's Table 1, and Robinson et al. 2021."""
+    similarity_threshold: Annotated[float, Field(ge=-1, le=1)] = 0.9
+    """Text cosine above which `remove_similar` drops a negative."""
+    beta: Annotated[float, Field(ge=0)] = 1.0
+    """Sharpness of `resample_similar`, `reweight_similar` and `hard`."""
+    keep_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of negatives that `resample_similar` keeps."""
+    relation: Literal["none", "claims", "labels", "truth"] = "none"
+    """Source of the relation matrix for `multipositive` and for known positives."""
+    sigmoid_bias: float = -10.0
+    """Added to s by `sigmoid`; fixed, at the value that Zhai et al. 2023 start from."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.kind == "multipositive" and self.relation == "none":
+            raise ValueError("multipositive needs a relation: claims, labels or truth")
+        if self.kind in {"infonce", "sigmoid"} and self.relation != "none":
+            raise ValueError(f"{self.kind} knows no relation; set relation to none")
+        if self.kind in {"multipositive", "sigmoid"} and self.negatives != "all":
+            raise ValueError(f"{self.kind} takes no weights on negatives; set negatives to all")
+        return self

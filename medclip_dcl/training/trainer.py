@@ -1,0 +1,792 @@
+"""Less time or memory for the same training: memory layout, compilation, checkpointing.
+
+Batches, some of them made before they are asked for.
+
+What the loop asks of batches, of losses and of a run; it knows neither texts nor views.
+
+The loop, the step, the validation loss and the journal are the same for an image-text
+model and for an image-only one. What differs stands behind these names: the model, the
+batch of a step, and how the two become the matrix s and a loss.
+
+Loss on items that do not train: same batches, same views, at every visit.
+
+One batch -> one update of the weights, or none where a number is not finite.
+
+The loop: resume, step, log, validate, save, stop.
+
+Films, sentences and eta -> a trained model; and the frame of every training run.
+"""
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import BertConfig, PreTrainedTokenizerBase
+
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.config import Config
+from medclip_dcl.data.ground_truth import Truth
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.distributed import available_cores
+from medclip_dcl.errors import CheckpointError, ConfigError, TrainingError
+from medclip_dcl.inference.zero_shot import read_prompts
+from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.likelihood.masked_lm import load_language_model
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights
+from medclip_dcl.models.image_encoder import load_image_weights
+from medclip_dcl.models.pretrained import LoadReport
+from medclip_dcl.models.view_encoder import ViewEncoder
+from medclip_dcl.progress import Progress
+from medclip_dcl.rng import Stream, seed_for
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.training.dataset import (
+    Corpus,
+    PairBatch,
+    Pairs,
+    TokenTable,
+    read_corpus,
+    read_evidence,
+)
+from medclip_dcl.training.logging import Journal, MetricsLog, open_trackers, tracker_options
+from medclip_dcl.training.objective import Contrast, ObjectiveOutput
+from medclip_dcl.training.optim import (
+    Part,
+    build_optimizer,
+    freeze,
+    frozen_parts,
+    learning_rate_share,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+    set_training_mode,
+)
+from medclip_dcl.training.sampler import PairSampler
+from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.stopping import StopRequest
+from medclip_dcl.training.validation import Checkup, make_checkup
+
+
+def economise(encoder: DualEncoder | ViewEncoder, settings: TrainConfig) -> None:
+    """Set a model up as the settings ask; names and values of its weights stay.
+
+    Args:
+        encoder: the model, before its first step.
+        settings: layout, compilation and checkpointing.
+
+    Raises:
+        ConfigError: the image backbone cannot compute its activations twice.
+    """
+    text = encoder.text if isinstance(encoder, DualEncoder) else None
+    if settings.channels_last:
+        encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if settings.gradient_checkpointing == "both":
+        encoder.image.checkpoint_activations()
+    if settings.gradient_checkpointing != "none" and text is not None:
+        text.checkpoint_activations()
+    if settings.compile_backend != "none":
+        encoder.image.compile_layers(settings.compile_backend)
+        if text is not None:
+            text.compile_layers(settings.compile_backend)
+
+
+Made = TypeVar("Made")
+
+
+def read_ahead(
+    make: Callable[[int], Made], start: int, stop: int, threads: int
+) -> Generator[Made, None, None]:
+    """Make batches in order, some of them before they are asked for.
+
+    Args:
+        make: gives the batch of a step; called from several threads.
+        start: first step.
+        stop: step after the last.
+        threads: threads, each with one batch in hand; 0: batches are made when asked for.
+
+    Yields:
+        The batches, in order of their steps.
+    """
+    if threads == 0:
+        yield from map(make, range(start, stop))
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") as pool:
+        pending: deque[Future[Made]] = deque()
+        try:
+            for step in range(start, stop):
+                while len(pending) <= threads and step + len(pending) < stop:
+                    pending.append(pool.submit(make, step + len(pending)))
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+Model = TypeVar("Model", DualEncoder, ViewEncoder)
+"""A model that can be trained: films and sentences, or views of images."""
+
+
+class Batch(Protocol):
+    """What a process needs for one step."""
+
+    @property
+    def step(self) -> int:
+        """The step, from 0."""
+
+    @property
+    def item_ids(self) -> Sequence[str]:
+        """Id of each place, for messages."""
+
+    def to(self, device: torch.device) -> Self:
+        """Move the tensors."""
+
+
+BatchT = TypeVar("BatchT", bound=Batch)
+_Taught = TypeVar("_Taught", DualEncoder, ViewEncoder, contravariant=True)
+_Read = TypeVar("_Read", bound=Batch, contravariant=True)
+
+
+class Lesson(Protocol[_Taught, _Read]):
+    """The configured loss over a global batch."""
+
+    def to(self, device: torch.device) -> object:
+        """Move what the loss holds."""
+
+    def read(self, network: nn.Module, encoder: _Taught, batch: _Read) -> ObjectiveOutput:
+        """Run the model on a batch and compute the loss of this process's anchors.
+
+        Args:
+            network: the model as it is called: itself, or in its distributed wrapper.
+            encoder: the model itself, for its similarity and gamma.
+            batch: the batch, on the model's device.
+
+        Returns:
+            Mean loss of the local anchors, and gauges.
+        """
+
+
+@dataclass(frozen=True)
+class Course(Generic[Model, BatchT]):
+    """A run before its first step, as one process sees it."""
+
+    encoder: Model
+    """The model before its first step."""
+    contrast: Lesson[Model, BatchT]
+    """The loss."""
+    batch: Callable[[int], BatchT]
+    """Makes the batch of any step, by whichever thread asks."""
+    validation: Sequence[BatchT]
+    """Validation batches; empty: no validation loss."""
+    steps_per_epoch: int
+    """Steps in one pass over the data."""
+    facts: Mapping[str, int]
+    """Counts that are told at the start."""
+    checkup: Callable[[Model, torch.device], dict[str, float | None]] | None = None
+    """Questions asked beside the validation loss, of a model in eval mode; None: none."""
+
+
+@dataclass
+class Place:
+    """Where a run stands."""
+
+    step: int = 0
+    """Steps done."""
+    skipped: int = 0
+    """Steps whose loss or gradient was not finite."""
+    in_a_row: int = 0
+    """Such steps since the last good one."""
+    best_step: int = 0
+    """Steps done when the named metric was best; 0: not yet measured."""
+    best_value: float | None = None
+    """The metric at that step."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A run whose steps are all done, or that was stopped."""
+
+    finished: bool
+    place: Place
+    figures: dict[str, float | None]
+    """The last line of the metrics log."""
+    weights: dict[str, Tensor]
+    """Parameters and buffers of the model that is to be published."""
+    published_step: int
+    """Steps that it has done: all, or those of the best checkpoint."""
+
+
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode without gradients, then every part of it back into its own.
+
+    Args:
+        encoder: the model.
+
+    Yields:
+        Nothing.
+    """
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def validation_loss(
+    accelerator: Accelerator,
+    encoder: Model,
+    contrast: Lesson[Model, BatchT],
+    batches: Sequence[BatchT],
+) -> dict[str, float]:
+    """Measure the loss on validation batches; the model is left as it was.
+
+    Args:
+        accelerator: device, processes and precision.
+        encoder: the model.
+        contrast: the loss.
+        batches: this process's part of the validation batches, at least one.
+
+    Returns:
+        `validation_loss`, of the configured objective, and
+        `validation_uncorrected_loss`, InfoNCE; means over batches and processes.
+    """
+    losses = []
+    with evaluating(encoder):
+        for item in batches:
+            batch = item.to(accelerator.device)
+            output = contrast.read(encoder, encoder, batch)  # prepared: its forward is autocast
+            losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
+    mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
+    return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step came to; equal in all processes."""
+
+    output: ObjectiveOutput
+    """Loss and gauges of this process's anchors."""
+    updated: bool
+    """Whether the weights were moved."""
+    stop: bool
+    """Whether any process has been asked to stop."""
+
+
+class TrainStep(Generic[Model, BatchT]):
+    """Moves the weights, one batch at a time.
+
+    Args:
+        accelerator: device, processes and precision.
+        encoder: the model, on its device.
+        contrast: the loss.
+        optimizer: moves the encoder's parameters.
+        settings: the training loop.
+        seed: seed of dropout.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        encoder: Model,
+        contrast: Lesson[Model, BatchT],
+        optimizer: Optimizer,
+        settings: TrainConfig,
+        seed: int,
+    ) -> None:
+        self._accelerator = accelerator
+        self._encoder: Model = encoder
+        self._contrast: Lesson[Model, BatchT] = contrast
+        self._optimizer, self._settings, self._seed = optimizer, settings, seed
+        self._wrapped: nn.Module | None = None
+        self._stepper: Optimizer | None = None
+        self._frozen: frozenset[Part] | None = None
+        self._parameters = list(encoder.parameters())
+        self._buffers = list(encoder.buffers())
+
+    def __call__(self, batch: BatchT, stop: bool) -> StepReport:
+        """Do one step.
+
+        Args:
+            batch: the batch, on any device.
+            stop: whether this process has been asked to stop.
+
+        Returns:
+            What came of it. Where the loss or gradient of any process is not finite,
+            weights, optimiser and norm statistics stay as they were.
+        """
+        self._hold(frozen_parts(self._settings, batch.step))
+        batch = batch.to(self._accelerator.device)
+        kept = [buffer.clone() for buffer in self._buffers]
+        self._begin(batch.step)
+        assert self._wrapped is not None
+        assert self._stepper is not None
+        output = self._contrast.read(self._wrapped, self._encoder, batch)
+        self._accelerator.backward(output.loss)
+        norm = self._accelerator.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        broken, stop = self._agree(output.loss, norm, stop)
+        if broken:
+            self._restore(kept)
+        if not broken or self._accelerator.scaler is not None:  # the scaler skips by itself
+            self._stepper.step()
+        self._stepper.zero_grad()
+        self._encoder.clamp_gamma()
+        return StepReport(output, not broken, stop)
+
+    def _hold(self, frozen: frozenset[Part]) -> None:
+        """Freeze and thaw; a distributed wrapper knows only what learned when it was made."""
+        if frozen == self._frozen:
+            return
+        self._frozen = frozen
+        freeze(self._encoder, frozen)
+        set_training_mode(self._encoder, self._settings.freeze_batchnorm, frozen)
+        if self._wrapped is self._encoder:
+            return
+        if self._wrapped is not None:
+            self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
+            self._wrapped = self._stepper = None
+            self._accelerator.free_memory()
+        self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self._optimizer)
+
+    def _begin(self, step: int) -> None:
+        torch.manual_seed(
+            seed_for(self._seed, Stream.DROPOUT, step, self._accelerator.process_index)
+        )
+        settings = self._settings
+        share = learning_rate_share(step, settings.warmup_steps, settings.steps)
+        set_learning_rate(self._optimizer, share)
+
+    def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
+        """Tell whether any process met a number that is not finite, or is to stop."""
+        broken = ~(loss.detach().isfinite() & norm.isfinite())
+        if self._accelerator.num_processes == 1:
+            return bool(broken), stop
+        flags = torch.stack([broken.float(), broken.new_tensor(stop).float()])
+        either = self._accelerator.reduce(flags, reduction="sum")
+        return bool(either[0] > 0), bool(either[1] > 0)
+
+    @torch.no_grad()
+    def _restore(self, kept: list[Tensor]) -> None:
+        for buffer, old in zip(self._buffers, kept, strict=True):
+            buffer.copy_(old)
+
+
+_IDS_SHOWN = 8
+_COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
+
+
+class Loop(Generic[Model, BatchT]):
+    """One process's part in a training run.
+
+    Args:
+        accelerator: device, processes and precision.
+        course: model, loss and batches, as they are before the first step.
+        store: checkpoints.
+        settings: the training loop.
+        seed: seed of dropout.
+
+    Attributes:
+        place: where the run stands.
+        passed_over: names of damaged checkpoints that were found on the way.
+        optimizer: moves the weights.
+
+    Raises:
+        ArtifactStale: an unfinished run of another recipe is in the store.
+        CheckpointError: the newest checkpoint does not fit the model.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        course: Course[Model, BatchT],
+        store: CheckpointStore,
+        settings: TrainConfig,
+        seed: int,
+    ) -> None:
+        self._accelerator, self._settings, self._store = accelerator, settings, store
+        self._course: Course[Model, BatchT] = course
+        encoder = course.encoder
+        economise(encoder, settings)
+        self._encoder: Model = encoder.to(accelerator.device)
+        course.contrast.to(accelerator.device)
+        self.optimizer = build_optimizer(encoder, settings)
+        self.place = Place()
+        self.passed_over = self._resume()
+        self._step: TrainStep[Model, BatchT] = TrainStep(
+            accelerator, self._encoder, course.contrast, self.optimizer, settings, seed
+        )
+
+    def run(self, journal: Journal) -> bool:
+        """Train until the last step, or until asked to stop.
+
+        Args:
+            journal: receives the figures.
+
+        Returns:
+            Whether every step is done. A checkpoint of this moment is on disk.
+
+        Raises:
+            TrainingError: too many steps in a row met a number that is not finite, or
+                a checkpoint cannot be written.
+        """
+        settings, place = self._settings, self.place
+        batches = read_ahead(
+            self._course.batch, place.step, settings.steps, settings.loader_workers
+        )
+        bar = Progress("train", settings.steps, "step", done=place.step)
+        with StopRequest() as request, closing(batches), bar as progress:
+            for batch in batches:
+                report = self._step(batch, request.requested)
+                self._count(batch, report)
+                progress.advance(1, **journal.note(place.step, place.skipped, report.output))
+                examined = self._is_examined()
+                if examined:
+                    journal.note_validation(place.step, self._validate())
+                last = report.stop or place.step == settings.steps
+                judged = examined and bool(settings.best_metric)
+                if last or judged or place.step % settings.save_every_steps == 0:
+                    journal.sync()
+                    self._save()
+                if last:
+                    break
+        return place.step == settings.steps
+
+    def published(self) -> tuple[int, dict[str, Tensor]]:
+        """Give what the run is to publish.
+
+        Returns:
+            Steps done, and parameters and buffers: of the best step where a metric chose
+            one, else of the last.
+
+        Raises:
+            CheckpointError: the best checkpoint is gone or damaged.
+        """
+        best = self.place.best_step
+        if not best or best == self.place.step or not self._accelerator.is_main_process:
+            return self.place.step, self._encoder.state_dict()
+        weights = self._store.weights(best)
+        if weights is None:
+            raise CheckpointError(
+                f"the best checkpoint, of step {best}, is gone or damaged; remove the checkpoints "
+                "and train anew, or set train.best_metric to nothing"
+            )
+        return best, weights
+
+    def _resume(self) -> tuple[str, ...]:
+        found = self._store.find()
+        step = found.snapshot.step if found.snapshot is not None else 0
+        steps = self._accelerator.gather(torch.tensor([step], device=self._accelerator.device))
+        if int(steps.min()) != int(steps.max()):
+            raise TrainingError(
+                "the processes find different checkpoints; `work` must be one folder for all"
+            )
+        if found.snapshot is not None:
+            self._load(found.snapshot)
+        return found.skipped
+
+    def _load(self, snapshot: Snapshot) -> None:
+        try:
+            self._encoder.load_state_dict(dict(snapshot.weights))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"checkpoint of step {snapshot.step} does not fit the model; remove it"
+            ) from error
+        load_optimizer_tensors(self.optimizer, self._encoder, snapshot.optimizer)
+        state = dict(snapshot.state)
+        if self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state["scaler"])
+        self.place = Place(snapshot.step, **{name: state[name] for name in _COUNTERS})
+
+    def _save(self) -> None:
+        if self._accelerator.is_main_process:
+            scaler, place = self._accelerator.scaler, self.place
+            state = {name: getattr(place, name) for name in _COUNTERS}
+            state["scaler"] = None if scaler is None else scaler.state_dict()
+            moments = optimizer_tensors(self.optimizer, self._encoder)
+            snapshot = Snapshot(place.step, self._encoder.state_dict(), moments, state)
+            self._store.save(snapshot, self._settings.keep_checkpoints, place.best_step)
+        self._accelerator.wait_for_everyone()
+
+    def _count(self, batch: BatchT, report: StepReport) -> None:
+        place = self.place
+        place.step = batch.step + 1
+        if report.updated:
+            place.in_a_row = 0
+            return
+        place.skipped += 1
+        place.in_a_row += 1
+        if place.in_a_row >= self._settings.max_skipped:
+            ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
+            raise TrainingError(
+                f"{place.in_a_row} steps in a row up to step {place.step} had a loss or gradient "
+                f"that is not finite; the last batch: {ids}, ...; lower "
+                "train.learning_rate, or look at these"
+            )
+
+    def _is_examined(self) -> bool:
+        every = self._settings.validate_every_steps
+        return bool(self._course.validation) and self.place.step % every == 0
+
+    def _validate(self) -> dict[str, float | None]:
+        figures: dict[str, float | None] = {}
+        figures |= validation_loss(
+            self._accelerator, self._encoder, self._course.contrast, self._course.validation
+        )
+        if self._course.checkup is not None and self._accelerator.is_main_process:
+            with evaluating(self._encoder), self._accelerator.autocast():
+                figures |= self._course.checkup(self._encoder, self._accelerator.device)
+        self._judge(figures)
+        return figures
+
+    def _judge(self, figures: dict[str, float | None]) -> None:
+        """Remember the best step; the main process alone knows every figure, and saves."""
+        name, place = self._settings.best_metric, self.place
+        value = figures.get(name)
+        if value is None or not math.isfinite(value):
+            return
+        sign = -1 if name.endswith("loss") else 1
+        if place.best_value is None or sign * value > sign * place.best_value:
+            place.best_step, place.best_value = place.step, value
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made from."""
+
+    manifest: Artifact
+    prepared: Artifact
+    sentences: Artifact
+    eta_cache: Artifact
+    claims: Artifact | None
+    """None where the objective reads no claims."""
+    text_folder: Path
+    """Folder of the language model that the text encoder starts from."""
+    truth: Truth | None
+    """What a generated source knows; None for any other."""
+    image_weights: Path | None
+    """Weights that the image encoder starts from; None: random."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run of the image-text model that was ended."""
+
+    ending: Ending
+    """How the run ended."""
+    grid: tuple[int, int]
+    """Rows and columns of regions of one film."""
+    corpus: Corpus
+    """Training studies."""
+    text_config: BertConfig
+    tokenizer: PreTrainedTokenizerBase
+
+
+def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
+    """Join the processes of the run.
+
+    Args:
+        settings: the training loop.
+        work: the recipe's folder, for trackers that keep files; None: nothing is tracked.
+
+    Returns:
+        Device, processes and precision.
+
+    Raises:
+        ConfigError: there are more or fewer processes than the recipe expects, or a tracker
+            is not installed.
+    """
+    accelerator = Accelerator(
+        mixed_precision=settings.precision,
+        cpu=not torch.accelerator.is_available(),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        **tracker_options(settings, work),
+    )
+    if accelerator.num_processes != settings.processes:
+        raise ConfigError(
+            f"train.processes is {settings.processes}, this run has {accelerator.num_processes}; "
+            f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
+            "CPUs `accelerate launch` starts one process whatever it is asked)"
+        )
+    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(settings.torch_threads or max(1, share))
+    return accelerator
+
+
+def train(
+    config: Config,
+    inputs: Inputs,
+    accelerator: Accelerator,
+    store: CheckpointStore,
+    folder: Path,
+    say: Callable[..., None],
+) -> Trained:
+    """Train a model, or go on where a stopped run left off.
+
+    Args:
+        config: the configuration.
+        inputs: what it is made from.
+        accelerator: from `start_accelerator`.
+        store: checkpoints of this run.
+        folder: their folder; it receives the metrics log.
+        say: prints facts, as names and plain values.
+
+    Returns:
+        The run's end. Where it is not finished, a checkpoint is on disk.
+
+    Raises:
+        MedclipError: an input is missing, stale or does not fit, or training cannot go on.
+    """
+    language_model = load_language_model(inputs.text_folder)
+    text_config, tokenizer = language_model.model.config, language_model.tokenizer
+    encoder = _start(config, inputs, text_config, accelerator, say)
+    prepared, eta = PreparedImages(inputs.prepared), EtaCache(inputs.eta_cache)
+
+    def pairs_of(split: str) -> tuple[Corpus, Pairs, PairSampler]:
+        corpus = read_corpus(inputs.manifest, prepared, inputs.sentences, eta, split)
+        return corpus, *_pairs(config, inputs, prepared, tokenizer, corpus, split, accelerator)
+
+    corpus, pairs, sampler = pairs_of("train")
+    validation: list[PairBatch] = []
+    checkup: Checkup | None = None
+    if config.train.validate_every_steps:
+        seen, held_out, turns = pairs_of("validate")
+        count = min(config.train.validate_batches, turns.steps_per_epoch)
+        validation = [held_out.batch(step) for step in range(count)]
+        if config.train.validate_films and accelerator.is_main_process:
+            checkup = make_checkup(
+                config,
+                seen,
+                inputs.manifest,
+                prepared,
+                read_prompts(Path(config.evaluate.prompts)),
+                partial(TokenTable, tokenizer, max_tokens=config.model.text.max_tokens),
+            )
+    contrast = Contrast(config.objective, config.seed, encoder)
+    facts = {"studies": len(corpus.study_ids), "texts": len(corpus.texts)}
+    course = Course(
+        encoder, contrast, pairs.batch, validation, sampler.steps_per_epoch, facts, checkup
+    )
+    ending = follow(course, config, accelerator, store, folder, say)
+    side = encoder.image.grid(config.model.image.input_px)
+    return Trained(ending, (side, side), corpus, text_config, tokenizer)
+
+
+def follow(
+    course: Course[Model, BatchT],
+    config: Config,
+    accelerator: Accelerator,
+    store: CheckpointStore,
+    folder: Path,
+    say: Callable[..., None],
+) -> Ending:
+    """Train until the last step, or until asked to stop.
+
+    Args:
+        course: model, loss and batches.
+        config: the configuration.
+        accelerator: device, processes and precision.
+        store: checkpoints of this run.
+        folder: their folder; it receives the metrics log.
+        say: prints facts, as names and plain values.
+
+    Returns:
+        The run's end. Where it is not finished, a checkpoint is on disk.
+
+    Raises:
+        MedclipError: a checkpoint is stale or does not fit, or training cannot go on.
+    """
+    loop = Loop(accelerator, course, store, config.train, config.seed)
+    say(
+        **course.facts,
+        epochs=round(config.train.steps / course.steps_per_epoch, 1),
+        device=str(accelerator.device),
+        processes=accelerator.num_processes,
+        from_step=loop.place.step,
+        passed_over=list(loop.passed_over),
+    )
+    start, encoder = loop.place.step, course.encoder
+    open_trackers(accelerator, config, start)
+    with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
+        journal = Journal(accelerator, encoder, loop.optimizer, config.train, log, start, say)
+        finished = loop.run(journal)
+    step, weights = loop.published()
+    return Ending(finished, loop.place, journal.latest, weights, step)
+
+
+def tell_weights(say: Callable[..., None], part: str, report: LoadReport) -> None:
+    """Say what became of the weights that a part starts from.
+
+    Args:
+        say: prints facts, as names and plain values.
+        part: what was filled.
+        report: the account of its keys.
+    """
+    say(weights=part, layout=report.layout, **report.counts)
+
+
+def _start(
+    config: Config,
+    inputs: Inputs,
+    text_config: BertConfig,
+    accelerator: Accelerator,
+    say: Callable[..., None],
+) -> DualEncoder:
+    encoder = build_dual_encoder(config.model, text_config, config.seed)
+    tell_weights(say, "text", load_text_weights(encoder, inputs.text_folder))
+    if inputs.image_weights is not None:
+        tell_weights(say, "image", load_image_weights(encoder.image, inputs.image_weights))
+    if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
+        # One process sees the statistics of the whole batch; so do many.
+        encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]
+    return encoder
+
+
+def _pairs(
+    config: Config,
+    inputs: Inputs,
+    prepared: PreparedImages,
+    tokenizer: PreTrainedTokenizerBase,
+    corpus: Corpus,
+    split: str,
+    accelerator: Accelerator,
+) -> tuple[Pairs, PairSampler]:
+    trains = split == "train"
+    settings = config.train
+    seed = config.seed if trains else seed_for(config.seed, Stream.VALIDATION) % 2**31
+    sampler = PairSampler(
+        corpus.films,
+        corpus.sentences,
+        settings.global_batch,
+        seed,
+        settings.shuffle_reports and trains,
+    )
+    local = settings.global_batch // settings.processes
+    start = accelerator.process_index * local
+    pairs = Pairs(
+        corpus=corpus,
+        evidence=read_evidence(
+            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
+        ),
+        prepared=prepared,
+        tokens=TokenTable(tokenizer, corpus.texts, config.model.text.max_tokens),
+        sampler=sampler,
+        settings=settings,
+        input_px=config.model.image.input_px,
+        seed=config.seed if trains else None,
+        mine=slice(start, start + local),
+    )
+    return pairs, sampler

@@ -1,0 +1,105 @@
+"""Headers: six values of any transfer syntax, and nothing else; hostile bytes end at once."""
+
+from pathlib import Path
+
+import pytest
+from pydicom.dataset import Dataset
+from pydicom.sequence import Sequence
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+)
+
+from medclip_dcl.data.dicom.metadata import Header, PictureHeader, read_header, read_picture_header
+from tests.synthetic.dicom import COMPUTED_RADIOGRAPHY, dicom_bytes, ramp
+
+IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN 7"}
+EXPECTED = Header("1.2.3", "1.2", b"MRN 7", "PA", "CR", COMPUTED_RADIOGRAPHY)
+
+
+def read(tmp_path: Path, data: bytes) -> Header | None:
+    (tmp_path / "film").write_bytes(data)
+    return read_header(tmp_path / "film")
+
+
+@pytest.mark.parametrize(
+    "syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian, DeflatedExplicitVRLittleEndian]
+)
+def test_values_are_read_in_every_encoding(tmp_path: Path, syntax: str) -> None:
+    assert read(tmp_path, dicom_bytes(ramp(), syntax=syntax, **IDS)) == EXPECTED
+
+
+def test_big_endian_is_read(tmp_path: Path) -> None:
+    data = dicom_bytes(ramp().byteswap(), syntax=ExplicitVRBigEndian, **IDS)
+    assert read(tmp_path, data) == EXPECTED
+
+
+@pytest.mark.parametrize("undefined", [True, False])
+def test_values_inside_sequences_are_stepped_over(tmp_path: Path, undefined: bool) -> None:
+    inner = Dataset()
+    inner.SOPInstanceUID, inner.PatientID, inner.ViewPosition = "9.9", "OTHER", "LL"
+    outer = Dataset()
+    outer.ReferencedSOPSequence = Sequence([inner])
+    outer["ReferencedSOPSequence"].is_undefined_length = undefined
+    inner.is_undefined_length_sequence_item = undefined
+    outer.is_undefined_length_sequence_item = undefined
+    sequences = {"ReferencedStudySequence": Sequence([outer, outer])}
+    assert read(tmp_path, dicom_bytes(ramp(), **IDS, **sequences)) == EXPECTED
+
+
+def test_blank_and_malformed_values_are_blank(tmp_path: Path) -> None:
+    sound = dicom_bytes(ramp(), **(IDS | {"PatientID": ""}))
+    header = read(tmp_path, sound.replace(b"CS\x02\0PA", b"CS\x02\0x^"))
+    assert header is not None
+    assert (header.patient, header.view) == (b"", "")
+
+
+def test_film_without_ids_is_none(tmp_path: Path) -> None:
+    sound = dicom_bytes(ramp(), **IDS)
+    assert read(tmp_path, dicom_bytes(ramp(), SOPInstanceUID="1.2")) is None
+    assert read(tmp_path, sound.replace(b"UI\x04\x001.2\0", b"UI\x04\0DOE\0")) is None
+
+
+def test_hostile_bytes_are_none(tmp_path: Path) -> None:
+    sound = dicom_bytes(ramp(), **IDS)
+    start = sound[:300]
+    cases = [
+        b"",
+        b"DICM",
+        b"\0" * 128 + b"DICM",
+        start,
+        sound[:132] + b"\x08\x00\x05\x00SQ\0\0\xff\xff\xff\xff" * 10_000,
+        sound[:132] + b"\x08\x00\x05\x00LO\x00\x00" * 100_000,
+        sound[:132] + b"\xfe\xff\x0d\xe0\0\0\0\0" * 100_000,
+        sound[:132] + b"\x08\x00\x05\x00UT\0\0\xfe\xff\xff\xff",
+    ]
+    assert [read(tmp_path, data) for data in cases] == [None] * len(cases)
+
+
+def test_every_cut_and_many_changed_bytes_end_in_a_header_or_none(tmp_path: Path) -> None:
+    sound = dicom_bytes(ramp(4, 4), **IDS)
+    for cut in range(0, len(sound), 7):
+        read(tmp_path, sound[:cut])
+        flipped = bytearray(sound)
+        flipped[cut] ^= 0xFF
+        read(tmp_path, bytes(flipped))
+
+
+@pytest.mark.parametrize(
+    "syntax",
+    [
+        ExplicitVRLittleEndian,
+        ImplicitVRLittleEndian,
+        DeflatedExplicitVRLittleEndian,
+        ExplicitVRBigEndian,
+    ],
+)
+def test_the_picture_is_described_in_every_encoding(tmp_path: Path, syntax: str) -> None:
+    path = tmp_path / "film"
+    tags = {"photometric": "MONOCHROME1", "BurnedInAnnotation": "YES"}
+    path.write_bytes(dicom_bytes(ramp(40, 50), syntax=syntax, **tags))
+    assert read_picture_header(path) == PictureHeader(40, 50, 12, inverted=True, burned_in=True)
+    path.write_bytes(path.read_bytes()[:400])
+    assert read_picture_header(path) is None

@@ -1,0 +1,73 @@
+"""A folder of DICOM: ids and views by header, patients by hash, everything else named."""
+
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.data.manifest import select
+from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
+from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.errors import StudyError
+from medclip_dcl.text.sections import read_sections
+from tests.synthetic.dicom import dicom_bytes, ramp
+
+SETTINGS = SourceConfig(kind="dicom")
+
+
+def film(number: int, **tags: str) -> bytes:
+    ids = {"SOPInstanceUID": f"1.5.{number}", "StudyInstanceUID": "1.4", "PatientID": "MRN7"}
+    return dicom_bytes(ramp(), **(ids | tags))
+
+
+def write(root: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+
+
+def test_every_file_is_a_film_or_has_a_reason(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "a/IM0001": film(1),
+            "a/IM0002.dcm": film(2, ViewPosition="LL"),
+            "b/IM0003": film(3, ViewPosition=""),
+            "b/IM0004": film(4, PatientID=""),
+            "b/IM0005": film(5, Modality="CT"),
+            "b/IM0006": film(6)[:300],
+            "b/readme.txt": b"not a film",
+            "c/again": film(1),
+            "DICOMDIR": film(7, SOPClassUID="1.2.840.10008.1.3.10"),
+        },
+    )
+    (tmp_path / "link").symlink_to(tmp_path / "a/IM0001")
+    found = select(read_dicom_folder(tmp_path, SETTINGS, b""), SETTINGS, read_sections)
+    assert [(item.image_id, item.study_id, item.path) for item in found.films] == [
+        ("1.5.1", "1.4", "a/IM0001")
+    ]
+    assert {(item.id, item.reason) for item in found.rejects} == {
+        ("1.5.2", "lateral"),
+        ("1.5.3", "no_view"),
+        ("1.5.4", "no_subject"),
+        ("1.5.5", "modality"),
+        ("file-000006", "bad_header"),
+        ("file-000007", "not_dicom"),
+        ("1.5.1", "duplicate_id"),
+    }
+    assert (found.candidates, found.lost) == (4, 3)
+    assert found.texts == {}
+
+
+def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
+    write(tmp_path, {"one": film(1), "two": film(2), "other": film(3, PatientID="MRN8")})
+    raw = read_dicom_folder(tmp_path, SETTINGS, b"secret")
+    subjects = {item.image_id: item.subject_id for item in raw.films}
+    assert subjects["1.5.1"] == subjects["1.5.2"] == hash_patient(b"MRN7", b"secret")
+    assert subjects["1.5.3"] != subjects["1.5.1"]
+    assert hash_patient(b"MRN7", b"") != hash_patient(b"MRN7", b"secret")
+    assert "MRN" not in repr(raw)
+
+
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="no folder"):
+        read_dicom_folder(tmp_path / "none", SETTINGS, b"")

@@ -1,0 +1,148 @@
+"""Open-i: both forms give the same films, matched by their numbers; views come from the list."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+
+from medclip_dcl.data.manifest import select, stamp
+from medclip_dcl.data.sources.open_i import film_name, find_open_i, read_open_i
+from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.errors import StudyError
+from medclip_dcl.text.sections import read_sections
+from tests.synthetic.open_i import (
+    write_csv_form,
+    write_film,
+    write_projections,
+    write_xml_form,
+    xml,
+)
+
+SETTINGS = SourceConfig(kind="open_i")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("CXR1_1_IM-0001-3001", "1_IM-0001-3001"),
+        ("CXR1_1_IM-0001-3001.png", "1_IM-0001-3001"),
+        ("1_IM-0001-3001.dcm.png", "1_IM-0001-3001"),
+        ("CXR3_IM-1384-1001", "3_IM-1384-1001"),
+        ("3_IM-1384-1001.dcm.png", "3_IM-1384-1001"),
+        ("5_IM-2117-1003002.dcm.png", "5_IM-2117-1003002"),
+        ("CXR3999_IM-2049-1001-0001", "3999_IM-2049-1001-0001"),
+        ("IM-0001-3001", ""),
+        ("../CXR1_IM-0001", ""),
+        ("", ""),
+    ],
+)
+def test_films_have_one_name_in_all_lists(text: str, name: str) -> None:
+    assert film_name(text) == name
+
+
+def test_xml_reports_and_films_come_through(tmp_path: Path) -> None:
+    write_xml_form(tmp_path)
+    write_projections(tmp_path)
+    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
+    assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
+    assert [item.reason for item in raw.rejects] == ["bad_report", "bad_report"]
+    found = select(raw, SETTINGS, read_sections)
+    assert [(film.image_id, film.study_id, film.view, film.path) for film in found.films] == [
+        ("1_IM-0001-4001", "CXR1", "FRONTAL", "NLMCXR_png/CXR1_1_IM-0001-4001.png")
+    ]
+    assert {study: text.impression for study, text in found.texts.items()} == {
+        "CXR1": "Normal chest x-XXXX."
+    }
+    reasons = {(item.id, item.reason) for item in found.rejects}
+    assert reasons == {
+        ("CXR3", "bad_report"),
+        ("CXR4", "bad_report"),
+        ("1_IM-0001-3001", "lateral"),
+        ("CXR2", "empty_report"),
+        ("2_IM-0652-1001", "no_report"),
+    }
+
+
+def test_csv_form_gives_the_same_films(tmp_path: Path) -> None:
+    write_csv_form(tmp_path)
+    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
+    found = select(raw, SETTINGS, read_sections)
+    assert [film.image_id for film in found.films] == ["1_IM-0001-4001"]
+    assert found.films[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
+    assert found.texts["CXR1"].findings == "Clear, no\nchange."
+    assert found.subjects == {"CXR1": "CXR1"}
+
+
+def test_without_list_of_projections_views_are_blank(tmp_path: Path) -> None:
+    write_xml_form(tmp_path)
+    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
+    reasons = [item.reason for item in select(raw, SETTINGS, read_sections).rejects]
+    assert reasons.count("no_view") == 3
+    kept = select(raw, SETTINGS.model_copy(update={"keep_blank_views": True}), read_sections)
+    assert len(kept.films) == 2
+
+
+def test_reports_alone_are_a_source_of_text(tmp_path: Path) -> None:
+    write_xml_form(tmp_path)
+    for film in (tmp_path / "NLMCXR_png").iterdir():
+        film.unlink()
+    raw = read_open_i({}, tmp_path, SETTINGS)
+    assert not raw.has_films
+    assert sorted(select(raw, SETTINGS, read_sections).texts) == ["CXR1", "CXR10"]
+
+
+def test_film_that_is_not_there_is_missing(tmp_path: Path) -> None:
+    write_xml_form(tmp_path)
+    write_projections(tmp_path)
+    (tmp_path / "NLMCXR_png/CXR1_1_IM-0001-4001.png").unlink()
+    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
+    reasons = {item.id: item.reason for item in select(raw, SETTINGS, read_sections).rejects}
+    assert reasons["1_IM-0001-4001"] == "missing_image"
+
+
+def test_report_that_is_written_anew_changes_the_stamp(tmp_path: Path) -> None:
+    write_xml_form(tmp_path)
+    before = stamp(read_open_i({}, tmp_path, SETTINGS))
+    path = tmp_path / "NLMCXR_reports/ecgen-radiology/10.xml"
+    path.write_text(path.read_text().replace("Clear.", "Cloudy."))
+    assert stamp(read_open_i({}, tmp_path, SETTINGS)) != before
+
+
+@pytest.mark.real_data
+def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> None:
+    lines = (test_data / "openi/reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    (tmp_path / "x/ecgen-radiology").mkdir(parents=True)
+    (tmp_path / "c").mkdir()
+    for row in rows:
+        texts = [escape(row[name] or "") for name in ("findings", "impression")]
+        films = [f"CXR{item['filename'].removesuffix('.dcm.png')}" for item in row["images"]]
+        report = xml(f"CXR{row['uid']}", *texts, films)
+        (tmp_path / f"x/ecgen-radiology/{row['uid']}.xml").write_text(report, encoding="utf-8")
+    for name, fields in (
+        ("reports", [{key: row[key] for key in ("uid", "findings", "impression")} for row in rows]),
+        ("projections", [{"uid": row["uid"], **item} for row in rows for item in row["images"]]),
+    ):
+        with (tmp_path / f"c/indiana_{name}.csv").open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, fields[0])
+            writer.writeheader()
+            writer.writerows(fields)
+    expected = {
+        f"CXR{row['uid']}": tuple((row[key] or "").strip() for key in ("findings", "impression"))
+        for row in rows
+    }
+    for root in (tmp_path / "x", tmp_path / "c"):
+        raw = read_open_i(find_open_i(root), root, SETTINGS)
+        assert {study.study_id: study.report[:2] for study in raw.studies} == expected
+    write_film(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
+    raw = read_open_i(find_open_i(tmp_path / "c"), tmp_path / "c", SETTINGS)
+    views = Counter(film.view for film in raw.films)
+    assert views == {"FRONTAL": 2380, "LATERAL": 2263}
+
+
+def test_folder_with_neither_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="indiana_reports"):
+        read_open_i({}, tmp_path, SETTINGS)

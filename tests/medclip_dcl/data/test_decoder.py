@@ -1,0 +1,111 @@
+"""The pool: a worker that hangs or dies costs one film, and no time beyond the deadline."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from medclip_dcl.data.grayscale import square
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.errors import ImageError, StudyError
+from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
+
+
+def children() -> set[int]:
+    """Decode workers of this process."""
+    return {
+        process.pid
+        for process in psutil.Process().children()
+        if any("studies.worker" in part for part in process.cmdline())
+    }
+
+
+def test_worker_that_hangs_is_killed_at_the_deadline_and_replaced() -> None:
+    before = children()
+    with Decoder(ImagesConfig(deadline_s=1), 1) as decoder:
+        decoder.open(dicom_bytes(ramp()))
+        (worker,) = children() - before
+        os.kill(worker, signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(ImageError) as refused:
+            decoder.open(dicom_bytes(ramp()))
+        assert refused.value.code == "deadline"
+        assert 0.9 < time.monotonic() - start < 5
+        assert not psutil.pid_exists(worker)
+        assert decoder.open(dicom_bytes(ramp())).pixels.any()
+
+
+def test_worker_that_dies_on_a_film_is_replaced() -> None:
+    before = children()
+    with Decoder(ImagesConfig(), 1) as decoder, ThreadPoolExecutor(1) as thread:
+        decoder.open(dicom_bytes(ramp()))
+        (worker,) = children() - before
+        os.kill(worker, signal.SIGSTOP)
+        film = thread.submit(decoder.open, dicom_bytes(ramp()))
+        time.sleep(0.3)
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(ImageError) as refused:
+            film.result()
+        assert refused.value.code == "worker_died"
+        assert decoder.open(dicom_bytes(ramp())).pixels.any()
+
+
+def test_worker_that_died_idle_is_no_films_fault() -> None:
+    before = children()
+    with Decoder(ImagesConfig(), 1) as decoder:
+        decoder.open(dicom_bytes(ramp()))
+        (worker,) = children() - before
+        os.kill(worker, signal.SIGKILL)
+        psutil.Process(worker).wait(5)
+        assert decoder.open(dicom_bytes(ramp())).pixels.any()
+
+
+def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
+    large = raster_bytes(np.zeros((6000, 6000), dtype=np.uint8), "png")
+    with Decoder(ImagesConfig(memory_mb=48), 1) as decoder:
+        with pytest.raises(ImageError) as refused:
+            decoder.open(large)
+        assert refused.value.code == "memory"
+        assert decoder.open(dicom_bytes(ramp())).pixels.any()
+
+
+def test_threads_share_a_pool_and_get_their_own_films() -> None:
+    films = [ramp(20 + number, 30) for number in range(40)]
+    with Decoder(ImagesConfig(), 2) as decoder, ThreadPoolExecutor(8) as threads:
+        images = list(threads.map(decoder.open, [dicom_bytes(film) for film in films]))
+    assert [image.pixels.shape[0] for image in images] == [20 + number for number in range(40)]
+
+
+def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> None:
+    film = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1")
+    path = tmp_path / "film.dcm"
+    path.write_bytes(film)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        for equalize in (False, True):
+            answer = decoder.square(path, 32, equalize=equalize)
+            assert (answer.height_px, answer.width_px) == (90, 70)
+            assert np.array_equal(answer.pixels, square(decoder.open(film), 32, equalize))
+
+
+def test_no_worker_outlives_its_pool() -> None:
+    before = children()
+    with Decoder(ImagesConfig(), 2) as decoder, ThreadPoolExecutor(4) as threads:
+        list(threads.map(decoder.open, [dicom_bytes(ramp())] * 8))
+    assert children() <= before
+    with pytest.raises(ImageError):
+        decoder.open(dicom_bytes(ramp()))
+    assert threading.active_count() < 50
+
+
+def test_worker_that_cannot_start_is_no_films_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(StudyError, match="cannot start"):
+        decoder.open(dicom_bytes(ramp()))

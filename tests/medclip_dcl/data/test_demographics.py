@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.data.demographics import PeopleConfig, age_band, read_people, sex_of
+from medclip_dcl.errors import ConfigError, StudyError
+
+FILMS = [
+    {"image_id": f"i{number}", "study_id": f"s{number}", "subject_id": subject}
+    for number, subject in enumerate(("p1", "p1", "p2", "p3"))
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "band"),
+    [
+        *(("17", "under 18"), ("18", "18 to 39"), ("39.9", "18 to 39"), ("80", "80 and over")),
+        *(("045Y", "40 to 59"), ("008M", "under 18"), ("", ""), ("adult", ""), ("-3", "")),
+    ],
+)
+def test_an_age_falls_into_its_band(text: str, band: str) -> None:
+    assert age_band(text, (18, 40, 60, 80)) == band
+
+
+def test_a_sex_is_read_however_it_is_written() -> None:
+    assert [sex_of(text) for text in ("F", "m", " Female", "MALE", "O", "", "unknown")] == [
+        *("female", "male", "female", "male", "", "", "")
+    ]
+
+
+def test_every_film_gets_what_the_table_says_of_its_patient(tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("subject_id,gender,anchor_age\np1,F,71\np2,M,\np1,M,20\n")
+    settings = PeopleConfig(table=str(table), sex="gender", age="anchor_age")
+    assert read_people(table, settings, FILMS) == {
+        "sex": ["female", "female", "male", ""],
+        "age": ["60 to 79", "60 to 79", "", ""],
+    }
+
+
+def test_a_table_may_be_about_films(tmp_path: Path) -> None:
+    table = tmp_path / "films.csv"
+    table.write_text("file,sex\ni2,F\ni0,M\n")
+    settings = PeopleConfig(table=str(table), of="image_id", key="file", sex="sex")
+    assert read_people(table, settings, FILMS) == {"sex": ["male", "", "female", ""]}
+
+
+def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("subject_id,gender\np1,F\n")
+    with pytest.raises(ConfigError, match="neither"):
+        read_people(table, PeopleConfig(table=str(table)), FILMS)
+    with pytest.raises(StudyError, match="no column"):
+        read_people(table, PeopleConfig(table=str(table), sex="sex"), FILMS)

@@ -1,0 +1,322 @@
+"""The gate: what goes in comes out the same way up, and what cannot is refused by name."""
+
+import io
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import pytest
+from PIL import Image
+from pydicom.dataset import Dataset
+
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import REASONS, ImagesConfig, open_image
+from medclip_dcl.errors import ImageError
+from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
+
+SV1, JPEG_LS, J2K, RLE = (f"1.2.840.10008.1.2.{tail}" for tail in ("4.70", "4.80", "4.90", "5"))
+BASELINE = "1.2.840.10008.1.2.4.50"
+DEFLATED = "1.2.840.10008.1.2.1.99"
+MPEG2 = "1.2.840.10008.1.2.4.100"
+
+
+def refusal(source: bytes | Path, **settings: object) -> str:
+    with pytest.raises(ImageError) as refused:
+        open_image(source, ImagesConfig(**settings))
+    assert refused.value.code in REASONS
+    return refused.value.code
+
+
+def scaled(pixels: np.ndarray) -> np.ndarray:
+    low, high = float(pixels.min()), float(pixels.max())
+    return np.rint((pixels.astype(np.float64) - low) / (high - low) * 65535).astype(np.uint16)
+
+
+def test_film_spans_the_whole_scale() -> None:
+    film = ramp()
+    image = open_image(dicom_bytes(film + 100, bits_stored=13))
+    assert image.pixels.dtype == np.uint16
+    assert np.array_equal(image.pixels, scaled(film))
+    assert (image.bits_stored, image.source, image.inverted) == (13, "dicom", False)
+    assert image.tags["ViewPosition"] == "PA"
+
+
+def test_monochrome1_shows_the_same_picture() -> None:
+    film = ramp()
+    plain = open_image(dicom_bytes(film))
+    turned = open_image(dicom_bytes(4095 - film, photometric="MONOCHROME1"))
+    assert turned.inverted
+    assert np.array_equal(plain.pixels, turned.pixels)
+
+
+def test_constant_film_is_zeros_and_says_so() -> None:
+    image = open_image(dicom_bytes(np.full((8, 8), 77, dtype=np.uint16)))
+    assert image.constant
+    assert not image.pixels.any()
+
+
+def test_padding_is_black_and_stretches_nothing() -> None:
+    film = ramp()
+    padded = film.astype(np.int16)
+    padded[:5] = -2000
+    for words, tag in [
+        (padded, ("SS", -2000)),
+        (padded, ("US", 63536)),  # writers mix up the sign
+        (padded.view(np.uint16), ("US", 63536)),
+    ]:
+        image = open_image(dicom_bytes(words, bits_stored=16, PixelPaddingValue=tag))
+        assert not image.pixels[:5].any()
+        assert np.array_equal(image.pixels[5:], scaled(film[5:]))
+
+
+def test_signed_values_and_rescale_give_the_same_picture() -> None:
+    film = ramp()
+    signed = (film.astype(np.int32) - 1024).astype(np.int16)
+    tags = {"RescaleSlope": "1", "RescaleIntercept": "1024"}
+    assert np.array_equal(
+        open_image(dicom_bytes(signed, bits_stored=16, **tags)).pixels, scaled(film)
+    )
+
+
+def test_blank_rescale_is_none() -> None:
+    file = dicom_bytes(ramp(), RescaleSlope="", RescaleIntercept="")
+    assert np.array_equal(open_image(file).pixels, scaled(ramp()))
+
+
+def test_pixels_of_unknown_representation_are_words() -> None:
+    file = dicom_bytes(ramp())
+    at = file.index(b"\xe0\x7f\x10\x00OW") + 4
+    assert np.array_equal(open_image(file[:at] + b"UN" + file[at + 2 :]).pixels, scaled(ramp()))
+
+
+def test_icon_within_a_film_is_not_the_film() -> None:
+    icon = Dataset()
+    icon.Rows = icon.Columns = 8
+    icon.BitsAllocated, icon.SamplesPerPixel = 8, 1
+    icon.PhotometricInterpretation = "MONOCHROME1"
+    icon.add_new("PixelData", "OB", bytes(64))
+    image = open_image(dicom_bytes(ramp(), IconImageSequence=[icon]))
+    assert not image.inverted
+    assert np.array_equal(image.pixels, scaled(ramp()))
+
+
+def test_bits_beyond_the_stored_ones_are_not_intensities() -> None:
+    film = ramp()
+    overlay = film | np.uint16(0x8000)
+    assert np.array_equal(open_image(dicom_bytes(overlay)).pixels, scaled(film))
+    left = dicom_bytes(film << np.uint16(4), HighBit=15)
+    assert np.array_equal(open_image(left).pixels, scaled(film))
+
+
+def test_window_is_a_note_unless_it_is_asked_for() -> None:
+    film = ramp()
+    file = dicom_bytes(film, WindowCenter="1000", WindowWidth="500")
+    noted = open_image(file)
+    assert noted.window == pytest.approx((1000 / 4095 * 65535, 500 / 4095 * 65535))
+    applied = open_image(file, ImagesConfig(voi="dicom"))
+    assert applied.window is None
+    assert not applied.pixels[film < 740].any()
+    assert (applied.pixels[film > 1260] == 65535).all()
+
+
+def test_window_that_is_text_is_left_aside() -> None:
+    file = dicom_bytes(ramp(), WindowCenter="1234", WindowWidth="5")
+    assert open_image(file).window is not None
+    assert open_image(file.replace(b"1234", b"n/a ")).window is None
+
+
+def test_spacing_is_millimetres_down_and_across() -> None:
+    assert open_image(dicom_bytes(ramp(), PixelSpacing=["0.2", "0.1"])).spacing_mm == (0.2, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "encode"),
+    [
+        (SV1, lambda film: imagecodecs.ljpeg_encode(film, bitspersample=12)),
+        (JPEG_LS, imagecodecs.jpegls_encode),
+        (J2K, lambda film: imagecodecs.jpeg2k_encode(film, codecformat="j2k", level=0)),
+        (J2K, lambda film: imagecodecs.jpeg2k_encode(film, codecformat="jp2", level=0)),
+    ],
+    ids=["lossless", "jpeg_ls", "j2k", "j2k_in_jp2"],
+)
+def test_lossless_streams_give_the_native_picture(syntax: str, encode: object) -> None:
+    film = ramp()
+    file = dicom_bytes(film, syntax=syntax, frame=bytes(encode(film)))  # type: ignore[operator]
+    assert np.array_equal(open_image(file).pixels, scaled(film))
+
+
+def test_deflated_data_set_gives_the_native_picture() -> None:
+    assert np.array_equal(open_image(dicom_bytes(ramp(), syntax=DEFLATED)).pixels, scaled(ramp()))
+
+
+@pytest.mark.parametrize("form", ["L", "I;16"])
+def test_png_keeps_its_bits(form: str) -> None:
+    film = ramp(top=255).astype(np.uint8) if form == "L" else ramp(top=60000)
+    image = open_image(raster_bytes(film, "png"))
+    assert np.array_equal(image.pixels, scaled(film))
+    assert image.bits_stored == (8 if form == "L" else 16)
+
+
+def test_colours_of_a_png_become_luma() -> None:
+    colours = np.zeros((1, 3, 3), dtype=np.uint8)
+    colours[0, 0], colours[0, 1], colours[0, 2] = (0, 0, 0), (0, 255, 0), (255, 255, 255)
+    image = open_image(raster_bytes(colours, "png"))
+    assert image.pixels[0, 1] == round(150 / 255 * 65535)  # 0.587 x 255, BT.601
+
+
+def test_jpeg_is_turned_as_its_tag_says() -> None:
+    film = np.zeros((16, 32), dtype=np.uint8)
+    film[:, 16:] = 255
+    turned = Image.Exif()
+    turned[274] = 3  # upside down
+    image = open_image(raster_bytes(film, "jpeg", quality=95, exif=turned))
+    assert image.pixels[:, :12].min() > 60000 > 5000 > image.pixels[:, 20:].max()
+
+
+def test_refused_by_first_bytes_and_size() -> None:
+    assert refusal(b"") == "empty"
+    assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
+    assert refusal(dicom_bytes(ramp()), max_bytes=1000) == "too_many_bytes"
+    assert refusal(Path("/nowhere/film.dcm")) == "missing"
+    assert refusal(Path("/dev/null")) == "missing"
+
+
+def test_refused_by_header_before_anything_is_allocated() -> None:
+    film = ramp()
+    assert refusal(dicom_bytes(film, Rows=60000, Columns=60000)) == "too_many_pixels"
+    assert refusal(dicom_bytes(film, NumberOfFrames="100000")) == "not_single_frame"
+    assert refusal(dicom_bytes(film, Rows=0)) == "bad_tags"
+    assert refusal(dicom_bytes(film, photometric="MONOCHROME3")) == "bad_tags"
+    assert refusal(dicom_bytes(film, photometric="PALETTE COLOR")) == "not_greyscale"
+    assert refusal(dicom_bytes(film, SamplesPerPixel=3)) == "not_greyscale"
+    assert refusal(dicom_bytes(film, HighBit=3)) == "bad_tags"
+    assert refusal(dicom_bytes(film, syntax=MPEG2, frame=b"\0" * 64)) == "transfer_syntax"
+    assert refusal(dicom_bytes(film, RescaleSlope="0", RescaleIntercept="0")) == "bad_intensities"
+
+
+def test_burned_in_text_is_refused_unless_allowed() -> None:
+    file = dicom_bytes(ramp(), BurnedInAnnotation="YES")
+    assert refusal(file) == "burned_in"
+    assert isinstance(open_image(file, ImagesConfig(reject_burned_in=False)), GreyImage)
+
+
+def test_truncated_file_is_refused_wherever_it_is_cut() -> None:
+    file = dicom_bytes(ramp())
+    for end in (131, 200, 400, len(file) - 2000, len(file) - 2):
+        assert refusal(file[:end]) in {"unknown_format", "truncated", "bad_tags", "no_pixel_data"}
+    raster = raster_bytes(ramp(200, 200, 255).astype(np.uint8), "jpeg")
+    assert refusal(raster[: len(raster) // 2]) in {"corrupt", "truncated"}
+
+
+def test_pixels_that_disagree_with_the_header_are_refused() -> None:
+    film = ramp()
+    assert refusal(dicom_bytes(film, Rows=20)) == "size_mismatch"
+    stream = imagecodecs.jpegls_encode(film)
+    assert refusal(dicom_bytes(film, syntax=JPEG_LS, frame=stream, Rows=41)) == "size_mismatch"
+    assert refusal(dicom_bytes(film, syntax=JPEG_LS, frame=stream[:-400])) == "truncated"
+    assert refusal(dicom_bytes(film, syntax=BASELINE, frame=stream)) == "corrupt"
+
+
+def test_stream_too_short_for_its_claim_is_refused() -> None:
+    small = bytearray(raster_bytes(np.zeros((16, 16), dtype=np.uint8), "jpeg"))
+    at = small.index(b"\xff\xc0") + 5
+    small[at : at + 4] = struct.pack(">HH", 6000, 6000)
+    assert refusal(bytes(small)) == "truncated"
+    claim = np.zeros((6000, 6000), dtype=np.uint8)
+    file = dicom_bytes(claim, bits_stored=8, syntax=BASELINE, frame=bytes(small))
+    assert refusal(file) == "truncated"
+
+
+def test_rle_that_unpacks_to_too_much_is_refused() -> None:
+    film = ramp()
+    run = b"\x81\x00" * 100_000  # each pair is 128 zeros
+    header = struct.pack("<16I", 2, 64, 64 + len(run), *[0] * 13)
+    assert refusal(dicom_bytes(film, syntax=RLE, frame=header + run + run)) in {
+        "size_mismatch",
+        "corrupt",
+    }
+
+
+def test_deflated_bomb_is_cut_short() -> None:
+    bomb = dicom_bytes(np.zeros((3000, 3000), dtype=np.uint16), syntax=DEFLATED)
+    assert len(bomb) < 100_000
+    assert refusal(bomb, max_bytes=1_000_000) == "too_many_bytes"
+
+
+def test_nested_sequences_are_refused() -> None:
+    file = dicom_bytes(ramp())
+    start = b"\x08\x00\x40\x11SQ\0\0\xff\xff\xff\xff\xfe\xff\x00\xe0\xff\xff\xff\xff"
+    at = file.index(b"\x08\x00\x60\x00CS")
+    assert refusal(file[:at] + start * 20_000 + file[at:]) == "too_many_elements"
+
+
+def test_many_small_elements_are_refused() -> None:
+    file = dicom_bytes(ramp())
+    at = file.index(b"\x08\x00\x60\x00CS")
+    assert refusal(file[:at] + b"\x08\x00\x50\x00SH\x00\x00" * 30_000 + file[at:]) == (
+        "too_many_elements"
+    )
+
+
+def test_box_of_length_zero_ends_and_does_not_hang() -> None:
+    film = ramp()
+    stream = bytes(imagecodecs.jpeg2k_encode(film, codecformat="jp2", level=0))
+    at = stream.index(b"jp2c") - 4
+    endless = stream[:at] + b"\0\0\0\0" + stream[at + 4 :]
+    file = dicom_bytes(film, syntax=J2K, frame=endless)
+    assert np.array_equal(open_image(file).pixels, scaled(film))
+    astray = stream[:12] + b"\0\0\0\0free" + stream[12:]
+    assert refusal(dicom_bytes(film, syntax=J2K, frame=astray)) == "corrupt"
+
+
+def test_no_identifier_leaves_the_reader() -> None:
+    tags = {
+        "PatientName": "SENTINEL^NAME",
+        "PatientID": "SENTINEL",
+        "StudyDescription": "SENTINEL",
+        "BodyPartExamined": "Sentinel, room 4!",
+    }
+    image = open_image(dicom_bytes(ramp(), **tags))
+    assert "SENTINEL" not in repr(image).upper()
+    for broken in (dicom_bytes(ramp(), Rows=20, **tags), dicom_bytes(ramp(), **tags)[:500]):
+        with pytest.raises(ImageError) as refused:
+            open_image(broken)
+        assert "SENTINEL" not in str(refused.value).upper()
+
+
+def test_gate_and_worker_load_no_deep_learning() -> None:
+    code = (
+        "import sys; import medclip_dcl.data.images, medclip_dcl.data.decode_worker;"
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_random_bytes_give_a_picture_or_a_reason() -> None:
+    random = np.random.default_rng(3)
+    film = ramp(12, 12)
+    jpeg2000 = bytes(imagecodecs.jpeg2k_encode(film, codecformat="jp2", level=0))
+    sound = [
+        dicom_bytes(film),
+        dicom_bytes(film, syntax=J2K, frame=jpeg2000),
+        dicom_bytes(film, syntax=JPEG_LS, frame=bytes(imagecodecs.jpegls_encode(film))),
+        raster_bytes(film.astype(np.uint8), "jpeg"),
+        raster_bytes(film, "png"),
+    ]
+    codes = []
+    for round_number in range(200):
+        file = bytearray(sound[round_number % len(sound)])
+        for _ in range(int(random.integers(1, 6))):
+            file[int(random.integers(len(file)))] = int(random.integers(256))
+        try:
+            image = open_image(bytes(file))
+            assert image.pixels.ndim == 2
+        except ImageError as error:
+            codes.append(error.code)
+    assert 0 < len(codes) < 200
+    assert set(codes) <= set(REASONS)
+    assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(film))

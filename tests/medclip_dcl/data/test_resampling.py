@@ -1,0 +1,47 @@
+"""The square's filter: Pillow's in real numbers, and exact, so the same on every machine."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medclip_dcl.data import grayscale
+from medclip_dcl.data.grayscale import resample
+
+
+def marked(height: int, width: int) -> np.ndarray:
+    """Noise with hard black and white edges, where a filter overshoots most."""
+    film = np.random.default_rng(height).integers(0, 256, (height, width), dtype=np.uint8)
+    film[: height // 3, : width // 2], film[height // 3 : height // 2] = 0, 255
+    return film
+
+
+@pytest.mark.parametrize(("height", "width"), [(700, 901), (64, 64), (20, 300), (64, 65), (1, 9)])
+def test_it_is_within_a_level_of_the_filter_in_real_numbers(height: int, width: int) -> None:
+    film = marked(height, width)
+    for levels in (film, film.astype(np.uint16) * 4 - (film > 0)):
+        exact = levels.astype(np.float32) / (4 if levels.dtype == np.uint16 else 1)
+        real = Image.fromarray(exact).resize((64, 64), Image.Resampling.BICUBIC)
+        assert np.abs(resample(levels, 64) - np.clip(np.asarray(real), 0, 255)).max() < 0.9
+
+
+def test_flat_film_stays_flat() -> None:
+    for shade in (0, 1, 77, 255):
+        assert (resample(np.full((333, 250), shade, dtype=np.uint8), 48) == shade).all()
+
+
+def test_film_of_the_right_size_is_left_alone() -> None:
+    film = marked(32, 32)
+    square = resample(film, 32)
+    assert np.array_equal(square, film)
+    assert not np.shares_memory(square, film)
+
+
+@pytest.mark.parametrize("length", [1, 9, 30, 31, 32, 45, 64, 100, 257, 5000])
+def test_no_sum_leaves_the_whole_numbers_that_float32_holds(length: int) -> None:
+    down = [band.weights for band in grayscale._bands(length, 32, 12, 8)]
+    across = [band.weights for band in grayscale._bands(length, 32, 11, 32)]
+    largest = max(float(np.abs(weights).sum(axis=1).max()) for weights in down) * 4 * 255
+    assert largest < 2**24
+    kept = largest / 2**10  # four bits behind the point
+    assert kept * max(float(np.abs(weights).sum(axis=1).max()) for weights in across) < 2**24
+    assert all((weights.sum(axis=1) == 2**12).all() for weights in down)

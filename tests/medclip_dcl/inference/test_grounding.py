@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from medclip_dcl.inference.heatmap import Box, grid_affine, locate, upsample
+
+
+def delta(row, column, rows=4, columns=4):
+    grid = np.zeros((rows, columns), dtype=np.float32)
+    grid[row, column] = 1.0
+    return grid
+
+
+@pytest.mark.parametrize("size", [(64, 64), (90, 37), (31, 200)], ids=str)
+@pytest.mark.parametrize("cell", [(0, 0), (1, 2), (3, 3), (2, 0)], ids=str)
+def test_a_delta_peaks_inside_its_cell_s_rectangle(size, cell):
+    height, width = size
+    row, column = cell
+    heatmap = upsample(delta(row, column), height, width)
+    y, x = np.unravel_index(heatmap.argmax(), heatmap.shape)
+    found = locate(delta(row, column), height, width, None)
+    for peak_x, peak_y in ((x + 0.5, y + 0.5), (found.peak.x, found.peak.y)):
+        assert column * width / 4 <= peak_x <= (column + 1) * width / 4
+        assert row * height / 4 <= peak_y <= (row + 1) * height / 4
+
+
+def test_upsampling_interpolates_between_cell_centres():
+    # Two cells over four pixels: centres at 1 and 3, pixel centres at .5, 1.5, 2.5, 3.5.
+    heatmap = upsample(np.array([[0.0, 1.0]], dtype=np.float32), 1, 4)
+    assert heatmap.tolist() == [[0.0, 0.25, 0.75, 1.0]]
+
+
+@pytest.mark.parametrize("size", [(64, 64), (37, 90), (5, 3)], ids=str)
+def test_upsampling_agrees_with_torch_with_corners_not_aligned(size):
+    grid = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    expected = functional.interpolate(
+        torch.from_numpy(grid)[None, None], size=size, mode="bilinear", align_corners=False
+    )
+    assert upsample(grid, *size) == pytest.approx(expected[0, 0].numpy(), abs=1e-5)
+
+
+def test_the_affine_gives_centres_of_cells_on_a_film_that_is_not_square():
+    a, b, c, d, e, f = grid_affine(2, 4, height_px=100, width_px=80)
+    column, row = 3, 1
+    assert (a * column + b * row + c, d * column + e * row + f) == (70.0, 75.0)
+
+
+def test_the_box_follows_what_is_connected_to_the_peak():
+    grid = np.array([[0.9, 0.9, 0.0, 0.0, 0.8]] * 2 + [[0.0] * 5] * 2, dtype=np.float32)
+    found = locate(grid, 40, 50, 0.45)  # cells are 10 x 10; the level is met half way between
+    assert found.box == Box(x=0.0, y=0.0, width=pytest.approx(20, abs=1.3), height=20.0)
+    assert found.peak.score == pytest.approx(0.9)
+
+
+def test_no_box_stands_where_the_peak_is_below_the_threshold():
+    found = locate(delta(1, 1) * 0.3, 40, 40, 0.5)
+    assert found.box is None
+    assert found.threshold == 0.5
+
+
+def test_the_default_threshold_is_half_way_from_mean_to_peak():
+    found = locate(delta(1, 1), 40, 40, None)
+    assert found.threshold == pytest.approx((1 / 16 + 1) / 2)
+    assert found.box.x <= found.peak.x <= found.box.x + found.box.width
+
+
+def test_a_threshold_at_the_peak_still_gives_the_peak_s_cell():
+    found = locate(delta(2, 1), 40, 40, 1.0)
+    assert found.box == Box(10, 20, 10, 10)
+
+
+@pytest.mark.parametrize("level", [0.25, 0.3, -0.7])
+def test_a_flat_grid_is_one_box_over_the_film(level):
+    found = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
+    assert found.box == Box(0, 0, 80, 40)

@@ -1,0 +1,148 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
+from medclip_dcl.inference.predictor import build_predictor, load
+from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.model_package import KIND, read_published
+from tests.synthetic.films import random_films
+from tests.synthetic.published import PROMPTS, SENTENCES, publish
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    return publish(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture(scope="module")
+def predictor(artifact):
+    return load(artifact.path, "cpu")
+
+
+def film(height=50, width=80):
+    pixels = np.random.default_rng(0).integers(0, 65536, (height, width)).astype(np.uint16)
+    return GreyImage(pixels=pixels, bits_stored=16, source="png")
+
+
+def test_the_predictor_bears_the_artifact_s_digest(artifact, predictor):
+    assert predictor.digest == artifact.digest
+    assert [finding.name for finding in predictor.findings] == [item["name"] for item in PROMPTS]
+
+
+def test_the_loaded_weights_are_the_published_ones(artifact, predictor):
+    stored = read_published(artifact.path).weights()
+    for name, tensor in predictor.model.state_dict().items():
+        assert torch.equal(tensor, stored[name]), name
+
+
+def test_a_film_s_vectors_do_not_depend_on_its_batch(predictor):
+    films = random_films(5)
+    together = predictor.embed_images(films)
+    alone = torch.cat([predictor.embed_images(film[None]) for film in films])
+    assert together.shape == (5, 4, 4, 16)
+    assert torch.allclose(together, alone, atol=1e-5)
+    assert torch.allclose(together.norm(dim=-1), torch.ones(5, 4, 4), atol=1e-5)
+
+
+def test_sentences_keep_their_order_whatever_their_length(predictor):
+    texts = [*SENTENCES, *SENTENCES[::-1]]
+    texts += ["pleural " * (number % 9 + 1) + str(number) for number in range(150)]  # two passes
+    together = predictor.embed_sentences(texts)
+    for index in (0, 5, 13, 100, 163):
+        alone = predictor.embed_sentences([texts[index]])
+        assert torch.allclose(together[index], alone[0], atol=1e-5)
+
+
+def test_whitespace_in_a_sentence_means_nothing(predictor):
+    plain, wrapped = predictor.embed_sentences(
+        ["Heart size is normal.", " Heart size\n is normal."]
+    )
+    assert torch.equal(plain, wrapped)
+
+
+@pytest.mark.parametrize("texts", [[], ["Edema", "  "]])
+def test_an_empty_sentence_is_refused(predictor, texts):
+    with pytest.raises(QueryError, match="empty"):
+        predictor.embed_sentences(texts)
+
+
+def test_a_sentence_that_is_too_long_is_truncated_not_refused(predictor):
+    vectors = predictor.embed_sentences(["pleural effusion " * 500])
+    assert vectors.shape == (1, 16)
+
+
+def test_classify_compares_the_two_prompts(predictor):
+    image = film()
+    answer = predictor.classify(image)[0]
+    regions = predictor.embed_images(predictor.square(image)[None])
+    positive, negative = predictor.model.score(
+        regions, predictor.embed_sentences(["Pleural effusion", "No pleural effusion"])
+    )[:, 0]
+    assert answer.name == "effusion"
+    assert answer.margin == pytest.approx(float(positive - negative), abs=1e-6)
+    gamma_squared = float(predictor.model.gamma) ** 2
+    assert answer.score == pytest.approx(1 / (1 + np.exp(-gamma_squared * answer.margin)))
+    assert answer.is_present is (answer.margin > 0)
+
+
+def test_swapping_the_prompts_turns_the_answer_round(predictor):
+    pair = Finding("a", ("The heart is enlarged.",), ("Heart size is normal.",))
+    swapped = Finding("b", pair.negative, pair.positive)
+    first, second = predictor.classify(film(), [pair, swapped])
+    assert first.margin == pytest.approx(-second.margin, abs=1e-6)
+    assert first.score == pytest.approx(1 - second.score, abs=1e-5)
+
+
+def test_ground_answers_in_pixels_of_the_original_film(predictor):
+    found = predictor.ground(film(height=50, width=80), ["Pleural effusion", "Pneumonia"])
+    assert len(found) == 2
+    for grounding in found:
+        assert grounding.grid.shape == (4, 4)
+        row, column = np.unravel_index(grounding.grid.argmax(), (4, 4))
+        assert (grounding.peak.x, grounding.peak.y) == ((column + 0.5) * 20, (row + 0.5) * 12.5)
+        assert -1 <= grounding.peak.score <= 1
+
+
+@pytest.mark.parametrize("name", ["mean", "spread", "input_px", "prepared_px", "voi", "equalize"])
+def test_films_prepared_otherwise_than_in_training_are_refused(tmp_path, name):
+    publish(tmp_path / "model", preprocessing={name: None})
+    with pytest.raises(CheckpointError, match=f"preprocessing {name} = None"):
+        load(tmp_path / "model", "cpu")
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    artifact = publish(tmp_path / "model")
+    weights = artifact.path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(ArtifactCorrupt):
+        load(artifact.path)
+
+
+def test_a_card_without_prompts_is_refused(artifact):
+    published = read_published(artifact.path)
+    card = {name: fact for name, fact in published.card.items() if name != "prompts"}
+    bare = type(published)(**{**vars(published), "card": card})
+    with pytest.raises(CheckpointError, match="no valid prompts"):
+        build_predictor(bare, torch.device("cpu"))
+
+
+def test_weights_of_another_size_are_refused(artifact):
+    published = read_published(artifact.path)
+    model = published.config.model
+    wider = model.model_copy(update={"similarity": model.similarity.model_copy(update={"dim": 32})})
+    other = published.config.model_copy(update={"model": wider})
+    with pytest.raises(CheckpointError, match="do not fit"):
+        build_predictor(
+            type(published)(**{**vars(published), "config": other}), torch.device("cpu")
+        )
+
+
+def test_the_card_is_plain_json(artifact):
+    assert json.loads((artifact.path / "model.json").read_text())["prompts"] == PROMPTS
+    assert artifact.kind == KIND.name

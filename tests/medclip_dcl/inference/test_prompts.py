@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.errors import ConfigError, QueryError
+from medclip_dcl.inference.zero_shot import Finding, parse_prompts, read_prompts
+
+PAIR = {"name": "edema", "positive": "Pulmonary  edema", "negative": ["No edema", "Clear lungs"]}
+
+
+def test_a_side_is_one_sentence_or_several():
+    assert parse_prompts([PAIR]) == (
+        Finding("edema", ("Pulmonary edema",), ("No edema", "Clear lungs"), ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    [
+        ([], "at least one entry"),
+        ({"name": "edema"}, "at least one entry"),
+        (["edema"], "finding 0 must be a mapping"),
+        ([PAIR | {"threshold": 1}], "finding 0 must be a mapping"),
+        ([PAIR | {"name": " "}], "finding 0 needs a name"),
+        ([PAIR | {"positive": []}], "finding 0 needs a positive and a negative"),
+        ([PAIR | {"negative": [""]}], "finding 0 has a prompt that is empty"),
+        ([PAIR | {"negative": [7]}], "finding 0 has a prompt that is empty or no text"),
+        ([PAIR, PAIR], "same name"),
+    ],
+)
+def test_malformed_findings_are_refused_by_number(tree, rule):
+    with pytest.raises(QueryError, match=rule) as caught:
+        parse_prompts(tree)
+    assert "edema" not in str(caught.value)
+
+
+def test_the_paper_s_five_findings_are_read_with_their_labels():
+    findings = read_prompts(Path("configs/prompts/chex5.yaml"))
+    assert [finding.name for finding in findings] == [
+        "pneumonia",
+        "cardiomegaly",
+        "edema",
+        "effusion",
+        "pneumothorax",
+    ]
+    assert findings[3] == Finding(
+        "effusion", ("Pleural effusions",), ("No pleural effusions",), "Pleural Effusion"
+    )
+
+
+@pytest.mark.parametrize("text", ["format_version: 2", "[1]", "{", "format_version: 1"])
+def test_a_prompt_file_of_another_form_is_refused(tmp_path, text):
+    file = tmp_path / "prompts.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="prompts"):
+        read_prompts(file)
+
+
+def test_a_missing_prompt_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="FileNotFoundError"):
+        read_prompts(tmp_path / "none.yaml")

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+
+from medclip_dcl.evaluation.settings import ProbabilitiesConfig
+from medclip_dcl.inference.zero_shot import (
+    Finding,
+    answers,
+    calibrations_of,
+    margins,
+    prompt_texts,
+    softmax_scores,
+)
+from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
+
+FITTED = {"films_with": 3, "films_without": 4, "patients": 7, "score_error": 0.2}
+TWO = (Finding("edema", ("p1", "p2"), ("n1",)), Finding("mass", ("p3",), ("n2", "n3")))
+
+
+def test_prompts_are_listed_finding_by_finding_positive_first():
+    assert prompt_texts(TWO) == ["p1", "p2", "n1", "p3", "n2", "n3"]
+
+
+def test_several_prompts_of_a_side_are_averaged_by_score():
+    scores = torch.tensor([[0.2], [0.4], [0.1], [0.0], [0.5], [0.3]])
+    assert margins(scores, TWO).flatten().tolist() == pytest.approx([0.2, -0.4])
+
+
+def test_the_score_is_the_softmax_of_scaled_prompt_scores():
+    positive, negative, gamma = 0.3, 0.2, torch.tensor(14.0).sqrt()
+    expected = math.exp(14 * positive) / (math.exp(14 * positive) + math.exp(14 * negative))
+    score = softmax_scores(torch.tensor([[positive - negative]]), gamma)
+    assert float(score) == pytest.approx(expected, rel=1e-5)
+
+
+def test_answers_come_image_by_image_and_decide_at_zero():
+    margin = torch.tensor([[0.1, -0.1], [0.0, 0.2]])
+    first, second = answers(margin, torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))
+    assert [(a.name, a.is_present) for a in first] == [("edema", True), ("mass", False)]
+    assert [(a.name, a.is_present) for a in second] == [("edema", False), ("mass", True)]
+    assert first[1].score == 0.5
+
+
+def test_without_calibration_there_is_no_probability_and_a_word_why():
+    answer = answers(torch.zeros(2, 1), torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))[0][
+        0
+    ]
+    assert answer.probability is None
+    assert "calibration" in answer.note
+
+
+def calibration() -> ScoreCalibration:
+    """Log odds of edema: twice the logit of the score, minus one; of a mass: too few films."""
+    curve = Curve(slope=2.0, intercept=-1.0)
+    fitted = FindingCalibration(finding="edema", curve=curve, reason="", fitted_error=0.1, **FITTED)
+    refused = FindingCalibration(
+        finding="mass", curve=None, reason="too few films", fitted_error=None, **FITTED
+    )
+    return ScoreCalibration(
+        truth="labels", settings=ProbabilitiesConfig(), inputs={}, findings=(fitted, refused)
+    )
+
+
+def test_a_calibrated_finding_has_its_probability_and_another_its_reason():
+    margin, gamma = torch.tensor([[0.5], [0.5]]), torch.tensor(3.0)
+    edema, mass = answers(margin, gamma, TWO, calibrations_of(TWO, TWO, calibration()))[0]
+    assert edema.probability == pytest.approx(1 / (1 + math.exp(-(2 * 9 * 0.5 - 1))), rel=1e-12)
+    assert edema.note == ""
+    assert (mass.probability, mass.note) == (None, "too few films")
+
+
+def test_other_prompts_of_the_same_name_get_no_probability():
+    other = (Finding("edema", ("p1",), ("n1",)),)
+    answer = answers(
+        torch.zeros(1, 1), torch.tensor(1.0), other, calibrations_of(other, TWO, calibration())
+    )[0][0]
+    assert answer.probability is None
+    assert "prompts of its card" in answer.note

@@ -1,0 +1,129 @@
+"""The reader of eta and the reader of given tables."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
+from medclip_dcl.likelihood import eta
+from medclip_dcl.likelihood.eta import EtaCache, read_given_table
+from medclip_dcl.tables import write_table
+from medclip_dcl.text.sentences import text_key
+
+TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
+
+
+def seal(folder, keys, etas):
+    recipe = make_recipe(eta.KIND, {}, {})
+    rows = [
+        {"text_key": key, "eta": eta, "pll_nats": None, "tokens": None, "count": 1}
+        for key, eta in zip(keys, etas, strict=True)
+    ]
+    with drafting(folder, eta.KIND, recipe) as draft:
+        write_table(draft.directory, eta.ETA, rows)
+        return draft.seal({})
+
+
+def test_etas_are_found_by_key_in_the_order_asked(tmp_path):
+    keys = sorted(map(text_key, TEXTS))
+    cache = EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+    found = cache.eta_of([keys[2], keys[0], keys[2]])
+    assert found.dtype == np.float64
+    assert found.tolist() == [0.3, 0.1, 0.3]
+    assert len(cache) == 3
+    assert cache.eta_of([]).shape == (0,)
+
+
+@pytest.mark.parametrize("missing", ["0" * 32, "f" * 32, text_key("Never said before.")])
+def test_a_missing_key_is_named_with_the_remedy(tmp_path, missing):
+    keys = sorted(map(text_key, TEXTS))
+    cache = EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+    with pytest.raises(ScoreError, match=rf"1 sentences have no eta.*{missing}.*build_eta_cache"):
+        cache.eta_of([keys[0], missing])
+
+
+def test_an_unsorted_cache_is_refused(tmp_path):
+    keys = sorted(map(text_key, TEXTS), reverse=True)
+    with pytest.raises(ScoreError, match="order"):
+        EtaCache(seal(tmp_path / "eta", keys, [0.1, 0.2, 0.3]))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -0.01, 1.0, None])
+def test_an_entry_that_is_no_probability_is_named(tmp_path, wrong):
+    keys = sorted(map(text_key, TEXTS))
+    with pytest.raises(ScoreError, match=rf"1 etas are not in \[0, 1\).*{keys[1]}.*build_eta"):
+        EtaCache(seal(tmp_path / "eta", keys, [0.1, wrong, 0.3]))
+
+
+@pytest.mark.parametrize("key", [None, "short", "e" * 33])
+def test_a_malformed_key_is_refused(tmp_path, key):
+    keys = sorted(map(text_key, TEXTS))
+    with pytest.raises(ScoreError, match="malformed text_key"):
+        EtaCache(seal(tmp_path / "eta", [*keys[:2], key], [0.1, 0.2, 0.3]))
+
+
+def test_keys_and_values_are_views_of_the_mapped_file(tmp_path):
+    keys = sorted(f"{number:032x}" for number in range(50_000))
+    artifact = seal(tmp_path / "eta", keys, [0.1] * len(keys))
+    before = pa.total_allocated_bytes()
+    cache = EtaCache(artifact)
+    assert pa.total_allocated_bytes() - before < 100_000
+    for values in (cache._keys, cache._eta):
+        assert values.base is not None
+        assert not values.flags.writeable
+    assert cache.eta_of(keys[-1:]).tolist() == [0.1]
+
+
+def test_every_flipped_bit_and_every_cut_is_found_on_opening(tmp_path):
+    keys = sorted(f"{number:032x}" for number in range(40))
+    artifact = seal(tmp_path / "eta", keys, [number / 50 for number in range(40)])
+    path = artifact.path / eta.ETA.file
+    whole = path.read_bytes()
+    draw = np.random.default_rng(0)
+    for place in draw.integers(0, 8 * len(whole), 60).tolist():
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(artifact.path, eta.KIND)
+    for size in draw.integers(0, len(whole), 20).tolist():
+        path.write_bytes(whole[:size])
+        with pytest.raises(ArtifactCorrupt):
+            open_artifact(artifact.path, eta.KIND, verify=False)
+        with pytest.raises((ArtifactCorrupt, ScoreError)):
+            EtaCache(artifact)
+
+
+@pytest.mark.parametrize("column", ["eta", "rho"])
+def test_given_values_are_keyed_by_normalised_text(tmp_path, column):
+    path = tmp_path / "given.csv"
+    path.write_text(
+        f'{column},text,more\n0.25,"No  effusion, seen.",x\n0,Clear lungs.,y\n0.5,2. Edema.,z\n'
+    )
+    given = read_given_table(path, lambda text: text.removeprefix("2. "))
+    assert given == {
+        text_key("No effusion, seen."): 0.25,
+        text_key("Clear lungs."): 0.0,
+        text_key("Edema."): 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,value\na,0.1\n",
+        "eta\n0.1\n",
+        "text,eta\na,high\n",
+        "text,eta\na,1.5\n",
+        "text,eta\na,-0.1\n",
+        "text,eta\na,nan\n",
+        "text,eta\na,0.1\na ,0.2\n",
+        "",
+    ],
+)
+def test_malformed_tables_are_refused(tmp_path, content):
+    path = tmp_path / "given.csv"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"eta\.table"):
+        read_given_table(path, str)

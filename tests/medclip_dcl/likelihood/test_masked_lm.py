@@ -1,0 +1,160 @@
+"""Checkpoints are read without their code, without prompts, and whole."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertForMaskedLM
+
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.likelihood.masked_lm import (
+    HEAD_KEYS,
+    checkpoint_digests,
+    load_language_model,
+    read_config,
+    save_language_model,
+)
+from tests.synthetic.bert import LAYOUTS, SENTENCES, tiny_bert, tiny_tokenizer, write_cxr_bert
+
+IDS = torch.tensor([[2, 8, 13, 4, 5, 3]])
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("pickled", [False, True])
+def test_releases_load_without_their_head_and_with_equal_logits(tmp_path, pickled, layout):
+    model = tiny_bert()
+    write_cxr_bert(tmp_path / "cxr", model, pickled=pickled, layout=layout)
+    loaded = load_language_model(tmp_path / "cxr")
+    assert set(loaded.ignored) == (set() if layout == "general" else set(HEAD_KEYS))
+    assert not loaded.model.training
+    assert loaded.model.config.hidden_dropout_prob == 0.25
+    with torch.no_grad():
+        assert torch.equal(loaded.model(IDS).logits, model(IDS).logits)
+    assert (
+        loaded.tokenizer(list(SENTENCES))["input_ids"]
+        == tiny_tokenizer()(list(SENTENCES))["input_ids"]
+    )
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_nothing_of_a_release_is_missing_and_only_the_head_is_too_much(tmp_path, layout):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert(), layout=layout)
+    _, info = BertForMaskedLM.from_pretrained(
+        tmp_path / "cxr", config=read_config(tmp_path / "cxr"), output_loading_info=True
+    )
+    assert set(info["missing_keys"]) == set()
+    assert set(info["unexpected_keys"]) == (set() if layout == "general" else set(HEAD_KEYS))
+
+
+def test_releases_load_offline_with_stdin_closed_and_run_no_code_of_theirs(tmp_path):
+    for layout in LAYOUTS:
+        write_cxr_bert(tmp_path / layout, tiny_bert(), pickled=True, layout=layout)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from medclip_dcl.likelihood.masked_lm import load_language_model\n"
+        "assert sys.stdin is None\n"
+        "for name in sys.argv[1:]:\n"
+        "    print(len(load_language_model(Path(name)).ignored))\n"
+    )
+    done = subprocess.run(
+        [
+            *("sh", "-c", 'exec "$0" "$@" <&-'),
+            *(sys.executable, "-W", "error", "-c", code),
+            *(str(tmp_path / layout) for layout in ("general", "specialized", "biovil-t")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n6\n6\n"), done.stderr
+    assert "remote code" not in done.stderr
+
+
+def test_saved_model_is_read_back_by_us_and_by_transformers(tmp_path):
+    model, tokenizer = tiny_bert(), tiny_tokenizer()
+    save_language_model(model, tokenizer, tmp_path)
+    ours = load_language_model(tmp_path)
+    theirs = BertForMaskedLM.from_pretrained(tmp_path).eval()
+    assert ours.ignored == ()
+    with torch.no_grad():
+        assert torch.equal(ours.model(IDS).logits, model(IDS).logits)
+        assert torch.equal(theirs(IDS).logits, model(IDS).logits)
+    again = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
+    assert again(SENTENCES[2])["input_ids"] == tokenizer(SENTENCES[2])["input_ids"]
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path / name)
+    assert checkpoint_digests(tmp_path / "one") == checkpoint_digests(tmp_path / "two")
+
+
+def edit_weights(folder: Path, change) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("cls.predictions.bias"), "lacks"),
+        (lambda state: state.update({"bert.surprise": torch.zeros(2)}), "unknown"),
+        (
+            lambda state: state.update({"bert.embeddings.LayerNorm.bias": torch.zeros(3)}),
+            "other shapes",
+        ),
+        (
+            lambda state: state.update({"cls.predictions.decoder.weight": torch.zeros(34, 32)}),
+            "ties them",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, change, message):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+    edit_weights(tmp_path / "cxr", change)
+    with pytest.raises(CheckpointError, match=message):
+        load_language_model(tmp_path / "cxr")
+
+
+class Trap:
+    """Touches a file when it is unpickled by a loader that runs code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickle_that_holds_code_is_refused_and_not_run(tmp_path):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert(), pickled=True)
+    torch.save({"bert": Trap(tmp_path / "ran")}, tmp_path / "cxr" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="plain tensors"):
+        load_language_model(tmp_path / "cxr")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt"])
+def test_a_missing_file_is_named(tmp_path, name):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+    (tmp_path / "cxr" / name).unlink()
+    with pytest.raises(CheckpointError, match=name):
+        load_language_model(tmp_path / "cxr")
+
+
+def test_damaged_weights_and_config_are_refused(tmp_path):
+    write_cxr_bert(tmp_path / "cxr", tiny_bert())
+    (tmp_path / "cxr" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    with pytest.raises(CheckpointError):
+        load_language_model(tmp_path / "cxr")
+    (tmp_path / "cxr" / "config.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="config"):
+        load_language_model(tmp_path / "cxr")

@@ -1,0 +1,392 @@
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy, normalize
+
+from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms
+from medclip_dcl.losses.info_nce import info_nce_loss
+
+FLOORS = ("floor", "zero", "fallback")
+
+
+def cosines(anchors: int, candidates: int | None = None, seed: int = 0) -> torch.Tensor:
+    """Similarities in [-1, 1], float64; the diagonal is the larger the later the row."""
+    generator = torch.Generator().manual_seed(seed)
+    f = torch.rand(anchors, candidates or anchors, generator=generator, dtype=torch.float64) * 2 - 1
+    f.diagonal().copy_(torch.linspace(-1, 1, anchors))
+    return f
+
+
+def gradient(loss: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, s)[0]
+
+
+def test_eta_of_zero_is_cross_entropy() -> None:
+    s = (14 * cosines(32)).requires_grad_()
+    expected = cross_entropy(s, torch.arange(32))
+    for eta in (0.0, torch.zeros(32, dtype=torch.float64)):
+        for floor in FLOORS:
+            loss = debiased_contrastive_loss(s, None, eta, math.sqrt(14), floor=floor)
+            assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+            torch.testing.assert_close(
+                gradient(loss, s),
+                gradient(cross_entropy(s, torch.arange(32)), s),
+                atol=1e-12,
+                rtol=0,
+            )
+
+
+def test_equal_similarities_cost_log_of_the_candidates() -> None:
+    s = torch.full((8, 64), 3.0, dtype=torch.float64)
+    loss = debiased_contrastive_loss(s, None, 0.2, math.sqrt(14))
+    assert loss.item() == pytest.approx(math.log(64), abs=1e-12)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_constant_eta_is_chuangs_rectangular_form(tau: float) -> None:
+    B, eta = 12, 0.1
+    generator = torch.Generator().manual_seed(3)
+    views = normalize(torch.randn(2 * B, 6, generator=generator, dtype=torch.float64), dim=1)
+    views[B:] = normalize(views[:B] + 0.8 * views[B:], dim=1)
+    views.requires_grad_()
+    s = views @ views.T / tau
+    partner = torch.arange(2 * B).roll(B)
+
+    # Chuang et al. 2020, written out: 2B anchors, 2B - 2 negatives from both views.
+    others = ~torch.eye(2 * B, dtype=torch.bool)
+    others[torch.arange(2 * B), partner] = False
+    negatives = s[others].exp().reshape(2 * B, 2 * B - 2)
+    positives = s[torch.arange(2 * B), partner].exp()
+    N = 2 * B - 2
+    Ng = (negatives.sum(1) - eta * N * positives) / (1 - eta)
+    Ng = Ng.clamp(min=N * math.exp(-1 / tau))
+    expected = -(positives / (positives + Ng)).log().mean()
+
+    not_self = 1 - torch.eye(2 * B, dtype=torch.float64)
+    for value in (eta, torch.full((2 * B,), eta, dtype=torch.float64)):
+        loss = debiased_contrastive_loss(s, partner, value, tau**-0.5, weights=not_self)
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, views, retain_graph=True)[0],
+            torch.autograd.grad(expected, views, retain_graph=True)[0],
+            atol=1e-12,
+            rtol=0,
+        )
+
+
+def test_correction_only_reweights_the_anchor() -> None:
+    """Off the floor: L = log1p((r - N eta)/(1 - eta)), and every gradient of a row times w."""
+    B = 48
+    s = (6 * cosines(B)).requires_grad_()
+    eta = torch.linspace(0, 0.3, B, dtype=torch.float64)
+    biased = info_nce_loss(s, reduction="none")
+    loss = debiased_contrastive_loss(s, None, eta, 10.0, reduction="none")
+    off = biased > (1 + (B - 1) * eta).log()
+    assert 0 < off.sum() < B
+    r = biased.expm1()
+    closed = torch.log1p((r - (B - 1) * eta) / (1 - eta))
+    torch.testing.assert_close(loss[off], closed[off], atol=1e-10, rtol=0)
+    w = (biased.exp() / (biased.exp() - eta * B)).detach()
+    assert (w[off] >= 1).all()
+    torch.testing.assert_close(
+        gradient(loss[off].sum(), s),
+        gradient((w * biased)[off].sum(), s),
+        atol=1e-10,
+        rtol=0,
+    )
+
+
+@given(
+    positive=st.floats(-3, 3),
+    negatives=st.lists(st.floats(-3, 3), min_size=1, max_size=20),
+    eta=st.floats(0.001, 0.9),
+)
+@settings(max_examples=200, deadline=None)
+def test_eq8_is_positive_exactly_above_log_one_plus_n_eta(
+    positive: float, negatives: list[float], eta: float
+) -> None:
+    s = torch.tensor([[positive, *negatives]], dtype=torch.float64)
+    excess = info_nce_loss(s).item() - math.log1p(len(negatives) * eta)
+    ell = debiased_terms(s, None, eta, 2.0).ell.item()
+    if abs(excess) > 1e-12:
+        assert (ell > -math.inf) == (excess > 0)
+
+
+def test_boundary_of_eq8_is_on_the_floor() -> None:
+    s = torch.zeros(1, 5, dtype=torch.float64)
+    s[0, 1:] = math.log(0.25)  # mean e^{s_n} / e^{s_p} = eta, to the last digit
+    terms = debiased_terms(s, None, 0.25, 2.0)
+    assert terms.ell.item() == -math.inf
+    loss = debiased_contrastive_loss(s, None, 0.25, 2.0)
+    assert loss.item() == pytest.approx(math.log1p(4 * math.exp(-4)), abs=1e-15)
+
+
+def test_learned_pair_costs_the_floor_by_hand() -> None:
+    s = torch.full((1, 64), -14.0, dtype=torch.float64)
+    s[0, 0] = 14.0
+    loss = debiased_contrastive_loss(s, None, 0.2, math.sqrt(14))
+    assert loss.item() == pytest.approx(math.log1p(63 * math.exp(-28)), rel=1e-12)
+
+
+def test_zero_floor_ends_at_no_loss_and_fallback_at_infonce() -> None:
+    s = (14 * cosines(1, 16)).clone()
+    s[0, 0] = 14.0
+    s.requires_grad_()
+    assert debiased_contrastive_loss(s, None, 0.2, math.sqrt(14), floor="zero").item() == 0
+    fallback = debiased_contrastive_loss(s, None, 0.2, math.sqrt(14), floor="fallback")
+    biased = info_nce_loss(s)
+    assert fallback.item() == biased.item()
+    assert torch.equal(gradient(fallback, s), gradient(biased, s))
+
+
+def test_anchor_on_the_floor_is_dead_at_the_papers_scale() -> None:
+    s = torch.full((1, 64), 7.0, dtype=torch.float64)
+    s[0, 0] = 12.6
+    s.requires_grad_()
+    dead = debiased_contrastive_loss(s, None, 0.05, math.sqrt(14), floor="floor")
+    assert gradient(dead, s).abs().max() < 1e-6
+    assert gradient(info_nce_loss(s), s).abs().max() > 0.1
+
+
+def test_floor_gives_gamma_no_gradient_of_its_own() -> None:
+    f = torch.full((3, 10), -0.9, dtype=torch.float64)
+    f.diagonal().copy_(torch.tensor([0.7, 0.8, 0.9]))
+    gamma = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    loss = debiased_contrastive_loss(gamma**2 * f, None, 0.3, gamma, reduction="none")
+    phi = math.log(9) - 4 - 4 * f.diagonal()
+    assert torch.equal((loss - torch.log1p(phi.exp())).abs() < 1e-14, torch.ones(3).bool())
+    expected = (-2 * 2.0 * f.diagonal() * phi.sigmoid()).sum()
+    assert gradient(loss.sum(), gamma).item() == pytest.approx(expected.item(), abs=1e-14)
+
+
+def test_eta_of_one_anchor_changes_that_anchors_loss_alone() -> None:
+    s = 4 * cosines(8, 20)
+    eta = torch.zeros(8, dtype=torch.float64)
+    before = debiased_contrastive_loss(s, None, eta, 2.0, reduction="none")
+    eta[3] = 0.2
+    after = debiased_contrastive_loss(s, None, eta, 2.0, reduction="none")
+    assert (before != after).nonzero().flatten().tolist() == [3]
+
+
+def test_eta_receives_no_gradient() -> None:
+    s = (4 * cosines(6)).requires_grad_()
+    eta = torch.full((6,), 0.1, dtype=torch.float64, requires_grad=True)
+    debiased_contrastive_loss(s, None, eta, 2.0).backward()
+    assert eta.grad is None
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+@pytest.mark.parametrize("eta", [0.0, 0.2, 0.999])
+@pytest.mark.parametrize("mates", ["none", "some", "all"])
+def test_gradient_is_finite_whatever_is_dead(floor: str, eta: float, mates: str) -> None:
+    known = {
+        "none": None,
+        "some": torch.rand(16, 16) < 0.3,
+        "all": torch.ones(16, 16, dtype=torch.bool),
+    }[mates]
+    s = (14 * cosines(16)).requires_grad_()
+    with torch.autograd.set_detect_anomaly(True):
+        loss = debiased_contrastive_loss(
+            s, None, eta, math.sqrt(14), known_positives=known, floor=floor
+        )
+        loss.backward()
+    assert loss.isfinite()
+    assert s.grad is not None
+    assert s.grad.isfinite().all()
+
+
+def test_single_pair_costs_nothing() -> None:
+    s = torch.ones(1, 1, requires_grad=True)
+    loss = debiased_contrastive_loss(s, None, 0.2, 1.0)
+    loss.backward()
+    assert (loss.item(), s.grad.item()) == (0, 0)
+
+
+def test_anchor_without_negatives_is_left_out_of_the_mean() -> None:
+    s = (4 * cosines(3)).requires_grad_()
+    known = torch.zeros(3, 3, dtype=torch.bool)
+    known[1] = True
+    rows = debiased_contrastive_loss(s, None, 0.1, 2.0, known_positives=known, reduction="none")
+    mean = debiased_contrastive_loss(s, None, 0.1, 2.0, known_positives=known)
+    assert rows[1].item() == 0
+    assert mean.item() == pytest.approx((rows[0] + rows[2]).item() / 2, abs=1e-15)
+    assert not gradient(mean, s)[1].any()
+
+
+def test_known_positives_join_v_and_leave_the_negatives() -> None:
+    s = torch.tensor([[2.0, 1.0, 0.5, -1.0, 0.0]], dtype=torch.float64)
+    known = torch.tensor([[False, False, True, False, False]])
+    negatives = math.exp(1.0) + math.exp(-1.0) + math.exp(0.0)
+    v = (math.exp(2.0) + math.exp(0.5)) / 2
+    g = (negatives / 3 - 0.1 * v) / 0.9
+    expected = math.log1p(3 * g / math.exp(2.0))
+    loss = debiased_contrastive_loss(s, None, 0.1, 2.0, known_positives=known)
+    assert loss.item() == pytest.approx(expected, abs=1e-14)
+
+
+def test_weight_of_zero_is_deletion_of_the_column() -> None:
+    s = (3 * cosines(4, 9)).requires_grad_()
+    weights = torch.ones(4, 9, dtype=torch.float64)
+    weights[:, [5, 7]] = 0
+    kept = [0, 1, 2, 3, 4, 6, 8]
+    for eta in (0.0, 0.15):
+        removed = debiased_contrastive_loss(s, None, eta, math.sqrt(3), weights=weights)
+        deleted = debiased_contrastive_loss(s[:, kept], None, eta, math.sqrt(3))
+        assert removed.item() == pytest.approx(deleted.item(), abs=1e-14)
+        torch.testing.assert_close(gradient(removed, s), gradient(deleted, s), atol=1e-14, rtol=0)
+
+
+def test_order_of_pairs_is_irrelevant() -> None:
+    s, eta = 4 * cosines(16), torch.linspace(0, 0.2, 16, dtype=torch.float64)
+    order = torch.randperm(16)
+    loss = debiased_contrastive_loss(s, None, eta, 2.0)
+    shuffled = debiased_contrastive_loss(s[order][:, order], None, eta[order], 2.0)
+    assert shuffled.item() == pytest.approx(loss.item(), abs=1e-14)
+
+
+def test_positive_may_stand_anywhere() -> None:
+    s, eta = 4 * cosines(8), torch.linspace(0, 0.2, 8, dtype=torch.float64)
+    columns = torch.randperm(8)
+    moved = torch.empty_like(s)
+    moved[:, columns] = s  # column j of s now stands at columns[j]
+    assert debiased_contrastive_loss(moved, columns, eta, 2.0).item() == pytest.approx(
+        debiased_contrastive_loss(s, None, eta, 2.0).item(), abs=1e-14
+    )
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+@pytest.mark.parametrize("mates", [False, True])
+def test_gradient_is_the_derivative(floor: str, mates: bool) -> None:
+    s = (2 * cosines(7, 9)).requires_grad_()
+    known = torch.rand(7, 9) < 0.2 if mates else None
+    eta = torch.linspace(0, 0.4, 7, dtype=torch.float64)
+    terms = debiased_terms(s, None, eta, math.sqrt(2), known_positives=known)
+    assert 0 < (terms.ell <= terms.phi).sum() < 7
+
+    def loss(s: torch.Tensor) -> torch.Tensor:
+        return debiased_contrastive_loss(
+            s, None, eta, math.sqrt(2), known_positives=known, floor=floor, reduction="none"
+        )
+
+    assert torch.autograd.gradcheck(loss, (s,))
+
+
+@pytest.mark.parametrize("gamma_squared", [2, 14, 100])
+def test_float32_agrees_with_float64_at_every_scale(gamma_squared: int) -> None:
+    exact = (gamma_squared * cosines(64)).requires_grad_()
+    single = exact.detach().float().requires_grad_()
+    eta = torch.linspace(0, 0.2, 64)
+    expected = debiased_contrastive_loss(exact, None, eta, math.sqrt(gamma_squared))
+    loss = debiased_contrastive_loss(single, None, eta, math.sqrt(gamma_squared))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
+    torch.testing.assert_close(
+        gradient(loss, single).double(), gradient(expected, exact), atol=2e-6, rtol=0
+    )
+
+
+def test_loss_is_float32_under_autocast_and_for_half_inputs() -> None:
+    s = (14 * cosines(16)).float()
+    expected = debiased_contrastive_loss(s, None, 0.1, math.sqrt(14))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = debiased_contrastive_loss(s, None, 0.1, math.sqrt(14))
+    assert torch.equal(inside, expected)
+    half = debiased_contrastive_loss(s.bfloat16(), None, 0.1, math.sqrt(14))
+    assert half.dtype == torch.float32
+    rounded = debiased_contrastive_loss(s.bfloat16().float(), None, 0.1, math.sqrt(14))
+    assert torch.equal(half, rounded)
+
+
+@pytest.mark.parametrize("where", ["positive", "negative"])
+def test_not_a_number_is_passed_on(where: str) -> None:
+    s = 4 * cosines(4)
+    s[0, 0 if where == "positive" else 1] = math.nan
+    for floor in FLOORS:
+        assert debiased_contrastive_loss(s, None, 0.1, 2.0, floor=floor).isnan()
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"eta": 1.0}, "eta is 1.0"),
+        ({"eta": -0.1}, "eta is -0.1"),
+        ({"eta": torch.zeros(5)}, "one an anchor"),
+        ({"eta": torch.zeros(4, 1)}, "one an anchor"),
+        ({"positive": torch.arange(3)}, "one column each"),
+        ({"s": torch.zeros(4, 3)}, "diagonal"),
+        ({"floor": "none"}, "floor is 'none'"),
+        ({"reduction": "median"}, "reduction is 'median'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
+    arguments = {"s": torch.zeros(4, 4), "positive": None, "eta": 0.1, "gamma": 1.0} | change
+    with pytest.raises(ObjectiveError, match=message):
+        debiased_contrastive_loss(**arguments)
+
+
+def test_error_of_the_estimate_falls_with_n_and_grows_with_wrong_eta() -> None:
+    """Proposition 2.1 on five skewed classes of points on a circle, gamma = 1."""
+    generator = torch.Generator().manual_seed(0)
+    rho = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
+    angles = torch.arange(5) * 2 * math.pi / 5
+
+    def points(classes: torch.Tensor) -> torch.Tensor:
+        spread = 0.3 * torch.randn(classes.shape, generator=generator, dtype=torch.float64)
+        angle = angles[classes] + spread
+        return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.multinomial(rho, math.prod(shape), True, generator=generator).view(shape)
+
+    anchors = 4000
+    c = draw(anchors)
+    x, mate = points(c), points(c)
+    pool_class = draw(2000)
+    pool = points(pool_class)
+    foreign = pool_class[None] != c[:, None]
+    ideal_mean = torch.where(foreign, (x @ pool.T).exp(), 0).sum(1) / foreign.sum(1)
+
+    def error(N: int, eta: torch.Tensor) -> tuple[float, float]:
+        s = torch.einsum("ad,and->an", x, torch.cat([mate[:, None], points(draw(anchors, N))], 1))
+        zeros = torch.zeros(anchors, dtype=torch.long)
+        loss = debiased_contrastive_loss(s, zeros, eta, 1.0, reduction="none")
+        ideal = torch.log1p(N * ideal_mean / s[:, 0].exp())
+        bound = (
+            3
+            * math.e**2
+            * (
+                math.sqrt(math.pi / (2 * N)) * (1 / (1 - rho[c])).mean()
+                + math.sqrt(math.pi / 2) * (rho[c] / (1 - rho[c])).mean()
+                + (1 / (1 - eta) - 1 / (1 - rho[c])).abs().mean()
+            )
+        )
+        return (loss - ideal).mean().abs().item(), bound.item()
+
+    errors = {N: error(N, rho[c]) for N in (8, 64, 254)}
+    assert errors[8][0] > errors[64][0]
+    assert errors[8][0] > errors[254][0]
+    wrong, wrong_bound = error(254, (rho[c] - 0.15).clamp(min=0))
+    assert wrong > 3 * errors[254][0]
+    assert wrong <= wrong_bound
+    assert all(found <= bound for found, bound in errors.values())
+
+
+def test_importing_the_loss_imports_torch_alone() -> None:
+    code = (
+        "import sys; from medclip_dcl import debiased_contrastive_loss, info_nce_loss, "
+        "gather_with_grad, debiasing_gauges, multi_positive_loss\n"
+        "heavy = {'transformers', 'pydantic', 'accelerate', 'pyarrow', 'sklearn', 'safetensors'}\n"
+        "assert 'torch' in sys.modules\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from medclip_dcl.losses.negatives import (
+    remove_by_labels,
+    remove_by_similarity,
+    resample_by_similarity,
+    reweight_by_similarity,
+    reweight_hard,
+)
+
+POSITIVE = torch.tensor([0, 2, 1])
+
+
+def similarity() -> torch.Tensor:
+    return torch.tensor(
+        [[1.0, 0.95, 0.5, -0.2], [0.95, 0.4, 1.0, 0.1], [0.5, 1.0, 0.0, 0.9]], requires_grad=True
+    )
+
+
+def test_shared_label_removes_a_negative_and_never_the_positive_twice() -> None:
+    overlap = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1]]).bool()
+    assert remove_by_labels(overlap, POSITIVE).tolist() == [
+        [0, 0, 1, 1],
+        [1, 1, 0, 1],
+        [0, 0, 0, 0],
+    ]
+
+
+def test_similarity_above_the_threshold_removes_a_negative() -> None:
+    assert remove_by_similarity(similarity(), POSITIVE, 0.9).tolist() == [
+        [0, 0, 1, 1],
+        [0, 1, 0, 1],
+        [1, 0, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_resampling_keeps_k_of_n_at_weight_n_over_k(share: float) -> None:
+    text = torch.rand(6, 11)
+    positive = torch.arange(6)
+    weights = resample_by_similarity(text, positive, 2.0, share, torch.Generator().manual_seed(0))
+    K = {0.1: 1, 0.5: 5, 1.0: 10}[share]
+    assert (weights > 0).sum(1).tolist() == [K] * 6
+    torch.testing.assert_close(weights.sum(1), torch.full((6,), 10.0))
+    assert not weights[torch.arange(6), positive].any()
+
+
+def test_resampling_is_decided_by_its_generator() -> None:
+    text, positive = torch.rand(6, 11), torch.arange(6)
+
+    def draw(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return resample_by_similarity(text, positive, 1.0, 0.5, generator)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_resampling_prefers_far_texts() -> None:
+    text = torch.cat([torch.ones(2000, 1), torch.ones(2000, 1), torch.zeros(2000, 1)], dim=1)
+    positive = torch.zeros(2000, dtype=torch.long)
+    drawn = resample_by_similarity(text, positive, 2.0, 0.5, torch.Generator().manual_seed(0))
+    far = (drawn[:, 2] > 0).float().mean().item()
+    assert far == pytest.approx(1 / (1 + torch.tensor(-2.0).exp().item()), abs=0.03)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 5.0])
+def test_softmax_weights_sum_to_the_number_of_negatives(beta: float) -> None:
+    for weights in (
+        reweight_by_similarity(similarity(), POSITIVE, beta),
+        reweight_hard(14 * similarity(), POSITIVE, beta),
+    ):
+        torch.testing.assert_close(weights.sum(1), torch.full((3,), 3.0))
+        assert not weights[torch.arange(3), POSITIVE].any()
+        assert not weights.requires_grad
+        if beta == 0:
+            assert sorted(weights.flatten().tolist()) == [0.0] * 3 + [1.0] * 9
+
+
+def test_likely_false_negatives_weigh_less_and_hard_ones_more() -> None:
+    by_text = reweight_by_similarity(similarity(), POSITIVE, 1.0)
+    hard = reweight_hard(similarity(), POSITIVE, 1.0)
+    assert by_text[0, 1] < by_text[0, 2] < by_text[0, 3]
+    assert hard[0, 1] > hard[0, 2] > hard[0, 3]
+
+
+def test_hard_weights_are_robinsons() -> None:
+    """N * e^{beta s} / sum e^{beta s}: the weighted sum is theirs, sum(imp * neg) / mean(imp)."""
+    s = torch.tensor([[2.0, 1.0, -1.0, 0.5]], dtype=torch.float64)
+    negatives = s[0, 1:].exp()
+    importance = negatives**0.7
+    theirs = (importance * negatives).sum() / importance.mean()
+    weights = reweight_hard(s, torch.tensor([0]), 0.7).double()
+    assert (weights * s.exp()).sum().item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+def test_single_pair_has_no_negatives_to_weigh() -> None:
+    one, positive = torch.ones(1, 1), torch.tensor([0])
+    generator = torch.Generator()
+    assert reweight_by_similarity(one, positive, 1.0).tolist() == [[0.0]]
+    assert reweight_hard(one, positive, 1.0).tolist() == [[0.0]]
+    assert resample_by_similarity(one, positive, 1.0, 0.5, generator).tolist() == [[0.0]]

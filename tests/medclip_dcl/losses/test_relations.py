@@ -1,0 +1,202 @@
+"""Every cell of the relation's table, written out."""
+
+import random
+
+import pytest
+import torch
+
+from medclip_dcl.losses.relations import (
+    CODES,
+    DIFFERENT,
+    SAME,
+    UNCLEAR,
+    encode_claims,
+    encode_labels,
+    encode_truth,
+    relation_gauges,
+    relation_matrix,
+)
+from medclip_dcl.text.labeler.labels import FINDINGS, Claims
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+
+def claims(asserted: str = "", negated: str = "", hedged: str = "", normal: bool = False) -> Claims:
+    """`asserted`: comma-separated findings, a side after a slash, as in `Edema/left`."""
+    found: dict[str, frozenset[str]] = {}
+    for entry in filter(None, asserted.split(",")):
+        name, _, side = entry.partition("/")
+        found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
+    return Claims(
+        found,
+        frozenset(filter(None, negated.split(","))),
+        frozenset(filter(None, hedged.split(","))),
+        normal,
+    )
+
+
+def relation(anchor: Claims, report: Claims) -> int:
+    return int(relation_matrix(encode_claims([anchor]), encode_claims([report])).item())
+
+
+SILENT = claims()
+POSITIVE = claims("Edema")
+NEGATIVE = claims(negated="Edema")
+HEDGED = claims(hedged="Edema")
+NORMAL = claims(normal=True)
+
+ONE_CLAIM = [
+    (POSITIVE, [SAME, DIFFERENT, UNCLEAR, DIFFERENT, DIFFERENT]),
+    (NEGATIVE, [DIFFERENT, SAME, UNCLEAR, UNCLEAR, UNCLEAR]),
+    (HEDGED, [UNCLEAR, DIFFERENT, UNCLEAR, DIFFERENT, DIFFERENT]),
+    (NORMAL, [DIFFERENT, UNCLEAR, UNCLEAR, UNCLEAR, SAME]),
+    (SILENT, [DIFFERENT, DIFFERENT, DIFFERENT, DIFFERENT, DIFFERENT]),
+]
+
+
+@pytest.mark.parametrize(("anchor", "expected"), ONE_CLAIM)
+def test_one_claim_against_every_kind_of_report(anchor: Claims, expected: list[int]) -> None:
+    reports = encode_claims([POSITIVE, NEGATIVE, HEDGED, SILENT, NORMAL])
+    assert relation_matrix(encode_claims([anchor]), reports).tolist() == [expected]
+
+
+SIDES = [
+    ("Edema/left", "Edema/left", SAME),
+    ("Edema/left", "Edema/right", DIFFERENT),
+    ("Edema/left", "Edema", UNCLEAR),
+    ("Edema/left", "Edema/left,Edema/right", SAME),
+    ("Edema/left,Edema/right", "Edema/left", DIFFERENT),
+    ("Edema/left,Edema/right", "Edema", UNCLEAR),
+    ("Edema", "Edema/right", SAME),
+    ("Edema", "Edema", SAME),
+]
+
+
+@pytest.mark.parametrize(("anchor", "report", "expected"), SIDES)
+def test_a_side_counts_where_the_anchor_names_one(anchor: str, report: str, expected: int) -> None:
+    assert relation(claims(anchor), claims(report)) == expected
+
+
+SEVERAL = [
+    # both claims met
+    (claims("Edema", "Fracture"), claims("Edema", "Fracture"), SAME),
+    # one met, one silent: what is denied is unclear, what is asserted is different
+    (claims("Edema", "Fracture"), claims("Edema"), UNCLEAR),
+    (claims("Edema,Fracture"), claims("Edema"), DIFFERENT),
+    # one different outweighs one unclear and one same
+    (claims("Edema", "Fracture,Pneumonia"), claims("Edema,Fracture"), DIFFERENT),
+    (claims(negated="Fracture,Pneumonia"), claims(negated="Fracture"), UNCLEAR),
+    (claims("Edema", hedged="Pneumonia"), claims("Edema,Pneumonia"), UNCLEAR),
+    # what else the report says does not matter
+    (claims("Edema"), claims("Edema,Fracture", "Pneumonia"), SAME),
+]
+
+
+@pytest.mark.parametrize(("anchor", "report", "expected"), SEVERAL)
+def test_several_claims_take_the_worst(anchor: Claims, report: Claims, expected: int) -> None:
+    assert relation(anchor, report) == expected
+
+
+def test_a_normal_sentence_that_names_findings_is_judged_by_them() -> None:
+    clear_lungs = claims(negated="Pneumonia", normal=True)
+    assert relation(clear_lungs, claims("Fracture", "Pneumonia")) == SAME
+    assert relation(clear_lungs, NORMAL) == UNCLEAR
+
+
+def test_a_normal_anchor_is_same_to_no_report_that_asserts() -> None:
+    assert relation(NORMAL, claims("Edema", normal=True)) == DIFFERENT
+
+
+def test_matrix_is_rectangular_and_int8() -> None:
+    matrix = relation_matrix(encode_claims([POSITIVE, NEGATIVE]), encode_claims([POSITIVE] * 3))
+    assert matrix.dtype == torch.int8
+    assert matrix.tolist() == [[SAME] * 3, [DIFFERENT] * 3]
+
+
+def test_label_table_knows_no_side_and_hedges_minus_one() -> None:
+    labels = encode_labels([{"Edema": 1}, {"Edema": 0}, {"Edema": -1}, {"Edema": None}])
+    anchors = encode_claims([claims("Edema"), claims("Edema/left"), NEGATIVE])
+    assert relation_matrix(anchors, labels).tolist() == [
+        [SAME, DIFFERENT, UNCLEAR, DIFFERENT],
+        [UNCLEAR, DIFFERENT, UNCLEAR, DIFFERENT],
+        [DIFFERENT, SAME, UNCLEAR, UNCLEAR],
+    ]
+
+
+def test_no_finding_of_the_label_table_is_normal() -> None:
+    labels = encode_labels([{"No Finding": 1}, {"No Finding": None, "Edema": 1}])
+    assert relation_matrix(encode_claims([NORMAL]), labels).tolist() == [[SAME, DIFFERENT]]
+
+
+def test_truth_leaves_nothing_unmentioned() -> None:
+    truth = encode_truth([{"Edema": frozenset({"left"})}, {}])
+    anchors = encode_claims([NEGATIVE, claims("Edema/left"), claims("Edema/right"), NORMAL])
+    assert relation_matrix(anchors, truth).tolist() == [
+        [DIFFERENT, SAME],
+        [SAME, DIFFERENT],
+        [DIFFERENT, DIFFERENT],
+        [DIFFERENT, SAME],
+    ]
+
+
+def test_codes_hold_every_finding_and_normal() -> None:
+    findings = [name for name in LABELS if name != "No Finding"]
+    codes = encode_claims([claims(f"{name}/left") for name in findings] + [NORMAL])
+    assert codes.dtype == torch.int8
+    assert codes.shape == (14, CODES)
+    assert (codes != 0).sum(dim=1).tolist() == [1] * 14
+    assert (codes != 0).sum(dim=0).tolist() == [1] * 14
+
+
+def test_gauges_count_other_images_alone() -> None:
+    anchors = encode_claims([POSITIVE, NEGATIVE, SILENT])
+    relation = torch.tensor([[SAME, SAME, DIFFERENT], [UNCLEAR, SAME, UNCLEAR], [0, 0, 0]])
+    gauges = relation_gauges(relation.to(torch.int8), anchors, torch.arange(3))
+    assert {name: round(value.item(), 4) for name, value in gauges.items()} == {
+        "mates": 0.3333,  # 1, 0, 0
+        "unclear": 0.3333,  # 2 of 6
+        "with_claims": 0.6667,
+        "alone": 0.3333,  # the second
+    }
+
+
+def told(anchor: Claims, report: Claims) -> int:
+    """The module's table, one claim after the other."""
+    verdicts = set()
+    for name, sides in anchor.asserted.items():
+        if name in report.asserted:
+            known = report.asserted[name]
+            verdicts.add(SAME if sides <= known else DIFFERENT if known else UNCLEAR)
+        else:
+            verdicts.add(UNCLEAR if name in report.uncertain else DIFFERENT)
+    for name in anchor.negated:
+        silent = UNCLEAR if name not in report.negated else SAME
+        verdicts.add(DIFFERENT if name in report.asserted else silent)
+    for name in anchor.uncertain:
+        spoken = name in report.asserted or name in report.uncertain
+        verdicts.add(UNCLEAR if spoken else DIFFERENT)
+    if not verdicts and anchor.normal:
+        rest = SAME if report.normal else UNCLEAR
+        verdicts.add(DIFFERENT if report.asserted else rest)
+    return next((item for item in (DIFFERENT, UNCLEAR, SAME) if item in verdicts), DIFFERENT)
+
+
+def drawn(generator: random.Random, most: int) -> Claims:
+    names = generator.sample(FINDINGS[:5], generator.randint(0, most))
+    kinds = {name: generator.choice("anu") for name in names}
+    sides = [frozenset(), frozenset({"left"}), frozenset({"right"}), frozenset({"left", "right"})]
+    return Claims(
+        {name: generator.choice(sides) for name in names if kinds[name] == "a"},
+        frozenset(name for name in names if kinds[name] == "n"),
+        frozenset(name for name in names if kinds[name] == "u"),
+        generator.random() < 0.3,
+    )
+
+
+def test_matrix_is_the_table_for_any_claims() -> None:
+    generator = random.Random(0)
+    anchors = [drawn(generator, 3) for _ in range(150)]
+    reports = [drawn(generator, 5) for _ in range(150)]
+    expected = [[told(anchor, report) for report in reports] for anchor in anchors]
+    matrix = relation_matrix(encode_claims(anchors), encode_claims(reports))
+    assert matrix.tolist() == expected
+    assert all((matrix == kind).sum() > 500 for kind in (DIFFERENT, SAME, UNCLEAR))

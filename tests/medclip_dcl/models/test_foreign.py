@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.models.pretrained import read_tensors, weights_file
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
+
+
+class Trap:
+    """Unpickled, it would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("nested", [None, "state_dict", "model"])
+def test_a_torch_file_gives_its_tensors(tmp_path: Path, nested: str | None) -> None:
+    torch.save(STATE if nested is None else {nested: STATE, "epoch": 3}, tmp_path / "x.pth")
+    found = read_tensors(tmp_path / "x.pth")
+    assert found.keys() == STATE.keys()
+    assert all(torch.equal(found[name], STATE[name]) for name in STATE)
+
+
+def test_half_precision_is_read_as_float32_and_counters_stay_whole(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2, dtype=torch.float16), "n": torch.tensor(3)}, tmp_path / "x")
+    found = read_tensors(tmp_path / "x")
+    assert (found["a"].dtype, found["n"].dtype) == (torch.float32, torch.int64)
+
+
+def test_safetensors_come_before_a_pickle(tmp_path: Path) -> None:
+    torch.save({"old": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    assert weights_file(tmp_path).name == "pytorch_model.bin"
+    save_file({"new": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert read_tensors(tmp_path).keys() == {"new"}
+
+
+def test_code_in_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    torch.save({"a": Trap(tmp_path / "ran")}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="plain tensors"):
+        read_tensors(tmp_path / "x.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_whatever_holds_no_tensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no weights"):
+        read_tensors(tmp_path / "nowhere.pt")
+    with pytest.raises(CheckpointError, match="no weights"):
+        read_tensors(tmp_path)
+    torch.save({"a": torch.ones(1), "note": "text"}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        read_tensors(tmp_path / "x.pt")
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match="no readable"):
+        read_tensors(tmp_path)

@@ -1,0 +1,167 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cosine_similarity, normalize
+
+from medclip_dcl.models import similarity
+from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.models.similarity import image_sentence_scores, region_scores
+
+KINDS = ("lse", "nl", "lse_nl", "mean", "global")
+
+
+def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(*shape, generator=generator, dtype=dtype), dim=-1)
+
+
+def by_hand(regions: torch.Tensor, sentence: torch.Tensor, config: SimilarityConfig) -> float:
+    """One image, one sentence, straight from the definitions."""
+    h = regions @ sentence
+    local = config.tau_lse * (torch.logsumexp(h / config.tau_lse, 0) - math.log(len(h)))
+    attention = torch.softmax(regions @ regions[h.argmax()] / config.tau_nl, 0)
+    non_local = cosine_similarity(attention @ regions, sentence, dim=0)
+    return {
+        "lse": local,
+        "nl": non_local,
+        "lse_nl": (local + non_local) / 2,
+        "mean": h.mean(),
+        "global": cosine_similarity(regions.mean(0), sentence, dim=0),
+    }[config.kind].item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_score_is_its_definition_pair_by_pair(kind: str) -> None:
+    x, y = unit(3, 7, 5), unit(4, 5, seed=1)
+    config = SimilarityConfig(kind=kind, tau_lse=0.2, tau_nl=0.3)
+    f = image_sentence_scores(x, y, config)
+    assert f.shape == (4, 3)
+    for text in range(4):
+        for image in range(3):
+            assert f[text, image].item() == pytest.approx(
+                by_hand(x[image], y[text], config), abs=1e-12
+            )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_is_that_of_the_definition(kind: str) -> None:
+    x, y = unit(2, 4, 3).requires_grad_(), unit(3, 3, seed=1).requires_grad_()
+    config = SimilarityConfig(kind=kind, tau_lse=0.5, tau_nl=0.5)
+    assert torch.autograd.gradcheck(lambda x, y: image_sentence_scores(x, y, config), (x, y))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_of_regions_is_irrelevant(kind: str) -> None:
+    x, y = unit(3, 9, 8, dtype=torch.float32), unit(2, 8, seed=1, dtype=torch.float32)
+    config = SimilarityConfig(kind=kind)
+    shuffled = x[:, torch.randperm(9)]
+    torch.testing.assert_close(
+        image_sentence_scores(shuffled, y, config),
+        image_sentence_scores(x, y, config),
+        atol=1e-6,
+        rtol=0,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 10_000), tau=st.floats(0.01, 10), opposed=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_score_stays_between_minus_one_and_one(
+    kind: str, seed: int, tau: float, opposed: bool
+) -> None:
+    x, y = unit(4, 6, 3, seed=seed, dtype=torch.float32), unit(5, 3, seed=seed + 1).float()
+    if opposed:
+        x[:, 1::2], y[0], y[1] = -x[:, ::2], x[0, 0], -x[0, 0]
+    f = image_sentence_scores(x, y, SimilarityConfig(kind=kind, tau_lse=tau, tau_nl=tau))
+    assert f.isfinite().all()
+    assert f.abs().max() <= 1
+
+
+def test_lse_lies_between_mean_and_maximum() -> None:
+    x, y = unit(4, 30, 8), unit(5, 8, seed=1)
+    h = torch.einsum("ird,td->tir", x, y)
+    f = image_sentence_scores(x, y, SimilarityConfig(kind="lse"))
+    assert (f <= h.amax(-1)).all()
+    assert (f >= h.mean(-1)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_region_scores_its_own_cosine(kind: str) -> None:
+    x, y = unit(3, 1, 8), unit(4, 8, seed=1)
+    f = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
+    torch.testing.assert_close(f, y @ x[:, 0].T, atol=1e-14, rtol=0)
+
+
+def test_one_region_scores_exactly_its_own_cosine_under_lse() -> None:
+    x, y = unit(3, 1, 8, dtype=torch.float32), unit(4, 8, seed=1, dtype=torch.float32)
+    f = image_sentence_scores(x, y, SimilarityConfig(kind="lse"))
+    h = (y.expand(3, -1, -1) @ x.transpose(1, 2)).squeeze(-1).T
+    assert torch.equal(f, h)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_regions_score_as_one(kind: str) -> None:
+    x, y = unit(3, 1, 8), unit(4, 8, seed=1)
+    config = SimilarityConfig(kind=kind)
+    many = image_sentence_scores(x.repeat(1, 225, 1), y, config)
+    torch.testing.assert_close(many, y @ x[:, 0].T, atol=1e-12, rtol=0)
+
+
+def test_lse_is_the_maximum_when_cold_and_the_mean_when_hot() -> None:
+    x, y = unit(3, 12, 8), unit(4, 8, seed=1)
+    h = torch.einsum("ird,td->tir", x, y)
+    cold = image_sentence_scores(x, y, SimilarityConfig(kind="lse", tau_lse=1e-7))
+    hot = image_sentence_scores(x, y, SimilarityConfig(kind="lse", tau_lse=1e6))
+    torch.testing.assert_close(cold, h.amax(-1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(hot, h.mean(-1), atol=1e-6, rtol=0)
+
+
+def test_grid_size_alone_does_not_change_the_score() -> None:
+    x, y = unit(2, 15 * 15, 8), unit(2, 8, seed=1)
+    config = SimilarityConfig()
+    doubled = image_sentence_scores(x.repeat_interleave(2, dim=1), y, config)
+    torch.testing.assert_close(doubled, image_sentence_scores(x, y, config), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["lse", "nl", "lse_nl"])
+@pytest.mark.parametrize("kept", [1 << 26, 0], ids=["kept", "redone"])
+def test_blocks_of_images_change_neither_score_nor_gradient(
+    kind: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimilarityConfig(kind=kind)
+    monkeypatch.setattr(similarity, "_LARGEST_KEPT", kept)
+    results = []
+    for block in (1 << 18, 2 * 4 * 7):  # all five images at once, or two in a block
+        monkeypatch.setitem(similarity._BLOCK, "cpu", block)
+        x, y = unit(5, 7, 5).requires_grad_(), unit(4, 5, seed=1).requires_grad_()
+        f = image_sentence_scores(x, y, config)
+        results.append((f, *torch.autograd.grad(f.square().sum(), (x, y))))
+    for whole, blocked in zip(*results, strict=True):
+        torch.testing.assert_close(blocked, whole, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_score_is_bit_for_bit_the_same_without_gradients(kind: str) -> None:
+    x, y = unit(3, 9, 8, dtype=torch.float32), unit(2, 8, seed=1, dtype=torch.float32)
+    with torch.inference_mode():
+        alone = image_sentence_scores(x, y, SimilarityConfig(kind=kind))
+    assert torch.equal(alone, image_sentence_scores(x, y, SimilarityConfig(kind=kind)))
+
+
+def test_autocast_does_not_touch_the_score() -> None:
+    x, y = unit(3, 7, 5, dtype=torch.float32), unit(4, 5, seed=1, dtype=torch.float32)
+    expected = image_sentence_scores(x, y, SimilarityConfig())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        f = image_sentence_scores(x, y, SimilarityConfig())
+    assert f.dtype == torch.float32
+    assert torch.equal(f, expected)
+
+
+def test_region_scores_are_cosines_on_the_grid() -> None:
+    x, y = unit(2, 3, 4, 5), unit(6, 5, seed=1)
+    h = region_scores(x, y)
+    assert h.shape == (6, 2, 3, 4)
+    assert h[5, 1, 2, 3].item() == pytest.approx((x[1, 2, 3] @ y[5]).item(), abs=1e-15)

@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import BertForMaskedLM
+
+from medclip_dcl.errors import CheckpointError
+from medclip_dcl.models.settings import TextEncoderConfig
+from medclip_dcl.models.text_encoder import TextEncoder, fill_text_encoder
+from tests.synthetic.films import random_tokens, tiny_text_config
+
+
+def text_encoder(pooling: str = "cls") -> TextEncoder:
+    return TextEncoder(TextEncoderConfig(pooling=pooling), tiny_text_config(), dim=8).eval()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_padding_does_not_change_the_vector(pooling: str) -> None:
+    encoder = text_encoder(pooling)
+    ids, mask = random_tokens(4, tokens=7)
+    padded_ids = torch.cat([ids, torch.full((4, 5), 17)], dim=1)
+    padded_mask = torch.cat([mask, torch.zeros(4, 5, dtype=torch.long)], dim=1)
+    torch.testing.assert_close(
+        encoder(padded_ids, padded_mask), encoder(ids, mask), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_cls_reads_the_first_state_and_mean_all_real_ones() -> None:
+    first, mean = text_encoder("cls"), text_encoder("mean")
+    mean.load_state_dict(first.state_dict())
+    ids, mask = random_tokens(3)
+    states = first.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+    length = int(mask[1].sum())
+    torch.testing.assert_close(first(ids, mask)[1], first.projection(states[1, 0]))
+    torch.testing.assert_close(
+        mean(ids, mask)[1], first.projection(states[1, :length].mean(0)), atol=1e-6, rtol=1e-5
+    )
+
+
+def language_model(folder: Path, extra: dict[str, torch.Tensor]) -> BertForMaskedLM:
+    model = BertForMaskedLM(tiny_text_config()).eval()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    save_file(state | extra, folder / "model.safetensors")
+    return model
+
+
+HEAD = {
+    f"cls_projection_head.{name}": torch.zeros(4)
+    for name in ("dense_to_hidden.weight", "LayerNorm.bias", "dense_to_output.bias")
+}
+
+
+@pytest.mark.parametrize("extra", [{}, HEAD], ids=["language model", "CXR-BERT layout"])
+def test_language_model_fills_every_weight_of_bert(
+    tmp_path: Path, extra: dict[str, torch.Tensor]
+) -> None:
+    source = language_model(tmp_path, extra)
+    encoder = text_encoder()
+    projection = encoder.projection.weight.clone()
+    report = fill_text_encoder(encoder, tmp_path)
+    ids, mask = random_tokens(3)
+    torch.testing.assert_close(
+        encoder.backbone(input_ids=ids, attention_mask=mask)[0],
+        source.bert(input_ids=ids, attention_mask=mask)[0],
+    )
+    assert torch.equal(encoder.projection.weight, projection)
+    assert report.missing == ()
+    assert len(report.matched) == len(encoder.backbone.state_dict())
+    assert set(extra) <= set(report.unexpected)
+    assert all(key.startswith("cls") for key in report.unexpected)
+
+
+def test_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    save_file({"visual.conv.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="matches 0 of"):
+        fill_text_encoder(text_encoder(), tmp_path)
+
+
+def test_one_unknown_key_is_refused(tmp_path: Path) -> None:
+    language_model(tmp_path, {"bert.adapter.weight": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match="adapter"):
+        fill_text_encoder(text_encoder(), tmp_path)
+
+
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no weights"):
+        fill_text_encoder(text_encoder(), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(CheckpointError, match="no readable safetensors"):
+        fill_text_encoder(text_encoder(), tmp_path)

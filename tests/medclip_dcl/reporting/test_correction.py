@@ -1,0 +1,136 @@
+"""The section about eta: its figures by hand, its truth, and what a private report leaves out."""
+
+import json
+
+import numpy as np
+import pytest
+
+from medclip_dcl.artifact import drafting, make_recipe
+from medclip_dcl.data import manifest
+from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.likelihood import eta, scoring
+from medclip_dcl.reporting.calibration import CALIBRATION, FOLDER, describe_calibration
+from medclip_dcl.reporting.correction import describe_eta
+from medclip_dcl.reporting.settings import ReportConfig
+from medclip_dcl.reporting.sources import find_sources
+from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text.sentences import text_key
+from tests.synthetic.corpus import KINDS
+from tests.synthetic.evaluated import write_texts
+
+NEGATIVES = 63
+TEXTS = [text for _, *said in KINDS for text in said]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("described") / "work")
+
+
+@pytest.fixture(scope="module")
+def view(work):
+    return describe_eta(sources(work))
+
+
+def sources(work, rho=None, **settings):
+    return find_sources(work, ReportConfig(**settings), False, rho or {}, NEGATIVES)
+
+
+def caption(view, title):
+    return next(chart["meaning"] for chart in view["charts"] if chart["title"] == title)
+
+
+def test_expected_false_negatives_are_n_times_eta_of_the_recipe_s_batch(view):
+    figures = view["figures"]
+    assert figures["mean eta of a training sentence"] == pytest.approx(0.05)
+    assert figures["of them false, expected: N · eta"] == pytest.approx(63 * 0.05)
+    assert figures["distinct sentences"] == len(TEXTS)
+    assert figures["rank correlation, eta and times said"] is None
+
+
+def test_eta_is_drawn_against_likelihood_length_frequency_and_labels(view):
+    titles = [chart["title"] for chart in view["charts"]]
+    expected = ["How strongly.", "How likely.", "Who is said often.", "Who is long."]
+    assert titles == [*expected, "Is it right?"]
+
+
+def test_eta_without_likelihoods_is_drawn_against_words(tmp_path):
+    work = write_texts(tmp_path / "work")
+    folder = eta.KIND.at(work)
+    rows = read_table(folder, eta.ETA).to_pylist()
+    recipe = make_recipe(eta.KIND, {"eta": {"source": "constant", "eta_max": 0.2}}, {})
+    with drafting(folder, eta.KIND, recipe) as draft:
+        bare = [{**row, "pll_nats": None, "tokens": None} for row in rows]
+        write_table(draft.directory, eta.ETA, bare)
+        draft.seal({})
+    view = describe_eta(sources(work))
+    assert "How likely." not in [chart["title"] for chart in view["charts"]]
+    assert any("length, words" in chart["picture"] for chart in view["charts"])
+
+
+def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
+    work = write_texts(tmp_path / "work")
+    folder = manifest.KIND.at(work)
+    forms = (manifest.IMAGES, manifest.REPORTS, manifest.BOXES, manifest.REJECTS)
+    tables = {form: read_table(folder, form).to_pylist() for form in forms}
+    tables[manifest.STUDY_LABELS] = []
+    with drafting(folder, manifest.KIND, make_recipe(manifest.KIND, {}, {})) as draft:
+        for form, rows in tables.items():
+            write_table(draft.directory, form, rows)
+        draft.seal({})
+    view = describe_eta(sources(work))
+    assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
+
+
+def test_the_generator_s_truth_goes_before_labels(work, view):
+    rho = {text_key(text): 0.1 for text in TEXTS}
+    found = caption(describe_eta(sources(work, rho)), "Is it right?")
+    assert "true class probability" in found
+    assert "median of eta / rho 0.5" in found
+    assert "by a factor of 2." in found
+    assert "label table" in caption(view, "Is it right?")
+
+
+def test_truth_that_names_no_sentence_of_the_corpus_breaks_nothing(work):
+    view = describe_eta(sources(work, {"0" * 32: 0.1}))
+    assert "of 0 sentences" in caption(view, "Is it right?")
+
+
+def test_sentences_are_listed_unless_the_report_is_private(work, view):
+    assert {row["text"] for row in view["most"] + view["least"]} <= set(TEXTS)
+    assert len(view["most"]) == len(view["least"]) == 8
+    private = describe_eta(sources(work, private=True))
+    assert private["most"] == private["least"] == []
+    assert not any(text in str(private) for text in TEXTS)
+
+
+def test_a_calibration_is_shown_and_called_stale_where_likelihoods_changed(tmp_path):
+    work = write_texts(tmp_path / "work")
+    assert describe_calibration(sources(work)) is None
+    recipe = make_recipe(scoring.KIND, {}, {})
+    with drafting(scoring.KIND.at(work), scoring.KIND, recipe) as draft:
+        write_table(draft.directory, scoring.LIKELIHOODS, [])
+        digest = draft.seal({}).digest
+    record = {
+        "evidence": "claims",
+        "likelihoods": digest,
+        "cap": 0.2,
+        "fitted": {"a": 0.5, "k": 0.1, "sigma": 1.0},
+        "paper": {"a": 0.2, "k": 0.35},
+        "constant": 0.1,
+        "interval": {"a": [0.4, 0.6], "k": [0.05, 0.15]},
+        "log_errors": {"fitted": np.log(2.0), "paper": np.log(3.0), "constant": 0.0},
+        "points": [[-3.0, 0.1], [-20.0, 0.02]],
+    }
+    path = work / FOLDER / CALIBRATION
+    path.parent.mkdir()
+    path.write_text(json.dumps(record))
+    view = describe_calibration(sources(work))
+    assert [row["factor"] for row in view["rows"]] == pytest.approx([2, 3, 1])
+    assert view["rows"][0]["interval"] == record["interval"]
+    assert not view["is_stale"]
+    path.write_text(json.dumps(record | {"likelihoods": "0" * 64}))
+    assert describe_calibration(sources(work))["is_stale"]
+    path.write_text("{}")
+    with pytest.raises(ArtifactCorrupt, match="calibrate_eta"):
+        describe_calibration(sources(work))

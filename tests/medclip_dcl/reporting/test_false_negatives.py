@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.reporting.false_negatives import BatchAudit, audit_batches
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.training.dataset import Corpus, read_evidence
+from medclip_dcl.training.settings import ObjectiveConfig
+from tests.synthetic.corpus import ETA, read_tiny_corpus, write_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, torch.Tensor, torch.Tensor]:
+    work: Path = write_corpus(tmp_path_factory.mktemp("audited"))
+    found = read_tiny_corpus(work)
+    listed = open_artifact(manifest.KIND.at(work), manifest.KIND)
+    claimed = open_artifact(labels.KIND.at(work), labels.KIND)
+    reading = ObjectiveConfig(relation="claims")
+    evidence = read_evidence(reading, found, listed, claimed, None)
+    assert evidence.sentence_codes is not None
+    assert evidence.report_codes is not None
+    return found, evidence.sentence_codes, evidence.report_codes
+
+
+def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -> BatchAudit:
+    return audit_batches(*corpus, size, batches=6, suspects=3, seed=0)
+
+
+def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    found = audited(corpus)
+    assert found.negatives == 24 * 23
+    # four kinds of six studies: every anchor has five others of its kind
+    assert (found.same + found.unclear >= 24 * 5).all()
+    assert found.same.tolist() == [24 * 5] * 6
+    assert found.expected == pytest.approx([24 * 23 * ETA] * 6)
+
+
+def test_a_suspect_is_another_study_s_film_of_the_same_kind(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    studies = corpus[0]
+    for item in audited(corpus).suspects:
+        assert studies.study_of_film[item.film] == item.study
+        kind = {int(studies.text_of[i]) for i in range(len(studies.text_of))}
+        assert item.text in kind
+        assert item.eta == pytest.approx(ETA)
+        relation_kind = int(studies.study_ids[item.study][1:]) % 4
+        sayers = {
+            int(studies.study_ids[study][1:]) % 4
+            for study in range(24)
+            if item.text
+            in {int(studies.text_of[studies.sentences.pick([study], [at])[0]]) for at in (0.0, 0.6)}
+        }
+        assert sayers == {relation_kind}
+
+
+def test_a_batch_is_no_larger_than_the_corpus(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    assert audited(corpus, size=64).negatives == 24 * 23
+    assert audited(corpus, size=2).negatives == 2

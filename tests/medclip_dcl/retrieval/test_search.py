@@ -1,0 +1,166 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, QueryError
+from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.retrieval.embeddings import Resident, Shards, map_array, shard_name
+from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
+from medclip_dcl.retrieval.settings import IndexConfig
+from tests.synthetic.embeddings import DIM, GRID, MODEL_DIGEST, SIMILARITY, HashedEncoder, build
+
+FILMS = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "index"
+    build(path, IndexConfig(shard_rows=20, batch=7, candidates=FILMS), FILMS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path) -> RetrievalIndex:
+    return RetrievalIndex.open(folder, MODEL_DIGEST)
+
+
+def sentence(text: str) -> torch.Tensor:
+    return HashedEncoder().embed_sentences([text])[0]
+
+
+def all_regions(folder: Path) -> torch.Tensor:
+    shards = [map_array(folder / shard_name("regions", n), np.float16) for n in range(3)]
+    return torch.from_numpy(np.concatenate(shards).astype(np.float32)).flatten(1, 2)
+
+
+@pytest.mark.parametrize("text", ["Cardiomegaly.", "No effusion.", "Opacity 3."])
+def test_with_all_candidates_films_are_ranked_as_by_exhaustive_search(
+    folder: Path, index: RetrievalIndex, text: str
+) -> None:
+    vector = sentence(text)
+    exact = image_sentence_scores(all_regions(folder), vector[None], SIMILARITY)[0]
+    order = torch.argsort(exact, descending=True, stable=True)[:10].tolist()
+    hits = index.search(Query("image", 10, vector=vector))
+    assert [hit.id for hit in hits] == [f"image-{row:03d}" for row in order]
+    np.testing.assert_allclose([hit.score for hit in hits], exact[order], atol=1e-6)
+
+
+def test_recall_grows_with_candidates(folder: Path, index: RetrievalIndex) -> None:
+    recalls = []
+    for candidates in (10, 20, FILMS):
+        settings = index.settings.model_copy(update={"candidates": candidates})
+        narrow = RetrievalIndex(**{**vars(index), "settings": settings})
+        found = 0
+        for number in range(20):
+            query = Query("image", 10, vector=sentence(f"query {number}"))
+            exact = {hit.id for hit in index.search(query)}
+            found += len(exact & {hit.id for hit in narrow.search(query)})
+        recalls.append(found / 200)
+    assert recalls == sorted(recalls)
+    assert recalls[0] > 10 / FILMS * 2  # far above chance
+    assert recalls[-1] == 1.0
+
+
+def test_sentences_of_a_film_are_ranked_by_the_same_score(index: RetrievalIndex) -> None:
+    regions = HashedEncoder().embed_images(np.full((1, 16, 16), 7, dtype=np.uint8))[0]
+    sentences = torch.from_numpy(index.sentences.whole())
+    exact = image_sentence_scores(regions.reshape(1, GRID * GRID, DIM), sentences, SIMILARITY)
+    best = torch.argsort(exact[:, 0], descending=True, stable=True)[:5].tolist()
+    hits = index.search(Query("text", 5, regions=regions))
+    keys = index.studies.texts.column("text_key").to_pylist()
+    assert [hit.id for hit in hits] == [keys[row] for row in best]
+
+
+def test_a_film_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
+    regions = torch.from_numpy(index.regions.gather(np.array([21]))[0]).float()
+    (film,) = index.search(Query("image", 1, regions=regions))
+    assert (film.id, film.texts) == ("image-021", ("Opacity 10.", "Shared 1."))
+    assert film.score == pytest.approx(1, abs=1e-3)
+    (text,) = index.search(Query("text", 1, vector=sentence("Shared 1.")))
+    assert (text.texts, text.studies) == (("Shared 1.",), 8)
+    assert text.score == pytest.approx(1, abs=1e-6)
+
+
+def test_filters_hold_for_films_and_for_what_their_studies_say(index: RetrievalIndex) -> None:
+    filters = Filters(splits=frozenset({"test"}), views=frozenset({"AP"}))
+    films = index.search(Query("image", 99, vector=sentence("x"), filters=filters))
+    assert len(films) == FILMS // 3 // 2
+    assert {(hit.split, hit.view) for hit in films} == {("test", "AP")}
+    texts = index.search(Query("text", 99, vector=sentence("x"), filters=filters))
+    said = {text for hit in films for text in hit.texts}
+    assert {hit.texts[0] for hit in texts} == said
+
+
+def test_a_patient_can_be_excluded(index: RetrievalIndex) -> None:
+    query = Query("image", 99, vector=sentence("x"), filters=Filters(exclude_patient="patient-002"))
+    hits = index.search(query)
+    assert len(hits) == FILMS - 4
+    assert "patient-002" not in {hit.subject_id for hit in hits}
+
+
+def test_filters_that_leave_nothing_give_nothing(index: RetrievalIndex) -> None:
+    filters = Filters(views=frozenset({"LATERAL"}))
+    regions = torch.from_numpy(index.regions.gather(np.array([0]))[0]).float()
+    for target in ("image", "text"):
+        assert index.search(Query(target, 5, vector=sentence("x"), filters=filters)) == []
+        assert index.search(Query(target, 5, regions=regions, filters=filters)) == []
+
+
+def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
+    level = np.zeros((FILMS, DIM), dtype=np.float32)
+    level[:, 0] = 1
+    changed = {
+        "pooled": Shards([level], FILMS),
+        "near": {"pooled": Resident(Shards([level], FILMS))},
+    }
+    tied = RetrievalIndex(**{**vars(index), **changed})
+    regions = torch.zeros(GRID, GRID, DIM)
+    regions[..., 0] = 1
+    hits = tied.search(Query("image", 5, regions=regions))
+    assert [hit.id for hit in hits] == [f"image-{number:03d}" for number in range(5)]
+
+
+def test_more_hits_than_films_gives_all_films(index: RetrievalIndex) -> None:
+    assert len(index.search(Query("image", 10_000, vector=sentence("x")))) == FILMS
+
+
+def test_thumbnail_is_found_by_id_alone(index: RetrievalIndex) -> None:
+    picture = index.picture("image-047")
+    assert picture is not None
+    assert picture.startswith(b"\xff\xd8")
+    assert index.picture("../artifact.json") is None
+
+
+def test_index_of_another_model_is_refused_and_both_are_named(folder: Path) -> None:
+    with pytest.raises(ArtifactStale) as refusal:
+        RetrievalIndex.open(folder, "f" * 64)
+    assert "f" * 64 in str(refusal.value)
+    assert MODEL_DIGEST in str(refusal.value)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    build(path, IndexConfig(), 8)
+    file = path / shard_name("regions", 0)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ArtifactCorrupt, match="regions-00000"):
+        RetrievalIndex.open(path, MODEL_DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        (Query("image", 5), "exactly one"),
+        (Query("image", 5, vector=torch.ones(8), regions=torch.ones(1, 1, 8)), "exactly one"),
+        (Query("image", 5, vector=torch.ones(9)), "9 wide, the index 8"),
+        (Query("image", 0, vector=torch.ones(8)), "k = 0"),
+        (Query("text", 5, vector=torch.full((8,), float("inf"))), "not finite"),
+    ],
+)
+def test_malformed_questions_are_refused(index: RetrievalIndex, query: Query, reason: str) -> None:
+    with pytest.raises(QueryError, match=reason):
+        index.search(query)

@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.retrieval.embeddings import Shards, open_shards, shard_name, write_array
+
+ROWS, SHARD_ROWS = 10, 4
+
+
+def written(folder: Path, rows: int = ROWS) -> np.ndarray:
+    regions = np.random.default_rng(0).standard_normal((rows, 2, 3, 5)).astype(np.float16)
+    for shard in range(-(-rows // SHARD_ROWS)):
+        part = regions[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS]
+        write_array(folder / shard_name("regions", shard), part)
+    return regions
+
+
+def opened(folder: Path, rows: int = ROWS, dim: int = 5) -> Shards:
+    return open_shards(folder.joinpath, "regions", rows, SHARD_ROWS, dim)
+
+
+def test_rows_are_read_across_shards_as_stored_and_widened(tmp_path: Path) -> None:
+    regions, shards = written(tmp_path), opened(tmp_path)
+    rows = np.array([9, 0, 3, 4, 4])
+    np.testing.assert_array_equal(shards.gather(rows), regions[rows])
+    found = torch.full((7, 2, 3, 5), -1.0)
+    filled = shards.widen(rows, found)
+    np.testing.assert_array_equal(filled.numpy(), regions[rows].astype(np.float32))
+    assert (found[5:] == -1).all()
+    np.testing.assert_array_equal(shards.whole(), regions)
+
+
+def test_what_is_written_to_a_row_never_reaches_the_file(tmp_path: Path) -> None:
+    regions = written(tmp_path)
+    opened(tmp_path).arrays[0][:] = 0
+    np.testing.assert_array_equal(opened(tmp_path).whole(), regions)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(9, 5), (12, 5), (ROWS, 4)])
+def test_shards_of_another_size_are_refused(tmp_path: Path, rows: int, dim: int) -> None:
+    written(tmp_path)
+    with pytest.raises(ArtifactCorrupt, match="rebuild it"):
+        opened(tmp_path, rows, dim)

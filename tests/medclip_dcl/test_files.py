@@ -1,0 +1,72 @@
+"""A path that a table names stays under its root; a file is there whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.errors import StudyError
+from medclip_dcl.files import (
+    STAGED,
+    path_under,
+    remove_staged,
+    sha256_file,
+    write_bytes,
+    write_text,
+)
+
+
+def test_written_file_has_its_content_and_no_litter_stays(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "old")
+    write_text(tmp_path / "a.txt", "näw")
+    assert (tmp_path / "a.txt").read_bytes() == "näw".encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_failed_write_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bytes(tmp_path / "a", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_bytes(tmp_path / "in" / "a", b"abc")
+    (tmp_path / "in" / f"{STAGED}a.x1").write_bytes(b"a")
+    remove_staged(tmp_path)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a"]
+
+
+def test_sha256_of_abc_is_the_published_one(tmp_path: Path) -> None:
+    write_bytes(tmp_path / "a", b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_file(tmp_path / "a") == expected
+
+
+def test_path_inside_the_root_is_resolved(tmp_path: Path) -> None:
+    (tmp_path / "p10").mkdir()
+    (tmp_path / "p10" / "a.dcm").touch()
+    assert path_under(tmp_path, "p10/../p10/a.dcm") == (tmp_path / "p10" / "a.dcm").resolve()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../x", "/etc/passwd", "a\0b", "absent.dcm", ".", "link", "fifo"]
+)
+def test_path_outside_or_irregular_is_refused_without_naming_it(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "x").touch()
+    (root / "link").symlink_to(tmp_path / "x")
+    os.mkfifo(root / "fifo")
+    with pytest.raises(StudyError) as caught:
+        path_under(root, name)
+    assert len(name) < 3 or name not in str(caught.value)

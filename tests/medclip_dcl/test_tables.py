@@ -1,0 +1,54 @@
+"""A table has the columns that were declared, and a damaged page is noticed."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+
+FORM = TableFormat(
+    "numbers.parquet",
+    (Column("id", pa.string(), "name"), Column("value", pa.float64(), "number, metres")),
+)
+ROWS = [{"id": f"row{number}", "value": float(number)} for number in range(50)]
+
+
+def test_rows_come_back_in_order(tmp_path: Path) -> None:
+    write_table(tmp_path, FORM, ROWS)
+    assert read_table(tmp_path, FORM).to_pylist() == ROWS
+    assert read_table(tmp_path, FORM, ["value"]).column_names == ["value"]
+
+
+def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    one, two = write_table(tmp_path, FORM, ROWS), write_table(tmp_path / "two", FORM, ROWS)
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("row", [{"id": "a"}, {"id": "a", "value": 1.0, "more": 2}])
+def test_row_with_other_columns_is_refused(tmp_path: Path, row: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="exactly the columns"):
+        write_table(tmp_path, FORM, [row])
+
+
+def test_no_flipped_byte_passes_in_silence(tmp_path: Path) -> None:
+    path = write_table(tmp_path, FORM, ROWS)
+    good = path.read_bytes()
+    silent = 0
+    for position in range(4, len(good), 7):
+        data = bytearray(good)
+        data[position] ^= 0x20
+        path.write_bytes(bytes(data))
+        try:
+            silent += read_table(tmp_path, FORM).to_pylist() != ROWS
+        except ArtifactCorrupt:
+            continue
+    assert silent == 0
+
+
+def test_file_with_other_columns_is_refused(tmp_path: Path) -> None:
+    write_table(tmp_path, TableFormat(FORM.file, FORM.columns[:1]), [{"id": "a"}])
+    with pytest.raises(ArtifactCorrupt, match="other columns"):
+        read_table(tmp_path, FORM)

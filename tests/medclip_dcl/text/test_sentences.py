@@ -1,0 +1,250 @@
+"""Golden splits, and every rule that drops a sentence."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from medclip_dcl.text.sentences import (
+    MASK,
+    RULES,
+    SentencesConfig,
+    broken_rule,
+    segment,
+    split_section,
+    split_sections,
+)
+
+SETTINGS = SentencesConfig(min_words=3)
+
+
+def kept(text: str, **changes) -> list[str]:
+    split = split_section(text, SETTINGS.model_copy(update=changes))
+    return [sentence for _, sentence in split.sentences]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "There is no focal consolidation,\n effusion, or pneumothorax.",
+            ["There is no focal consolidation, effusion, or pneumothorax."],
+        ),
+        (
+            "Discussed with Dr. ___ by phone. The tube is 1.5 cm above the carina.",
+            ["Discussed with Dr. ___ by phone.", "The tube is 1.5 cm above the carina."],
+        ),
+        (
+            "Findings were called at 3:15 p.m. on ___ by the resident. No change is seen.",
+            [
+                "Findings were called at 3:15 p.m. on ___ by the resident.",
+                "No change is seen.",
+            ],
+        ),
+        (
+            "1. No acute process seen.\n2. Stable enlarged heart.",
+            ["No acute process seen.", "Stable enlarged heart."],
+        ),
+        (
+            "PA and lateral views.  The lungs\nare clear\r\n\tand well expanded.",
+            ["PA and lateral views.", "The lungs are clear and well expanded."],
+        ),
+        (
+            "Heart size is normal . . Lungs are clear bilaterally.",
+            ["Heart size is normal .", "Lungs are clear bilaterally."],
+        ),
+        (
+            "Lungs are clear now.. No effusion is seen.. .",
+            ["Lungs are clear now.", "No effusion is seen."],
+        ),
+        (
+            "Clear right lung base XXXX.In the left lobe there is a 1.9 x 1.8 cm area of density.",
+            [
+                "Clear right lung base XXXX.",
+                "In the left lobe there is a 1.9 x 1.8 cm area of density.",
+            ],
+        ),
+        (
+            "Comparison is made to XXXX. Lungs are clear. No change since XXXX. No new lesion.",
+            [
+                "Comparison is made to XXXX.",
+                "Lungs are clear.",
+                "No change since XXXX.",
+                "No new lesion.",
+            ],
+        ),
+        (
+            "No pleural effusion.Heart size is normal.There is a line in the S.V.C. on the right.",
+            [
+                "No pleural effusion.",
+                "Heart size is normal.",
+                "There is a line in the S.V.C. on the right.",
+            ],
+        ),
+        (
+            "1.Severe changes in both hips. 2. 3.No acute bone lesion.",
+            ["Severe changes in both hips.", "No acute bone lesion."],
+        ),
+        (
+            "a) Clear lungs today. b) Normal heart size.",
+            ["Clear lungs today.", "Normal heart size."],
+        ),
+        ("", []),
+        (" \n\t ", []),
+    ],
+)
+def test_golden_splits(text, sentences):
+    assert kept(text) == sentences
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rule"),
+    [
+        (".", "punctuation"),
+        ("- .", "punctuation"),
+        ("1.", "enumerator"),
+        ("(12).", "enumerator"),
+        ("b)", "enumerator"),
+        ("2. 3.", "enumerator"),
+        ("___.", "masked"),
+        ("XXXX XXXX 12/33.", "masked"),
+        ("19/33.", "masked"),
+        ("Normal chest.", "short"),
+        ("No XXXX edema.", "short"),
+        ("No pleural effusion.", ""),
+        ("Stable ___ in the ___ lobe.", ""),
+    ],
+)
+def test_every_rule_drops_what_it_says(sentence, rule):
+    assert broken_rule(sentence, min_words=3) == rule
+    assert rule in {"", *RULES}
+
+
+def test_dropped_sentences_are_counted_by_rule_and_places_keep_their_numbers():
+    split = split_section("The lungs are clear. Normal chest. No effusion is seen.", SETTINGS)
+    assert split.sentences == ((0, "The lungs are clear."), (2, "No effusion is seen."))
+    assert split.dropped == {"punctuation": 0, "enumerator": 0, "masked": 0, "short": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Lungs are clear.. No effusion.Heart is large now. 1. 2. ___. Fine.",
+        "",
+        "1.Clear. XXXX.The end",
+    ],
+)
+def test_counts_of_a_section_add_up(text):
+    split = split_section(text, SETTINGS)
+    assert split.plain == len(segment(text))
+    left = split.plain + split.separated - sum(split.dropped.values())
+    assert left == len(split.sentences)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1. No effusion is seen.", "No effusion is seen."),
+        ("(2) No effusion is seen.", "No effusion is seen."),
+        ("3) 5 mm nodule is seen.", "5 mm nodule is seen."),
+        ("1.5 cm nodule is seen.", "1.5 cm nodule is seen."),
+        ("12 mm nodule is seen.", "12 mm nodule is seen."),
+    ],
+)
+def test_numbers_of_list_items_are_cut_off_and_measures_are_not(text, sentence):
+    assert kept(text) == [sentence]
+    assert kept(text, strip_numbers=False) == [text]
+
+
+def test_least_number_of_words_is_a_setting():
+    assert kept("Normal chest.", min_words=2) == ["Normal chest."]
+
+
+def test_lengths_are_capped_and_counted():
+    settings = SETTINGS.model_copy(update={"max_characters": 20, "max_section_characters": 60})
+    split = split_section("The lungs are clear and well expanded. " * 5, settings)
+    assert split.truncated_sections == 1
+    assert split.truncated_sentences == 2
+    assert [sentence for _, sentence in split.sentences] == ["The lungs are clear"] * 2
+
+
+def test_nothing_is_lost_or_changed_by_segmenting():
+    text = "No effusion. Dr. ___ was told; 1.5 cm nodule... unchanged? Yes! (See above.) End"
+    assert "".join(segment(text)).replace(" ", "") == text.replace(" ", "")
+
+
+def test_every_distinct_section_is_split_once_and_found_by_its_text():
+    splits = split_sections(["The lungs are clear."] * 3 + ["No effusion is seen."], SETTINGS)
+    assert list(splits) == ["The lungs are clear.", "No effusion is seen."]
+
+
+@pytest.mark.parametrize("token", ["___", "XXXX", "XXXXs", "_____"])
+def test_de_identification_tokens_are_recognised(token):
+    assert MASK.fullmatch(token)
+    assert not MASK.search("XX MAXXXX a_b")
+
+
+def test_import_is_quiet_where_warnings_are_errors():
+    code = "import medclip_dcl.text.sentences, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False\n", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["a." * 10_000, "(" * 20_000, "'\"" * 10_000, "a" * 20_000, "A. b! c? " * 100]
+)
+def test_hostile_sections_end_and_lose_nothing(text):
+    assert split_section(text, SETTINGS).truncated_sections == 0
+
+
+@pytest.mark.parametrize("text", ["1. " * 6_600, "i. " * 6_600, "a. x b. x c. x " * 1_300])
+def test_pathological_text_meets_its_deadline(text):
+    settings = SETTINGS.model_copy(update={"deadline_s": 0.2, "min_words": 1})
+    begun = time.process_time()
+    split = split_section(text + "The lungs are clear. No effusion.", settings)
+    assert time.process_time() - begun < 1.5  # four seconds and more without the deadline
+    assert split.unsegmented == 1
+    assert [said for _, said in split.sentences][-1] == "No effusion."
+    assert split.plain + split.separated - sum(split.dropped.values()) == len(split.sentences)
+
+
+def test_deadline_leaves_no_alarm_behind():
+    split_section("The lungs are clear.", SETTINGS)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    assert signal.getsignal(signal.SIGVTALRM) is signal.SIG_DFL
+
+
+def test_threads_split_without_a_deadline():
+    with ThreadPoolExecutor(1) as pool:
+        split = pool.submit(split_section, "The lungs are clear. Normal chest.", SETTINGS).result()
+    assert [said for _, said in split.sentences] == ["The lungs are clear."]
+
+
+@pytest.mark.real_data
+def test_open_i_gives_the_known_number_of_sentences(test_data):
+    lines = (test_data / "openi" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    sections = [row[name] for row in rows for name in ("findings", "impression") if row[name]]
+    splits = split_sections(sections, SentencesConfig())
+    dropped = {rule: sum(splits[text].dropped[rule] for text in sections) for rule in RULES}
+    plain = sum(splits[text].plain for text in sections)
+    separated = sum(splits[text].separated for text in sections)
+    kept = sum(len(splits[text].sentences) for text in sections)
+    assert (len(rows), len(sections), plain, separated, kept) == (2400, 4477, 14074, 8, 13604)
+    assert dropped == {"punctuation": 317, "enumerator": 5, "masked": 3, "short": 153}
+    assert plain + separated - sum(dropped.values()) == kept
+    assert sum(splits[text].unsegmented for text in sections) == 0
+    said = [sentence for text in sections for _, sentence in splits[text].sentences]
+    assert not any(sentence in {".", "1."} for sentence in said)
+    assert not any(re.search(r"X{3,}\.[A-Z]", sentence) for sentence in said)

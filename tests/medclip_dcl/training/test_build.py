@@ -1,0 +1,144 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from medclip_dcl.errors import ObjectiveError
+from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
+from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR
+from medclip_dcl.losses.sigmoid import sigmoid_loss
+from medclip_dcl.training.objective import ObjectiveInputs, build_objective, mean_of
+from medclip_dcl.training.settings import ObjectiveConfig
+
+GAUGES = {
+    "frac_floor",
+    "mean_weight",
+    "mean_eta",
+    "expected_false_negatives",
+    "uncorrected_loss",
+}
+
+
+def inputs() -> ObjectiveInputs:
+    """Six local anchors of a global batch of twelve, the second half of it."""
+    s = 4 * torch.rand(6, 12, dtype=torch.float64) - 2
+    s[:, 6:].diagonal().copy_(torch.linspace(-2, 6, 6))
+    relation = torch.full((6, 12), DIFFERENT, dtype=torch.int8)
+    relation[0, 1], relation[0, 2], relation[3, 0] = SAME, UNCLEAR, SAME
+    return ObjectiveInputs(
+        s=s,
+        positive=torch.arange(6, 12),
+        eta=torch.linspace(0, 0.2, 6, dtype=torch.float64),
+        gamma=torch.tensor(math.sqrt(14)),
+        relation=relation,
+        text_similarity=torch.rand(6, 12),
+        label_overlap=torch.rand(6, 12) < 0.3,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def test_default_is_the_papers_loss_with_its_gauges() -> None:
+    batch = inputs()
+    output = build_objective(ObjectiveConfig())(batch)
+    expected = debiased_contrastive_loss(batch.s, batch.positive, batch.eta, batch.gamma)
+    assert torch.equal(output.loss, expected)
+    gauges = debiasing_gauges(batch.s, batch.positive, batch.eta, batch.gamma)
+    assert output.gauges == gauges
+    assert output.gauges.keys() == GAUGES
+
+
+def test_infonce_ignores_eta_and_says_so() -> None:
+    batch = inputs()
+    output = build_objective(ObjectiveConfig(kind="infonce"))(batch)
+    torch.testing.assert_close(output.loss, info_nce_loss(batch.s, batch.positive))
+    assert output.gauges["mean_eta"].item() == 0
+    assert output.gauges["mean_weight"].item() == pytest.approx(1)
+    torch.testing.assert_close(output.gauges["uncorrected_loss"], output.loss)
+
+
+def test_debiased_loss_takes_same_and_unclear_as_class_mates() -> None:
+    batch = inputs()
+    settings = ObjectiveConfig(relation="claims", floor="fallback")
+    known = torch.zeros(6, 12, dtype=torch.bool)
+    known[0, 1] = known[0, 2] = known[3, 0] = True
+    expected = debiased_contrastive_loss(
+        batch.s, batch.positive, batch.eta, batch.gamma, known_positives=known, floor="fallback"
+    )
+    assert torch.equal(build_objective(settings)(batch).loss, expected)
+
+
+def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
+    batch = inputs()
+    output = build_objective(ObjectiveConfig(kind="multipositive", relation="claims"))(batch)
+    same = torch.zeros(6, 12, dtype=torch.bool)
+    unclear = same.clone()
+    same[0, 1] = same[3, 0] = unclear[0, 2] = True
+    expected = multi_positive_loss(batch.s, same, unclear, positive=batch.positive)
+    assert torch.equal(output.loss, expected)
+    assert output.gauges.keys() == GAUGES
+
+
+def test_sigmoid_takes_its_bias_from_the_settings() -> None:
+    batch = inputs()
+    output = build_objective(ObjectiveConfig(kind="sigmoid", sigmoid_bias=-3.0))(batch)
+    assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-3.0))
+
+
+NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar", "hard")
+
+
+@pytest.mark.parametrize("negatives", NEGATIVES)
+@pytest.mark.parametrize("kind", ["infonce", "debiased"])
+def test_every_rival_changes_the_loss_and_stays_finite(kind: str, negatives: str) -> None:
+    batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
+    plain = build_objective(ObjectiveConfig(kind=kind))(batch).loss
+    settings = ObjectiveConfig(kind=kind, negatives=negatives, similarity_threshold=0.5)
+    loss = build_objective(settings)(batch).loss
+    assert loss.isfinite()
+    assert loss.item() != plain.item()
+    assert torch.autograd.grad(loss, batch.s)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing", "message"),
+    [
+        ({"relation": "claims"}, "relation", "needs relation"),
+        ({"kind": "multipositive", "relation": "claims"}, "relation", "needs relation"),
+        ({"negatives": "remove_labels"}, "label_overlap", "needs label_overlap"),
+        ({"negatives": "remove_similar"}, "text_similarity", "needs text_similarity"),
+        ({"negatives": "resample_similar"}, "generator", "hand it a generator"),
+    ],
+)
+def test_input_that_the_settings_need_is_asked_for(
+    settings: dict[str, str], missing: str, message: str
+) -> None:
+    batch = dataclasses.replace(inputs(), **{missing: None})
+    with pytest.raises(ObjectiveError, match=message):
+        build_objective(ObjectiveConfig.model_validate(settings))(batch)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "multipositive"},
+        {"kind": "infonce", "relation": "claims"},
+        {"kind": "sigmoid", "negatives": "hard"},
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match=r"needs a relation|knows no relation|takes no weig"):
+        ObjectiveConfig.model_validate(settings)
+
+
+def test_directions_are_joined_by_their_mean() -> None:
+    batch = inputs()
+    objective = build_objective(ObjectiveConfig())
+    first = objective(batch)
+    second = objective(dataclasses.replace(batch, eta=torch.zeros(6, dtype=torch.float64)))
+    joined = mean_of([first, second])
+    torch.testing.assert_close(joined.loss, (first.loss + second.loss) / 2)
+    torch.testing.assert_close(joined.gauges["mean_eta"], torch.tensor(0.05, dtype=torch.float64))

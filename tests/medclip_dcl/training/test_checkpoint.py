@@ -1,0 +1,154 @@
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.artifact import make_recipe
+from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
+from medclip_dcl.training.checkpoint import KIND, WEIGHTS, CheckpointStore, Snapshot
+
+STEPS = 100
+
+
+def store(folder: Path, rate: float = 0.1) -> CheckpointStore:
+    folder.mkdir(exist_ok=True)
+    return CheckpointStore(folder, make_recipe(KIND, {"rate": rate}, {"data": "d1"}), STEPS)
+
+
+def snapshot(step: int, numbers: int = 6) -> Snapshot:
+    weights = {"w": torch.arange(numbers).float().reshape(2, -1).T + step, "n": torch.tensor(step)}
+    moments = {"exp_avg/w": torch.full((3,), float(step)), "step/w": torch.tensor(float(step))}
+    return Snapshot(step, weights, moments, {"skipped": 2})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(item.name for item in folder.iterdir() if item.name != ".lock")
+
+
+def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    saved = snapshot(10)
+    store(tmp_path).save(saved, keep=2)
+    found = store(tmp_path).find()
+    assert found.snapshot is not None
+    assert found.snapshot.step == 10
+    assert found.snapshot.state == {"skipped": 2}
+    for name, tensor in {**saved.weights, **saved.optimizer}.items():
+        read = {**found.snapshot.weights, **found.snapshot.optimizer}[name]
+        assert torch.equal(read, tensor)
+        assert read.dtype == tensor.dtype
+
+
+def test_the_newest_are_kept_and_nothing_else_lies_about(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        store(tmp_path).save(snapshot(step), keep=2)
+    assert names(tmp_path) == ["step-00000020", "step-00000030"]
+
+
+def test_no_checkpoint_means_a_new_run(tmp_path: Path) -> None:
+    assert store(tmp_path).find().snapshot is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "lost", "header"])
+def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, damage: str) -> None:
+    kept = store(tmp_path)
+    kept.save(snapshot(10), keep=2)
+    newest = kept.save(snapshot(20), keep=2)
+    file = newest / ("artifact.json" if damage == "header" else WEIGHTS)
+    content = bytearray(file.read_bytes())
+    if damage == "lost":
+        file.unlink()
+    elif damage == "flip":
+        content[-1] ^= 1
+        file.write_bytes(content)
+    else:
+        file.write_bytes(content[: len(content) // 2])
+    found = store(tmp_path).find()
+    assert found.skipped == ("step-00000020",)
+    assert found.snapshot is not None
+    assert found.snapshot.step == 10
+
+
+def test_what_a_kill_left_of_a_save_is_no_checkpoint_and_is_written_over(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    kept.save(snapshot(10), keep=2)
+    half = tmp_path / ".step-00000020.draft"
+    half.mkdir()
+    (half / WEIGHTS).write_bytes(b"half")
+    (half / ".model.safetensors.x1").write_bytes(b"half")
+    kept.save(snapshot(20), keep=2)
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
+    assert kept.find().skipped == ()
+
+
+def test_an_unfinished_run_begun_otherwise_is_refused_with_the_difference(tmp_path: Path) -> None:
+    store(tmp_path).save(snapshot(10), keep=2)
+    with pytest.raises(ArtifactStale, match=r"step 10 of 100 .* settings\.rate: 0\.1 -> 0\.2"):
+        store(tmp_path, rate=0.2).find()
+
+
+def test_a_finished_run_of_another_recipe_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    store(tmp_path).save(snapshot(STEPS), keep=2)
+    other = store(tmp_path, rate=0.2)
+    assert other.find().snapshot is None
+    other.save(snapshot(10), keep=2)
+    assert names(tmp_path) == ["step-00000010"]
+    found = other.find().snapshot
+    assert found is not None
+    assert found.step == 10
+
+
+def test_a_full_disk_stops_the_run_and_spares_earlier_checkpoints(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    kept.save(snapshot(10), keep=1)
+    with (
+        file_size_limit(1000),
+        pytest.raises(ArtifactUnwritable, match="step-00000020 could not be written"),
+    ):
+        kept.save(snapshot(20, numbers=600), keep=1)
+    assert names(tmp_path) == ["step-00000010"]
+    found = kept.find()
+    assert found.snapshot is not None
+    assert found.snapshot.step == 10
+
+
+def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    for step in (10, 20, 30):
+        kept.save(snapshot(step), keep=1, pinned=10)
+    assert names(tmp_path) == ["step-00000010", "step-00000030"]
+    best = kept.weights(10)
+    assert best is not None
+    assert all(torch.equal(best[name], value) for name, value in snapshot(10).weights.items())
+    assert kept.weights(20) is None
+    kept.save(snapshot(40), keep=1, pinned=30)
+    assert names(tmp_path) == ["step-00000030", "step-00000040"]
+
+
+def test_two_trainers_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with (
+        store(tmp_path).locked(),
+        pytest.raises(ArtifactError, match="another process trains"),
+        store(tmp_path).locked(),
+    ):
+        pass
+
+
+def test_clearing_removes_checkpoints_alone(tmp_path: Path) -> None:
+    store(tmp_path).save(snapshot(10), keep=2)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    store(tmp_path).clear()
+    assert names(tmp_path) == ["metrics.jsonl"]
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let the kernel refuse larger files, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

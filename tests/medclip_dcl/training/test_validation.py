@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.config import Config
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.training.dataset import TokenTable
+from medclip_dcl.training.validation import Checkup, make_checkup
+from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
+from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
+
+FINDINGS = (
+    Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),
+    Finding("edema", ("edema",), ("no edema",), label="Edema"),
+)
+TOKENIZER = train_tokenizer([text for _, *said in KINDS for text in said], 200, 32)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def questions(work: Path, films: int = 100, best: str = "", findings=FINDINGS) -> Checkup:
+    """Those to the eight studies of the validation split, s024 to s031."""
+    train = {"validate_films": films, "validate_every_steps": 1, "best_metric": best}
+    config = Config.model_validate({"work": str(work), "train": train}).model_copy(
+        update={"model": tiny_model_config(input_px=32)}
+    )
+    return make_checkup(
+        config,
+        read_tiny_corpus(work, "validate"),
+        open_artifact(manifest.KIND.at(work), manifest.KIND),
+        PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),
+        findings,
+        lambda texts: TokenTable(TOKENIZER, texts, 32),
+    )
+
+
+def test_every_study_is_asked_once_and_its_whole_report_counts(work: Path) -> None:
+    checkup = questions(work)
+    assert checkup.truth.shape == (2, 8)
+    assert checkup.correct.shape == (4, 8)  # the first sentence of each of the four kinds
+    assert (checkup.correct.sum(axis=1) == 2).all()
+    assert (checkup.correct.sum(axis=0) == 1).all()
+    assert (checkup.truth[0] == 1).sum() == 2  # and no label says 0: the source leaves it blank
+    assert (checkup.truth[1] == -1).all()
+    assert questions(work, films=3).correct.shape[1] == 3
+
+
+def test_the_figures_are_those_of_the_scores(work: Path) -> None:
+    checkup = questions(work)
+    truth = np.where(checkup.truth == 1, 1, 0).astype(np.int8)
+    truth[1] = -1
+    checkup = Checkup(**{**vars(checkup), "truth": truth})
+    encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
+    with torch.no_grad():
+        found = checkup(encoder, torch.device("cpu"))
+        regions = encoder.encode_images(to_input(checkup.films(0, 8), 32))
+        ids, mask = checkup.prompts.padded(np.arange(2))
+        yes, no = encoder.score(regions, encoder.encode_sentences(ids, mask))
+    margin = (yes - no).numpy()
+    with_it, without = margin[truth[0] == 1], margin[truth[0] == 0]
+    wins = np.sign(with_it[:, None] - without[None]).mean()
+    assert found["validation_auc"] == pytest.approx((1 + wins) / 2)
+    assert found["validation_recall_at_10"] == 1.0  # eight films: all are among the first ten
+
+
+def test_choosing_by_findings_needs_films_with_and_without_one(work: Path) -> None:
+    with pytest.raises(ConfigError, match="with and without"):
+        questions(work, best="validation_auc")
+
+
+def test_an_unknown_truth_gives_no_figure(work: Path) -> None:
+    encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
+    with torch.no_grad():
+        assert questions(work)(encoder, torch.device("cpu"))["validation_auc"] is None
