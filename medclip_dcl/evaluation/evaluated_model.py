@@ -18,7 +18,7 @@ unit length. The two sides must lie in one space.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 
 
+@runtime_checkable
 class Encoders(Protocol):
     """What a model must be able to do to be examined."""
 

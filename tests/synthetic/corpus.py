@@ -64,13 +64,13 @@ def write_corpus(
     return work
 
 
-def write_eta(work: Path, eta: float) -> Artifact:
+def write_eta(work: Path, value: float) -> Artifact:
     """Write the eta cache: one value for every sentence."""
     texts = sorted(text_key(text) for _, *said in KINDS for text in said)
     table = [
-        {"text_key": key, "eta": eta, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
+        {"text_key": key, "eta": value, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
     ]
-    return _seal(work, eta.KIND, {"eta": eta}, {eta.ETA: table})
+    return _seal(work, eta.KIND, {"eta": value}, {eta.ETA: table})
 
 
 def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:

@@ -8,7 +8,7 @@ import torch
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiased_terms
 from medclip_dcl.losses.info_nce import info_nce_loss
 
-README = Path(__file__).parents[3] / "medclip_dcl" / "objective" / "README.md"
+README = Path(__file__).parents[3] / "medclip_dcl" / "losses" / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 EXAMPLES = [code for code in re.findall(r"```python\n(.*?)```", TEXT, re.S) if "loss = " in code]
 ETAS = (0.01, 0.035, 0.05, 0.1, 0.2)
