@@ -29,7 +29,7 @@ OPEN_PATHS = frozenset(
 """Paths that need no key; every other one does, whether it exists or not."""
 
 
-class Keys:
+class ApiKeys:
     """The API keys of a file. A file that changes is read anew; a bad one changes nothing.
 
     Only hashes are kept. What a request sends is compared with every one of them, in time
@@ -73,7 +73,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Access:
+class Auth:
     """What a request must bring.
 
     Attributes:
@@ -81,7 +81,7 @@ class Access:
         hosts: host names that may be asked for; empty: any.
     """
 
-    keys: Keys | None
+    keys: ApiKeys | None
     hosts: frozenset[str]
 
     def refusal(self, scope: Scope) -> str | None:
@@ -114,7 +114,7 @@ class Access:
         return len(named) == 1 and _without_port(named[0]) in self.hosts
 
 
-def read_access(settings: ServeSettings) -> Access:
+def read_auth(settings: ServeSettings) -> Auth:
     """Read the keys and host names that the settings name.
 
     Args:
@@ -131,8 +131,8 @@ def read_access(settings: ServeSettings) -> Access:
         raise ConfigError("set exactly one of key_file and allow_anonymous: true")
     hosts = frozenset(settings.allowed_hosts or (LOOPBACK if settings.allow_anonymous else ()))
     if settings.allow_anonymous:
-        return Access(None, hosts)
-    return Access(Keys(Path(settings.key_file)), hosts)
+        return Auth(None, hosts)
+    return Auth(ApiKeys(Path(settings.key_file)), hosts)
 
 
 def is_loopback(host: str) -> bool:

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from api.failures import Refusal
-from api.journal import Figures
+from api.failures import ApiError
+from api.journal import Metrics
 
 _Answer = TypeVar("_Answer")
 
 
-class Places:
+class ConcurrencyLimiter:
     """Places for questions that have arrived whole, and room for bodies that are arriving.
 
     A slow sender holds no place, only the bytes that it has sent.
@@ -25,10 +25,10 @@ class Places:
         figures: Prometheus figures.
     """
 
-    def __init__(self, count: int, room: int, figures: Figures) -> None:
+    def __init__(self, count: int, room: int, metrics: Metrics) -> None:
         self._free = count
         self._room = room
-        self._figures = figures
+        self._metrics = metrics
 
     @property
     def is_full(self) -> bool:
@@ -44,13 +44,13 @@ class Places:
         if self._free == 0:
             return False
         self._free -= 1
-        self._figures.inside.inc()
+        self._metrics.inside.inc()
         return True
 
     def leave(self) -> None:
         """Give a place back."""
         self._free += 1
-        self._figures.inside.dec()
+        self._metrics.inside.dec()
 
     def hold(self, size: int) -> bool:
         """Take room for a piece of a body.
@@ -75,19 +75,19 @@ class Places:
         self._room += size
 
 
-class Turns:
+class WorkerSlots:
     """Blocking work, a fixed number of pieces at a time, in the order of asking.
 
     Attributes:
         used_at: when a piece of work ended last, monotonic clock, seconds.
     """
 
-    def __init__(self, stage: str, workers: int, figures: Figures) -> None:
+    def __init__(self, stage: str, workers: int, metrics: Metrics) -> None:
         self.used_at = 0.0
         self._stage = stage
         self._turn = asyncio.Semaphore(workers)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=stage)
-        self._figures = figures
+        self._metrics = metrics
 
     async def run(self, request: Request, work: Callable[[], _Answer]) -> _Answer:
         """Run a piece of work in its turn.
@@ -108,17 +108,17 @@ class Turns:
         await self._wait(request)
         try:
             if await has_left(request):
-                raise Refusal("client_gone")
+                raise ApiError("client_gone")
             started = time.monotonic()
-            self._figures.note(timings, f"{self._stage}_wait", started - asked)
+            self._metrics.note(timings, f"{self._stage}_wait", started - asked)
             try:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, work)
             finally:  # what never began is counted nowhere
                 self.used_at = time.monotonic()
-                self._figures.note(timings, self._stage, self.used_at - started)
+                self._metrics.note(timings, self._stage, self.used_at - started)
         except MemoryError as error:
-            raise Refusal("out_of_memory") from error
+            raise ApiError("out_of_memory") from error
         finally:
             self._turn.release()
 
@@ -137,7 +137,7 @@ class Turns:
         turn.cancel()
         if turn.done() and not turn.cancelled():  # it came in the same moment
             self._turn.release()
-        raise Refusal(reason)
+        raise ApiError(reason)
 
 
 async def has_left(request: Request) -> bool:

@@ -10,16 +10,16 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
 
-from api.access import read_access
-from api.admission import Places
+from api.access import read_auth
+from api.admission import ConcurrencyLimiter
 from api.connections import close_silent
-from api.document import install_document
+from api.document import install_openapi
 from api.failures import add_handlers
-from api.frame import Frame
-from api.gate import Gate
-from api.journal import Figures
+from api.frame import RequestContextMiddleware
+from api.gate import AdmissionMiddleware
+from api.journal import Metrics
 from api.routes import classify, ground, health, model, pixels, retrieve, viewer
-from api.serving import Serving
+from api.serving import ModelManager
 from api.settings import FILE_VARIABLE, ServeSettings, read_settings
 
 _ROUTERS = (classify, ground, retrieve, pixels, model, health)
@@ -46,7 +46,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.
     MultiPartParser.spool_max_size = settings.max_body_bytes
-    figures = Figures()
+    metrics = Metrics()
     app = FastAPI(
         title="medclip-dcl",
         version="1",  # that of the paths below /v1
@@ -61,30 +61,30 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
             "max_part_size": settings.max_field_kb * 1024,
         },
     )
-    app.state.serving = Serving(settings, figures)
+    app.state.serving = ModelManager(settings, metrics)
     add_handlers(app)
     # The last one added stands outermost.
     app.add_middleware(
-        Gate,
+        AdmissionMiddleware,
         settings=settings,
-        access=read_access(settings),
-        places=Places(settings.queue, settings.max_bodies_bytes, figures),
-        figures=figures,
+        auth=read_auth(settings),
+        limiter=ConcurrencyLimiter(settings.queue, settings.max_bodies_bytes, metrics),
+        metrics=metrics,
     )
-    app.add_middleware(Frame, figures=figures)
+    app.add_middleware(RequestContextMiddleware, metrics=metrics)
     app.include_router(viewer.router)
     for room in _ROUTERS:
         app.include_router(room.router)
         app.include_router(room.router, prefix="/v1", include_in_schema=False)
-    install_document(app, settings)
+    install_openapi(app, settings)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    serving: Serving = app.state.serving
-    settings = serving.now.settings
-    duties = [_load_and_watch(serving), serving.rest()]
+    serving: ModelManager = app.state.serving
+    settings = serving.current.settings
+    duties = [_load_and_watch(serving), serving.trim_when_idle()]
     if hasattr(app.state, "connections"):  # the launcher's server has laid them there
         duties.append(close_silent(app.state.connections, settings.header_deadline_s))
     tasks = [asyncio.create_task(duty) for duty in duties]
@@ -96,6 +96,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         serving.close()
 
 
-async def _load_and_watch(serving: Serving) -> None:
+async def _load_and_watch(serving: ModelManager) -> None:
     await serving.load()
     await serving.watch()

@@ -1,7 +1,7 @@
-"""The one queue to the model: films that wait while it is busy share its next forward pass.
+"""The one queue to the model: images that wait while it is busy share its next forward pass.
 
 One thread owns the device. It takes waiting questions in the order of asking, at most so many
-that one forward pass may hold, encodes their films together and answers one after another.
+that one forward pass may hold, encodes their images together and answers one after another.
 Nobody waits for a batch to fill. A question whose deadline has passed or whose client has left
 is taken out before it costs anything.
 """
@@ -21,8 +21,8 @@ from fastapi import Request
 from torch import Tensor
 
 from api.admission import has_left, outcome
-from api.failures import Refusal
-from api.journal import Figures
+from api.failures import ApiError
+from api.journal import Metrics
 from medclip_dcl.inference.predictor import Predictor
 
 _Answer = TypeVar("_Answer")
@@ -33,49 +33,49 @@ _Told = tuple[Any, BaseException | None]
 @dataclass(eq=False)
 class _Question:
     model: Predictor | None
-    film: _Square | None
+    image: _Square | None
     answer: Callable[[Any], Any]
     deadline: float
-    told: "asyncio.Future[Any]"
-    together: Callable[[Tensor], Sequence[Any]] | None = None
+    future: "asyncio.Future[Any]"
+    batched: Callable[[Tensor], Sequence[Any]] | None = None
     begun: float | None = None
 
 
-class Batches:
+class MicroBatcher:
     """The queue to the model.
 
     Args:
-        most: films in one forward pass.
+        most: images in one forward pass.
         figures: Prometheus figures.
     """
 
-    def __init__(self, most: int, figures: Figures) -> None:
+    def __init__(self, most: int, metrics: Metrics) -> None:
         self._most = most
-        self._figures = figures
+        self._metrics = metrics
         self._waiting: deque[_Question] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    async def ask_about(
+    async def submit(
         self,
         request: Request,
         model: Predictor,
-        film: _Square,
+        image: _Square,
         answer: Callable[[Any], _Answer],
-        together: Callable[[Tensor], Sequence[Any]] | None = None,
+        batched: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
-        """Ask the model about a film, in turn.
+        """Ask the model about an image, in turn.
 
         Args:
             request: on whose behalf; `request.state.deadline` is its deadline on the
                 monotonic clock, seconds; `request.state.timings` is added to.
-            model: who is asked; films of different models share no forward pass.
-            film: the prepared film.
-            answer: makes the answer of the film's regions, (rows, columns, dim) on the model's
+            model: who is asked; images of different models share no forward pass.
+            image: the prepared image.
+            answer: makes the answer of the image's regions, (rows, columns, dim) on the model's
                 device; called in the model's thread.
-            together: made first of all films of a forward pass for which the same is given,
-                (films, rows, columns, dim); `answer` gets the film's own part of what it gives.
+            batched: made first of all images of a forward pass for which the same is given,
+                (images, rows, columns, dim); `answer` gets the image's own part of what it gives.
 
         Returns:
             The answer.
@@ -84,20 +84,20 @@ class Batches:
             Refusal: the deadline passed or the client left before the forward pass, or the
                 device has no memory for it.
         """
-        return await self._asked(request, model, film, answer, together)
+        return await self._asked(request, model, image, answer, batched)
 
     async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
-        """Ask something that is about no film, in turn.
+        """Ask something that is about no image, in turn.
 
         Args:
-            request: as for `ask_about`.
+            request: as for `submit`.
             answer: makes the answer; called in the model's thread.
 
         Returns:
             The answer.
 
         Raises:
-            Refusal: as for `ask_about`.
+            Refusal: as for `submit`.
         """
         return await self._asked(request, None, None, lambda _none: answer())
 
@@ -110,9 +110,9 @@ class Batches:
         Returns:
             What it returns.
         """
-        told = asyncio.get_running_loop().create_future()
-        self._append(_Question(None, None, lambda _none: work(), float("inf"), told))
-        done: _Answer = await told
+        future = asyncio.get_running_loop().create_future()
+        self._append(_Question(None, None, lambda _none: work(), float("inf"), future))
+        done: _Answer = await future
         return done
 
     def close(self) -> None:
@@ -125,21 +125,21 @@ class Batches:
         self,
         request: Request,
         model: Predictor | None,
-        film: _Square | None,
+        image: _Square | None,
         answer: Callable[[Any], _Answer],
-        together: Callable[[Tensor], Sequence[Any]] | None = None,
+        batched: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
         if await has_left(request):
-            raise Refusal("client_gone")
-        told = asyncio.get_running_loop().create_future()
-        question = _Question(model, film, answer, request.state.deadline, told, together)
+            raise ApiError("client_gone")
+        future = asyncio.get_running_loop().create_future()
+        question = _Question(model, image, answer, request.state.deadline, future, batched)
         asked = time.monotonic()
         self._append(question)
         try:
-            reason = await outcome(request, told)
+            reason = await outcome(request, future)
             if reason is not None and self._withdraw(question):
-                raise Refusal(reason)
-            given: _Answer = await told  # what has begun is not undone
+                raise ApiError(reason)
+            given: _Answer = await future  # what has begun is not undone
             return given
         finally:
             self._withdraw(question)
@@ -147,9 +147,9 @@ class Batches:
 
     def _note(self, timings: dict[str, float], asked: float, begun: float | None) -> None:
         now = time.monotonic()
-        self._figures.note(timings, "model_wait", (now if begun is None else begun) - asked)
+        self._metrics.note(timings, "model_wait", (now if begun is None else begun) - asked)
         if begun is not None:
-            self._figures.note(timings, "model", now - begun)
+            self._metrics.note(timings, "model", now - begun)
 
     def _append(self, question: _Question) -> None:
         with self._changed:
@@ -157,7 +157,7 @@ class Batches:
                 self._thread = threading.Thread(target=self._work, name="model", daemon=True)
                 self._thread.start()
             self._waiting.append(question)
-            self._figures.waiting.set(len(self._waiting))
+            self._metrics.waiting.set(len(self._waiting))
             self._changed.notify()
 
     def _withdraw(self, question: _Question) -> bool:
@@ -166,14 +166,14 @@ class Batches:
             if question not in self._waiting:
                 return False
             self._waiting.remove(question)
-            self._figures.waiting.set(len(self._waiting))
+            self._metrics.waiting.set(len(self._waiting))
             return True
 
     def _work(self) -> None:
         while batch := self._next():
-            films = sum(question.film is not None for question in batch)
-            if films:
-                self._figures.batch_films.observe(films)
+            images = sum(question.image is not None for question in batch)
+            if images:
+                self._metrics.batch_images.observe(images)
             _tell(batch, _answers(batch))
 
     def _next(self) -> list[_Question]:
@@ -187,7 +187,7 @@ class Batches:
                 if self._waiting[0].model is not batch[0].model:
                     break
                 batch.append(self._waiting.popleft())
-            self._figures.waiting.set(len(self._waiting))
+            self._metrics.waiting.set(len(self._waiting))
         begun = time.monotonic()
         for question in batch:
             question.begun = begun
@@ -199,31 +199,31 @@ def _answers(batch: Sequence[_Question]) -> list[_Told]:
     now = time.monotonic()
     in_time = [question for question in batch if question.deadline > now]
     try:
-        parts = _parts([question for question in in_time if question.film is not None])
+        parts = _parts([question for question in in_time if question.image is not None])
         answered = {question: _answer(question, parts.get(question)) for question in in_time}
     except (torch.OutOfMemoryError, MemoryError) as error:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if len(batch) > 1:  # less may still fit
-            return [told for question in batch for told in _answers([question])]
+            return [reported for question in batch for reported in _answers([question])]
         answered = {batch[0]: (None, _refusal("out_of_memory", error))}
     except Exception as error:  # noqa: BLE001 (each of them is told, the thread lives on)
         answered = dict.fromkeys(in_time, (None, error))
-    return [answered.get(question, (None, Refusal("deadline"))) for question in batch]
+    return [answered.get(question, (None, ApiError("deadline"))) for question in batch]
 
 
-def _parts(asking: Sequence[_Question]) -> dict[_Question, Any]:
-    """Encode films in one forward pass: what the answer to each question is made of."""
-    films = [question.film for question in asking if question.film is not None]
-    model = asking[0].model if asking else None
+def _parts(batcher: Sequence[_Question]) -> dict[_Question, Any]:
+    """Encode images in one forward pass: what the answer to each question is made of."""
+    images = [question.image for question in batcher if question.image is not None]
+    model = batcher[0].model if batcher else None
     if model is None:
         return {}
-    regions = model.embed_images(np.stack(films))
-    parts: dict[_Question, Any] = dict(zip(asking, regions, strict=True))
-    for together in {question.together for question in asking if question.together}:
-        rows = [row for row, question in enumerate(asking) if question.together == together]
-        for row, part in zip(rows, together(regions[rows]), strict=True):
-            parts[asking[row]] = part
+    regions = model.embed_images(np.stack(images))
+    parts: dict[_Question, Any] = dict(zip(batcher, regions, strict=True))
+    for batched in {question.batched for question in batcher if question.batched}:
+        rows = [row for row, question in enumerate(batcher) if question.batched == batched]
+        for row, part in zip(rows, batched(regions[rows]), strict=True):
+            parts[batcher[row]] = part
     return parts
 
 
@@ -236,8 +236,8 @@ def _answer(question: _Question, own: Any) -> _Told:
         return None, error
 
 
-def _refusal(code: str, cause: BaseException) -> Refusal:
-    refusal = Refusal(code)
+def _refusal(code: str, cause: BaseException) -> ApiError:
+    refusal = ApiError(code)
     refusal.__cause__ = cause
     return refusal
 
@@ -247,14 +247,14 @@ def _tell(batch: Sequence[_Question], answers: Sequence[_Told]) -> None:
 
     def tell() -> None:
         for question, (answer, error) in zip(batch, answers, strict=True):
-            if question.told.done():
+            if question.future.done():
                 continue
             if error is None:
-                question.told.set_result(answer)
+                question.future.set_result(answer)
             else:
-                question.told.set_exception(error)
+                question.future.set_exception(error)
 
     try:
-        batch[0].told.get_loop().call_soon_threadsafe(tell)
+        batch[0].future.get_loop().call_soon_threadsafe(tell)
     except RuntimeError:  # the loop has ended, and nobody waits
         return

@@ -4,14 +4,14 @@ from typing import Annotated
 
 from fastapi import Depends, File, Form, Request, UploadFile
 
-from api.failures import Refusal
-from api.serving import Loaded, Serving
+from api.failures import ApiError
+from api.serving import ModelManager, ServingState
 from api.uploads import plain_text, read_upload, wants_picture
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import SquareImage
 
 
-async def get_serving(request: Request) -> Loaded:
+async def get_serving(request: Request) -> ServingState:
     """Give what a request is answered with, the same from its beginning to its end.
 
     Args:
@@ -20,18 +20,18 @@ async def get_serving(request: Request) -> Loaded:
     Returns:
         The loaded parts.
     """
-    serving: Serving = request.app.state.serving
-    return serving.now
+    serving: ModelManager = request.app.state.serving
+    return serving.current
 
 
-Served = Annotated[Loaded, Depends(get_serving)]
+CurrentState = Annotated[ServingState, Depends(get_serving)]
 """Model, index and decoder."""
 
-ImageFile = Annotated[UploadFile, File(description="a film: DICOM, PNG or JPEG")]
+ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]
 
 
-async def get_film(request: Request, serving: Served, image: ImageFile) -> SquareImage:
-    """Decode the film of a form as the model sees it, in a worker process.
+async def get_image(request: Request, serving: CurrentState, image: ImageFile) -> SquareImage:
+    """Decode the image of a form as the model sees it, in a worker process.
 
     Args:
         request: the request.
@@ -39,25 +39,25 @@ async def get_film(request: Request, serving: Served, image: ImageFile) -> Squar
         image: the file.
 
     Returns:
-        The prepared film, by the same code as `prepare_images`.
+        The prepared image, by the same code as `prepare_images`.
 
     Raises:
-        ImageError: the film is refused.
+        ImageError: the image is refused.
         Refusal: the service is not ready, or too busy.
     """
     decoder, images = serving.decoder, serving.predictor.config.images
     data = await read_upload(request, image)
-    return await serving.decoding.run(
+    return await serving.decode_slots.run(
         request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
     )
 
 
-async def get_optional_film(
+async def get_optional_image(
     request: Request,
-    serving: Served,
-    image: Annotated[UploadFile | None, File(description="a film: DICOM, PNG or JPEG")] = None,
+    serving: CurrentState,
+    image: Annotated[UploadFile | None, File(description="an image: DICOM, PNG or JPEG")] = None,
 ) -> SquareImage | None:
-    """Decode the film of a form that may have none.
+    """Decode the image of a form that may have none.
 
     Args:
         request: the request.
@@ -65,17 +65,17 @@ async def get_optional_film(
         image: the file.
 
     Returns:
-        The film, or None.
+        The image, or None.
 
     Raises:
-        ImageError: the film is refused.
+        ImageError: the image is refused.
         Refusal: the service is not ready, or too busy.
     """
-    return None if image is None else await get_film(request, serving, image)
+    return None if image is None else await get_image(request, serving, image)
 
 
-async def get_whole_film(request: Request, serving: Served, image: ImageFile) -> GreyImage:
-    """Decode the film of a form with all its pixels, in a worker process.
+async def get_whole_image(request: Request, serving: CurrentState, image: ImageFile) -> GreyImage:
+    """Decode the image of a form with all its pixels, in a worker process.
 
     Args:
         request: the request.
@@ -83,19 +83,21 @@ async def get_whole_film(request: Request, serving: Served, image: ImageFile) ->
         image: the file.
 
     Returns:
-        The film.
+        The image.
 
     Raises:
-        ImageError: the film is refused.
+        ImageError: the image is refused.
         Refusal: the service is not ready, or too busy.
     """
     decoder = serving.decoder
     data = await read_upload(request, image)
-    return await serving.decoding.run(request, lambda: decoder.open(data))
+    return await serving.decode_slots.run(request, lambda: decoder.open(data))
 
 
-async def get_film_to_draw(request: Request, serving: Served, image: ImageFile) -> GreyImage | None:
-    """Decode the film of a form with all its pixels, where the answer is to be a picture.
+async def get_image_to_draw(
+    request: Request, serving: CurrentState, image: ImageFile
+) -> GreyImage | None:
+    """Decode the image of a form with all its pixels, where the answer is to be a picture.
 
     Args:
         request: the request.
@@ -103,17 +105,17 @@ async def get_film_to_draw(request: Request, serving: Served, image: ImageFile) 
         image: the file.
 
     Returns:
-        The film; None where JSON is asked for.
+        The image; None where JSON is asked for.
 
     Raises:
-        ImageError: the film is refused.
+        ImageError: the image is refused.
         Refusal: the service is not ready, or too busy.
     """
-    return await get_whole_film(request, serving, image) if wants_picture(request) else None
+    return await get_whole_image(request, serving, image) if wants_picture(request) else None
 
 
 async def get_phrases(
-    serving: Served,
+    serving: CurrentState,
     phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
 ) -> list[str]:
     """Check the phrases of a form.
@@ -129,21 +131,21 @@ async def get_phrases(
         Refusal: there are too many, or one is empty, too long or no text.
     """
     if len(phrase) > serving.settings.max_phrases:
-        raise Refusal("invalid_request")
+        raise ApiError("invalid_request")
     return [plain_text(text, serving.settings.max_text_chars) for text in phrase]
 
 
-Film = Annotated[SquareImage, Depends(get_film)]
-"""The film of the form, prepared for the model."""
+FormImage = Annotated[SquareImage, Depends(get_image)]
+"""The image of the form, prepared for the model."""
 
-OptionalFilm = Annotated[SquareImage | None, Depends(get_optional_film)]
-"""The film of the form, where it has one, prepared for the model."""
+OptionalImage = Annotated[SquareImage | None, Depends(get_optional_image)]
+"""The image of the form, where it has one, prepared for the model."""
 
-WholeFilm = Annotated[GreyImage, Depends(get_whole_film)]
-"""The film of the form with all its pixels."""
+WholeImage = Annotated[GreyImage, Depends(get_whole_image)]
+"""The image of the form with all its pixels."""
 
-FilmToDraw = Annotated[GreyImage | None, Depends(get_film_to_draw)]
-"""The film of the form with all its pixels, where the answer is to be a picture."""
+ImageToDraw = Annotated[GreyImage | None, Depends(get_image_to_draw)]
+"""The image of the form with all its pixels, where the answer is to be a picture."""
 
 Phrases = Annotated[list[str], Depends(get_phrases)]
 """The checked phrases of the form."""

@@ -19,12 +19,12 @@ _ABOUT = (
 )
 _WORDS = r"^[^\u0000]*([^\s\u0000\u001c-\u001f\u0085]|\ufeff)[^\u0000]*$"
 """What is no text: nothing but spaces, or a zero character."""
-_FILMS = "application/dicom, image/png, image/jpeg"
+_IMAGES = "application/dicom, image/png, image/jpeg"
 _EITHER = {
     "oneOf": [{"required": ["text"]}, {"required": ["image"]}],
     "dependentRequired": {"box": ["image"]},
 }
-"""What `/retrieve` is asked with: a sentence, or a film and perhaps a box on it."""
+"""What `/retrieve` is asked with: a sentence, or an image and perhaps a box on it."""
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/classify": {
@@ -40,10 +40,10 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "/ground": {"phrase": ["left pleural effusion", "enlarged heart"], "threshold": 0.2},
     "/retrieve": {"target": "image", "text": "No pleural effusion.", "k": 5, "view": ["AP"]},
 }
-"""Fields of an example per form; a film, which is bytes, stands in none."""
+"""Fields of an example per form; an image, which is bytes, stands in none."""
 
 
-def install_document(app: FastAPI, settings: ServeSettings) -> None:
+def install_openapi(app: FastAPI, settings: ServeSettings) -> None:
     """Make an app describe itself as it is set up.
 
     Args:
@@ -109,7 +109,7 @@ def _describe_body(
         f"A form of at most {settings.max_body_mb} MiB with at most one file and "
         f"{settings.max_fields} other fields, each of at most {settings.max_field_kb} KiB."
     )
-    written = {"image": _FILMS, "findings": "application/json", "box": "application/json"}
+    written = {"image": _IMAGES, "findings": "application/json", "box": "application/json"}
     form["encoding"] = {
         name: {"contentType": kind} for name, kind in written.items() if name in fields
     }

@@ -15,11 +15,11 @@ from api.messages import FailureAnswer
 from medclip_dcl.data.images import REASONS
 from medclip_dcl.errors import EngineError, ImageError, QueryError
 
-FAILURES: dict[str, tuple[int, str]] = {
+ERRORS: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is no well-formed multipart form within the limits"),
     "unauthorized": (401, "send the key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"),
     "loopback_only": (403, "requests without a key are answered on loopback alone"),
-    "not_found": (404, "there is no such route, or no such indexed film with a picture"),
+    "not_found": (404, "there is no such route, or no such indexed image with a picture"),
     "method_not_allowed": (405, "the route does not know this method"),
     "not_acceptable": (406, "a picture is given for exactly one phrase"),
     "body_deadline": (408, "the body took longer than body_deadline_s"),
@@ -68,7 +68,7 @@ _FORM = (
     "loading",
     "model_unusable",
 )
-_FILM = tuple(code for code in REASONS if code not in {"missing", "constant"})
+_IMAGE = tuple(code for code in REASONS if code not in {"missing", "constant"})
 _RETRY_AFTER_S = {
     "overloaded": 1,
     "deadline": 2,
@@ -84,29 +84,29 @@ _CODE_OF_STATUS = {
 }
 
 
-class Refusal(HTTPException):
+class ApiError(HTTPException):
     """A request that ends here with one of the codes above.
 
     An HTTPException, since FastAPI lets no other pass while it reads a body.
     """
 
     def __init__(self, code: str) -> None:
-        super().__init__(FAILURES[code][0], code)
+        super().__init__(ERRORS[code][0], code)
         self.code = code
 
 
-def failure_response(code: str, request_id: str, status: int | None = None) -> JSONResponse:
+def error_response(code: str, request_id: str, status: int | None = None) -> JSONResponse:
     """Make the answer to a request that failed.
 
     Args:
-        code: a key of `FAILURES`, or a reason why an image is refused.
+        code: a key of `ERRORS`, or a reason why an image is refused.
         request_id: id of the request.
         status: status of a refused image; None: that of the table.
 
     Returns:
         The answer.
     """
-    known, line = FAILURES.get(code, (422, REASONS.get(code, "the image is refused")))
+    known, line = ERRORS.get(code, (422, REASONS.get(code, "the image is refused")))
     headers = {}
     if code in _RETRY_AFTER_S:
         headers["Retry-After"] = str(_RETRY_AFTER_S[code])
@@ -122,7 +122,7 @@ def add_handlers(app: FastAPI) -> None:
     Args:
         app: the service.
     """
-    app.add_exception_handler(Refusal, _refusal)
+    app.add_exception_handler(ApiError, _refusal)
     app.add_exception_handler(ImageError, _image)
     app.add_exception_handler(QueryError, _query)
     app.add_exception_handler(EngineError, _engine)
@@ -132,11 +132,11 @@ def add_handlers(app: FastAPI) -> None:
 
 def _answer(request: Request, code: str, status: int | None = None) -> Response:
     request.state.code = code
-    return failure_response(code, request.state.request_id, status)
+    return error_response(code, request.state.request_id, status)
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, ApiError)
     return _answer(request, error.code)
 
 
@@ -165,23 +165,23 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 def documented(
-    *codes: str, has_form: bool = False, has_film: bool = False
+    *codes: str, has_form: bool = False, has_image: bool = False
 ) -> dict[int | str, dict[str, Any]]:
     """Describe failures for the OpenAPI schema.
 
     Args:
-        codes: keys of `FAILURES` that a route can answer with, beside those of every route.
+        codes: keys of `ERRORS` that a route can answer with, beside those of every route.
         has_form: whether the route reads a form.
-        has_film: whether that form can hold a film.
+        has_image: whether that form can hold an image.
 
     Returns:
         Status -> description, codes and an example each, as FastAPI's `responses` takes it.
     """
     of_status: dict[int, dict[str, str]] = {}
     for code in (*_ALWAYS, *(_FORM if has_form else ()), *codes):
-        status, line = FAILURES[code]
+        status, line = ERRORS[code]
         of_status.setdefault(status, {})[code] = line
-    for code in _FILM if has_film else ():
+    for code in _IMAGE if has_image else ():
         of_status.setdefault(IMAGE_STATUS.get(code, 422), {})[code] = REASONS[code]
     return {status: _described(lines) for status, lines in sorted(of_status.items())}
 

@@ -6,8 +6,8 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.failures import failure_response
-from api.journal import Figures, log, log_fault
+from api.failures import error_response
+from api.journal import Metrics, log, log_fault
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
@@ -29,12 +29,12 @@ _HEADERS = {
 _ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 
 
-class Frame:
+class RequestContextMiddleware:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-        self._figures = figures
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -64,18 +64,18 @@ class Frame:
             state["code"] = "internal"
             log_fault("fault", error, request_id=request_id)
             if status == 0:
-                await failure_response("internal", request_id)(scope, receive, framed)
+                await error_response("internal", request_id)(scope, receive, framed)
         finally:
             self._note(scope, status, time.monotonic() - started)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        self._figures.requests.labels(route, str(status)).inc()
-        self._figures.seconds.labels(route).observe(seconds)
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
         state = scope["state"]
         facts = {name: state[name] for name in ("key", "code", "timings") if state.get(name)}
         if "code" in facts:
-            self._figures.refusals.labels(facts["code"]).inc()
+            self._metrics.refusals.labels(facts["code"]).inc()
         log(
             "request",
             request_id=state["request_id"],

@@ -5,30 +5,30 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access import Access
-from api.admission import Places
-from api.failures import Refusal, failure_response
-from api.journal import Figures
+from api.access import Auth
+from api.admission import ConcurrencyLimiter
+from api.failures import ApiError, error_response
+from api.journal import Metrics
 from api.settings import ServeSettings
-from api.uploads import set_film_aside
+from api.uploads import set_image_aside
 
 
-class Gate:
+class AdmissionMiddleware:
     """ASGI middleware that admits a request, or answers it at once."""
 
     def __init__(
         self,
         app: ASGIApp,
         settings: ServeSettings,
-        access: Access,
-        places: Places,
-        figures: Figures,
+        auth: Auth,
+        limiter: ConcurrencyLimiter,
+        metrics: Metrics,
     ) -> None:
         self._app = app
         self._settings = settings
-        self._access = access
-        self._places = places
-        self._figures = figures
+        self._auth = auth
+        self._limiter = limiter
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -44,11 +44,11 @@ class Gate:
         state = scope["state"]
         state["timings"] = {}
         code = self._refusal(scope)
-        if code is None and scope["method"] == "POST" and self._places.is_full:
+        if code is None and scope["method"] == "POST" and self._limiter.is_full:
             code = "overloaded"
         if code is not None:
             state["code"] = code
-            await failure_response(code, state["request_id"])(scope, receive, send)
+            await error_response(code, state["request_id"])(scope, receive, send)
             return
         state["deadline"] = time.monotonic() + self._settings.deadline_s
         if scope["method"] != "POST":
@@ -59,19 +59,19 @@ class Gate:
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gather a body, which holds no place while it arrives, and answer it in a place."""
         state = scope["state"]
-        body = _Body(receive, self._settings, self._places)
+        body = _Body(receive, self._settings, self._limiter)
         try:
             message = await body.gathered()
-            self._figures.note(state["timings"], "receive", time.monotonic() - body.started)
-            if body.size and not self._places.take():
-                raise Refusal("overloaded")
-        except Refusal as refusal:
+            self._metrics.note(state["timings"], "receive", time.monotonic() - body.started)
+            if body.size and not self._limiter.take():
+                raise ApiError("overloaded")
+        except ApiError as refusal:
             body.release()
             state["code"] = refusal.code
-            await failure_response(refusal.code, state["request_id"])(scope, receive, send)
+            await error_response(refusal.code, state["request_id"])(scope, receive, send)
             return
         state["deadline"] = time.monotonic() + self._settings.deadline_s
-        form, state["film"] = set_film_aside(
+        form, state["image"] = set_image_aside(
             message.get("body", b""), dict(scope["headers"]).get(b"content-type", b"")
         )
         messages = iter([{**message, "body": form}])
@@ -84,10 +84,10 @@ class Gate:
         finally:
             body.release()
             if body.size:
-                self._places.leave()
+                self._limiter.leave()
 
     def _refusal(self, scope: Scope) -> str | None:
-        code = self._access.refusal(scope)
+        code = self._auth.refusal(scope)
         if code is not None:
             return code
         named = dict(scope["headers"])
@@ -102,12 +102,14 @@ class Gate:
 class _Body:
     """A body that is counted as it arrives, and must have arrived in time."""
 
-    def __init__(self, receive: Receive, settings: ServeSettings, places: Places) -> None:
+    def __init__(
+        self, receive: Receive, settings: ServeSettings, limiter: ConcurrencyLimiter
+    ) -> None:
         self.started = time.monotonic()
         self.size = 0
         self._receive = receive
         self._settings = settings
-        self._places = places
+        self._limiter = limiter
         self._held = 0
 
     async def gathered(self) -> Message:
@@ -131,18 +133,18 @@ class _Body:
                     if not message.get("more_body", False):
                         break
         except TimeoutError as error:
-            raise Refusal("body_deadline") from error
+            raise ApiError("body_deadline") from error
         return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
 
     def release(self) -> None:
         """Give its room back."""
-        self._places.release(self._held)
+        self._limiter.release(self._held)
         self._held = 0
 
     def _hold(self, size: int) -> None:
         self.size += size
         if self.size > self._settings.max_body_bytes:
-            raise Refusal("body_too_large")
-        if not self._places.hold(size):
-            raise Refusal("overloaded")
+            raise ApiError("body_too_large")
+        if not self._limiter.hold(size):
+            raise ApiError("overloaded")
         self._held += size

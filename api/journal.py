@@ -23,7 +23,7 @@ from prometheus_client import (
 LOGGER = logging.getLogger("medclip.service")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_FILMS = (1, 2, 4, 8, 16, 32, 64)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64)
 STAGES = (
     "receive",
     "decode_wait",
@@ -60,7 +60,7 @@ def log_fault(event: str, error: BaseException, **facts: Any) -> None:
     log(event, logging.ERROR, error=type(error).__name__, where=where, **facts)
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object per record."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -91,23 +91,23 @@ def _event(record: logging.LogRecord) -> str:
     return record.getMessage() if record.name.startswith("uvicorn") else f"record of {record.name}"
 
 
-def start_journal() -> None:
+def configure_logging() -> None:
     """Send every record of this process to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     LOGGER.setLevel(logging.INFO)
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """Prometheus figures of one service."""
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     requests: Counter = field(init=False)
     seconds: Histogram = field(init=False)
     stage_seconds: Histogram = field(init=False)
-    batch_films: Histogram = field(init=False)
+    batch_images: Histogram = field(init=False)
     refusals: Counter = field(init=False)
     swaps: Counter = field(init=False)
     inside: Gauge = field(init=False)
@@ -138,10 +138,10 @@ class Figures:
                 buckets=_SECONDS,
                 registry=here,
             ),
-            "batch_films": Histogram(
-                "medclip_batch_films",
-                "Films per forward pass",
-                buckets=_FILMS,
+            "batch_images": Histogram(
+                "medclip_batch_images",
+                "Images per forward pass",
+                buckets=_IMAGES,
                 registry=here,
             ),
             "refusals": Counter(

@@ -13,7 +13,7 @@ import uvicorn
 
 from api.access import is_loopback
 from api.app import create_app
-from api.journal import start_journal
+from api.journal import configure_logging
 from api.settings import ServeSettings, read_settings
 from medclip_dcl import model_package
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MedclipError as error:
         print(f"api: {error}", file=sys.stderr)
         return error.exit_code
-    start_journal()
+    configure_logging()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
     host, port = listener.getsockname()[:2]
@@ -80,7 +80,9 @@ def _check(settings: ServeSettings) -> None:
             f"allow_anonymous answers on loopback alone, host is {settings.host}; set key_file"
         )
     if not (Path(settings.model) / "artifact.json").is_file():
-        raise ArtifactMissing(f"no model in {settings.model}; run {model_package.KIND.job} first")
+        raise ArtifactMissing(
+            f"no model in {settings.model}; run {model_package.ARTIFACT.job} first"
+        )
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

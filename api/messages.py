@@ -16,51 +16,51 @@ _ODD_SHAPE = 2.0
 _DIGITS = 5
 
 
-class Message(BaseModel):
+class Schema(BaseModel):
     """Base of all answers."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class ImageFacts(Message):
+class ImageFacts(Schema):
     """What was decoded."""
 
     width_px: int
-    """Width of the film, pixels."""
+    """Width of the image, pixels."""
     height_px: int
-    """Height of the film, pixels."""
+    """Height of the image, pixels."""
     source: str
     """dicom, png or jpeg."""
     flags: list[str]
     """`inverted`: MONOCHROME1 was turned round; `constant`: all pixels are equal;
     `low_contrast`: greys lie close together; `odd_shape`: more than twice as long as wide;
-    `out_of_range`: unlike the films that the model was trained on, of which it says so of one
+    `out_of_range`: unlike the images that the model was trained on, of which it says so of one
     in a hundred."""
 
     @classmethod
-    def of(cls, film: SquareImage, *, out_of_range: bool) -> "ImageFacts":
-        """Describe a film.
+    def of(cls, image: SquareImage, *, out_of_range: bool) -> "ImageFacts":
+        """Describe an image.
 
         Args:
-            film: the film as the model sees it.
-            out_of_range: whether it is unlike the training films.
+            image: the image as the model sees it.
+            out_of_range: whether it is unlike the training images.
 
         Returns:
             Its facts.
         """
-        height, width = film.height_px, film.width_px
+        height, width = image.height_px, image.width_px
         flags = {
-            "inverted": film.inverted,
-            "constant": film.constant,
-            "low_contrast": not film.constant and float(film.pixels.std()) < _LOW_CONTRAST,
+            "inverted": image.inverted,
+            "constant": image.constant,
+            "low_contrast": not image.constant and float(image.pixels.std()) < _LOW_CONTRAST,
             "odd_shape": max(height / width, width / height) > _ODD_SHAPE,
             "out_of_range": out_of_range,
         }
         raised = [name for name, is_raised in flags.items() if is_raised]
-        return cls(width_px=width, height_px=height, source=film.source, flags=raised)
+        return cls(width_px=width, height_px=height, source=image.source, flags=raised)
 
 
-class FindingAnswer(Message):
+class FindingAnswer(Schema):
     """One finding."""
 
     name: str
@@ -100,49 +100,49 @@ class FindingAnswer(Message):
         )
 
 
-class ClassifyAnswer(Message):
+class ClassifyAnswer(Schema):
     """Answer of `/classify`."""
 
     model: str
     """Digest of the model."""
     image: ImageFacts
-    """The film."""
+    """The image."""
     findings: list[FindingAnswer]
     """One per finding, in the order of asking."""
 
 
-class Point(Message):
-    """A point on the film."""
+class Point(Schema):
+    """A point on the image."""
 
     x: float
-    """Pixels of the film from its left edge."""
+    """Pixels of the image from its left edge."""
     y: float
-    """Pixels of the film from its top edge."""
+    """Pixels of the image from its top edge."""
     score: float
     """Score there, -1 to 1."""
 
 
-class Rectangle(Message):
-    """A rectangle on the film."""
+class Rectangle(Schema):
+    """A rectangle on the image."""
 
     x: float
-    """Left edge, pixels of the film."""
+    """Left edge, pixels of the image."""
     y: float
-    """Top edge, pixels of the film."""
+    """Top edge, pixels of the image."""
     width: float
-    """Width, pixels of the film."""
+    """Width, pixels of the image."""
     height: float
-    """Height, pixels of the film."""
+    """Height, pixels of the image."""
 
 
-class PhraseAnswer(Message):
+class PhraseAnswer(Schema):
     """Where one phrase is answered."""
 
     grid: list[list[float]]
     """Region-sentence cosines, rows of the grid from the top."""
     affine: tuple[float, float, float, float, float, float]
     """(a, b, c, d, e, f): the cell in `row` and `column` has its centre at
-    x = a column + b row + c, y = d column + e row + f, pixels of the film."""
+    x = a column + b row + c, y = d column + e row + f, pixels of the image."""
     peak: Point
     """Centre of the best cell."""
     threshold: float
@@ -172,18 +172,18 @@ class PhraseAnswer(Message):
         )
 
 
-class GroundAnswer(Message):
+class GroundAnswer(Schema):
     """Answer of `/ground`."""
 
     model: str
     """Digest of the model."""
     image: ImageFacts
-    """The film."""
+    """The image."""
     phrases: list[PhraseAnswer]
     """One per phrase, in the order of asking."""
 
 
-class HitAnswer(Message):
+class HitAnswer(Schema):
     """One hit."""
 
     id: str
@@ -191,21 +191,21 @@ class HitAnswer(Message):
     score: float
     """Exact score; higher is closer."""
     texts: list[str]
-    """The sentence, or the sentences of the film's study."""
+    """The sentence, or the sentences of the image's study."""
     studies: int
-    """Studies that say the sentence; 1 for a film."""
+    """Studies that say the sentence; 1 for an image."""
     thumbnail: str | None
-    """Path of the film's picture, where the index has one."""
+    """Path of the image's picture, where the index has one."""
     study_id: str
-    """Study of the film; empty for a sentence."""
+    """Study of the image; empty for a sentence."""
     subject_id: str
-    """Patient of the film; empty for a sentence."""
+    """Patient of the image; empty for a sentence."""
     split: str
-    """Split of the film; empty for a sentence."""
+    """Split of the image; empty for a sentence."""
     view: str
-    """View position of the film; empty for a sentence."""
+    """View position of the image; empty for a sentence."""
     findings: list[str]
-    """What the film's report asserts; empty for a sentence."""
+    """What the image's report asserts; empty for a sentence."""
 
     @classmethod
     def of(cls, hit: Hit, *, has_picture: bool) -> "HitAnswer":
@@ -213,7 +213,7 @@ class HitAnswer(Message):
 
         Args:
             hit: what the index says.
-            has_picture: whether the hit is a film with a thumbnail.
+            has_picture: whether the hit is an image with a thumbnail.
 
         Returns:
             The answer.
@@ -232,7 +232,7 @@ class HitAnswer(Message):
         )
 
 
-class RetrieveAnswer(Message):
+class RetrieveAnswer(Schema):
     """Answer of `/retrieve`."""
 
     model: str
@@ -243,7 +243,7 @@ class RetrieveAnswer(Message):
     """Best first; equal scores by id."""
 
 
-class ModelAnswer(Message):
+class ModelAnswer(Schema):
     """Answer of `/model`."""
 
     digest: str
@@ -258,14 +258,14 @@ class ModelAnswer(Message):
     """Limits on what may be asked."""
 
 
-class State(Message):
+class State(Schema):
     """Answer of `/health` and `/ready`."""
 
     status: str = Field(examples=["ok"])
     """ok."""
 
 
-class FailureAnswer(Message):
+class FailureAnswer(Schema):
     """Answer to every request that fails; it repeats nothing of what was sent."""
 
     model_config = ConfigDict(extra="forbid")

@@ -1,4 +1,4 @@
-"""Films and heatmaps as bytes for a screen."""
+"""Images and heatmaps as bytes for a screen."""
 
 import io
 import json
@@ -20,66 +20,66 @@ _HEAT = np.array(
 )
 
 
-def film_bytes(film: GreyImage) -> bytes:
-    """Give a film's pixels as they are.
+def image_bytes(image: GreyImage) -> bytes:
+    """Give an image's pixels as they are.
 
     Args:
-        film: the film.
+        image: the image.
 
     Returns:
         16-bit little-endian greys, row by row from the top.
     """
-    return film.pixels.astype("<u2", copy=False).tobytes()
+    return image.pixels.astype("<u2", copy=False).tobytes()
 
 
-def film_facts(film: GreyImage) -> str:
-    """Describe a film in a header's characters.
+def image_facts(image: GreyImage) -> str:
+    """Describe an image in a header's characters.
 
     Args:
-        film: the film.
+        image: the image.
 
     Returns:
         JSON: width and height in pixels, spacing in mm and window, or null, and source.
     """
-    height, width = film.pixels.shape
+    height, width = image.pixels.shape
     facts = {
         "width": width,
         "height": height,
-        "spacing_mm": film.spacing_mm,
-        "window": film.window,
-        "bits_stored": film.bits_stored,
-        "source": film.source,
-        "inverted": film.inverted,
+        "spacing_mm": image.spacing_mm,
+        "window": image.window,
+        "bits_stored": image.bits_stored,
+        "source": image.source,
+        "inverted": image.inverted,
     }
     return json.dumps(facts)
 
 
-def film_png(film: GreyImage) -> bytes:
-    """Give a film as a 16-bit grey PNG of full size.
+def image_png(image: GreyImage) -> bytes:
+    """Give an image as a 16-bit grey PNG of full size.
 
     Args:
-        film: the film.
+        image: the image.
 
     Returns:
         The encoded picture.
     """
-    return _png(Image.fromarray(np.ascontiguousarray(film.pixels)))
+    return _png(Image.fromarray(np.ascontiguousarray(image.pixels)))
 
 
-def overlay_png(film: GreyImage, found: Grounding) -> bytes:
-    """Draw where a phrase is answered onto the film.
+def overlay_png(image: GreyImage, found: Grounding) -> bytes:
+    """Draw where a phrase is answered onto the image.
 
     Args:
-        film: the film.
+        image: the image.
         found: the grounding of one phrase.
 
     Returns:
         A PNG whose longer side is at most `LONGEST_PX`.
     """
-    height, width = film.pixels.shape
+    height, width = image.pixels.shape
     scale = min(1.0, LONGEST_PX / max(height, width))
     size = (max(1, round(height * scale)), max(1, round(width * scale)))
-    grey8 = Image.fromarray((film.pixels >> 8).astype(np.uint8))
+    grey8 = Image.fromarray((image.pixels >> 8).astype(np.uint8))
     grey = np.asarray(grey8.resize((size[1], size[0]), Image.Resampling.BILINEAR))
     heat = _relative(upsample(found.grid, *size))
     colour = _coloured(heat)
@@ -89,7 +89,7 @@ def overlay_png(film: GreyImage, found: Grounding) -> bytes:
 
 
 def _relative(heat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scores above the film's mean, as shares of the highest; none where all are alike."""
+    """Scores above the image's mean, as shares of the highest; none where all are alike."""
     above = np.clip(heat - heat.mean(), 0, None)
     top = max(float(above.max()), _EVEN)
     return np.asarray(above / top, dtype=np.float32)

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from api.admission import Turns
-from api.batches import Batches
-from api.failures import Refusal
-from api.journal import Figures, log, log_fault
+from api.admission import WorkerSlots
+from api.batches import MicroBatcher
+from api.failures import ApiError
+from api.journal import Metrics, log, log_fault
 from api.memory import give_memory_back
 from api.settings import ServeSettings
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ArtifactStale, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
-from medclip_dcl.model_package import Published, read_published
+from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
 _WARM_UP_PX = 64
@@ -36,7 +36,7 @@ _Mark = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ServingState:
     """What a request is answered with from its beginning to its end.
 
     Attributes:
@@ -50,15 +50,15 @@ class Loaded:
     """
 
     settings: ServeSettings
-    figures: Figures
-    decoding: Turns
-    asking: Batches
-    searching: Turns
+    metrics: Metrics
+    decode_slots: WorkerSlots
+    batcher: MicroBatcher
+    search_slots: WorkerSlots
     state: str = "loading"
     index_state: str = "loading"
-    model: tuple[Published, Predictor] | None = None
+    model: tuple[SavedModel, Predictor] | None = None
     workers: Decoder | None = None
-    films: RetrievalIndex | None = None
+    images: RetrievalIndex | None = None
 
     @property
     def predictor(self) -> Predictor:
@@ -68,18 +68,18 @@ class Loaded:
             Refusal: it is not loaded.
         """
         if self.model is None:
-            raise Refusal(self.state)
+            raise ApiError(self.state)
         return self.model[1]
 
     @property
-    def published(self) -> Published:
+    def published(self) -> SavedModel:
         """Facts about the model.
 
         Raises:
             Refusal: it is not loaded.
         """
         if self.model is None:
-            raise Refusal(self.state)
+            raise ApiError(self.state)
         return self.model[0]
 
     @property
@@ -90,7 +90,7 @@ class Loaded:
             Refusal: the model is not loaded.
         """
         if self.workers is None:
-            raise Refusal(self.state)
+            raise ApiError(self.state)
         return self.workers
 
     @property
@@ -100,9 +100,9 @@ class Loaded:
         Raises:
             Refusal: there is none, it is not open yet, or it cannot be.
         """
-        if self.films is None:
-            raise Refusal(self.index_state)
-        return self.films
+        if self.images is None:
+            raise ApiError(self.index_state)
+        return self.images
 
     @property
     def is_ready(self) -> bool:
@@ -117,58 +117,58 @@ class Loaded:
         """
         for state in (self.state, self.index_state):
             if state not in _FINE:
-                raise Refusal(state)
+                raise ApiError(state)
 
 
-class Serving:
+class ModelManager:
     """Loads model and index, and exchanges both where others lie in their folders.
 
     Attributes:
         now: what requests are answered with from here on.
     """
 
-    def __init__(self, settings: ServeSettings, figures: Figures) -> None:
-        self.now = Loaded(
+    def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
+        self.current = ServingState(
             settings,
-            figures,
-            Turns("decode", settings.decode_workers, figures),
-            Batches(settings.batch, figures),
-            Turns("search", _SEARCHES, figures),
+            metrics,
+            WorkerSlots("decode", settings.decode_workers, metrics),
+            MicroBatcher(settings.batch, metrics),
+            WorkerSlots("search", _SEARCHES, metrics),
             index_state="loading" if settings.index else "no_index",
         )
         self._settings = settings
-        self._figures = figures
+        self._metrics = metrics
         self._decoders: list[tuple[ImagesConfig, Decoder]] = []
         self._seen: _Mark = ()
 
     async def load(self) -> None:
         """Load and warm up everything; a part that fails leaves its code behind."""
         self._seen = self._mark()
-        self.now = await self._loaded()
-        self._figures.ready.set(int(self.now.is_ready))
+        self.current = await self._loaded()
+        self._metrics.ready.set(int(self.current.is_ready))
         log(
-            "ready" if self.now.is_ready else "not_ready",
-            model=self.now.state,
-            index=self.now.index_state,
+            "ready" if self.current.is_ready else "not_ready",
+            model=self.current.state,
+            index=self.current.index_state,
         )
 
     async def watch(self) -> None:
         """Load what was renamed into the folders of model and index, until cancelled."""
         while self._settings.watch_s:
             await asyncio.sleep(self._settings.watch_s)
-            await self.look()
+            await self.reload_if_changed()
 
-    async def rest(self) -> None:
-        """Give memory back whenever no film has come for a while, until cancelled."""
+    async def trim_when_idle(self) -> None:
+        """Give memory back whenever no image has come for a while, until cancelled."""
         given_at = 0.0
         while True:
             await asyncio.sleep(_IDLE_S)
-            used_at = self.now.decoding.used_at
+            used_at = self.current.decode_slots.used_at
             if given_at < used_at < time.monotonic() - _IDLE_S:
                 given_at = time.monotonic()
                 await asyncio.to_thread(give_memory_back)
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Exchange model and index together, if others are there and both answer.
 
         Those that do not fit each other, or cannot be read, change nothing: requests go on
@@ -178,20 +178,20 @@ class Serving:
         if mark == self._seen or None in mark:  # in between two renames there is nothing
             return
         self._seen = mark  # taken before anything is read: what changes since is seen again
-        if not self.now.is_ready:
+        if not self.current.is_ready:
             await self.load()
             return
         new = await self._loaded()
-        self._figures.swaps.labels("served" if new.is_ready else "refused").inc()
+        self._metrics.swaps.labels("served" if new.is_ready else "refused").inc()
         log("swapped" if new.is_ready else "swap_refused", model=new.state, index=new.index_state)
         if new.is_ready:
-            self.now = new
-            longest_s = self._settings.deadline_s + self.now.published.config.images.deadline_s
+            self.current = new
+            longest_s = self._settings.deadline_s + self.current.published.config.images.deadline_s
             asyncio.get_running_loop().call_later(longest_s, self._retire_decoders)
 
     def close(self) -> None:
         """End the decode workers and forget what waits."""
-        for line in (self.now.decoding, self.now.asking, self.now.searching):
+        for line in (self.current.decode_slots, self.current.batcher, self.current.search_slots):
             line.close()
         for _, decoder in self._decoders:
             decoder.close()
@@ -201,34 +201,36 @@ class Serving:
         folders = [self._settings.model, *([self._settings.index] if self._settings.index else [])]
         return tuple(_identity(Path(folder) / HEADER) for folder in folders)
 
-    async def _loaded(self) -> Loaded:
+    async def _loaded(self) -> ServingState:
         """Read model and index and let them answer once; what is served goes on meanwhile."""
         try:
             published, predictor = await asyncio.to_thread(self._read_model)
-            for films in (self._settings.batch, 1):  # what takes most memory, what is common
-                await self.now.asking.run(partial(_try, predictor, films))
+            for images in (self._settings.batch, 1):  # what takes most memory, what is common
+                await self.current.batcher.run(partial(_try, predictor, images))
             decoder = await asyncio.to_thread(self._start_decoder, published.config.images)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             _explain("model_unusable", error)
-            return replace(self.now, state="model_unusable", model=None, workers=None, films=None)
-        new = replace(self.now, state="ready", model=(published, predictor), workers=decoder)
+            return replace(
+                self.current, state="model_unusable", model=None, workers=None, images=None
+            )
+        new = replace(self.current, state="ready", model=(published, predictor), workers=decoder)
         return await self._with_index(new)
 
-    async def _with_index(self, new: Loaded) -> Loaded:
+    async def _with_index(self, new: ServingState) -> ServingState:
         if not self._settings.index:
             return new
         try:
             index = await asyncio.to_thread(self._read_index, new.predictor.digest)
-            await self.now.asking.run(partial(_search, new.predictor, index))
+            await self.current.batcher.run(partial(_search, new.predictor, index))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             _explain("index_unusable", error)
             stale = isinstance(error, ArtifactStale)
             state = "index_mismatch" if stale else "index_unusable"
-            return replace(new, index_state=state, films=None)
-        return replace(new, index_state="ready", films=index)
+            return replace(new, index_state=state, images=None)
+        return replace(new, index_state="ready", images=index)
 
-    def _read_model(self) -> tuple[Published, Predictor]:
-        published = read_published(Path(self._settings.model))
+    def _read_model(self) -> tuple[SavedModel, Predictor]:
+        published = read_model_package(Path(self._settings.model))
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         default = "cuda" if torch.cuda.is_available() else "cpu"
@@ -240,7 +242,7 @@ class Serving:
         )
 
     def _start_decoder(self, images: ImagesConfig) -> Decoder:
-        """Start decode workers, by as many films at once; those with equal limits are kept."""
+        """Start decode workers, by as many images at once; those with equal limits are kept."""
         if self._decoders and self._decoders[-1][0] == images:
             return self._decoders[-1][1]
         workers = self._settings.decode_workers
@@ -257,10 +259,10 @@ class Serving:
         del self._decoders[:-1]
 
 
-def _try(predictor: Predictor, films: int) -> None:
-    """Answer for dark films, so that the first client finds memory and kernels ready."""
+def _try(predictor: Predictor, images: int) -> None:
+    """Answer for dark images, so that the first client finds memory and kernels ready."""
     size = predictor.config.images.size_px
-    regions = predictor.embed_images(np.zeros((films, size, size), dtype=np.uint8))
+    regions = predictor.embed_images(np.zeros((images, size, size), dtype=np.uint8))
     predictor.classify_regions(regions)
 
 

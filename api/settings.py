@@ -46,7 +46,7 @@ class ServeSettings(Section):
     publish_schema: bool = False
     """Whether `/openapi.json` is served, to those who have a key."""
     batch: Annotated[int, Field(gt=0)] = 8
-    """Films in one forward pass at most: those that wait when it begins; none waits for others."""
+    """Images in one forward pass at most: those that wait when it begins; none waits for others."""
     queue: Annotated[int, Field(gt=0)] = 16
     """Questions inside at once, counted from their last byte; others get 503 and Retry-After."""
     deadline_s: Annotated[float, Field(gt=0)] = 30

@@ -1,4 +1,4 @@
-"""Bytes and strings of a form -> a decoded film, a box, findings; nothing else gets in."""
+"""Bytes and strings of a form -> a decoded image, a box, findings; nothing else gets in."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request, UploadFile
 
-from api.failures import Refusal
+from api.failures import ApiError
 from api.settings import ServeSettings
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference.zero_shot import Finding, parse_prompts
@@ -19,7 +19,7 @@ _BOUNDARY = re.compile(
 )
 
 
-def set_film_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]:
+def set_image_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]:
     """Take a large file out of a form, so that its bytes are not copied field by field.
 
     Args:
@@ -60,7 +60,7 @@ async def read_upload(request: Request, upload: UploadFile) -> bytes | memoryvie
     """
     await upload.seek(0)  # a form may be read for two purposes
     rest = await upload.read()
-    aside: memoryview = request.state.film
+    aside: memoryview = request.state.image
     return b"".join((aside, rest)) if rest or not aside else aside
 
 
@@ -92,35 +92,35 @@ def plain_text(text: str, longest: int) -> str:
     words = " ".join(text.split())
     surrogate = any(0xD800 <= ord(character) < 0xE000 for character in words)
     if not words or len(words) > longest or "\0" in words or surrogate:
-        raise Refusal("invalid_request")
+        raise ApiError("invalid_request")
     return words
 
 
-def parse_box(text: str, film: SquareImage) -> tuple[float, float, float, float]:
-    """Read a box that lies on a film.
+def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float]:
+    """Read a box that lies on an image.
 
     Args:
-        text: JSON list [x, y, width, height], pixels of the film.
-        film: the film.
+        text: JSON list [x, y, width, height], pixels of the image.
+        image: the image.
 
     Returns:
-        x, y, width and height as shares of the film's width and height.
+        x, y, width and height as shares of the image's width and height.
 
     Raises:
-        Refusal: it is malformed, empty, or leaves the film.
+        Refusal: it is malformed, empty, or leaves the image.
     """
     tree = _strict_json(text)
     is_list = isinstance(tree, list) and len(tree) == 4
     if not is_list or not all(type(item) in {int, float} for item in tree):
-        raise Refusal("invalid_request")
-    height_px, width_px = film.height_px, film.width_px
+        raise ApiError("invalid_request")
+    height_px, width_px = image.height_px, image.width_px
     try:
         x, y, width, height = (float(item) for item in tree)
     except OverflowError as error:
-        raise Refusal("invalid_request") from error
+        raise ApiError("invalid_request") from error
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
     if not all(map(math.isfinite, (x, y, width, height))) or min(width, height) < 1 or not inside:
-        raise Refusal("invalid_request")
+        raise ApiError("invalid_request")
     return x / width_px, y / height_px, width / width_px, height / height_px
 
 
@@ -144,7 +144,7 @@ def parse_findings(text: str | None, settings: ServeSettings) -> tuple[Finding, 
     findings = parse_prompts(_strict_json(text))
     prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
     if len(findings) > settings.max_findings or len(prompts) > 8 * settings.max_findings:
-        raise Refusal("invalid_request")
+        raise ApiError("invalid_request")
     for text in (*prompts, *(finding.name for finding in findings)):
         plain_text(text, settings.max_text_chars)
     return findings
@@ -154,7 +154,7 @@ def _strict_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise Refusal("invalid_request") from error
+        raise ApiError("invalid_request") from error
 
 
 def _refuse(_constant: str) -> None:

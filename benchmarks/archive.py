@@ -47,17 +47,17 @@ _CHECK_ALONE = _GATE | {"same_pixels", "two_splits", "boxed_training"}
 """Codes that no reject of the manifest bears."""
 
 
-def run(job: str, recipe: Path) -> tuple[int, float, float]:
+def run(job: str, config_file: Path) -> tuple[int, float, float]:
     """Run a job in a process of its own.
 
     Args:
         job: its name.
-        recipe: the recipe.
+        config_file: the recipe.
 
     Returns:
         Exit code, wall seconds, CPU seconds of it and its workers.
     """
-    command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(recipe)]
+    command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(config_file)]
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     quiet = subprocess.DEVNULL
     code = subprocess.run(command, stdout=quiet, stderr=quiet, env=os.environ).returncode
@@ -66,7 +66,7 @@ def run(job: str, recipe: Path) -> tuple[int, float, float]:
     return code, wall, cpu
 
 
-def write_recipe(work: Path, tier: str) -> Path:
+def write_config(work: Path, tier: str) -> Path:
     """Write the recipe of the archive.
 
     Args:
@@ -78,7 +78,7 @@ def write_recipe(work: Path, tier: str) -> Path:
     """
     generate = {
         "patients": PATIENTS[tier],
-        "coverage_films": 0,
+        "coverage_images": 0,
         "size_px": SIZE_PX,
         "faults": FAULTS[tier],
     }
@@ -89,51 +89,51 @@ def write_recipe(work: Path, tier: str) -> Path:
     return path
 
 
-def expected_rejects(planted: Sequence[Planted], films: Sequence[dict[str, str]]) -> Named:
+def expected_rejects(planted: Sequence[Planted], images: Sequence[dict[str, str]]) -> Named:
     """Say what the manifest must leave out.
 
     Args:
         planted: the ledger.
-        films: the tree's table of films.
+        images: the tree's table of images.
 
     Returns:
-        Reason and id: what was planted, every lateral film that was drawn, and the films of
+        Reason and id: what was planted, every lateral image that was drawn, and the images of
         studies whose report is spoilt.
     """
-    named = {(place.code, place.id) for place in planted if place.code not in _CHECK_ALONE}
-    named |= {("lateral", row["dicom_id"]) for row in films if row["view"] == "LATERAL"}
-    return named | {("no_report", film) for film in _films_without_report(planted, films)}
+    named = {(item.code, item.id) for item in planted if item.code not in _CHECK_ALONE}
+    named |= {("lateral", row["dicom_id"]) for row in images if row["view"] == "LATERAL"}
+    return named | {("no_report", image) for image in _images_without_report(planted, images)}
 
 
 def expected_findings(
-    planted: Sequence[Planted], films: Sequence[dict[str, str]], same_text: Iterable[str]
+    planted: Sequence[Planted], images: Sequence[dict[str, str]], same_text: Iterable[str]
 ) -> Named:
     """Say what the check must find.
 
     Args:
         planted: the ledger.
-        films: the tree's table of films.
+        images: the tree's table of images.
         same_text: studies whose text an earlier study has.
 
     Returns:
         Code and id.
     """
-    split_of = {row["dicom_id"]: row["split"] for row in films}
-    named = {(place.code, place.id) for place in planted if place.code != "same_pixels"}
-    for place in planted:
-        if place.code == "same_pixels":
-            later = max(place.image_id, place.other)
+    split_of = {row["dicom_id"]: row["split"] for row in images}
+    named = {(item.code, item.id) for item in planted if item.code != "same_pixels"}
+    for item in planted:
+        if item.code == "same_pixels":
+            later = max(item.image_id, item.other)
             named.add(("same_pixels", later))
-            if split_of[place.image_id] != split_of[place.other]:
+            if split_of[item.image_id] != split_of[item.other]:
                 named.add(("pixels_across_splits", later))
-    named |= {("lateral", row["dicom_id"]) for row in films if row["view"] == "LATERAL"}
-    gone = _films_without_report(planted, films)
-    named |= {("film_without_report", film) for film in gone}
+    named |= {("lateral", row["dicom_id"]) for row in images if row["view"] == "LATERAL"}
+    gone = _images_without_report(planted, images)
+    named |= {("image_without_report", image) for image in gone}
     closed = {p.image_id for p in planted if p.code in _GATE - {"constant"}}
-    closed |= gone | {p.image_id for p in planted if p.fault in {"missing_film", "pointer_film"}}
+    closed |= gone | {p.image_id for p in planted if p.fault in {"missing_image", "pointer_image"}}
     named |= {
         ("monochrome1", row["dicom_id"])
-        for row in films
+        for row in images
         if row["monochrome1"] == "1"
         and row["view"] in {"AP", "PA"}
         and row["dicom_id"] not in closed
@@ -142,29 +142,29 @@ def expected_findings(
 
 
 def studies_with_same_text(
-    planted: Sequence[Planted], films: Sequence[dict[str, str]], usable: set[str]
+    planted: Sequence[Planted], images: Sequence[dict[str, str]], usable: set[str]
 ) -> set[str]:
     """Find studies that repeat an earlier one's text, from the plan and not from the files.
 
     Args:
         planted: the ledger.
-        films: the tree's table of films.
+        images: the tree's table of images.
         usable: studies that are in the manifest.
 
     Returns:
         Study ids, the first of each text left out.
     """
-    patients = len({row["subject_id"] for row in films})
+    patients = len({row["subject_id"] for row in images})
     settings = GenerateConfig(patients=patients)
     texts = {
         study.study_id: " ".join(" ".join(study.report.sections.values()).split())
         for number in range(patients)
         for study in draw_patient(NATURAL, number, SEED, settings).studies
     }
-    study_of = {row["dicom_id"]: row["study_id"] for row in films}
-    for place in planted:
-        if place.other:
-            texts[place.study_id] = texts[study_of[place.other]]
+    study_of = {row["dicom_id"]: row["study_id"] for row in images}
+    for item in planted:
+        if item.other:
+            texts[item.study_id] = texts[study_of[item.other]]
     groups: dict[str, list[str]] = defaultdict(list)
     for study in sorted(usable):
         groups[texts[study]].append(study)
@@ -181,17 +181,17 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
         Figures, and the lines of a table: per code what was there and what was found.
     """
     planted = read_ledger(work / "studies")
-    with (work / "studies/truth/films.csv").open(encoding="utf-8", newline="") as stream:
-        films = list(csv.DictReader(stream))
-    folder = manifest.KIND.at(work)
+    with (work / "studies/truth/images.csv").open(encoding="utf-8", newline="") as stream:
+        drawn_images = list(csv.DictReader(stream))
+    folder = manifest.ARTIFACT.at(work)
     images, reports = rows(folder, manifest.IMAGES), rows(folder, manifest.REPORTS)
     rejects = {(row["reason"], row["id"]) for row in rows(folder, manifest.REJECTS)}
-    artifact = open_artifact(data_check.KIND.at(work), data_check.KIND)
+    artifact = open_artifact(data_check.ARTIFACT.at(work), data_check.ARTIFACT)
     found = {(row["code"], row["id"]) for row in rows(artifact.path, data_check.FOUND)}
     usable = {row["study_id"] for row in reports}
-    same_text = studies_with_same_text(planted, films, usable)
-    wanted = expected_findings(planted, films, same_text)
-    left_out = expected_rejects(planted, films)
+    same_text = studies_with_same_text(planted, drawn_images, usable)
+    wanted = expected_findings(planted, drawn_images, same_text)
+    left_out = expected_rejects(planted, drawn_images)
     lines = [f"{'code':24}{'there':>8}{'found':>8}{'missed':>8}{'invented':>10}"]
     for code in sorted({code for code, _ in wanted | found}):
         there, seen = ({i for c, i in named if c == code} for named in (wanted, found))
@@ -199,18 +199,18 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
             f"{code:24}{len(there):8}{len(seen):8}{len(there - seen):8}{len(seen - there):10}"
         )
     tree = read_preflight(artifact)
-    opened = {row["image_id"] for row in rows(artifact.path, data_check.FILMS) if row["source"]}
-    bits = Counter(row["bits_stored"] for row in films if row["dicom_id"] in opened)
+    opened = {row["image_id"] for row in rows(artifact.path, data_check.IMAGES) if row["source"]}
+    bits = Counter(row["bits_stored"] for row in drawn_images if row["dicom_id"] in opened)
     figures = {
-        "studies": len({row["study_id"] for row in films}),
-        "films": len(films),
+        "studies": len({row["study_id"] for row in drawn_images}),
+        "images": len(drawn_images),
         "planted": len(planted),
-        "kinds_of_fault": len({place.fault for place in planted}),
+        "kinds_of_fault": len({item.fault for item in planted}),
         "manifest_missed": len(left_out - rejects),
         "manifest_invented": len(rejects - left_out),
         "check_missed": len(wanted - found),
         "check_invented": len(found - wanted),
-        "bit_depths_differ": float(dict(bits) != tree["films"]["bits"]),
+        "bit_depths_differ": float(dict(bits) != tree["images"]["bits"]),
         "leaks": leaks(work, images, reports),
     }
     return figures, lines
@@ -265,9 +265,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     times: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        recipe = write_recipe(work, tier)
+        config_file = write_config(work, tier)
         for job, code in (("generate_studies", 0), ("build_manifest", 0), ("check_data", 3)):
-            ended, wall, cpu = run(job, recipe)
+            ended, wall, cpu = run(job, config_file)
             if ended != code:
                 print(f"{job} ended with exit code {ended}, not {code}", file=sys.stderr)
                 return 1
@@ -280,11 +280,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish("archive", figures | times, bars)
 
 
-def _films_without_report(planted: Sequence[Planted], films: Sequence[dict[str, str]]) -> set[str]:
-    spoilt = {place.study_id for place in planted if place.fault in _TEXT_FAULTS}
+def _images_without_report(
+    planted: Sequence[Planted], images: Sequence[dict[str, str]]
+) -> set[str]:
+    spoilt = {item.study_id for item in planted if item.fault in _TEXT_FAULTS}
     return {
         row["dicom_id"]
-        for row in films
+        for row in images
         if row["study_id"] in spoilt and row["view"] in {"AP", "PA"}
     }
 

@@ -4,7 +4,7 @@
 
 Per seed: generate studies, split, read claims, fit a small BERT, score, then build eta from
 every source and fit a and k on every kind of evidence. Each eta is held against the
-generator's own share rho of training films of which the sentence is true, capped as eta is.
+generator's own share rho of training images of which the sentence is true, capped as eta is.
 
     error      root mean square of log eta - log min(rho, cap), nats, over training sentences
                with an eta above 0: as often as they are said, and each once. 0.69: factor 2
@@ -47,20 +47,20 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import without_number
 from medclip_dcl.training.class_evidence import by_claims, read_scored_corpus
 
-RECIPE = "configs/demo.yaml"
+CONFIG = "configs/demo.yaml"
 SEEDS = (1, 2, 3)
 QUICK = ("generate.patients=150", "language_model.steps=100", "calibrate.resamples=10")
 SETTINGS = (
-    "generate.size_px=64",  # films are not looked at
+    "generate.size_px=64",  # images are not looked at
     "generate.workers=1",
-    "generate.coverage_films=1",
+    "generate.coverage_images=1",
     "likelihood.workers=1",
     "generate.patients=400",
     "language_model.steps=300",
     "calibrate.resamples=40",
     "eta.table=${WORK}/studies/truth/eta.csv",
 )
-STORY = (
+STAGES = (
     "generate_studies",
     "build_manifest",
     "split_sentences",
@@ -105,7 +105,7 @@ class Trial:
         more = [word for setting in settings for word in ("--set", setting)]
         with contextlib.redirect_stdout(sys.stderr):
             main = importlib.import_module(f"pipelines.{job}").main
-            code = main(["--config", RECIPE, *self._options, *more])
+            code = main(["--config", CONFIG, *self._options, *more])
         if code:
             raise RuntimeError(f"{job} ended with exit code {code}")
 
@@ -118,18 +118,18 @@ class Trial:
 
     def claimed_shares(self) -> Floats:
         """Measure class probabilities by claims."""
-        kinds = (sentences.KIND, scoring.KIND, labels.KIND)
+        kinds = (sentences.ARTIFACT, scoring.ARTIFACT, labels.ARTIFACT)
         source, scored, claimed = (open_artifact(kind.at(self.work), kind) for kind in kinds)
         corpus = read_scored_corpus(source, scored)
         measured = by_claims(corpus, claimed, CalibrateConfig().min_studies)
         evidence = measured(np.ones(len(corpus.study_ids)))
-        told = evidence.weight > 0  # a sentence without claims is left uncorrected
-        return np.where(told, np.maximum(evidence.share, evidence.floor), 0.0)
+        reported = evidence.weight > 0  # a sentence without claims is left uncorrected
+        return np.where(reported, np.maximum(evidence.share, evidence.floor), 0.0)
 
     def cached(self, source: str) -> Floats:
         """Build the eta cache from a source."""
         self.run("build_eta_cache", f"eta.source={source}")
-        folder = open_artifact(eta.KIND.at(self.work), eta.KIND).path
+        folder = open_artifact(eta.ARTIFACT.at(self.work), eta.ARTIFACT).path
         values: Floats = read_table(folder, eta.ETA)["eta"].to_numpy()
         return values
 
@@ -143,10 +143,10 @@ def measure(trial: Trial) -> dict[str, Row]:
     Returns:
         Name of an eta -> its figures.
     """
-    for job in STORY:
+    for job in STAGES:
         trial.run(job)
     cap, paper = EtaConfig().eta_max, EtaConfig()
-    scored = read_table(scoring.KIND.at(trial.work), scoring.LIKELIHOODS)
+    scored = read_table(scoring.ARTIFACT.at(trial.work), scoring.LIKELIHOODS)
     pll_nats, count = scored["pll_nats"].to_numpy(), scored["count"].to_numpy()
     given = read_given_table(trial.work / "studies" / "truth" / "eta.csv", without_number)
     rho = np.array([given.get(key, np.nan) for key in scored["text_key"].to_pylist()])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.record import finish
-from medclip_dcl.text.labeler.labels import Reading, claims_of, read_claims, read_report
+from medclip_dcl.text.labeler.labels import Reading, read_claims, read_report, report_labels_of
 from medclip_dcl.text.labeler.phrases import Polarity
 
 CONCEPT_OF = {
@@ -99,11 +99,11 @@ def concepts_found(reading: Reading) -> Set[str]:
     """The names of the labels that a report's mentions assert, and `normal`."""
     asserted = {item.concept for item in reading.mentions if item.polarity is Polarity.ASSERTED}
     names = {name for name, concept in CONCEPT_OF.items() if concept in asserted}
-    return names | {"normal"} if claims_of([reading]).normal else names
+    return names | {"normal"} if report_labels_of([reading]).normal else names
 
 
 def findings_found(reading: Reading) -> Set[str]:
-    return claims_of([reading]).asserted.keys()
+    return report_labels_of([reading]).asserted.keys()
 
 
 def labels_of(report: dict[str, Any]) -> Set[str]:

@@ -22,7 +22,12 @@ from benchmarks.record import finish
 from benchmarks.table1 import QUICK, WORK, run_table
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.compare import Side, contest, measure_sides, read_cases
+from medclip_dcl.evaluation.compare import (
+    Side,
+    compare_measured,
+    measure_sides,
+    read_sample_results,
+)
 from pipelines.table1 import FOLDER
 
 POOL, CONTROL = "lse_nl", "shuffled"
@@ -45,8 +50,10 @@ def measure_pool(work: Path, pool: int, controls: int, samples: int) -> tuple[Si
     """
     sides = [
         [
-            read_cases(
-                open_artifact(results.KIND.at(work / FOLDER / row / f"seed-{seed}"), results.KIND)
+            read_sample_results(
+                open_artifact(
+                    results.ARTIFACT.at(work / FOLDER / row / f"seed-{seed}"), results.ARTIFACT
+                )
             )
             for seed in range(count)
         ]
@@ -132,7 +139,7 @@ def _runs(side: Side, chosen: Sequence[int] | np.ndarray) -> Side:
 
 
 def _differ(a: Side, b: Side) -> bool:
-    found = contest(a, b, (), np.random.default_rng(0))
+    found = compare_measured(a, b, (), np.random.default_rng(0))
     return any(item.is_different for item in found.values())
 
 

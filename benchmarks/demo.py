@@ -3,7 +3,7 @@
     make demo && python -m benchmarks.demo [--quick]
 
 Reads the results of the demo, then trains the same recipe on the same artifacts with every
-film paired with another study's report, once per seed (`--quick`: one seed). Seeds, sizes
+image paired with another study's report, once per seed (`--quick`: one seed). Seeds, sizes
 and bars were fixed before the first run.
 """
 
@@ -24,7 +24,7 @@ from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
-RECIPE = Path("configs/demo.yaml")
+CONFIG = Path("configs/demo.yaml")
 SEEDS = (0, 1, 2, 3, 4)
 SHARED = (labels, eta, masked_lm, manifest, prepared, sentences)
 FIGURES = {
@@ -43,7 +43,7 @@ def read_figures(work: Path) -> dict[str, float]:
     Returns:
         Figure -> value: mean AUC, CNR, R@5 in the gallery and what chance gives.
     """
-    questions = results.read_figures(open_artifact(results.KIND.at(work), results.KIND))[
+    questions = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))[
         "questions"
     ]
     figures = {
@@ -78,7 +78,7 @@ def train_control(work: Path, seed: int) -> dict[str, float]:
     ]
     options = [word for setting in settings for word in ("--set", setting)]
     for job in ("train", "evaluate"):
-        command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(RECIPE), *options]
+        command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(CONFIG), *options]
         subprocess.run(command, check=True, stdout=sys.stderr)
     return read_figures(folder)
 
@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo")
     parser.add_argument("--quick", action="store_true", help="one seed of the control")
     seeds = SEEDS[:1] if parser.parse_args(argv).quick else SEEDS
-    config = load_config(RECIPE)
+    config = load_config(CONFIG)
     work = resolve_path(config.work, config)
-    if not results.KIND.at(work).is_dir():
+    if not results.ARTIFACT.at(work).is_dir():
         print("no results of the demo; run `make demo` first", file=sys.stderr)
         return 1
     demo = read_figures(work)

@@ -1,10 +1,10 @@
-"""What a whole evaluation costs: seconds and memory for 5,000 films and 2,000 sentences.
+"""What a whole evaluation costs: seconds and memory for 5,000 images and 2,000 sentences.
 
     make demo && python -m benchmarks.evaluation [--quick]
 
-The demo's model is examined on the demo's films, repeated under new names until there are
+The demo's model is examined on the demo's images, repeated under new names until there are
 5,000, with labels, boxes and 2,000 of its sentences: every question but the probe, 1,000
-bootstrap samples. `--quick`: 600 films and 100 samples. The scores mean nothing.
+bootstrap samples. `--quick`: 600 images and 100 samples. The scores mean nothing.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.record import finish
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -32,31 +32,31 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 
-RECIPE = Path("configs/demo.yaml")
-FILMS, SENTENCES, SAMPLES = 5000, 2000, 1000
-QUICK_FILMS, QUICK_SAMPLES = 600, 100
+CONFIG = Path("configs/demo.yaml")
+IMAGES, SENTENCES, SAMPLES = 5000, 2000, 1000
+QUICK_IMAGES, QUICK_SAMPLES = 600, 100
 SHARD = 1000
 
 Rows = list[dict[str, Any]]
 
 
-def write_films(demo: Path, work: Path, films: int) -> None:
+def write_images(demo: Path, work: Path, total: int) -> None:
     """Write what an evaluation reads, from the demo's own artifacts.
 
     Args:
         demo: folder of the finished demo.
         work: receives the artifacts.
-        films: how many films there shall be.
+        total: how many images there shall be.
     """
     work.mkdir(parents=True, exist_ok=True)
-    model_package.KIND.at(work).symlink_to(model_package.KIND.at(demo).resolve())
-    images = PreparedImages(open_artifact(prepared.KIND.at(demo), prepared.KIND))
-    source = manifest.KIND.at(demo)
+    model_package.ARTIFACT.at(work).symlink_to(model_package.ARTIFACT.at(demo).resolve())
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(demo), prepared.ARTIFACT))
+    source = manifest.ARTIFACT.at(demo)
     boxed = read_table(source, manifest.BOXES).to_pylist()
     sources = list(dict.fromkeys(item["image_id"] for item in boxed))
-    places = [images.row_of[sources[number % len(sources)]] for number in range(films)]
-    names = [f"film-{number:05d}" for number in range(films)]
-    _write_prepared(work, images, names, places)
+    indices = [images.row_of[sources[number % len(sources)]] for number in range(total)]
+    names = [f"image-{number:05d}" for number in range(total)]
+    _write_prepared(work, images, names, indices)
     generator = np.random.default_rng(0)
     rows = [
         {
@@ -74,7 +74,7 @@ def write_films(demo: Path, work: Path, films: int) -> None:
     ]
     boxes = [
         {**box, "image_id": names[number], "subject_id": rows[number]["subject_id"]}
-        for number, box in enumerate(boxed[: min(len(boxed), films)])
+        for number, box in enumerate(boxed[: min(len(boxed), total)])
     ]
     tables: dict[TableFormat, Rows] = {
         manifest.IMAGES: rows,
@@ -83,8 +83,8 @@ def write_films(demo: Path, work: Path, films: int) -> None:
         manifest.BOXES: boxes,
         manifest.REJECTS: [],
     }
-    _seal(work, manifest.KIND, tables)
-    artifact = open_artifact(sentences.KIND.at(demo), sentences.KIND)
+    _seal(work, manifest.ARTIFACT, tables)
+    artifact = open_artifact(sentences.ARTIFACT.at(demo), sentences.ARTIFACT)
     texts = distinct_sentences(artifact)["text"].to_pylist()[:SENTENCES]
     said = [
         {
@@ -97,9 +97,9 @@ def write_films(demo: Path, work: Path, films: int) -> None:
             "text_key": text_key(text),
         }
         for number, row in enumerate(rows)
-        for position, text in enumerate(texts[place % len(texts)] for place in (number, -number))
+        for position, text in enumerate(texts[index % len(texts)] for index in (number, -number))
     ]
-    _seal(work, sentences.KIND, {sentences.SENTENCES: said})
+    _seal(work, sentences.ARTIFACT, {sentences.SENTENCES: said})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,30 +112,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 1 where the demo has not been run or the evaluation failed.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation")
-    parser.add_argument("--quick", action="store_true", help="600 films, 100 samples")
+    parser.add_argument("--quick", action="store_true", help="600 images, 100 samples")
     quick = parser.parse_args(argv).quick
-    films, samples = (QUICK_FILMS, QUICK_SAMPLES) if quick else (FILMS, SAMPLES)
-    config = load_config(RECIPE)
+    images, samples = (QUICK_IMAGES, QUICK_SAMPLES) if quick else (IMAGES, SAMPLES)
+    config = load_config(CONFIG)
     demo = resolve_path(config.work, config)
-    if not model_package.KIND.at(demo).is_dir():
+    if not model_package.ARTIFACT.at(demo).is_dir():
         print("no model of the demo; run `make demo` first", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work"
-        write_films(demo, work, films)
+        write_images(demo, work, images)
         settings = {
             "work": work,
             "source.root": work,
             "evaluate.bootstrap": samples,
-            "evaluate.pairs": 1000,
+            "evaluate.retrieval_pool": 1000,
             "evaluate.allow_contaminated": "true",
         }
         found = _measured([f"{name}={value}" for name, value in settings.items()])
         if found is None:
             return 1
-        tree = results.read_figures(open_artifact(results.KIND.at(work), results.KIND))
+        tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
     asked = [name for name, outcome in tree["questions"].items() if not outcome["absent"]]
-    figures = {"films": films, "samples": samples, "questions": len(asked), **found}
+    figures = {"images": images, "samples": samples, "questions": len(asked), **found}
     for name, value in figures.items():
         print(f"{name:24} {value:10.1f}")
     return finish("evaluation", figures, {})
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(settings: Sequence[str]) -> Mapping[str, float] | None:
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "pipelines.evaluate", "--config", str(RECIPE), *options]
+    command = [sys.executable, "-m", "pipelines.evaluate", "--config", str(CONFIG), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     code = subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode
@@ -161,24 +161,24 @@ def _labels(generator: np.random.Generator) -> dict[str, int]:
 
 
 def _write_prepared(
-    work: Path, images: PreparedImages, names: Sequence[str], places: Sequence[int]
+    work: Path, images: PreparedImages, names: Sequence[str], indices: Sequence[int]
 ) -> None:
-    recipe = make_recipe(prepared.KIND, {"films": len(names)}, {})
-    with drafting(prepared.KIND.at(work), prepared.KIND, recipe) as draft:
+    fingerprint = make_fingerprint(prepared.ARTIFACT, {"images": len(names)}, {})
+    with write_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT, fingerprint) as writer:
         for shard, start in enumerate(range(0, len(names), SHARD)):
-            chosen = places[start : start + SHARD]
-            sizes = np.array([images.original_size(place) for place in chosen], dtype=np.int32)
-            pixels = np.stack([images.pixels(place) for place in chosen])
+            chosen = indices[start : start + SHARD]
+            sizes = np.array([images.original_size(index) for index in chosen], dtype=np.int32)
+            pixels = np.stack([images.pixels(index) for index in chosen])
             mine = names[start : start + SHARD]
-            prepared.write_shard(draft.directory, shard, mine, pixels, sizes, [])
-        draft.seal({"size_px": images.size_px, "films": len(names)})
+            prepared.write_shard(writer.directory, shard, mine, pixels, sizes, [])
+        writer.commit({"size_px": images.size_px, "images": len(names)})
 
 
-def _seal(work: Path, kind: Kind, tables: Mapping[TableFormat, Rows]) -> None:
-    with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
+def _seal(work: Path, kind: ArtifactType, tables: Mapping[TableFormat, Rows]) -> None:
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
         for form, rows in tables.items():
-            write_table(draft.directory, form, rows)
-        draft.seal({})
+            write_table(writer.directory, form, rows)
+        writer.commit({})
 
 
 if __name__ == "__main__":

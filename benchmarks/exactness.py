@@ -37,9 +37,9 @@ from benchmarks.record import finish
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactError
-from medclip_dcl.training.checkpoint import KIND
+from medclip_dcl.training.checkpoint import ARTIFACT
 from medclip_dcl.training.logging import TIMINGS, read_metrics
-from tests.synthetic.corpus import write_corpus, write_recipe
+from tests.synthetic.corpus import write_config, write_corpus
 
 STUDIES = 80  # 48 of them train
 LOOP = {
@@ -154,7 +154,7 @@ def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, 
         The running processes.
     """
     loop = {**LOOP, "processes": processes, **sections.pop("train", {})}
-    recipe = write_recipe(work / "recipe.yaml", work, train=loop, **sections)
+    config_file = write_config(work / "config.yaml", work, train=loop, **sections)
     where = (cut.step, cut.number, cut.flush) if cut else (0, 0, 0)
     before = ("benchmarks.exactness:arm", (str(work), *where))
     shared: Env = {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}
@@ -167,7 +167,7 @@ def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, 
     for rank in range(processes):
         own = shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {})
         log = work.with_name(f"{work.name}-{rank}.log")
-        started.append(warm.start("train", ["--config", str(recipe)], log, own, before))
+        started.append(warm.start("train", ["--config", str(config_file)], log, own, before))
     return started
 
 
@@ -197,8 +197,8 @@ def must_end(work: Path, processes: int, **sections: Mapping[str, Any]) -> None:
     """
     codes = end_of(start(work, processes, None, **sections))
     if any(codes):
-        told = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
-        raise RuntimeError(f"training ended with {codes}: {told[-2000:]}")
+        output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
+        raise RuntimeError(f"training ended with {codes}: {output[-2000:]}")
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def end(work: Path, processes: int) -> End:
         seen.append(of_step)
     lines = read_metrics(work / "checkpoints")
     figures = [{key: line[key] for key in line if key not in TIMINGS} for line in lines]
-    digest = open_artifact(model_package.KIND.at(work), model_package.KIND).digest
+    digest = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT).digest
     return End(digest, figures, seen, repeated)
 
 
@@ -236,7 +236,7 @@ def unreadable(work: Path) -> list[str]:
     bad = []
     for path in sorted((work / "checkpoints").glob("step-*")):
         try:
-            open_artifact(path, KIND)
+            open_artifact(path, ARTIFACT)
         except ArtifactError:
             bad.append(path.name)
     return bad
@@ -290,8 +290,8 @@ def _twice_in_an_epoch(run: End) -> int:
 def _refuses(work: Path) -> int:
     """Say whether a run of one process refuses to go on with two."""
     codes = end_of(start(work, 2, None))
-    told = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
-    return int(codes[0] == 4 and "settings.train.processes: 1 -> 2" in told)
+    output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
+    return int(codes[0] == 4 and "settings.train.processes: 1 -> 2" in output)
 
 
 def curve(folder: Path, seed: int) -> float:

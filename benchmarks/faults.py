@@ -34,16 +34,16 @@ from typing import Any
 
 from benchmarks import warm
 from benchmarks.record import finish
-from medclip_dcl.artifact import Kind, open_artifact
+from medclip_dcl.artifact import ArtifactType, open_artifact
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.likelihood import eta, scoring
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.tables import read_table
 
-RECIPE = "configs/demo.yaml"
+CONFIG = "configs/demo.yaml"
 SMALL = (
     "generate.patients=20",
-    "generate.coverage_films=0",
+    "generate.coverage_images=0",
     "generate.size_px=64",
     "generate.workers=1",
     "language_model.steps=5",
@@ -61,7 +61,7 @@ BEFORE = (
     "fit_language_model",
 )
 JOBS = ("score_sentences", "build_eta_cache")
-KINDS = (scoring.KIND, eta.KIND)
+KINDS = (scoring.ARTIFACT, eta.ARTIFACT)
 OLD = ("likelihood.variant=within_word_l2r", "eta.a=0.1")
 """Settings of the artifacts that lie there before the disk fails."""
 EVERY = {"quick": 20, "normal": 10, "long": 1}
@@ -78,7 +78,8 @@ class Bench:
     base: Path
     log: Path
     digests: dict[str, str] = field(default_factory=dict)
-    """Kind -> content digest: of the old artifacts as `old KIND`, of the new ones as `KIND`."""
+    """Kind -> content digest: of the old artifacts as `old ARTIFACT`, of the new ones as
+    `ARTIFACT`."""
 
 
 @dataclass
@@ -112,7 +113,7 @@ def run(job: str, work: Path, log: Path, before: Any = None, extra: Sequence[str
     """Run a job; give its exit code."""
     settings = (f"work={work}", *SMALL, *extra)
     options = [word for setting in settings for word in ("--set", setting)]
-    return warm.run(job, ["--config", RECIPE, *options], log, before=before)
+    return warm.run(job, ["--config", CONFIG, *options], log, before=before)
 
 
 def must_run(job: str, work: Path, log: Path, extra: Sequence[str] = ()) -> None:
@@ -136,7 +137,7 @@ def prepare(folder: Path) -> Bench:
             must_run(job, bench.base, bench.log, extra)
         for kind in KINDS:
             bench.digests[name + kind.name] = open_artifact(kind.at(bench.base), kind).digest
-    shutil.rmtree(bench.base / "studies", ignore_errors=True)  # films are copied in no trial
+    shutil.rmtree(bench.base / "studies", ignore_errors=True)  # images are copied in no trial
     return bench
 
 
@@ -166,14 +167,14 @@ def _is_clear(job: str, code: int, log: Path) -> bool:
     return code == 4 and len(own) == 1 and "Traceback" not in text
 
 
-def _digest(work: Path, kind: Kind) -> str:
+def _digest(work: Path, kind: ArtifactType) -> str:
     try:
         return open_artifact(kind.at(work), kind).digest
     except MedclipError as error:
         return str(type(error))
 
 
-def _holds_old_or_new(bench: Bench, work: Path, kind: Kind) -> bool:
+def _holds_old_or_new(bench: Bench, work: Path, kind: ArtifactType) -> bool:
     return _digest(work, kind) in {bench.digests[kind.name], bench.digests[f"old {kind.name}"]}
 
 
@@ -224,7 +225,7 @@ def full_disk(bench: Bench, sizes: int) -> Count:
     return count
 
 
-def corrupt(bench: Bench, corruptions: int, draw: random.Random) -> dict[str, int]:
+def corrupt(bench: Bench, corruptions: int, rng: random.Random) -> dict[str, int]:
     """Harm sealed artifacts, one file at a time, and use them."""
     keys, expected = _use(bench, KINDS)
     found = {"corruptions": 0, "detected": 0, "unnamed": 0, "silent": 0}
@@ -232,7 +233,7 @@ def corrupt(bench: Bench, corruptions: int, draw: random.Random) -> dict[str, in
     for number in range(corruptions):
         kind, path = files[number % len(files)]
         whole = path.read_bytes()
-        path.write_bytes(_harmed(whole, draw))
+        path.write_bytes(_harmed(whole, rng))
         found["corruptions"] += 1
         try:
             seen = _use(bench, KINDS)
@@ -247,14 +248,14 @@ def corrupt(bench: Bench, corruptions: int, draw: random.Random) -> dict[str, in
     return found
 
 
-def _harmed(whole: bytes, draw: random.Random) -> bytes:
-    place = draw.randrange(len(whole))
-    if draw.random() < 0.3:
-        return whole[:place]
-    return whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :]
+def _harmed(whole: bytes, rng: random.Random) -> bytes:
+    index = rng.randrange(len(whole))
+    if rng.random() < 0.3:
+        return whole[:index]
+    return whole[:index] + bytes([whole[index] ^ 1 << rng.randrange(8)]) + whole[index + 1 :]
 
 
-def _use(bench: Bench, kinds: Sequence[Kind]) -> tuple[list[str], list[float]]:
+def _use(bench: Bench, kinds: Sequence[ArtifactType]) -> tuple[list[str], list[float]]:
     """Open the artifacts and read all that they hold."""
     scored, cache = (open_artifact(kind.at(bench.base), kind) for kind in kinds)
     table = read_table(scored.path, scoring.LIKELIHOODS)

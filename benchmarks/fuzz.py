@@ -1,8 +1,8 @@
-"""What the gate for pictures makes of real films, of bombs and of damaged files.
+"""What the gate for pictures makes of real images, of bombs and of damaged files.
 
     python -m benchmarks.fuzz [--quick | --long]
 
-Real films (TEST_DATA) must behave as their manifest says; every bomb must be refused for
+Real images (TEST_DATA) must behave as their manifest says; every bomb must be refused for
 one of its reasons; a mutant must give a picture or a typed refusal. In all three nothing
 may take longer than ten seconds, and the caller, which is this process, may neither die
 nor grow by more than 256 MiB.
@@ -39,7 +39,7 @@ from tests.synthetic.dicom import dicom_bytes, raster_bytes
 MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 20_000}
 WORKERS = 2
 LIMIT_S, GROWTH_MIB = 10.0, 256.0
-_SEED_BYTES = 200_000  # larger real films are left to the manifest
+_SEED_BYTES = 200_000  # larger real images are left to the manifest
 _SHOWN = 10
 _TOP = 65535
 
@@ -49,7 +49,7 @@ class Outcome:
     """What became of a file.
 
     Attributes:
-        reason: `film`, one of `REASONS`, or `escape: ` and what went wrong.
+        reason: `image`, one of `REASONS`, or `escape: ` and what went wrong.
         seconds: wall time.
         picture: the picture, if there is one.
     """
@@ -73,7 +73,7 @@ def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
     picture = None
     try:
         picture = decoder.open(source)
-        reason = "film" if _is_sound(picture) else "escape: not a picture"
+        reason = "image" if _is_sound(picture) else "escape: not a picture"
     except ImageError as error:
         reason = error.code if error.code in REASONS else f"escape: code {error.code}"
     except Exception as error:  # noqa: BLE001 (that nothing else comes out is what is measured)
@@ -82,14 +82,14 @@ def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
 
 
 def try_manifest(decoder: Decoder, folder: Path) -> dict[str, float]:
-    """Open every film of a manifest and compare with what it expects.
+    """Open every image of a manifest and compare with what it expects.
 
     Args:
         decoder: the gate's pool.
         folder: holds `manifest.csv` and the files.
 
     Returns:
-        Counts, seconds of the slowest, and how many encodings of one film agree.
+        Counts, seconds of the slowest, and how many encodings of one image agree.
     """
     with (folder / "manifest.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -103,7 +103,7 @@ def try_manifest(decoder: Decoder, folder: Path) -> dict[str, float]:
     astray = 0
     for row in rows:
         found = outcomes[row["file"]].reason
-        became = "decode" if found == "film" else "escape" if "escape" in found else "error"
+        became = "decode" if found == "image" else "escape" if "escape" in found else "error"
         right = row["expect"] in {became, "decode_or_error"} and became != "escape"
         astray += not right
         print(f"    {row['file']:50} {row['expect']:16} {found:18} {'' if right else 'ASTRAY'}")
@@ -159,7 +159,7 @@ def try_mutants(decoder: Decoder, name: str, seeds: Sequence[Seed], count: int) 
         Counts, seconds of the slowest, and milliseconds a mutant.
     """
     for seed in seeds:
-        assert ask(decoder, seed.data).reason in {"film", *REASONS}
+        assert ask(decoder, seed.data).reason in {"image", *REASONS}
     start = time.monotonic()
     with ThreadPoolExecutor(WORKERS) as threads:
         outcomes = list(threads.map(_mutant(decoder, name, seeds), range(count)))
@@ -178,7 +178,7 @@ def try_mutants(decoder: Decoder, name: str, seeds: Sequence[Seed], count: int) 
         print(f"    by number: {', '.join(numbers[:_SHOWN])}")
     return {
         name: count,
-        f"{name}_films": reasons["film"],
+        f"{name}_images": reasons["image"],
         f"{name}_escapes": sum(times for why, times in reasons.items() if "escape" in why),
         f"{name}_late": sum(outcome.seconds > LIMIT_S for outcome in outcomes),
         f"{name}_worker_died": reasons["worker_died"],
@@ -189,17 +189,17 @@ def try_mutants(decoder: Decoder, name: str, seeds: Sequence[Seed], count: int) 
 
 
 def dicom_seeds() -> Iterator[bytes]:
-    """Make a small film in every transfer syntax that is read, and with unusual tags."""
-    film = _film()
-    grey = (film >> 4).astype(np.uint8)
-    lossless = bytes(imagecodecs.ljpeg_encode(film, bitspersample=12))
+    """Make a small image in every transfer syntax that is read, and with unusual tags."""
+    image = _image()
+    grey = (image >> 4).astype(np.uint8)
+    lossless = bytes(imagecodecs.ljpeg_encode(image, bitspersample=12))
     streams = {
-        "rle": [(film, _run_lengths(film))],
-        "dct": [(grey, raster_bytes(grey, "jpeg")), (film, _twelve_bits(film))],
-        "lossless": [(film, lossless)],
-        "ls": [(film, bytes(imagecodecs.jpegls_encode(film)))],
+        "rle": [(image, _run_lengths(image))],
+        "dct": [(grey, raster_bytes(grey, "jpeg")), (image, _twelve_bits(image))],
+        "lossless": [(image, lossless)],
+        "ls": [(image, bytes(imagecodecs.jpegls_encode(image)))],
         "j2k": [
-            (film, bytes(imagecodecs.jpeg2k_encode(film, codecformat=form, level=level)))
+            (image, bytes(imagecodecs.jpeg2k_encode(image, codecformat=form, level=level)))
             for form, level in (("j2k", 0), ("jp2", 40))
         ],
     }
@@ -208,7 +208,7 @@ def dicom_seeds() -> Iterator[bytes]:
             for pixels, frame in streams[form.decoder]:
                 yield dicom_bytes(pixels, syntax=syntax, frame=frame)
         else:
-            yield dicom_bytes(film, syntax=syntax)
+            yield dicom_bytes(image, syntax=syntax)
     table = Dataset()
     table.LUTDescriptor, table.ModalityLUTType = [4096, 0, 16], "US"
     table.add_new("LUTData", "OW", np.arange(4096, dtype="<u2").tobytes())
@@ -217,24 +217,24 @@ def dicom_seeds() -> Iterator[bytes]:
         {"RescaleSlope": "2", "RescaleIntercept": "-1024", "PixelPaddingValue": ("US", 7)},
         {"WindowCenter": ["40", "400"], "WindowWidth": ["80", "2000"], "PixelSpacing": [0.1, 0.1]},
     ):
-        yield dicom_bytes(film, **tags)
-    yield dicom_bytes(film.astype(np.int16), photometric="MONOCHROME1", bits_stored=16)
+        yield dicom_bytes(image, **tags)
+    yield dicom_bytes(image.astype(np.int16), photometric="MONOCHROME1", bits_stored=16)
 
 
 def raster_seeds() -> Iterator[bytes]:
     """Make small JPEG and PNG files of every kind that Pillow writes."""
-    film = _film()
-    grey = (film >> 4).astype(np.uint8)
+    image = _image()
+    grey = (image >> 4).astype(np.uint8)
     colours = np.dstack([grey, grey[::-1], grey])
     turned = Image.Exif()
     turned[274] = 6
     yield raster_bytes(grey, "jpeg")
     yield raster_bytes(grey, "jpeg", progressive=True, optimize=True)
-    yield raster_bytes(grey, "jpeg", restart_marker_blocks=2, exif=turned, comment=b"a film")
+    yield raster_bytes(grey, "jpeg", restart_marker_blocks=2, exif=turned, comment=b"an image")
     yield raster_bytes(colours, "jpeg", subsampling=2)
     yield _saved(Image.fromarray(colours).convert("CMYK"), "jpeg")
     yield raster_bytes(grey, "png")
-    yield raster_bytes(film, "png")
+    yield raster_bytes(image, "png")
     yield raster_bytes(colours, "png", exif=turned)
     yield raster_bytes(np.dstack([colours, grey]), "png")
     for mode in ("1", "P", "LA"):
@@ -243,7 +243,7 @@ def raster_seeds() -> Iterator[bytes]:
 
 
 def real_seeds(pattern: str) -> Iterator[bytes]:
-    """Read real films that are small, where TEST_DATA names a folder that holds some."""
+    """Read real images that are small, where TEST_DATA names a folder that holds some."""
     folder = os.environ.get("TEST_DATA", "")
     paths = sorted(Path(folder).glob(pattern)) if folder else []
     for path in paths[:60]:
@@ -252,7 +252,7 @@ def real_seeds(pattern: str) -> Iterator[bytes]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try films, bombs and mutants.
+    """Try images, bombs and mutants.
 
     Args:
         argv: arguments; None: those of the process.
@@ -327,20 +327,20 @@ def _is_sound(picture: GreyImage) -> bool:
     return (int(pixels.min()), int(pixels.max())) == ends
 
 
-def _film() -> np.ndarray:
+def _image() -> np.ndarray:
     noise = np.random.default_rng(0).integers(0, 300, (40, 48))
     return (noise + np.linspace(0, 3700, 40 * 48).reshape(40, 48)).astype(np.uint16)
 
 
-def _twelve_bits(film: np.ndarray) -> bytes:
-    return bytes(imagecodecs.jpeg8_encode(film, bitspersample=12))
+def _twelve_bits(image: np.ndarray) -> bytes:
+    return bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
 
 
-def _run_lengths(film: np.ndarray) -> bytes:
+def _run_lengths(image: np.ndarray) -> bytes:
     return RLELosslessEncoder.encode(
-        film,
-        rows=film.shape[0],
-        columns=film.shape[1],
+        image,
+        rows=image.shape[0],
+        columns=image.shape[1],
         samples_per_pixel=1,
         number_of_frames=1,
         bits_allocated=16,

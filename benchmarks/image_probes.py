@@ -26,7 +26,7 @@ from medclip_dcl.image_only import artifacts
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.logging import read_metrics
 
-RECIPE = "configs/images/digits_r.yaml"
+CONFIG = "configs/images/digits_r.yaml"
 OBJECTIVES = {
     "CL": ["objective.kind=infonce"],
     "DCL low": ["views.eta=low"],
@@ -61,14 +61,14 @@ def run(objective: str, seed: int, folder: Path, more: Sequence[str]) -> tuple[A
         *OBJECTIVES[objective],
         f"seed={seed}",
         f"work={folder}",
-        "probe.map_images=0",
+        "probe.tsne_images=0",
         f"probe.untrained={'true' if objective == 'CL' else 'false'}",
         *more,
     ]
     for job in ("prepare_image_set", "train", "probe_images"):
         if job == "prepare_image_set" and artifacts.IMAGE_SET.at(folder).exists():
             continue
-        words = [sys.executable, "-m", f"pipelines.{job}", "--config", RECIPE]
+        words = [sys.executable, "-m", f"pipelines.{job}", "--config", CONFIG]
         words += [word for item in settings for word in ("--set", item)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:

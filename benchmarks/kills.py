@@ -35,10 +35,10 @@ from benchmarks import warm
 from benchmarks.exactness import newest, unreadable
 from benchmarks.record import finish
 from benchmarks.standing import REPLACING_SHARE, Standing
-from benchmarks.victims import RECIPE, SAVED_EVERY, SMALL, TINY, VICTIMS, Facts, Victim
+from benchmarks.victims import CONFIG, SAVED_EVERY, SMALL, TINY, VICTIMS, Facts, Victim
 from medclip_dcl.files import STAGED
 from medclip_dcl.training.logging import read_metrics
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 
 _POLL_S = 0.0002
 
@@ -57,9 +57,9 @@ def start(
         The running process.
     """
     options = [word for setting in (f"work={work}", *SMALL) for word in ("--set", setting)]
-    arguments = ["--config", RECIPE, *options]
+    arguments = ["--config", CONFIG, *options]
     if job in TINY:
-        arguments = ["--config", str(write_recipe(work / "recipe.yaml", work, **TINY[job]))]
+        arguments = ["--config", str(write_config(work / "config.yaml", work, **TINY[job]))]
     return warm.start(job, arguments, work.with_suffix(".log"), before=before)
 
 
@@ -123,7 +123,7 @@ def seen(work: Path, pattern: str) -> bool:
 
 
 def kill_once(
-    victim: Victim, work: Path, seconds: float, draw: random.Random, aimed: bool
+    victim: Victim, work: Path, seconds: float, rng: random.Random, aimed: bool
 ) -> ForkServerProcess:
     """Start a job and kill it at a random moment, or in a flush.
 
@@ -131,7 +131,7 @@ def kill_once(
         victim: the job.
         work: folder of the recipe.
         seconds: how long an uninterrupted run writes.
-        draw: where the moment comes from.
+        rng: where the moment comes from.
         aimed: whether the first flush after that moment is waited for.
 
     Returns:
@@ -142,7 +142,7 @@ def kill_once(
     assert pid is not None
     while process.is_alive() and not seen(work, victim.traces):
         time.sleep(_POLL_S)
-    moment = time.monotonic() + draw.uniform(0, seconds)
+    moment = time.monotonic() + rng.uniform(0, seconds)
     while process.is_alive() and time.monotonic() < moment:
         time.sleep(_POLL_S)
     while process.is_alive():
@@ -202,14 +202,14 @@ class Count:
         return now
 
 
-def try_victim(victim: Victim, base: Path, tier: str, draw: random.Random) -> dict[str, float]:
+def try_victim(victim: Victim, base: Path, tier: str, rng: random.Random) -> dict[str, float]:
     """Kill a job many times and compare each end with an uninterrupted run's.
 
     Args:
         victim: the job.
         base: folder with the artifacts that the job reads; it is left unchanged.
         tier: how many kills must hit.
-        draw: where the moments come from.
+        rng: where the moments come from.
 
     Returns:
         Counts, those of an old index among them, and seconds of the uninterrupted run.
@@ -231,7 +231,7 @@ def try_victim(victim: Victim, base: Path, tier: str, draw: random.Random) -> di
     while not count.suffices(*limits):
         work = base.with_name("trial")
         shutil.copytree(base, work)
-        _kill_until_done(victim, work, (*limits, ended - writing), count, standing, draw)
+        _kill_until_done(victim, work, (*limits, ended - writing), count, standing, rng)
         count.ends += 1
         count.different += content(victim, work) != expected
         shutil.rmtree(work)
@@ -246,7 +246,7 @@ def _kill_until_done(
     limits: tuple[int, int, float],
     count: Count,
     standing: Standing | None,
-    draw: random.Random,
+    rng: random.Random,
 ) -> None:
     kills, flushes, seconds = limits
     before: Facts = {}
@@ -259,7 +259,7 @@ def _kill_until_done(
                 process = start(victim.job, work, standing.arming())
                 process.join()
             else:
-                process = kill_once(victim, work, seconds, draw, aimed=aimed)
+                process = kill_once(victim, work, seconds, rng, aimed=aimed)
             if process.exitcode == -signal.SIGKILL:
                 count.kills += 1
                 count.in_flush += half_written(victim, work)
@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", choices=[victim.job for victim in VICTIMS])
     arguments = parser.parse_args(argv)
     tier = arguments.tier or "normal"
-    draw = random.Random(0)
+    rng = random.Random(0)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
@@ -307,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if victim.scene:
                 scene = base.with_name(f"scene-{victim.job}")
                 start_from = victim.scene(scene, partial(run, victim.job))
-            found = try_victim(victim, start_from, tier, draw)
+            found = try_victim(victim, start_from, tier, rng)
             shown = ", ".join(f"{name} {value}" for name, value in found.items())
             print(f"{victim.job:18}{shown}", flush=True)
             figures |= {f"{victim.job}_{name}": value for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""Film files and their mutants: damage that a reader sees only when it believes what it reads.
+"""Image files and their mutants: damage that a reader sees only when it believes what it reads.
 
 A file is cut into fields (tags, value representations, lengths, values, stream headers,
 chunk types) once; a mutant changes one to three of them, or bits, bytes and whole stretches.
@@ -93,107 +93,107 @@ def read_seed(data: bytes) -> Seed:
     return _png(data) if data[:1] == b"\x89" else _dicom(data)
 
 
-def mutate(seed: Seed, other: Seed, draw: random.Random) -> bytes:
+def mutate(seed: Seed, other: Seed, rng: random.Random) -> bytes:
     """Damage a file.
 
     Args:
         seed: the file.
         other: a file of the same format, for splices.
-        draw: source of randomness.
+        rng: source of randomness.
 
     Returns:
         The mutant; now and then equal to the file.
     """
-    if seed.body and draw.random() < 0.7:  # damage what is deflated, not the deflation
+    if seed.body and rng.random() < 0.7:  # damage what is deflated, not the deflation
         inner = bytearray(zlib.decompress(seed.data[seed.body :], -zlib.MAX_WBITS))
-        for _ in range(draw.randint(1, 3)):
-            draw.choice(_BLIND)(inner, inner, draw)
+        for _ in range(rng.randint(1, 3)):
+            rng.choice(_BLIND)(inner, inner, rng)
         packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
         return seed.data[: seed.body] + packer.compress(bytes(inner)) + packer.flush()
     data = bytearray(seed.data)
-    if draw.random() < 0.6:
-        for _ in range(draw.randint(1, 3)):
-            _damage_field(data, seed, draw)
-        if draw.random() < 0.3:
-            _move_element(data, seed, draw)
+    if rng.random() < 0.6:
+        for _ in range(rng.randint(1, 3)):
+            _damage_field(data, seed, rng)
+        if rng.random() < 0.3:
+            _move_element(data, seed, rng)
     else:
-        for _ in range(draw.randint(1, 2)):
-            draw.choice(_BLIND)(data, other.data, draw)
-    if seed.form == "png" and draw.random() < 0.8:
+        for _ in range(rng.randint(1, 2)):
+            rng.choice(_BLIND)(data, other.data, rng)
+    if seed.form == "png" and rng.random() < 0.8:
         _mend_checksums(data)
     return bytes(data)
 
 
-def _damage_field(data: bytearray, seed: Seed, draw: random.Random) -> None:
+def _damage_field(data: bytearray, seed: Seed, rng: random.Random) -> None:
     kinds = sorted({field.kind for field in seed.fields})
-    (kind,) = draw.choices(kinds, [_WEIGHTS.get(kind, 1) for kind in kinds])
-    field = draw.choice([item for item in seed.fields if item.kind == kind])
+    (kind,) = rng.choices(kinds, [_WEIGHTS.get(kind, 1) for kind in kinds])
+    field = rng.choice([item for item in seed.fields if item.kind == kind])
     width = field.stop - field.start
     if kind == "tag":
-        tag = draw.choice(_TAGS)
+        tag = rng.choice(_TAGS)
         new = tag if seed.little else bytes((tag[1], tag[0], tag[3], tag[2]))
     elif kind == "vr":
-        new = draw.choice(_VRS)
+        new = rng.choice(_VRS)
     elif kind == "type" or width > 8:
-        at = field.start + draw.randrange(min(width, 256))
-        data[at : at + 1] = bytes([draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))])
+        at = field.start + rng.randrange(min(width, 256))
+        data[at : at + 1] = bytes([rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))])
         return
-    elif kind == "value" and draw.random() < 0.3:
-        new = draw.choice(_WORDS).ljust(width, b" ")[:width]
+    elif kind == "value" and rng.random() < 0.3:
+        new = rng.choice(_WORDS).ljust(width, b" ")[:width]
     else:
         old = int.from_bytes(data[field.start : field.stop], "little" if seed.little else "big")
-        number = draw.choice((*_NUMBERS, old + 1, old - 1, old + 2, 2 * old, old // 2))
+        number = rng.choice((*_NUMBERS, old + 1, old - 1, old + 2, 2 * old, old // 2))
         new = (number % 2 ** (8 * width)).to_bytes(width, "little" if seed.little else "big")
     data[field.start : field.stop] = new[:width].ljust(width, b"\0")
 
 
-def _move_element(data: bytearray, seed: Seed, draw: random.Random) -> None:
+def _move_element(data: bytearray, seed: Seed, rng: random.Random) -> None:
     """Delete, repeat or displace an element; the stretches are those of the sound file."""
-    start, stop = draw.choice(seed.elements)
+    start, stop = rng.choice(seed.elements)
     element = bytes(data[start:stop])
-    choice = draw.randrange(3)
+    choice = rng.randrange(3)
     if choice == 0:
         del data[start:stop]
         return
-    at = start if choice == 1 else draw.choice(seed.elements)[0]
-    data[at:at] = element * draw.choice((1, 1, 1, 2, 50))
+    at = start if choice == 1 else rng.choice(seed.elements)[0]
+    data[at:at] = element * rng.choice((1, 1, 1, 2, 50))
 
 
-def _flip(data: bytearray, _other: bytes, draw: random.Random) -> None:
-    for _ in range(draw.randint(1, 8)):
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+def _flip(data: bytearray, _other: bytes, rng: random.Random) -> None:
+    for _ in range(rng.randint(1, 8)):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
-def _overwrite(data: bytearray, _other: bytes, draw: random.Random) -> None:
-    at = draw.randrange(len(data))
-    width = draw.choice((1, 2, 4))
-    number = draw.choice(_NUMBERS) % 2 ** (8 * width)
-    data[at : at + width] = number.to_bytes(width, draw.choice(("little", "big")))
+def _overwrite(data: bytearray, _other: bytes, rng: random.Random) -> None:
+    at = rng.randrange(len(data))
+    width = rng.choice((1, 2, 4))
+    number = rng.choice(_NUMBERS) % 2 ** (8 * width)
+    data[at : at + width] = number.to_bytes(width, rng.choice(("little", "big")))
 
 
-def _truncate(data: bytearray, _other: bytes, draw: random.Random) -> None:
-    del data[draw.randrange(1, len(data)) :]
+def _truncate(data: bytearray, _other: bytes, rng: random.Random) -> None:
+    del data[rng.randrange(1, len(data)) :]
 
 
-def _cut_out(data: bytearray, _other: bytes, draw: random.Random) -> None:
-    at = draw.randrange(len(data))
-    del data[at : at + draw.randint(1, 64)]
+def _cut_out(data: bytearray, _other: bytes, rng: random.Random) -> None:
+    at = rng.randrange(len(data))
+    del data[at : at + rng.randint(1, 64)]
     data.extend(b"" if data else b"\0")
 
 
-def _repeat(data: bytearray, _other: bytes, draw: random.Random) -> None:
-    at = draw.randrange(len(data))
-    data[at:at] = data[at : at + draw.randint(1, 256)] * draw.choice((1, 1, 4))
+def _repeat(data: bytearray, _other: bytes, rng: random.Random) -> None:
+    at = rng.randrange(len(data))
+    data[at:at] = data[at : at + rng.randint(1, 256)] * rng.choice((1, 1, 4))
 
 
-def _splice(data: bytearray, other: bytes, draw: random.Random) -> None:
-    data[draw.randrange(len(data)) :] = other[draw.randrange(len(other)) :] or b"\0"
+def _splice(data: bytearray, other: bytes, rng: random.Random) -> None:
+    data[rng.randrange(len(data)) :] = other[rng.randrange(len(other)) :] or b"\0"
 
 
-def _noise(data: bytearray, _other: bytes, draw: random.Random) -> None:
-    at = draw.randrange(len(data))
-    width = min(draw.randint(1, 64), len(data) - at)
-    data[at : at + width] = draw.randbytes(width)
+def _noise(data: bytearray, _other: bytes, rng: random.Random) -> None:
+    at = rng.randrange(len(data))
+    width = min(rng.randint(1, 64), len(data) - at)
+    data[at : at + width] = rng.randbytes(width)
 
 
 _BLIND: tuple[Callable[[bytearray, bytes, random.Random], None], ...] = (
@@ -232,14 +232,14 @@ def _element(
     tag = struct.unpack("<HH" if order == "little" else ">HH", data[at : at + 4])
     fields.append(Field("tag", at, at + 4))
     if implicit or tag[0] == 0xFFFE:
-        place, width = at + 4, 4
+        index, width = at + 4, 4
     else:
         vr = data[at + 4 : at + 6]
         fields.append(Field("vr", at + 4, at + 6))
-        place, width = (at + 8, 4) if vr in _LONG_VRS else (at + 6, 2)
-    start = place + width
-    fields.append(Field("length", place, start))
-    length = int.from_bytes(data[place:start], order)
+        index, width = (at + 8, 4) if vr in _LONG_VRS else (at + 6, 2)
+    start = index + width
+    fields.append(Field("length", index, start))
+    length = int.from_bytes(data[index:start], order)
     inside = length == _UNDEFINED or (tag == (0xFFFE, 0xE000) and length > len(data))
     stop = start if inside else min(start + length, len(data))
     if stop > start:
@@ -278,7 +278,7 @@ def _png(data: bytes) -> Seed:
         fields += [Field("length", at, at + 4), Field("type", at + 4, at + 8)]
         if data[at + 4 : at + 8] == b"IHDR":
             fields += [Field("value", start, start + 4), Field("value", start + 4, start + 8)]
-            fields += [Field("value", place, place + 1) for place in range(start + 8, stop)]
+            fields += [Field("value", index, index + 1) for index in range(start + 8, stop)]
         elif length:
             fields.append(Field("stream", start, stop))
         elements.append((at, stop + 4))
@@ -307,7 +307,7 @@ def pick(seeds: Sequence[Seed], name: str, number: int) -> bytes:
     Returns:
         Its bytes.
     """
-    draw = random.Random(f"{name} {number}")
-    seed = draw.choice(seeds)
-    other = draw.choice([item for item in seeds if item.form == seed.form])
-    return mutate(seed, other, draw)
+    rng = random.Random(f"{name} {number}")
+    seed = rng.choice(seeds)
+    other = rng.choice([item for item in seeds if item.form == seed.form])
+    return mutate(seed, other, rng)

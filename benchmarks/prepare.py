@@ -1,10 +1,10 @@
-"""Film file -> 512 x 512 picture: the gate, isolation on, against a plain loop in one process.
+"""Image file -> 512 x 512 picture: the gate, isolation on, against a plain loop in one process.
 
     python -m benchmarks.prepare [--quick]
 
 The rival reads the file with pydicom or Pillow, scales it by minimum and maximum in float32
 and resizes it with Pillow's bicubic filter; its code is written out below. Ours does the
-same in a worker process under its deadline and memory cap. Both handle the same films in
+same in a worker process under its deadline and memory cap. Both handle the same images in
 turn, on one core each; ratios are of CPU time, all processes counted.
 """
 
@@ -28,7 +28,7 @@ from medclip_dcl.data.images import Decoder, ImagesConfig
 from tests.synthetic.dicom import dicom_bytes, raster_bytes
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
-FILMS = 4
+IMAGES = 4
 BARS = {"dicom": 1.2, "jpeg": 1.5}
 MAX_LEVELS, MEAN_LEVELS = 2.0, 0.5
 _JPEG_QUALITY = 95  # MIMIC-CXR-JPG's
@@ -70,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: dict[str, float] = {}
     bars: dict[str, tuple[str, bool]] = {}
     with tempfile.TemporaryDirectory() as folder, Decoder(ImagesConfig(), 1) as decoder:
-        films = [draw_film(seed) for seed in range(FILMS)]
+        images = [draw_image(seed) for seed in range(IMAGES)]
         files: dict[str, list[Path]] = {"dicom": [], "jpeg": []}
-        for number, film in enumerate(films):
-            words = np.rint(film * 60000 + 1000).astype(np.uint16)
-            grey = np.rint(film * 255).astype(np.uint8)
+        for number, image in enumerate(images):
+            words = np.rint(image * 60000 + 1000).astype(np.uint16)
+            grey = np.rint(image * 255).astype(np.uint8)
             for kind, data in (
                 ("dicom", dicom_bytes(words, bits_stored=16)),
                 ("jpeg", raster_bytes(grey, "jpeg", quality=_JPEG_QUALITY)),
@@ -104,16 +104,16 @@ def compare(
     paths: Sequence[Path],
     rounds: int,
 ) -> dict[str, float]:
-    """Time both on the same films in turn.
+    """Time both on the same images in turn.
 
     Args:
         decoder: ours, with one worker.
         rival: the plain loop.
-        paths: films of one format.
-        rounds: how often each film is read by each, after one round to warm up.
+        paths: images of one format.
+        rounds: how often each image is read by each, after one round to warm up.
 
     Returns:
-        Milliseconds a film, CPU and wall, ratio of CPU times, differences in levels of 255.
+        Milliseconds an image, CPU and wall, ratio of CPU times, differences in levels of 255.
     """
     found = differences(decoder, rival, paths)
     worker = _worker()
@@ -141,7 +141,7 @@ def compare(
 def differences(
     decoder: Decoder, rival: Callable[[Path], npt.NDArray[np.float32]], paths: Sequence[Path]
 ) -> dict[str, float]:
-    """Give the largest and the mean difference over films, in levels of 255."""
+    """Give the largest and the mean difference over images, in levels of 255."""
     gaps = [np.abs(_ours(decoder, path) - rival(path)) for path in paths]
     return {
         "max_difference": max(float(gap.max()) for gap in gaps),
@@ -168,24 +168,24 @@ def half_scale(paths: Sequence[Path]) -> dict[str, float]:
     return {"half_scale_saves_ms": statistics.median(saved), "half_scale_max_difference": max(gaps)}
 
 
-def draw_film(seed: int) -> npt.NDArray[np.float64]:
-    """Draw a film in [0, 1]: soft shadows, grain, black collimation and white letters."""
+def draw_image(seed: int) -> npt.NDArray[np.float64]:
+    """Draw an image in [0, 1]: soft shadows, grain, black collimation and white letters."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:ROWS, :COLUMNS].astype(np.float32)
-    film = 0.5 + 0.2 * np.sin(x / rng.uniform(150, 400)) * np.cos(y / rng.uniform(150, 400))
-    film += 0.08 * np.sin((x + 2 * y) / rng.uniform(6, 20))  # ribs, and what is finer
-    film += 0.01 * rng.standard_normal(film.shape, dtype=np.float32)
+    image = 0.5 + 0.2 * np.sin(x / rng.uniform(150, 400)) * np.cos(y / rng.uniform(150, 400))
+    image += 0.08 * np.sin((x + 2 * y) / rng.uniform(6, 20))  # ribs, and what is finer
+    image += 0.01 * rng.standard_normal(image.shape, dtype=np.float32)
     letters = Image.new("L", (COLUMNS, ROWS))
     draw = ImageDraw.Draw(letters)
     draw.text((200, 200), "L  PA", fill=255, font=ImageFont.load_default(160))
     draw.text((1500, 2700), "ERECT 120 kV", fill=255, font=ImageFont.load_default(48))
-    film[np.asarray(letters) > 127] = 1.0
-    film[:, : int(rng.integers(40, 160))] = 0.0
-    return np.clip(film, 0, 1)
+    image[np.asarray(letters) > 127] = 1.0
+    image[:, : int(rng.integers(40, 160))] = 0.0
+    return np.clip(image, 0, 1)
 
 
 def real_jpegs() -> list[Path]:
-    """Give real JPEG films, where TEST_DATA names a folder that holds some."""
+    """Give real JPEG images, where TEST_DATA names a folder that holds some."""
     folder = os.environ.get("TEST_DATA", "")
     return sorted(Path(folder).glob("covid_cxr/images/*.jpg"))[:100] if folder else []
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.privacy [--quick] [--strict]
 
-A small generated archive is spoilt with words that no film or report holds by nature. Then
+A small generated archive is spoilt with words that no image or report holds by nature. Then
 every job of the story, the check and the broken sources run as processes of their own, and
 everything that they wrote is searched: logs, errors, artifacts (tables decoded), pages.
 
@@ -37,10 +37,10 @@ from medclip_dcl.config import load_config
 HEADER, WORD = "PHISENTINEL", "PHISENTWORD"
 _SHORTEST = 8
 """Letters of a canary that tell it; a vocabulary may hold it in pieces."""
-RECIPE = "configs/demo.yaml"
+CONFIG = "configs/demo.yaml"
 SMALL = (
     "generate.patients=40",
-    "generate.coverage_films=1",
+    "generate.coverage_images=1",
     "generate.size_px=64",
     "generate.test_share=0.2",
     "generate.workers=1",
@@ -55,7 +55,7 @@ SMALL = (
     "train.global_batch=8",
     "train.warmup_steps=1",
     "train.save_every_steps=2",
-    "evaluate.pairs=8",
+    "evaluate.retrieval_pool=8",
     "evaluate.bootstrap=4",
 )
 TEXT_PLACES = (
@@ -71,7 +71,7 @@ TEXT_PLACES = (
 )
 """Where texts of reports may stand; the last two hold a vocabulary learned from them."""
 NAMES_PLACE = "folder/manifest/images.parquet"
-"""Where names of files may stand, in column `path`: how a folder's films are found again."""
+"""Where names of files may stand, in column `path`: how a folder's images are found again."""
 
 _TAGS = {
     "PatientName": f"{HEADER}^DOE",
@@ -110,16 +110,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true")
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
-    story = load_config(Path(RECIPE)).jobs
+    story = load_config(Path(CONFIG)).jobs
     for name in (*story, "check_data"):  # once, for all the processes that are forked below
         importlib.import_module(f"pipelines.{name}")
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         figures = _run_everything(base, story)
         found = search(base)
-        for name, places in found.items():
-            print(f"{name:18}{len(places):4}  {', '.join(places[:6])}")
-    figures |= {name: len(places) for name, places in found.items()}
+        for name, indices in found.items():
+            print(f"{name:18}{len(indices):4}  {', '.join(indices[:6])}")
+    figures |= {name: len(indices) for name, indices in found.items()}
     figures["seconds"] = time.monotonic() - begun
     bars = {
         name: (bar, met)
@@ -143,9 +143,11 @@ def _run_everything(base: Path, story: Sequence[str]) -> dict[str, float]:
     root = f"source.root={base / 'studies'}"
     ends: list[bool] = []
 
-    def job(name: str, expected: int, *settings: str, log: str = "", recipe: str = RECIPE) -> None:
+    def job(
+        name: str, expected: int, *settings: str, log: str = "", config_file: str = CONFIG
+    ) -> None:
         words = (f"work={work}", studies, root, *SMALL, *settings)
-        code = run_apart(name, recipe, words, logs / f"{log or name}.log")
+        code = run_apart(name, config_file, words, logs / f"{log or name}.log")
         ends.append(code == expected)
         if code != expected:
             print(f"{log or name} ended with {code}, not {expected}:")
@@ -157,12 +159,20 @@ def _run_everything(base: Path, story: Sequence[str]) -> dict[str, float]:
     job("check_data", 3, "check.max_unusable_share=0")
     for name in story[1:-1]:
         job(name, 0)
-    job("prepare_images", 3, "images.max_reject_share=0", "images.size_px=48", log="too_many_films")
+    job(
+        "prepare_images", 3, "images.max_reject_share=0", "images.size_px=48", log="too_many_images"
+    )
     job(story[-1], 0, "report.private=true", log="private_report")
     (work / "report.html").rename(work / "private.html")
     job(story[-1], 0)
-    for kind, recipe in broken_sources(base).items():
-        job("build_manifest", 3, f"work={base / 'out' / kind}", log=kind, recipe=str(recipe))
+    for kind, config_file in broken_sources(base).items():
+        job(
+            "build_manifest",
+            3,
+            f"work={base / 'out' / kind}",
+            log=kind,
+            config_file=str(config_file),
+        )
     job("build_manifest", 0, f"work={base / 'out/folder'}", "source.kind=dicom", log="folder")
     burned = pq.read_table(work / "prepared/rejects.parquet").to_pylist()
     return {
@@ -173,12 +183,12 @@ def _run_everything(base: Path, story: Sequence[str]) -> dict[str, float]:
     }
 
 
-def run_apart(name: str, recipe: str, settings: Sequence[str], log: Path) -> int:
+def run_apart(name: str, config_file: str, settings: Sequence[str], log: Path) -> int:
     """Run a job in a forked process whose output goes to a file.
 
     Args:
         name: its name.
-        recipe: path of the recipe.
+        config_file: path of the recipe.
         settings: overrides.
         log: file that receives both of its streams.
 
@@ -195,7 +205,7 @@ def run_apart(name: str, recipe: str, settings: Sequence[str], log: Path) -> int
             with log.open("wb") as stream:
                 os.dup2(stream.fileno(), 1)
                 os.dup2(stream.fileno(), 2)
-            code = main_of(["--config", recipe, *options])
+            code = main_of(["--config", config_file, *options])
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:  # noqa: BLE001 (whatever it is, its trace is searched too)
@@ -215,21 +225,21 @@ def spoil(root: Path) -> int:
     Returns:
         Places that were spoilt.
     """
-    films, reports = sorted(root.rglob("*.dcm")), sorted(root.rglob("s*.txt"))
-    draw = random.Random(0)
-    for number, path in enumerate(films):
-        _spoil_film(path, burned_in=number % 5 == 3)
-    films[5].write_bytes(films[5].read_bytes()[:-700])
-    films[6].write_bytes(f"version https://git-lfs.github.com/spec/v1\noid {HEADER}\n".encode())
-    films[7].write_bytes(b"\0" * 128 + b"DICM" + HEADER.encode() * 50)
-    for path in draw.sample(reports, len(reports) // 3):
+    images, reports = sorted(root.rglob("*.dcm")), sorted(root.rglob("s*.txt"))
+    rng = random.Random(0)
+    for number, path in enumerate(images):
+        _spoil_image(path, burned_in=number % 5 == 3)
+    images[5].write_bytes(images[5].read_bytes()[:-700])
+    images[6].write_bytes(f"version https://git-lfs.github.com/spec/v1\noid {HEADER}\n".encode())
+    images[7].write_bytes(b"\0" * 128 + b"DICM" + HEADER.encode() * 50)
+    for path in rng.sample(reports, len(reports) // 3):
         text = path.read_text(encoding="utf-8").rstrip()
         path.write_text(f"{text} {WORD} nodule is seen on the left.\n", encoding="utf-8")
     reports[0].write_bytes(f" FINDINGS: {HEADER} caf".encode() + b"\xe9\n")
     reports[1].write_text(f" TECHNIQUE: {HEADER}\n", encoding="utf-8")
     reports[2].write_text(f"version https://git-lfs.github.com/spec/v1\noid {HEADER}\n")
     for name in (f"{HEADER}^DOE.txt", f"{HEADER}.dcm", f"files/p10/{HEADER}.dcm"):
-        (root / name).write_bytes(films[0].read_bytes())
+        (root / name).write_bytes(images[0].read_bytes())
     for path in root.glob("*-metadata.csv.gz"):
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
         blank = "," * (lines[0].count(",") - 4)
@@ -240,10 +250,10 @@ def spoil(root: Path) -> int:
         lines = path.read_text(encoding="utf-8").splitlines()
         lines = [f"{lines[0]},rater", *(f"{line},{HEADER}" for line in lines[1:])]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return len(films) * (len(_TAGS) + 4) + len(reports) // 3 + 10
+    return len(images) * (len(_TAGS) + 4) + len(reports) // 3 + 10
 
 
-def _spoil_film(path: Path, *, burned_in: bool) -> None:
+def _spoil_image(path: Path, *, burned_in: bool) -> None:
     data = dcmread(path)
     for keyword, value in _TAGS.items():
         setattr(data, keyword, value)
@@ -297,7 +307,7 @@ def broken_sources(base: Path) -> dict[str, Path]:
 
 
 def _recipe(folder: Path, source: str) -> Path:
-    path = folder / "recipe.yaml"
+    path = folder / "config.yaml"
     path.write_text(f"work: {folder}\nsource: {{{source}}}\n", encoding="utf-8")
     return path
 
@@ -315,17 +325,17 @@ def search(base: Path) -> dict[str, list[str]]:
     header, word = HEADER[:_SHORTEST].lower(), WORD[:_SHORTEST].lower()
     searched = 0
     for path in sorted(item for item in (base / "out").rglob("*") if item.is_file()):
-        place = path.relative_to(base / "out").as_posix()
-        content = f"{place}\n{readable(path)}".lower()
-        if place == NAMES_PLACE:
+        relative = path.relative_to(base / "out").as_posix()
+        content = f"{relative}\n{readable(path)}".lower()
+        if relative == NAMES_PLACE:
             content = str(pq.read_table(path).drop_columns(["path"]).to_pylist()).lower()
         searched += 1
         if header in content:
-            found["header_leaks"].append(place)
+            found["header_leaks"].append(relative)
         if word in content:
-            here = place.removeprefix("work/")
+            here = relative.removeprefix("work/")
             kept = any(here.startswith(allowed) for allowed in TEXT_PLACES)
-            found["texts_kept" if kept else "text_leaks"].append(place)
+            found["texts_kept" if kept else "text_leaks"].append(relative)
     print(f"{searched} files searched")
     return found
 

@@ -29,8 +29,8 @@ from benchmarks.faults import failing_disk
 from benchmarks.record import finish
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.training.checkpoint import KIND
-from tests.synthetic.corpus import write_corpus, write_recipe
+from medclip_dcl.training.checkpoint import ARTIFACT
+from tests.synthetic.corpus import write_config, write_corpus
 
 GOOD, NEXT, STEPS = 5, 10, 12
 """Steps after which there is a good checkpoint, the next one, and the end."""
@@ -82,7 +82,7 @@ class Bench:
         before = ("benchmarks.exactness:arm", (str(self.base), GOOD, 15, 0))
         if self.train(self.base, before) != STOPPED:
             raise RuntimeError(f"no good checkpoint: {self.log.read_text()[-2000:]}")
-        self.good = open_artifact(self._checkpoint(self.base), KIND).digest
+        self.good = open_artifact(self._checkpoint(self.base), ARTIFACT).digest
         whole = self.copy("whole")
         if self.train(whole):
             raise RuntimeError(f"training failed with no fault: {self.log.read_text()[-2000:]}")
@@ -91,8 +91,8 @@ class Bench:
     def train(self, work: Path, before: Any = None) -> int:
         """Train in a process of its own; give its exit code."""
         loop = {"steps": STEPS, "save_every_steps": GOOD}
-        recipe = write_recipe(work / "recipe.yaml", work, train=loop)
-        return warm.run("train", ["--config", str(recipe)], self.log, before=before)
+        config_file = write_config(work / "config.yaml", work, train=loop)
+        return warm.run("train", ["--config", str(config_file)], self.log, before=before)
 
     def copy(self, name: str) -> Path:
         """Copy the folder that has a good checkpoint."""
@@ -132,7 +132,7 @@ class Bench:
         count.unreadable += len(unreadable(work))
         if not self._checkpoint(work, NEXT).exists():
             good = self._checkpoint(work)
-            count.touched += not good.exists() or open_artifact(good, KIND).digest != self.good
+            count.touched += not good.exists() or open_artifact(good, ARTIFACT).digest != self.good
         count.different += self.train(work) != 0 or self._published(work) != self.weights
         shutil.rmtree(work)
 
@@ -142,22 +142,22 @@ class Bench:
 
     @staticmethod
     def _published(work: Path) -> str:
-        return open_artifact(model_package.KIND.at(work), model_package.KIND).digest
+        return open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT).digest
 
 
-def is_clear(code: int, told: str) -> bool:
+def is_clear(code: int, output: str) -> bool:
     """Say whether a failing trainer said what the disk refused, in one line and no trace.
 
     Args:
         code: its exit code.
-        told: all that it printed.
+        output: all that it printed.
 
     Returns:
         Whether it did.
     """
-    lines = [line for line in told.splitlines() if line.startswith("train: ")]
+    lines = [line for line in output.splitlines() if line.startswith("train: ")]
     named = [line for line in lines if "could not be written" in line]
-    return code == 4 and len(named) == 1 and "Traceback" not in told
+    return code == 4 and len(named) == 1 and "Traceback" not in output
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -197,7 +197,7 @@ def try_hostile(service: Service, count: int) -> dict[str, float]:
 
 
 def try_bombs(service: Service) -> dict[str, float]:
-    """Send every bomb, and the malformed films of TEST_DATA.
+    """Send every bomb, and the malformed images of TEST_DATA.
 
     Args:
         service: the service, at its own limits.
@@ -205,29 +205,29 @@ def try_bombs(service: Service) -> dict[str, float]:
     Returns:
         Counts, seconds of the slowest, and growth.
     """
-    films = {name: (bomb.make(), bomb.reasons) for name, bomb in BOMBS.items()}
+    images = {name: (bomb.make(), bomb.reasons) for name, bomb in BOMBS.items()}
     folder = Path(os.environ.get("TEST_DATA") or "nowhere") / "dicom"
     for path in sorted((folder / "files").glob("*")) if folder.is_dir() else ():
-        films[f"data/{path.name}"] = (path.read_bytes(), frozenset())
+        images[f"data/{path.name}"] = (path.read_bytes(), frozenset())
     pid, before, slowest = service.process.pid, service.resident_mb(), 0.0
     astray = []
-    for name, (data, reasons) in films.items():
+    for name, (data, reasons) in images.items():
         started = time.monotonic()
-        request = Request("/classify", body=form(Part("image", data, "film.dcm")))
+        request = Request("/classify", body=form(Part("image", data, "image.dcm")))
         answer = exchange(_address(service), request.encoded(_KEY), 2 * LIMIT_S)
         slowest = max(slowest, time.monotonic() - started)
         code = _code(answer)
         is_right = code in reasons if reasons else answer.status in {200, 413, 415, 422}
         if not is_right or _holds(answer.body):
             astray.append(f"{name} ({answer.status} {code})")
-    print(f"bombs: {len(BOMBS)}, and {len(films) - len(BOMBS)} films of TEST_DATA")
+    print(f"bombs: {len(BOMBS)}, and {len(images) - len(BOMBS)} images of TEST_DATA")
     _show("not refused by one of their reasons", astray)
     with service.client(**{"X-API-Key": _KEY}) as client:
         alive = client.get("/ready").status_code == 200 and service.process.poll() is None
     log = service.log.read_text(encoding="utf-8")
     return {
         "bombs": len(BOMBS),
-        "bombs_films": len(films) - len(BOMBS),
+        "bombs_images": len(images) - len(BOMBS),
         "bombs_astray": len(astray),
         "bombs_slowest_s": slowest,
         "bombs_growth_mib": service.resident_mb() - before,
@@ -236,20 +236,20 @@ def try_bombs(service: Service) -> dict[str, float]:
     }
 
 
-def _bars(figures: dict[str, float], *, quick: bool) -> dict[str, tuple[str, bool]]:
+def _bars(metrics: dict[str, float], *, quick: bool) -> dict[str, tuple[str, bool]]:
     least = {"document_cases": 200 if quick else 2_000, "hostile_named": 300}
     least |= {"hostile_spoilt": 500 if quick else 5_000, "bombs": 25}
-    bars = {name: (f">= {value}", figures[name] >= value) for name, value in least.items()}
-    for name, value in figures.items():
+    bars = {name: (f">= {value}", metrics[name] >= value) for name, value in least.items()}
+    for name, value in metrics.items():
         if name.endswith(_NONE):
             bars[name] = ("0", value == 0)
         elif name.endswith("_alive"):
             bars[name] = ("1", value == 1)
         elif name.endswith("_growth_mib"):
             bars[name] = (f"<= {GROWTH_MIB:.0f}", value <= GROWTH_MIB)
-    bars["bombs_slowest_s"] = (f"<= {LIMIT_S:.0f}", figures["bombs_slowest_s"] <= LIMIT_S)
+    bars["bombs_slowest_s"] = (f"<= {LIMIT_S:.0f}", metrics["bombs_slowest_s"] <= LIMIT_S)
     for name, (bar, met) in bars.items():
-        print(f"{name:22} {figures[name]:9.2f}  bar {bar:8} {'met' if met else 'MISSED'}")
+        print(f"{name:22} {metrics[name]:9.2f}  bar {bar:8} {'met' if met else 'MISSED'}")
     return bars
 
 

@@ -10,9 +10,9 @@ from typing import Self
 import torch
 from torch.nn.functional import normalize
 
-from medclip_dcl.artifact import peek_artifact
+from medclip_dcl.artifact import read_artifact_header
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
-from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Hit, Query, RetrievalIndex
 from tests.synthetic.corpus import write_corpus
 from tests.synthetic.published import publish
@@ -20,8 +20,8 @@ from tests.synthetic.published import publish
 REPLACING_SHARE = 1 / 6
 """Share of the kills that come while the new index takes the old one's place."""
 
-_RETIRED = f".{KIND.name}.retired"
-_RENAMED = (KIND.name, f".{KIND.name}.draft")
+_RETIRED = f".{ARTIFACT.name}.retired"
+_RENAMED = (ARTIFACT.name, f".{ARTIFACT.name}.draft")
 _OLD_MODEL, _MODEL = "old_model", "model"
 _HITS = 5
 
@@ -101,7 +101,7 @@ class Standing:
         old, new = _answers(base, _OLD_MODEL), _answers(reference, _MODEL)
         if old == new:
             raise ValueError("the old index answers as the new one; give them other models")
-        return cls(peek_artifact(KIND.at(base)).digest, old, new)
+        return cls(read_artifact_header(ARTIFACT.at(base)).digest, old, new)
 
     def is_replaced(self, work: Path) -> bool:
         """Say whether another index than the old one bears its name.
@@ -113,7 +113,7 @@ class Standing:
             False also where none can be read: the old one must serve until there is another.
         """
         try:
-            return peek_artifact(KIND.at(work)).digest != self.digest
+            return read_artifact_header(ARTIFACT.at(work)).digest != self.digest
         except ArtifactCorrupt:
             return False
 
@@ -162,8 +162,8 @@ class Standing:
 
 
 def _answers(work: Path, model: str) -> list[Hit]:
-    index = RetrievalIndex.open(KIND.at(work), peek_artifact(work / model).digest)
+    index = RetrievalIndex.open(ARTIFACT.at(work), read_artifact_header(work / model).digest)
     drawn = torch.randn(index.similarity.dim, generator=torch.Generator().manual_seed(0))
     vector = normalize(drawn, dim=0)
-    films = index.search(Query("image", _HITS, vector=vector))
-    return films + index.search(Query("text", _HITS, vector=vector))
+    images = index.search(Query("image", _HITS, vector=vector))
+    return images + index.search(Query("text", _HITS, vector=vector))

@@ -21,11 +21,11 @@ from benchmarks.record import finish
 from pipelines import table1
 from pipelines.table1_rows import COLUMNS
 
-RECIPE = Path("configs/table1.yaml")
+CONFIG = Path("configs/table1.yaml")
 WORK = Path("runs/table1")
 QUICK = (
     "generate.patients=120",
-    "generate.coverage_films=1",
+    "generate.coverage_images=1",
     "language_model.steps=60",
     "train.steps=40",
     "train.warmup_steps=4",
@@ -51,7 +51,7 @@ def run_table(work: Path, settings: Sequence[str]) -> dict[str, Any]:
     given = [f"work={work}", *settings]
     options = [word for setting in given for word in ("--set", setting)]
     with redirect_stdout(sys.stderr):  # the last line of a benchmark is its own
-        code = table1.main(["--config", str(RECIPE), *options])
+        code = table1.main(["--config", str(CONFIG), *options])
     if code:
         raise RuntimeError(f"table1 ended with exit code {code}")
     text = (work / table1.FOLDER / table1.FIGURES).read_text(encoding="utf-8")

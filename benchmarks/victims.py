@@ -12,11 +12,11 @@ from medclip_dcl.likelihood import scoring
 from medclip_dcl.tables import read_table
 from tests.synthetic.corpus import write_corpus
 
-RECIPE = "configs/demo.yaml"
+CONFIG = "configs/demo.yaml"
 SAVED_EVERY = 4
 SMALL = (
     "generate.patients=150",
-    "generate.coverage_films=0",
+    "generate.coverage_images=0",
     "generate.size_px=128",
     "generate.workers=1",
     "images.shard_rows=8",
@@ -92,7 +92,7 @@ def scores(folder: Path) -> Facts:
 
 def vectors(folder: Path) -> list[tuple[str, str]]:
     """Shards that a build keeps and does not make anew, so that the time of writing stays too."""
-    pooled = {path.stem[-5:] for path in folder.glob("pooled-*")}  # the last of a shard of films
+    pooled = {path.stem[-5:] for path in folder.glob("pooled-*")}  # the last of a shard of images
     return [
         (path.name, f"{sha256_file(path)} {path.stat().st_mtime_ns}")
         for path in sorted({*folder.glob("[a-z]*-?????.*"), *folder.glob("sketch.npy")})

@@ -13,11 +13,11 @@ class ImageFacts(Answer):
     """What the service decoded."""
 
     width_px: int
-    """Width of the film, pixels."""
+    """Width of the image, pixels."""
     height_px: int
-    """Height of the film, pixels."""
+    """Height of the image, pixels."""
     flags: tuple[str, ...]
-    """What is odd about the film, such as `inverted`."""
+    """What is odd about the image, such as `inverted`."""
 
 
 class FindingScore(Answer):
@@ -43,13 +43,13 @@ class Classified(Answer):
     model: str
     """Digest of the model."""
     image: ImageFacts
-    """The film."""
+    """The image."""
     findings: tuple[FindingScore, ...]
     """One per finding."""
 
 
 class Point(Answer):
-    """A point of the film."""
+    """A point of the image."""
 
     x: float
     """Pixels from the left edge."""
@@ -60,7 +60,7 @@ class Point(Answer):
 
 
 class Rectangle(Answer):
-    """A rectangle of the film, pixels."""
+    """A rectangle of the image, pixels."""
 
     x: float
     """Left edge."""
@@ -92,26 +92,26 @@ class Grounded(Answer):
     model: str
     """Digest of the model."""
     image: ImageFacts
-    """The film."""
+    """The image."""
     phrases: tuple[Located, ...]
     """One per phrase."""
 
 
 class Hit(Answer):
-    """An indexed film, or a sentence."""
+    """An indexed image, or a sentence."""
 
     id: str
     """Image id, or text key."""
     score: float
     """Exact score; higher is closer."""
     texts: tuple[str, ...]
-    """The sentence, or those of the film's study."""
+    """The sentence, or those of the image's study."""
     study_id: str
-    """Study of the film; empty for a sentence."""
+    """Study of the image; empty for a sentence."""
     split: str
-    """Split of the film; empty for a sentence."""
+    """Split of the image; empty for a sentence."""
     view: str
-    """View of the film; empty for a sentence."""
+    """View of the image; empty for a sentence."""
 
 
 class Retrieved(Answer):

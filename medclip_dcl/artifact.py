@@ -84,7 +84,7 @@ def describe_origin(seconds: float) -> dict[str, Any]:
         JSON-serialisable facts; no host or user name.
     """
     return {
-        "sealed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "committed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 3),
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -94,11 +94,11 @@ def describe_origin(seconds: float) -> dict[str, Any]:
 
 
 HEADER = "artifact.json"
-_RECIPE = "recipe.json"
+_FINGERPRINT = "fingerprint.json"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArtifactType:
     """A kind of artifact: its folder's name, its format version and the job that makes it."""
 
     name: str
@@ -126,8 +126,8 @@ class Artifact:
     path: Path
     kind: str
     version: int
-    recipe: dict[str, Any]
-    recipe_digest: str
+    fingerprint: dict[str, Any]
+    fingerprint_digest: str
     files: dict[str, dict[str, Any]]
     digest: str
     summary: dict[str, Any]
@@ -150,8 +150,8 @@ class Artifact:
         return self.path / name
 
 
-def make_recipe(
-    kind: Kind, settings: Mapping[str, Any], inputs: Mapping[str, Artifact | str]
+def make_fingerprint(
+    kind: ArtifactType, settings: Mapping[str, Any], inputs: Mapping[str, Artifact | str]
 ) -> dict[str, Any]:
     """Name everything that determines an artifact's content.
 
@@ -170,8 +170,10 @@ def make_recipe(
     digests = {
         name: item.digest if isinstance(item, Artifact) else item for name, item in inputs.items()
     }
-    recipe = {"kind": kind.name, "version": kind.version, "settings": plain, "inputs": digests}
-    plain_tree: dict[str, Any] = json.loads(json.dumps(recipe))  # tuples become lists, as on disk
+    fingerprint = {"kind": kind.name, "version": kind.version, "settings": plain, "inputs": digests}
+    plain_tree: dict[str, Any] = json.loads(
+        json.dumps(fingerprint)
+    )  # tuples become lists, as on disk
     return plain_tree
 
 
@@ -188,7 +190,7 @@ def json_digest(tree: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def open_artifact(path: Path, kind: Kind, *, verify: bool = True) -> Artifact:
+def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Artifact:
     """Open a sealed artifact.
 
     Args:
@@ -226,7 +228,7 @@ def open_artifact(path: Path, kind: Kind, *, verify: bool = True) -> Artifact:
     return artifact
 
 
-def peek_artifact(path: Path) -> Artifact:
+def read_artifact_header(path: Path) -> Artifact:
     """Read what an artifact says of itself, whatever its kind, without checking its files.
 
     Args:
@@ -238,10 +240,12 @@ def peek_artifact(path: Path) -> Artifact:
     Raises:
         ArtifactCorrupt: its header is missing or damaged.
     """
-    return _read_header(path, Kind(path.name, 0, "its job"))
+    return _read_header(path, ArtifactType(path.name, 0, "its job"))
 
 
-def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def fingerprint_changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> list[str]:
     """List the settings and inputs in which two recipes differ.
 
     Args:
@@ -259,24 +263,24 @@ def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = 
             continue
         label = f"{prefix}{name}"
         if isinstance(here, Mapping) and isinstance(there, Mapping):
-            lines += changed_parts(here, there, f"{label}.")
+            lines += fingerprint_changes(here, there, f"{label}.")
         else:
             lines.append(f"{label}: {_short(here)} -> {_short(there)}")
     return lines
 
 
 @dataclass
-class Draft:
+class ArtifactWriter:
     """An artifact in the making; `directory` survives a kill and is found again."""
 
     directory: Path
     final: Path
-    kind: Kind
-    recipe: dict[str, Any]
+    kind: ArtifactType
+    fingerprint: dict[str, Any]
     resumed: bool
     started: float
 
-    def seal(self, summary: Mapping[str, Any]) -> Artifact:
+    def commit(self, summary: Mapping[str, Any]) -> Artifact:
         """Flush, hash and rename the draft to its final place.
 
         Args:
@@ -293,8 +297,8 @@ class Draft:
         header = {
             "kind": self.kind.name,
             "version": self.kind.version,
-            "recipe": self.recipe,
-            "recipe_digest": json_digest(self.recipe),
+            "fingerprint": self.fingerprint,
+            "fingerprint_digest": json_digest(self.fingerprint),
             "files": entries,
             "digest": json_digest(entries),
             "summary": dict(summary),
@@ -302,19 +306,23 @@ class Draft:
         }
         header["checksum"] = json_digest(header)
         write_text(self.directory / HEADER, _header_text(header))
-        (self.directory / _RECIPE).unlink(missing_ok=True)  # the header holds the recipe by now
+        (self.directory / _FINGERPRINT).unlink(
+            missing_ok=True
+        )  # the header holds the recipe by now
         _publish(self.directory, self.final)
         return open_artifact(self.final, self.kind, verify=False)
 
 
 @contextmanager
-def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
+def write_artifact(
+    path: Path, kind: ArtifactType, fingerprint: dict[str, Any]
+) -> Iterator[ArtifactWriter]:
     """Write an artifact; what a killed run of the same recipe had written is kept.
 
     Args:
         path: the artifact's final folder.
         kind: its kind.
-        recipe: what determines its content, from `make_recipe`.
+        fingerprint: what determines its content, from `make_fingerprint`.
 
     Yields:
         The draft. Leaving without `seal` keeps it for the next run.
@@ -328,41 +336,41 @@ def drafting(path: Path, kind: Kind, recipe: dict[str, Any]) -> Iterator[Draft]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             directory = path.with_name(f".{path.name}.draft")
-            resumed = _take_up(directory, kind, recipe)
-            yield Draft(directory, path, kind, recipe, resumed, time.monotonic())
+            resumed = _take_up(directory, kind, fingerprint)
+            yield ArtifactWriter(directory, path, kind, fingerprint, resumed, time.monotonic())
 
 
-def _take_up(directory: Path, kind: Kind, recipe: dict[str, Any]) -> bool:
+def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -> bool:
     """Go on with the draft of a killed run, or begin one; tell which."""
     begun = _begun(directory)
-    if begun == recipe:
+    if begun == fingerprint:
         remove_staged(directory)
-        write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
+        write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
         (directory / HEADER).unlink(missing_ok=True)
         return True
     if kind.costly and begun is not None and _data_files(directory):
         raise ArtifactStale(
             f"{directory} holds an unfinished {kind.name} that was begun with other settings "
-            f"({'; '.join(changed_parts(begun, recipe))}); set them back to go on with it, or "
-            "delete that folder to start anew"
+            f"({'; '.join(fingerprint_changes(begun, fingerprint))}); set them back to go on "
+            "with it, or delete that folder to start again"
         )
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir()
-    write_text(directory / _RECIPE, json.dumps(recipe, sort_keys=True))
+    write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
     return False
 
 
 def _begun(directory: Path) -> dict[str, Any] | None:
     """Read a draft's recipe from its note or, where it was about to be published, its header."""
-    for name in (_RECIPE, HEADER):
+    for name in (_FINGERPRINT, HEADER):
         try:
             tree = json.loads((directory / name).read_text(encoding="utf-8"))
-            recipe: dict[str, Any] = tree["recipe"] if name == HEADER else tree
+            fingerprint: dict[str, Any] = tree["fingerprint"] if name == HEADER else tree
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if isinstance(recipe, dict):
-            return recipe
+        if isinstance(fingerprint, dict):
+            return fingerprint
     return None
 
 
@@ -401,14 +409,14 @@ def _retired(path: Path) -> Path:
     return path.with_name(f".{path.name}.retired")
 
 
-def _read_header(path: Path, kind: Kind) -> Artifact:
+def _read_header(path: Path, kind: ArtifactType) -> Artifact:
     try:
         text = (path / HEADER).read_text(encoding="utf-8")
         tree = json.loads(text)
         whole = text == _header_text(tree) and tree.pop("checksum") == json_digest(tree)
         artifact = Artifact(path=path, **tree)
         whole &= artifact.digest == json_digest(artifact.files)
-        whole &= artifact.recipe_digest == json_digest(artifact.recipe)
+        whole &= artifact.fingerprint_digest == json_digest(artifact.fingerprint)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ArtifactCorrupt(f"header of {path} cannot be read; rerun {kind.job}") from error
     if not whole:
@@ -426,7 +434,7 @@ def _data_files(directory: Path) -> list[str]:
     return [
         name
         for name in names
-        if name not in {HEADER, _RECIPE} and not Path(name).name.startswith(STAGED)
+        if name not in {HEADER, _FINGERPRINT} and not Path(name).name.startswith(STAGED)
     ]
 
 
@@ -447,7 +455,7 @@ Row = dict[str, Any]
 _NOTE = "unit-{}-{:06d}.json"
 
 
-def in_units(
+def map_resumable(
     folder: Path,
     name: str,
     items: Sequence[Item],
@@ -482,7 +490,7 @@ def in_units(
     return rows
 
 
-def drop_units(folder: Path) -> None:
+def remove_resumable(folder: Path) -> None:
     """Remove the notes, and what a kill left half-written, before the draft is sealed.
 
     Args:
@@ -492,7 +500,7 @@ def drop_units(folder: Path) -> None:
         note.unlink()
 
 
-def read_object(artifact: Artifact, name: str, kind: Kind) -> dict[str, Any]:
+def read_object(artifact: Artifact, name: str, kind: ArtifactType) -> dict[str, Any]:
     """Read a JSON object of an artifact.
 
     Args:

@@ -1,11 +1,11 @@
 """A client of the service, and its command line.
 
-    python -m medclip_dcl.client classify FILM --url URL --key-file FILE
-    python -m medclip_dcl.client ground FILM "left pleural effusion" --url URL
-    python -m medclip_dcl.client retrieve --film FILM --target text --url URL
+    python -m medclip_dcl.client classify IMAGE --url URL --key-file FILE
+    python -m medclip_dcl.client ground IMAGE "left pleural effusion" --url URL
+    python -m medclip_dcl.client retrieve --image IMAGE --target text --url URL
 
 A busy service is asked again after the time that it names, within the client's patience. The
-name of a film is not sent, a key stands in a file, and proxies of the environment are not used.
+name of an image is not sent, a key stands in a file, and proxies of the environment are not used.
 """
 
 import argparse
@@ -72,15 +72,15 @@ class Client:
 
     def classify(
         self,
-        film: Path | bytes,
+        image: Path | bytes,
         findings: Sequence[Mapping[str, Any]] | None = None,
         *,
         explain: bool = False,
     ) -> Classified:
-        """Ask which findings a film shows.
+        """Ask which findings an image shows.
 
         Args:
-            film: DICOM, PNG or JPEG, as a path or as its bytes.
+            image: DICOM, PNG or JPEG, as a path or as its bytes.
             findings: `name`, `positive` and `negative` of each; None: the model's own.
             explain: whether heatmaps are wanted.
 
@@ -88,21 +88,21 @@ class Client:
             The answer.
 
         Raises:
-            ImageError: the film cannot be read.
-            ServiceError: the service cannot be reached, or refuses the film or the request.
+            ImageError: the image cannot be read.
+            ServiceError: the service cannot be reached, or refuses the image or the request.
         """
         fields = {"explain": str(explain).lower()}
         if findings is not None:
             fields["findings"] = json.dumps([dict(item) for item in findings])
-        return self._ask("/v1/classify", Classified, fields, film)
+        return self._ask("/v1/classify", Classified, fields, image)
 
     def ground(
-        self, film: Path | bytes, phrases: Sequence[str], threshold: float | None = None
+        self, image: Path | bytes, phrases: Sequence[str], threshold: float | None = None
     ) -> Grounded:
-        """Ask where phrases are seen on a film.
+        """Ask where phrases are seen on an image.
 
         Args:
-            film: DICOM, PNG or JPEG, as a path or as its bytes.
+            image: DICOM, PNG or JPEG, as a path or as its bytes.
             phrases: sentences.
             threshold: score from which boxes are traced; None: the service's rule.
 
@@ -110,31 +110,31 @@ class Client:
             The answer.
 
         Raises:
-            ImageError: the film cannot be read.
-            ServiceError: the service cannot be reached, or refuses the film or the request.
+            ImageError: the image cannot be read.
+            ServiceError: the service cannot be reached, or refuses the image or the request.
         """
         fields: dict[str, Any] = {"phrase": list(phrases)}
         if threshold is not None:
             fields["threshold"] = str(threshold)
-        return self._ask("/v1/ground", Grounded, fields, film)
+        return self._ask("/v1/ground", Grounded, fields, image)
 
     def retrieve(
         self,
         target: Literal["image", "text"],
         *,
         text: str = "",
-        film: Path | bytes | None = None,
+        image: Path | bytes | None = None,
         box: tuple[float, float, float, float] | None = None,
         k: int = 10,
         **filters: str | Sequence[str],
     ) -> Retrieved:
-        """Ask which indexed films or sentences are closest.
+        """Ask which indexed images or sentences are closest.
 
         Args:
-            target: what is wanted, films or sentences.
+            target: what is wanted, images or sentences.
             text: a sentence to ask with.
-            film: a film to ask with, instead of the sentence.
-            box: x, y, width and height on the film, pixels; None: the whole film.
+            image: an image to ask with, instead of the sentence.
+            box: x, y, width and height on the image, pixels; None: the whole image.
             k: hits at most.
             filters: `split`, `view`, `finding` (one or several each) and `exclude_patient`.
 
@@ -142,21 +142,21 @@ class Client:
             The answer.
 
         Raises:
-            ImageError: the film cannot be read.
-            ServiceError: the service cannot be reached, or refuses the film or the request.
+            ImageError: the image cannot be read.
+            ServiceError: the service cannot be reached, or refuses the image or the request.
         """
         fields: dict[str, Any] = {"target": target, "k": str(k), **filters}
         if text:
             fields["text"] = text
         if box is not None:
             fields["box"] = json.dumps(list(box))
-        return self._ask("/v1/retrieve", Retrieved, fields, film)
+        return self._ask("/v1/retrieve", Retrieved, fields, image)
 
     def _ask(
-        self, route: str, kind: type[_Kind], fields: Mapping[str, Any], film: Path | bytes | None
+        self, route: str, kind: type[_Kind], fields: Mapping[str, Any], image: Path | bytes | None
     ) -> _Kind:
-        # A part without a file name keeps a form without a film multipart.
-        parts = {"image": ("film", _bytes_of(film))} if film is not None else {"": (None, b"")}
+        # A part without a file name keeps a form without an image multipart.
+        parts = {"image": ("image", _bytes_of(image))} if image is not None else {"": (None, b"")}
         end = time.monotonic() + self._patience_s
         while True:
             try:
@@ -172,13 +172,13 @@ class Client:
             time.sleep(wait)
 
 
-def _bytes_of(film: Path | bytes) -> bytes:
-    if isinstance(film, bytes):
-        return film
+def _bytes_of(image: Path | bytes) -> bytes:
+    if isinstance(image, bytes):
+        return image
     try:
-        return film.read_bytes()
+        return image.read_bytes()
     except OSError as error:
-        raise ImageError("missing", "the film cannot be read; give a file") from error
+        raise ImageError("missing", "the image cannot be read; give a file") from error
 
 
 def _wait_s(reply: httpx.Response) -> float | None:
@@ -229,16 +229,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _question(client: Client, arguments: argparse.Namespace) -> Answer:
     if arguments.question == "classify":
-        return client.classify(arguments.film, explain=arguments.explain)
+        return client.classify(arguments.image, explain=arguments.explain)
     if arguments.question == "ground":
-        return client.ground(arguments.film, arguments.phrase, arguments.threshold)
+        return client.ground(arguments.image, arguments.phrase, arguments.threshold)
     filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}
     if arguments.exclude_patient:
         filters["exclude_patient"] = arguments.exclude_patient
     return client.retrieve(
         arguments.target,
         text=arguments.text,
-        film=arguments.film,
+        image=arguments.image,
         box=tuple(arguments.box) if arguments.box else None,
         k=arguments.k,
         **filters,
@@ -252,17 +252,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m medclip_dcl.client")
     questions = parser.add_subparsers(dest="question", required=True)
     classify = questions.add_parser("classify", parents=[shared], help="which findings?")
-    classify.add_argument("film", type=Path)
+    classify.add_argument("image", type=Path)
     classify.add_argument("--explain", action="store_true", help="with heatmaps")
     ground = questions.add_parser("ground", parents=[shared], help="where is it seen?")
-    ground.add_argument("film", type=Path)
+    ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")
     ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is alike?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
     asked = retrieve.add_mutually_exclusive_group(required=True)
     asked.add_argument("--text", default="", help="a sentence")
-    asked.add_argument("--film", type=Path)
+    asked.add_argument("--image", type=Path)
     retrieve.add_argument("--box", type=float, nargs=4, metavar=("X", "Y", "WIDTH", "HEIGHT"))
     retrieve.add_argument("-k", type=int, default=10, help="hits at most")
     for name in ("split", "view", "finding"):

@@ -61,12 +61,12 @@ class Launch:
         """
         if self.processes == 1:
             return fact
-        told = [fact]
+        reported = [fact]
         try:
-            dist.broadcast_object_list(told, src=0)
+            dist.broadcast_object_list(reported, src=0)
         except RuntimeError as error:
             raise _ended() from error
-        return told[0]
+        return reported[0]
 
     def wait(self) -> None:
         """Wait until all are here, hearing signals meanwhile.

@@ -2,7 +2,7 @@
 
 model_card.md, model_card.json   intended use, limits, licence; how the model was made; what
                                  it reached
-data_card.md, data_card.json     films, reports, labels and what was left out, split by split
+data_card.md, data_card.json     images, reports, labels and what was left out, split by split
 
 The Markdown begins with the metadata that model hubs read.
 
@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import (
+    Artifact,
+    ArtifactType,
+    make_fingerprint,
+    open_artifact,
+    write_artifact,
+)
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale, CheckpointError
 from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.model_package import CARD, CONFIG, KIND, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
+from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
 
-CARDS = Kind("cards", 1, "write_cards")
+CARDS = ArtifactType("cards", 1, "write_cards")
 
 MODEL_CARD, MODEL_FACTS = "model_card.md", "model_card.json"
 DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
@@ -53,7 +59,7 @@ def cards_of(work: Path, model: Artifact) -> Artifact:
             f"model {model.digest[:12]} has no card, and is not published without intended use, "
             "limits and licence; fill the recipe's card section and run write_cards"
         ) from error
-    described = cards.recipe["inputs"]["model"]
+    described = cards.fingerprint["inputs"]["model"]
     if described != model.digest:
         raise ArtifactStale(
             f"the cards describe model {described[:12]}, not {model.digest[:12]}; rerun write_cards"
@@ -70,10 +76,10 @@ KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
 OPTIONAL = (model_package.CALIBRATION_FILE,)
 """Files that are copied where they are there."""
 
-_PLACE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
+_PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
 
 
-def make_public_copy(
+def export_model(
     model: Path, cards: Artifact, folder: Path, *, allow_vocabulary: bool = False
 ) -> Artifact:
     """Copy a published model without what must not leave the house.
@@ -93,8 +99,8 @@ def make_public_copy(
         CheckpointError: it holds a file that is not known here, or its vocabulary was
             learned from the reports and that is not allowed.
     """
-    found = model_package.read_published(model)
-    source = open_artifact(model, KIND, verify=False)
+    found = model_package.read_model_package(model)
+    source = open_artifact(model, ARTIFACT, verify=False)
     expected = {*KEPT, CONFIG, CARD, SUBJECTS}
     if strange := sorted(set(source.files) - expected - set(OPTIONAL)):
         raise CheckpointError(
@@ -109,33 +115,35 @@ def make_public_copy(
             "give --allow-vocabulary"
         )
     kept = [*KEPT, *(name for name in OPTIONAL if name in source.files)]
-    with drafting(folder, KIND, make_recipe(KIND, {}, {"model": source})) as draft:
-        (draft.directory / TEXT).mkdir(exist_ok=True)
+    with write_artifact(
+        folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {"model": source})
+    ) as writer:
+        (writer.directory / TEXT).mkdir(exist_ok=True)
         for name in kept:
-            write_bytes(draft.directory / name, source.file(name).read_bytes())
+            write_bytes(writer.directory / name, source.file(name).read_bytes())
         tree = json.loads(source.file(CONFIG).read_text(encoding="utf-8"))
-        write_text(draft.directory / CONFIG, _json(without_places(tree)))
-        write_text(draft.directory / CARD, _json(without_places(found.card)))
-        write_text(draft.directory / SUBJECTS, _json(None))
-        for name, told in ((README, MODEL_CARD), (DATA_CARD, DATA_CARD)):
-            write_bytes(draft.directory / name, cards.file(told).read_bytes())
-        return draft.seal({})
+        write_text(writer.directory / CONFIG, _json(without_paths(tree)))
+        write_text(writer.directory / CARD, _json(without_paths(found.card)))
+        write_text(writer.directory / SUBJECTS, _json(None))
+        for name, output in ((README, MODEL_CARD), (DATA_CARD, DATA_CARD)):
+            write_bytes(writer.directory / name, cards.file(output).read_bytes())
+        return writer.commit({})
 
 
-def without_places(tree: Any) -> Any:
+def without_paths(tree: Any) -> Any:
     """Cut every path of a JSON tree down to its last part.
 
     Args:
         tree: a JSON-serialisable value.
 
     Returns:
-        The same tree; `/data/ward 7/films` has become `films`.
+        The same tree; `/data/ward 7/images` has become `images`.
     """
     if isinstance(tree, Mapping):
-        return {name: without_places(value) for name, value in tree.items()}
+        return {name: without_paths(value) for name, value in tree.items()}
     if isinstance(tree, list):
-        return [without_places(value) for value in tree]
-    if isinstance(tree, str) and _PLACE.match(tree):
+        return [without_paths(value) for value in tree]
+    if isinstance(tree, str) and _PATH_LIKE.match(tree):
         return re.split(r"[/\\]", tree.rstrip("/\\"))[-1]
     return tree
 

@@ -3,10 +3,10 @@
 It lies in the model's own folder as `calibration.json`, so that whoever has the model has
 it too, and is part of the model's digest.
 
-Range of the training films, kept beside a published model: what a film is held against.
+Range of the training images, kept beside a published model: what an image is held against.
 
-input_range.json    mean and precision of the films' features, the threshold, the films that
-                    both come from, and the share of like films that lies beyond
+input_range.json    mean and precision of the images' features, the threshold, the images that
+                    both come from, and the share of like images that lies beyond
 
 Published model: what evaluation, index and service load, and nothing that can run code.
 
@@ -15,7 +15,7 @@ Published model: what evaluation, index and service load, and nothing that can r
     model.json          the card: what it is, was made from, is for and is not for
     calibration.json    how a score becomes a probability; there once calibrate_scores has run
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
-    input_range.json    range of the training films, where there were two patients or more
+    input_range.json    range of the training images, where there were two patients or more
     text/               BERT configuration and tokenizer: config.json, tokenizer.json,
                         tokenizer_config.json
 
@@ -40,7 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, Kind, drafting, open_artifact
+from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact, write_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
@@ -73,11 +73,11 @@ class Curve(Section):
             raise ValueError("a probability lies between 0 and 1")
         return self
 
-    def probabilities(self, logits: Float[np.ndarray, " films"]) -> Float[np.ndarray, " films"]:
+    def probabilities(self, logits: Float[np.ndarray, " images"]) -> Float[np.ndarray, " images"]:
         """Turn scores into probabilities.
 
         Args:
-            logits: log odds of each film's score, gamma**2 times the margin.
+            logits: log odds of each image's score, gamma**2 times the margin.
 
         Returns:
             Probabilities in [0, 1].
@@ -96,19 +96,19 @@ class FindingCalibration(Section):
     finding: str
     """Name of the finding."""
     curve: Curve | None
-    """None where the validation films do not suffice."""
+    """None where the validation images do not suffice."""
     reason: str
     """Why there is no curve; empty where there is one."""
-    films_with: int
-    """Validation films with the finding."""
-    films_without: int
-    """Validation films without it."""
+    images_with: int
+    """Validation images with the finding."""
+    images_without: int
+    """Validation images without it."""
     patients: int
-    """Patients of these films."""
+    """Patients of these images."""
     score_error: float | None
-    """Expected calibration error of the score itself, on the same films; None: no film."""
+    """Expected calibration error of the score itself, on the same images; None: no image."""
     fitted_error: float | None
-    """That of the probability on the films it was fitted to, and so too low; None: no curve."""
+    """That of the probability on the images it was fitted to, and so too low; None: no curve."""
 
 
 class ScoreCalibration(Section):
@@ -178,20 +178,20 @@ INPUT_RANGE_FILE = "input_range.json"
 
 @dataclass(frozen=True)
 class InputRange:
-    """How far a film may lie from those that a model was trained on.
+    """How far an image may lie from those that a model was trained on.
 
     Attributes:
         mean: of each feature.
         precision: inverse covariance of the features, rows.
-        threshold: squared Mahalanobis distance beyond which a film is out of range.
-        films: training films that all this comes from.
-        rate: expected share of films like these that lies beyond the threshold.
+        threshold: squared Mahalanobis distance beyond which an image is out of range.
+        images: training images that all this comes from.
+        rate: expected share of images like these that lies beyond the threshold.
     """
 
     mean: tuple[float, ...]
     precision: tuple[tuple[float, ...], ...]
     threshold: float
-    films: int
+    images: int
     rate: float
 
 
@@ -230,7 +230,7 @@ def read_input_range(folder: Path) -> InputRange | None:
         ) from error
 
 
-KIND = Kind("model", 1, "train")
+ARTIFACT = ArtifactType("model", 1, "train")
 
 WEIGHTS, CONFIG, CARD, SUBJECTS, TEXT = (
     "model.safetensors",
@@ -244,7 +244,7 @@ TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Published:
+class SavedModel:
     """A published model whose bytes have been checked."""
 
     path: Path
@@ -312,7 +312,7 @@ def subject_hash(subject_id: str) -> str:
     return hashlib.sha256(f"medclip-dcl subject {subject_id}".encode()).hexdigest()[:32]
 
 
-def write_published(
+def write_model_package(
     folder: Path,
     weights: Mapping[str, Tensor],
     config: Config,
@@ -361,7 +361,7 @@ def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any])
     _write_json(folder / CARD, card)
 
 
-def read_published(path: Path) -> Published:
+def read_model_package(path: Path) -> SavedModel:
     """Open a published model after checking every byte.
 
     Args:
@@ -374,13 +374,13 @@ def read_published(path: Path) -> Published:
         ArtifactError: it is missing, damaged or of another version.
         CheckpointError: its configuration or card cannot be read by this version.
     """
-    artifact = open_artifact(path, KIND)
+    artifact = open_artifact(path, ARTIFACT)
     config, (card, hashes) = read_facts(artifact, CARD, SUBJECTS)
     calibration = read_calibration(artifact)
-    return Published(path, artifact.digest, config, card, _set(hashes), calibration)
+    return SavedModel(path, artifact.digest, config, card, _set(hashes), calibration)
 
 
-def seal_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
+def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
     """Put a calibration into a model, in place of the one that it has.
 
     Args:
@@ -393,13 +393,13 @@ def seal_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact
     Raises:
         ArtifactError: another process is writing it, or the disk refuses.
     """
-    with drafting(model.path, KIND, model.recipe) as draft:
+    with write_artifact(model.path, ARTIFACT, model.fingerprint) as writer:
         for name in model.files:
             if name != CALIBRATION_FILE:
-                _link(model.path / name, draft.directory / name)
-        write_calibration(draft.directory, calibration)
-        draft.started = time.monotonic() - model.origin["seconds"]  # those of its training
-        return draft.seal(model.summary)
+                _link(model.path / name, writer.directory / name)
+        write_calibration(writer.directory, calibration)
+        writer.started = time.monotonic() - model.origin["seconds"]  # those of its training
+        return writer.commit(model.summary)
 
 
 def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 
-class Stream(IntEnum):
+class RngStream(IntEnum):
     """What is drawn; each stream is independent of the others."""
 
     ORDER = 1
     """Order of the studies in an epoch."""
     CHOICE = 2
-    """Film and sentence of each study in a step."""
+    """Image and sentence of each study in a step."""
     VIEW = 3
-    """Crop, brightness and contrast of each film in a step."""
+    """Crop, brightness and contrast of each image in a step."""
     PAIRING = 4
-    """Whose report each film gets in the shuffled control."""
+    """Whose report each image gets in the shuffled control."""
     DROPOUT = 5
     """Dropout of each process in a step."""
     NEGATIVES = 7
@@ -31,45 +31,45 @@ class Stream(IntEnum):
     """Crop, colours and blur of each view of each image in a step."""
 
 
-def generator_for(seed: int, stream: Stream, *place: int) -> np.random.Generator:
+def generator_for(seed: int, stream: RngStream, *position: int) -> np.random.Generator:
     """Make the generator of one place.
 
     Args:
         seed: the recipe's seed.
         stream: what is drawn.
-        place: where, such as an epoch or a step; at least 0.
+        position: where, such as an epoch or a step; at least 0.
 
     Returns:
         A counter-based generator that no other place shares.
     """
-    sequence = np.random.SeedSequence([seed, int(stream), *place])
+    sequence = np.random.SeedSequence([seed, int(stream), *position])
     return np.random.Generator(np.random.Philox(sequence))
 
 
-def seed_for(seed: int, stream: Stream, *place: int) -> int:
+def seed_for(seed: int, stream: RngStream, *position: int) -> int:
     """Give a seed for a generator that is not numpy's.
 
     Args:
         seed: the recipe's seed.
         stream: what is drawn.
-        place: where, such as a step and a rank; at least 0.
+        position: where, such as a step and a rank; at least 0.
 
     Returns:
         A number below 2**63.
     """
-    words = np.random.SeedSequence([seed, int(stream), *place]).generate_state(1, np.uint64)
+    words = np.random.SeedSequence([seed, int(stream), *position]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
 
-def torch_generator_for(seed: int, stream: Stream, *place: int) -> torch.Generator:
+def torch_generator_for(seed: int, stream: RngStream, *position: int) -> torch.Generator:
     """Make a torch generator of one place, on the CPU.
 
     Args:
         seed: the recipe's seed.
         stream: what is drawn.
-        place: where, such as a step and a rank; at least 0.
+        position: where, such as a step and a rank; at least 0.
 
     Returns:
         The generator.
     """
-    return torch.Generator().manual_seed(seed_for(seed, stream, *place))
+    return torch.Generator().manual_seed(seed_for(seed, stream, *position))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-STORY = (
+STAGES = (
     "generate_studies",
     "build_manifest",
     "prepare_images",
@@ -31,7 +31,7 @@ TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "table1", "compare", "
 """Commands that answer a question; no recipe runs them by itself."""
 
 
-def job_summaries(names: Sequence[str] = (*STORY, *TOOLS)) -> dict[str, str]:
+def job_summaries(names: Sequence[str] = (*STAGES, *TOOLS)) -> dict[str, str]:
     """Read the first line of every job's docstring without importing it.
 
     Args:
@@ -60,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
         print("python -m pipelines JOB --config FILE [--set key=value ...]\n")
-        for name, line in job_summaries(STORY).items():
+        for name, line in job_summaries(STAGES).items():
             print(f"  {name:20}{line}")
         print("\ntools")
         for name, line in job_summaries(TOOLS).items():
             print(f"  {name:20}{line}")
         return 0
     name, *rest = arguments
-    if name not in (*STORY, *TOOLS):
+    if name not in (*STAGES, *TOOLS):
         print(f"no job {name!r}; python -m pipelines lists them", file=sys.stderr)
         return 2
     code: int = importlib.import_module(f"pipelines.{name}").main(rest)

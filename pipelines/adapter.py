@@ -9,7 +9,7 @@ from typing import Any
 
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation.evaluated_model import Examinee
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
 from medclip_dcl.files import sha256_file
 
 
@@ -35,7 +35,7 @@ def adapter_digest(config: Config) -> str:
     return digest.hexdigest()
 
 
-def load_adapter(config: Config) -> Examinee:
+def load_adapter(config: Config) -> EvaluatedModel:
     """Build an adapted model.
 
     Args:
@@ -56,7 +56,9 @@ def load_adapter(config: Config) -> Examinee:
                 f"{settings.model} builds a {type(encoders).__name__} without {name}; it needs "
                 "embed_images and embed_sentences"
             )
-    return Examinee(adapter_digest(config), encoders, settings.similarity, settings.gamma_squared)
+    return EvaluatedModel(
+        adapter_digest(config), encoders, settings.similarity, settings.gamma_squared
+    )
 
 
 def _callable(name: str) -> Callable[..., Any]:

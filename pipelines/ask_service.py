@@ -29,7 +29,7 @@ _START_S = 90.0
 
 
 def build(job: Job) -> None:
-    """Ask the service of a recipe's model and index about one of its test films.
+    """Ask the service of a recipe's model and index about one of its test images.
 
     Args:
         job: the recipe; its model, index, manifest and sentences exist.
@@ -37,17 +37,17 @@ def build(job: Job) -> None:
     Raises:
         QueryError: the service did not start, or answered with an error.
     """
-    films = job.open(manifest.KIND)
-    film, phrase = _choose(films, job.open(embeddings.KIND), job.open(sentences.KIND))
+    images = job.open(manifest.ARTIFACT)
+    image, phrase = _choose(images, job.open(embeddings.ARTIFACT), job.open(sentences.ARTIFACT))
     root = resolve_path(job.config.source.root, job.config)
-    picture = path_under(root, film["path"]).read_bytes()
-    with serving(model_package.KIND.at(job.work), embeddings.KIND.at(job.work)) as client:
+    picture = path_under(root, image["path"]).read_bytes()
+    with serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:
         answers = {
             "classify": _ask(client, "/classify", picture, {}),
             "ground": _ask(client, "/ground", picture, {"phrase": phrase}),
             "retrieve": _ask(client, "/retrieve", picture, {"target": "text", "k": "5"}),
         }
-    record = {"image_id": film["image_id"], "phrase": phrase, "answers": answers}
+    record = {"image_id": image["image_id"], "phrase": phrase, "answers": answers}
     write_text(job.work / ANSWERS, json.dumps(record, indent=1) + "\n")
     seconds = {name: answer["seconds"] for name, answer in answers.items()}
     job.say(answers=len(answers), **{f"{name}_s": value for name, value in seconds.items()})
@@ -102,19 +102,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_job("ask_service", build, argv)
 
 
-def _choose(films: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
-    """Pick a test film that was not refused, with the phrase of its box where it has one."""
-    known = set(read_table(index.path, embeddings.FILMS, ["image_id"])["image_id"].to_pylist())
-    rows = read_table(films.path, manifest.IMAGES).to_pylist()
+def _choose(images: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
+    """Pick a test image that was not refused, with the phrase of its box where it has one."""
+    known = set(read_table(index.path, embeddings.IMAGES, ["image_id"])["image_id"].to_pylist())
+    rows = read_table(images.path, manifest.IMAGES).to_pylist()
     test = [row for row in rows if row["split"] == "test" and row["image_id"] in known]
     if not test:
-        raise QueryError("the index has no test film to ask about; raise source.test_share")
+        raise QueryError("the index has no test image to ask about; raise source.test_share")
     boxes = {
-        row["image_id"]: row["phrase"] for row in read_table(films.path, manifest.BOXES).to_pylist()
+        row["image_id"]: row["phrase"]
+        for row in read_table(images.path, manifest.BOXES).to_pylist()
     }
-    for film in test:
-        if film["image_id"] in boxes:
-            return film, boxes[film["image_id"]]
+    for image in test:
+        if image["image_id"] in boxes:
+            return image, boxes[image["image_id"]]
     rows = read_table(texts.path, sentences.SENTENCES).to_pylist()
     phrase = next(row["text"] for row in rows if row["study_id"] == test[0]["study_id"])
     return test[0], phrase
@@ -124,7 +125,7 @@ def _ask(
     client: httpx.Client, route: str, picture: bytes, fields: dict[str, str]
 ) -> dict[str, Any]:
     start = time.monotonic()
-    reply = client.post(route, files={"image": ("film", picture)}, data=fields)
+    reply = client.post(route, files={"image": ("image", picture)}, data=fields)
     seconds = round(time.monotonic() - start, 3)
     if reply.status_code != httpx.codes.OK:
         raise QueryError(f"{route} answered {reply.status_code}; see the service's log")

@@ -24,7 +24,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from medclip_dcl.artifact import Artifact, Draft, Kind
+from medclip_dcl.artifact import Artifact, ArtifactType, ArtifactWriter
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale, ConfigError, ScoreError
@@ -66,9 +66,9 @@ def build(job: Job) -> None:
         job: the job's frame.
     """
     settings = job.config.eta
-    kinds = (sentences.KIND, *_SOURCES[settings.source].reads)
+    kinds = (sentences.ARTIFACT, *_SOURCES[settings.source].reads)
     inputs = {kind.name: job.open(kind) for kind in kinds}
-    if scoring.KIND.name in inputs:
+    if scoring.ARTIFACT.name in inputs:
         _refuse_other_scores(job, inputs)
     table, digests = None, {}
     if _SOURCES[settings.source].table:
@@ -77,9 +77,9 @@ def build(job: Job) -> None:
             raise ConfigError(f"eta.source is {settings.source!r} and eta.table names no file")
         digests["table"] = sha256_file(table)
     form = without_number if job.config.sentences.strip_numbers else str
-    distinct = sentences.distinct_sentences(inputs[sentences.KIND.name])
+    distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
     job.make(
-        eta.KIND,
+        eta.ARTIFACT,
         {"eta": _SOURCES[settings.source].asked(settings)},
         {**inputs, **digests},
         partial(_write, given=Given(settings, inputs, table, form, distinct)),
@@ -89,15 +89,15 @@ def build(job: Job) -> None:
 def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact]) -> None:
     """Refuse likelihoods of another model, tokenizer, variant, dtype or splitter by name."""
     try:
-        model = job.open(masked_lm.KIND, verify=False)
+        model = job.open(masked_lm.ARTIFACT, verify=False)
     except ArtifactMissing:  # the likelihoods may have been made elsewhere
         model = None
-    source = inputs[sentences.KIND.name]
+    source = inputs[sentences.ARTIFACT.name]
     header = scoring.score_header(source, model, job.config.likelihood)
-    scoring.refuse_other_scores(inputs[scoring.KIND.name], header)
+    scoring.refuse_other_scores(inputs[scoring.ARTIFACT.name], header)
 
 
-def _write(draft: Draft, given: Given) -> Mapping[str, Any]:
+def _write(writer: ArtifactWriter, given: Given) -> Mapping[str, Any]:
     settings, distinct = given.settings, given.distinct
     raw = _SOURCES[settings.source].estimate(given)
     values = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
@@ -110,13 +110,13 @@ def _write(draft: Draft, given: Given) -> Mapping[str, Any]:
         "tokens": scored["tokens"] if scored is not None else nothing,
         "count": distinct["count"],
     }
-    write_table(draft.directory, eta.ETA, pa.table(columns))
+    write_table(writer.directory, eta.ETA, pa.table(columns))
     return _figures(raw, values, distinct["count"].to_numpy(), settings)
 
 
 def _scored(given: Given) -> pa.Table:
     """Read the likelihoods, which must be those of the very same sentences."""
-    table = read_table(given.inputs[scoring.KIND.name].path, scoring.LIKELIHOODS)
+    table = read_table(given.inputs[scoring.ARTIFACT.name].path, scoring.LIKELIHOODS)
     if not table["text_key"].equals(given.distinct["text_key"]):
         raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
     return table
@@ -129,7 +129,7 @@ def _from_pll(given: Given) -> Floats:
 
 
 def _from_frequency(given: Given) -> Floats:
-    total = sentences.training_reports(given.inputs[sentences.KIND.name])
+    total = sentences.training_reports(given.inputs[sentences.ARTIFACT.name])
     return eta_from_frequency(given.distinct["reports"].to_numpy().astype(np.int64), total)
 
 
@@ -151,7 +151,7 @@ def _from_table(given: Given) -> Floats:
 
 
 def _from_labels(given: Given) -> Floats:
-    artifacts = (given.inputs[kind.name] for kind in (labels.KIND, manifest.KIND))
+    artifacts = (given.inputs[kind.name] for kind in (labels.ARTIFACT, manifest.ARTIFACT))
     return label_shares(given.distinct["text_key"].to_pylist(), *artifacts)
 
 
@@ -180,7 +180,7 @@ class Source:
 
     estimate: Callable[[Given], Floats]
     settings: tuple[str, ...]
-    reads: tuple[Kind, ...] = ()
+    reads: tuple[ArtifactType, ...] = ()
     table: bool = False
 
     def asked(self, settings: EtaConfig) -> dict[str, Any]:
@@ -190,10 +190,10 @@ class Source:
 
 
 _SOURCES = {
-    "pll": Source(_from_pll, ("a", "k"), (scoring.KIND,)),
+    "pll": Source(_from_pll, ("a", "k"), (scoring.ARTIFACT,)),
     "frequency": Source(_from_frequency, ()),
     "constant": Source(_constant, ("constant",)),
-    "labels": Source(_from_labels, (), (labels.KIND, manifest.KIND)),
+    "labels": Source(_from_labels, (), (labels.ARTIFACT, manifest.ARTIFACT)),
     "table": Source(_from_table, ("on_missing",), table=True),
     "oracle": Source(_from_table, ("on_missing",), table=True),
 }

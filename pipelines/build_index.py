@@ -1,4 +1,4 @@
-"""Embed films and sentences with a trained model and seal them as a retrieval index."""
+"""Embed images and sentences with a trained model and seal them as a retrieval index."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, Draft
+from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import read_published
+from medclip_dcl.model_package import read_model_package
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.index import findings_of, select, write_index
 from medclip_dcl.retrieval.milvus import fill_collections
@@ -30,14 +30,14 @@ def build(job: Job) -> None:
     Args:
         job: the job's frame.
     """
-    model, studies = job.open(model_package.KIND), job.open(manifest.KIND)
-    films, texts = job.open(prepared.KIND), job.open(sentences.KIND)
-    said = job.open(labels.KIND)
+    model, studies = job.open(model_package.ARTIFACT), job.open(manifest.ARTIFACT)
+    prepared_artifact, texts = job.open(prepared.ARTIFACT), job.open(sentences.ARTIFACT)
+    said = job.open(labels.ARTIFACT)
     settings = job.config.index
-    similarity = read_published(model.path).config.model.similarity
+    similarity = read_model_package(model.path).config.model.similarity
 
-    def write(draft: Draft) -> dict[str, Any]:
-        images = PreparedImages(films)
+    def write(writer: ArtifactWriter) -> dict[str, Any]:
+        images = PreparedImages(prepared_artifact)
         chosen = select(
             read_table(studies.path, manifest.IMAGES),
             read_table(texts.path, sentences.SENTENCES),
@@ -46,24 +46,24 @@ def build(job: Job) -> None:
             settings.splits,
         )
         counts = write_index(
-            draft.directory, chosen, images, load(model.path), settings, similarity
+            writer.directory, chosen, images, load(model.path), settings, similarity
         )
-        _fill_engine(job, draft.recipe, draft.directory.joinpath, counts)
+        _fill_engine(job, writer.fingerprint, writer.directory.joinpath, counts)
         return counts
 
     index = job.make(
-        embeddings.KIND,
+        embeddings.ARTIFACT,
         {"index": settings, "similarity": similarity},
         {
             "model": model,
             "manifest": studies,
-            "prepared": films,
+            "prepared": prepared_artifact,
             "sentences": texts,
             "claims": said,
         },
         write,
     )
-    _fill_engine(job, index.recipe, index.file, index.summary)  # one that was there already
+    _fill_engine(job, index.fingerprint, index.file, index.summary)  # one that was there already
 
 
 def _labels(studies: Artifact) -> pa.Table | None:
@@ -72,7 +72,10 @@ def _labels(studies: Artifact) -> pa.Table | None:
 
 
 def _fill_engine(
-    job: Job, recipe: Mapping[str, Any], locate: Callable[[str], Path], counts: Mapping[str, Any]
+    job: Job,
+    fingerprint: Mapping[str, Any],
+    locate: Callable[[str], Path],
+    counts: Mapping[str, Any],
 ) -> None:
     retrieval = job.config.retrieval
     if not retrieval.uri:
@@ -80,8 +83,8 @@ def _fill_engine(
     if "://" not in retrieval.uri:
         uri = str(resolve_path(retrieval.uri, job.config))
         retrieval = retrieval.model_copy(update={"uri": uri})
-    vectors = open_vectors(locate, recipe, (counts["films"], counts["texts"]))
-    fill_collections(retrieval, recipe, vectors)
+    vectors = open_vectors(locate, fingerprint, (counts["images"], counts["texts"]))
+    fill_collections(retrieval, fingerprint, vectors)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""List the usable frontal films with their reports, labels and boxes, and what was rejected.
+"""List the usable frontal images with their reports, labels and boxes, and what was rejected.
 
 Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM files; writes
 `manifest`. A run takes seconds to minutes and starts anew when killed.
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.artifact import Draft
+from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.boxes import BoxTable, read_boxes
@@ -45,13 +45,13 @@ class Source:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Digests of the tables and a stamp of the report and film files."""
+        """Digests of the tables and a stamp of the report and image files."""
         digests = {name: sha256_file(path) for name, path in self.tables.items()}
         return digests | {"reports": stamp(self.raw)}
 
 
 def read_source(config: Config) -> Source:
-    """Read the source that a recipe names; no film is decoded.
+    """Read the source that a recipe names; no image is decoded.
 
     Args:
         config: the recipe.
@@ -67,7 +67,7 @@ def read_source(config: Config) -> Source:
     raw = _read(config, root, tables)
     boxes = _NO_BOXES
     if "boxes" in tables:
-        boxes = read_boxes(tables["boxes"], raw.films, config.source.box_columns)
+        boxes = read_boxes(tables["boxes"], raw.images, config.source.box_columns)
     return Source(tables, raw, boxes)
 
 
@@ -81,13 +81,13 @@ def build(job: Job) -> None:
     found = read_source(job.config)
     raw, boxes = found.raw, found.boxes
 
-    def write(draft: Draft) -> Mapping[str, Any]:
+    def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         selection = select(raw, source, read_sections)
         _require_few_rejects(selection, source.max_reject_share)
-        return _write(draft.directory, job.config, raw, selection, boxes)
+        return _write(writer.directory, job.config, raw, selection, boxes)
 
     settings = source.model_dump(mode="json", exclude=PLACES)
-    job.make(manifest.KIND, {"source": settings}, found.inputs, write)
+    job.make(manifest.ARTIFACT, {"source": settings}, found.inputs, write)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,11 +142,11 @@ def _read(config: Config, root: Path, tables: dict[str, Path]) -> RawStudies:
 
 def _require_few_rejects(selection: Selection, allowed: float) -> None:
     share = selection.lost / selection.candidates if selection.candidates else 1.0
-    if share > allowed or not (selection.texts or selection.films):
+    if share > allowed or not (selection.texts or selection.images):
         reasons = dict(Counter(item.reason for item in selection.rejects))
         raise StudyError(
             f"{selection.lost} of {selection.candidates} rows are unusable ({reasons}), "
-            f"{len(selection.films)} films and {len(selection.texts)} reports are left; "
+            f"{len(selection.images)} images and {len(selection.texts)} reports are left; "
             f"source.max_reject_share is {allowed}: mend the source or raise it"
         )
 
@@ -156,7 +156,7 @@ def _write(
 ) -> dict[str, Any]:
     source = config.source
     split_of = assign_splits(
-        sorted({*selection.subjects.values(), *(film.subject_id for film in selection.films)}),
+        sorted({*selection.subjects.values(), *(image.subject_id for image in selection.images)}),
         raw.splits,
         boxes.subjects,
         source.validate_share,
@@ -164,14 +164,14 @@ def _write(
     )
     images = [
         {
-            "image_id": film.image_id,
-            "study_id": film.study_id,
-            "subject_id": film.subject_id,
-            "split": split_of[film.subject_id],
-            "view": film.view,
-            "path": film.path,
+            "image_id": image.image_id,
+            "study_id": image.study_id,
+            "subject_id": image.subject_id,
+            "split": split_of[image.subject_id],
+            "view": image.view,
+            "path": image.path,
         }
-        for film in selection.films
+        for image in selection.images
     ]
     reports = [
         {
@@ -195,12 +195,12 @@ def _write(
     write_table(folder, manifest.BOXES, shown)
     write_table(folder, manifest.REJECTS, rejects)
     return {
-        "films": len(images),
+        "images": len(images),
         "reports": len(reports),
         "patients": len(split_of),
         "labelled": labels.num_rows,
         "boxes": len(shown),
-        "boxes_without_film": len(boxes.rows) - len(shown) + boxes.unknown,
+        "boxes_without_image": len(boxes.rows) - len(shown) + boxes.unknown,
         "splits": dict(sorted(Counter(row["split"] for row in reports).items())),
         "split_conflicts": sum(len(splits) > 1 for splits in raw.splits.values()),
         "rejected": len(rejects),

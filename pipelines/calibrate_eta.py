@@ -63,14 +63,14 @@ def build(job: Job) -> None:
         ScoreError: too few sentences are measured below the cap.
     """
     settings, cap = job.config.calibrate, job.config.eta.eta_max
-    scored = job.open(scoring.KIND)
-    corpus = read_scored_corpus(job.open(sentences.KIND), scored)
+    scored = job.open(scoring.ARTIFACT)
+    corpus = read_scored_corpus(job.open(sentences.ARTIFACT), scored)
     measure = _measure(job, corpus)
     evidence = measure(np.ones(len(corpus.study_ids)))
     line = fit_line(evidence, cap, settings.method)
-    draw = np.random.default_rng(job.config.seed)
+    rng = np.random.default_rng(job.config.seed)
     lines = resample_lines(
-        measure, corpus.patient_of, cap, settings.method, settings.resamples, draw
+        measure, corpus.patient_of, cap, settings.method, settings.resamples, rng
     )
     record = {
         "evidence": settings.evidence,
@@ -86,7 +86,7 @@ def build(job: Job) -> None:
         "interval": _intervals(lines),
         "resamples": len(lines),
         **_compared(evidence, line, job.config.eta),
-        "points": _points(evidence, draw),
+        "points": _points(evidence, rng),
     }
     folder = job.work / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,10 +105,10 @@ def _measure(job: Job, corpus: ScoredCorpus) -> Measure:
         form = without_number if job.config.sentences.strip_numbers else str
         path = resolve_path(job.config.eta.table, job.config)
         return by_table(corpus, read_given_table(path, form), least)
-    claimed = job.open(labels.KIND)
+    claimed = job.open(labels.ARTIFACT)
     if settings.evidence == "claims":
         return by_claims(corpus, claimed, least)
-    return by_labels(corpus, claimed, job.open(manifest.KIND), least)
+    return by_labels(corpus, claimed, job.open(manifest.ARTIFACT), least)
 
 
 def _compared(evidence: Evidence, line: Line, eta: EtaConfig) -> dict[str, Any]:
@@ -136,10 +136,10 @@ def _intervals(lines: Sequence[Line]) -> dict[str, list[float]] | None:
     }
 
 
-def _points(evidence: Evidence, draw: np.random.Generator) -> list[list[float]]:
+def _points(evidence: Evidence, rng: np.random.Generator) -> list[list[float]]:
     """A sample of the measured sentences for the picture: likelihood and share, no texts."""
     known = np.flatnonzero(evidence.is_measured & (evidence.weight > 0))
-    kept = draw.choice(known, min(len(known), _POINTS), replace=False)
+    kept = rng.choice(known, min(len(known), _POINTS), replace=False)
     return [[round(float(evidence.pll_nats[i]), 3), float(evidence.share[i])] for i in sorted(kept)]
 
 

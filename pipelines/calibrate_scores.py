@@ -1,9 +1,9 @@
-"""Turn a model's scores into probabilities, by the validation films whose truth is known.
+"""Turn a model's scores into probabilities, by the validation images whose truth is known.
 
-Reads the model, manifest and prepared films; writes `calibration.json` into the model,
+Reads the model, manifest and prepared images; writes `calibration.json` into the model,
 which is sealed anew: its digest changes with its answers, and so results and index are made
-anew too. A finding with too few films keeps its score alone, with the reason. A probability
-holds where a finding is as common as among those films.
+anew too. A finding with too few images keeps its score alone, with the reason. A probability
+holds where a finding is as common as among those images.
 """
 
 import sys
@@ -18,13 +18,13 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation.calibration import calibrate_findings
-from medclip_dcl.evaluation.evaluated_model import examinee_of
+from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from pipelines.evaluation_films import (
     encode,
-    film_rows,
+    image_rows,
     refuse_contaminated,
     source_root,
     truth_of,
@@ -32,7 +32,7 @@ from pipelines.evaluation_films import (
 from pipelines.job import Job, run_job
 
 SPLIT = "validate"
-"""Films that train do not tell what the model can do, and films that test must stay unseen."""
+"""Images that train do not tell what the model can do, and images that test must stay unseen."""
 
 
 def build(job: Job) -> None:
@@ -42,18 +42,18 @@ def build(job: Job) -> None:
         job: the job.
 
     Raises:
-        ArtifactError: an input is missing or stale, or the model was trained on the films.
+        ArtifactError: an input is missing or stale, or the model was trained on the images.
     """
-    model = job.open(model_package.KIND)
+    model = job.open(model_package.ARTIFACT)
     inputs = _inputs(job, model)
     found = read_calibration(model)
     asked = job.config.probabilities
     state = "reused"
     if found is None or (found.settings, found.inputs) != (asked, inputs):
         found = _fit(job, inputs)
-        model_package.seal_calibration(model, found)
+        model_package.add_calibration(model, found)
         state = "made"
-    job.say(artifact=model_package.KIND.name, state=state, truth=found.truth, **_counts(found))
+    job.say(artifact=model_package.ARTIFACT.name, state=state, truth=found.truth, **_counts(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,29 +73,29 @@ def _inputs(job: Job, model: Artifact) -> dict[str, str]:
     own = {
         name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)
     }
-    films = {kind.name: job.open(kind).digest for kind in (manifest.KIND, prepared.KIND)}
-    return own | films | {file.name: sha256_file(file) for file in truth_files(source_root(job))}
+    images = {kind.name: job.open(kind).digest for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
+    return own | images | {file.name: sha256_file(file) for file in truth_files(source_root(job))}
 
 
 def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     settings = job.config.evaluate
-    predictor = load(model_package.KIND.at(job.work))
-    model = examinee_of(predictor)
-    images = PreparedImages(job.open(prepared.KIND, verify=False))
-    rows = film_rows(job, images, SPLIT)
+    predictor = load(model_package.ARTIFACT.at(job.work))
+    model = evaluated_model(predictor)
+    images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
+    rows = image_rows(job, images, SPLIT)
     refuse_contaminated(job, rows, images)
-    films = encode(model, rows, images, settings.batch, "paper")  # as the service sees them
+    encoded = encode(model, rows, images, settings.batch, "paper")  # as the service sees them
     truth, source = truth_of(job, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     if rows:
-        margin = model.margins(films.regions, predictor.findings)
+        margin = model.margins(encoded.regions, predictor.findings)
         logits = (model.gamma_squared * margin).double().cpu().numpy()
     return ScoreCalibration(
         truth=source,
         settings=job.config.probabilities,
         inputs=inputs,
         findings=calibrate_findings(
-            predictor.findings, logits, truth, films.subject_ids, job.config.probabilities
+            predictor.findings, logits, truth, encoded.subject_ids, job.config.probabilities
         ),
     )
 

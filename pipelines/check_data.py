@@ -1,8 +1,8 @@
 """Count what a source holds, name its faults and leaks, before anything is prepared.
 
-Reads the source's tables, reports and films, and the published model where there is one;
+Reads the source's tables, reports and images, and the published model where there is one;
 writes `preflight` and the page `preflight.html`. A killed run goes on with the next unit of
-films or sections, and films that an earlier check of the same files opened are not opened again.
+images or sections, and images that an earlier check of the same files opened are not opened again.
 """
 
 import json
@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.artifact import HEADER, Draft, drop_units, in_units, make_recipe, peek_artifact
+from medclip_dcl.artifact import (
+    HEADER,
+    ArtifactWriter,
+    make_fingerprint,
+    map_resumable,
+    read_artifact_header,
+    remove_resumable,
+)
 from medclip_dcl.config import Config
 from medclip_dcl.data import data_check
 from medclip_dcl.data import data_check as checks
@@ -25,14 +32,14 @@ from medclip_dcl.data.data_check import (
     Found,
     Survey,
     count_encodings,
-    look_at_film,
     look_at_header,
+    look_at_image,
     read_section,
     survey,
 )
 from medclip_dcl.data.images import Decoder, limits_of
 from medclip_dcl.data.manifest import Selection, assign_splits, select
-from medclip_dcl.data.sources.records import SPLITS, Film
+from medclip_dcl.data.sources.records import SPLITS, ImageRecord
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
@@ -73,9 +80,9 @@ def build(job: Job) -> None:
         "split": config.evaluate.split,
     }
     inputs = source.inputs | {"trained_model": _model_digest(job)}
-    at_hand = _films_at_hand(job, make_recipe(data_check.KIND, settings, inputs))
+    at_hand = _images_at_hand(job, make_fingerprint(data_check.ARTIFACT, settings, inputs))
     artifact = job.make(
-        data_check.KIND, settings, inputs, lambda draft: _check(job, source, draft, at_hand)
+        data_check.ARTIFACT, settings, inputs, lambda draft: _check(job, source, draft, at_hand)
     )
     tree = data_check.read_preflight(artifact)
     write_text(job.work / PAGE, render_check(job.work.name, artifact))
@@ -102,65 +109,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class _Look:
-    """What was looked at: selection, belongings, opened films, surveyed reports."""
+    """What was looked at: selection, belongings, opened images, surveyed reports."""
 
     chosen: Selection
     of: Belonging
-    films: Rows
+    images: Rows
     reports: int
     survey: Survey
     encodings: dict[str, int]
 
 
-def _check(job: Job, source: Source, draft: Draft, at_hand: Rows | None) -> Mapping[str, Any]:
+def _check(
+    job: Job, source: Source, writer: ArtifactWriter, at_hand: Rows | None
+) -> Mapping[str, Any]:
     config = job.config
     chosen = select(source.raw, config.source, read_sections)
     of = _belonging(config, source, chosen)
     encodings = _encodings(source)
     asked = _drawn(sorted(chosen.texts), config.check.reports, config.seed)
-    surveyed = _survey(config, chosen, asked, draft)
-    films = _look_at_films(config, source, chosen, draft) if at_hand is None else at_hand
-    look = _Look(chosen, of, films, len(asked), surveyed, encodings)
+    surveyed = _survey(config, chosen, asked, writer)
+    images = _look_at_images(config, source, chosen, writer) if at_hand is None else at_hand
+    look = _Look(chosen, of, images, len(asked), surveyed, encodings)
     found, duplicates = _find(job, source, look, asked)
-    drop_units(draft.directory)
+    remove_resumable(writer.directory)
     tree = _tree(config, source, look, found, duplicates)
-    write_table(draft.directory, data_check.FILMS, films)
-    write_table(draft.directory, data_check.FOUND, [item._asdict() for item in sorted(set(found))])
+    write_table(writer.directory, data_check.IMAGES, images)
+    write_table(writer.directory, data_check.FOUND, [item._asdict() for item in sorted(set(found))])
     write_text(
-        draft.directory / data_check.FIGURES,
+        writer.directory / data_check.FIGURES,
         json.dumps(tree, indent=1, allow_nan=False) + "\n",
     )
     return {
-        "films": len(films),
-        "opened": tree["films"]["opened"],
+        "images": len(images),
+        "opened": tree["images"]["opened"],
         "reports": len(chosen.texts),
         **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
         "clean": tree["verdict"]["clean"],
     }
 
 
-def _films_at_hand(job: Job, recipe: Mapping[str, Any]) -> Rows | None:
-    """Take the films from an earlier check of the same files, whatever else has changed."""
+def _images_at_hand(job: Job, fingerprint: Mapping[str, Any]) -> Rows | None:
+    """Take the images from an earlier check of the same files, whatever else has changed."""
     try:
-        earlier = job.open(data_check.KIND)
+        earlier = job.open(data_check.ARTIFACT)
     except ArtifactError:
         return None
-    if _about_films(earlier.recipe) != _about_films(recipe):
+    if _about_images(earlier.fingerprint) != _about_images(fingerprint):
         return None
-    rows: Rows = read_table(earlier.path, data_check.FILMS).to_pylist()
+    rows: Rows = read_table(earlier.path, data_check.IMAGES).to_pylist()
     return rows
 
 
-def _about_films(recipe: Mapping[str, Any]) -> tuple[Any, ...]:
-    settings = recipe["settings"]
-    inputs = {name: item for name, item in recipe["inputs"].items() if name != "trained_model"}
+def _about_images(fingerprint: Mapping[str, Any]) -> tuple[Any, ...]:
+    settings = fingerprint["settings"]
+    inputs = {name: item for name, item in fingerprint["inputs"].items() if name != "trained_model"}
     named = (settings[name] for name in ("source", "images", "seed"))
-    return inputs, *named, settings["check"]["films"]
+    return inputs, *named, settings["check"]["images"]
 
 
 def _belonging(config: Config, source: Source, chosen: Selection) -> Belonging:
-    """Say whose each film and study is, and in which split the manifest will put it."""
-    subject_of = {film.image_id: film.subject_id for film in chosen.films}
+    """Say whose each image and study is, and in which split the manifest will put it."""
+    subject_of = {image.image_id: image.subject_id for image in chosen.images}
     subject_of |= chosen.subjects
     splits = assign_splits(
         sorted(set(subject_of.values())),
@@ -175,8 +184,8 @@ def _belonging(config: Config, source: Source, chosen: Selection) -> Belonging:
 def _drawn(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
     if not wanted or wanted >= len(ids):
         return list(ids)
-    places = np.random.default_rng(seed).choice(len(ids), wanted, replace=False)
-    return [ids[place] for place in sorted(places.tolist())]
+    indices = np.random.default_rng(seed).choice(len(ids), wanted, replace=False)
+    return [ids[index] for index in sorted(indices.tolist())]
 
 
 def _encodings(source: Source) -> dict[str, int]:
@@ -185,7 +194,9 @@ def _encodings(source: Source) -> dict[str, int]:
         return count_encodings(source.raw.reports_root, paths, progress.advance)
 
 
-def _survey(config: Config, chosen: Selection, asked: Sequence[str], draft: Draft) -> Survey:
+def _survey(
+    config: Config, chosen: Selection, asked: Sequence[str], writer: ArtifactWriter
+) -> Survey:
     """Split and read every distinct section of the drawn reports once."""
     texts = {study: chosen.texts[study]._asdict() for study in asked}
     sections_of = {
@@ -198,43 +209,47 @@ def _survey(config: Config, chosen: Selection, asked: Sequence[str], draft: Draf
         return [read_section(text, config.sentences) for text in part]
 
     with Progress("sections read", len(distinct), "section") as progress:
-        rows = in_units(
-            draft.directory, "sections", distinct, config.check.unit, read, progress.advance
+        rows = map_resumable(
+            writer.directory, "sections", distinct, config.check.unit, read, progress.advance
         )
     return survey(sections_of, dict(zip(distinct, rows, strict=True)))
 
 
-def _look_at_films(config: Config, source: Source, chosen: Selection, draft: Draft) -> Rows:
-    """Open the drawn films, and read the first bytes of the others."""
-    drawn = set(_drawn([film.image_id for film in chosen.films], config.check.films, config.seed))
-    films = [film for film in chosen.films if film.image_id in drawn]
-    others = [film for film in chosen.films if film.image_id not in drawn]
+def _look_at_images(
+    config: Config, source: Source, chosen: Selection, writer: ArtifactWriter
+) -> Rows:
+    """Open the drawn images, and read the first bytes of the others."""
+    drawn = set(
+        _drawn([image.image_id for image in chosen.images], config.check.images, config.seed)
+    )
+    images = [image for image in chosen.images if image.image_id in drawn]
+    others = [image for image in chosen.images if image.image_id not in drawn]
     root, limits = source.raw.root, limits_of(config.images)
     workers = config.images.workers or available_cores()
-    unit, folder = config.check.unit, draft.directory
-    with Progress("headers read", len(others), "film") as progress:
-        rows = in_units(
+    unit, folder = config.check.unit, writer.directory
+    with Progress("headers read", len(others), "image") as progress:
+        rows = map_resumable(
             folder,
             "headers",
             others,
             unit,
-            lambda part: [look_at_header(film, root, limits) for film in part],
+            lambda part: [look_at_header(image, root, limits) for image in part],
             progress.advance,
         )
     with (
-        Progress("films opened", len(films), "film") as progress,
+        Progress("images opened", len(images), "image") as progress,
         Decoder(config.images, workers) as decoder,
         ThreadPoolExecutor(workers) as threads,
     ):
 
-        def look(part: Sequence[Film]) -> Rows:
+        def look(part: Sequence[ImageRecord]) -> Rows:
             try:
-                return list(threads.map(lambda film: look_at_film(film, root, decoder), part))
+                return list(threads.map(lambda image: look_at_image(image, root, decoder), part))
             except BaseException:  # stopped: what is queued need not be opened first
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-        rows += in_units(folder, "films", films, unit, look, progress.advance)
+        rows += map_resumable(folder, "images", images, unit, look, progress.advance)
     return sorted(rows, key=itemgetter("image_id"))
 
 
@@ -243,12 +258,12 @@ def _find(
 ) -> tuple[list[Found], dict[str, Any]]:
     chosen = look.chosen
     found = checks.name_rejects(source.raw, chosen)
-    found += [Found(row["code"], row["image_id"]) for row in look.films if row["code"]]
-    found += [Found("monochrome1", row["image_id"]) for row in look.films if row["inverted"]]
+    found += [Found(row["code"], row["image_id"]) for row in look.images if row["code"]]
+    found += [Found("monochrome1", row["image_id"]) for row in look.images if row["inverted"]]
     found += checks.find_leaks(source.raw.splits, source.boxes.subjects)
     found += [Found("trained_patient", who) for who in _trained(job, look)]
     found += [Found("no_sentence", study) for study in asked if study not in look.survey.usable]
-    pixels = checks.find_repeats({row["image_id"]: row["pixels_key"] for row in look.films})
+    pixels = checks.find_repeats({row["image_id"]: row["pixels_key"] for row in look.images})
     keys = {study: text_key(" ".join(chosen.texts[study])) for study in chosen.texts}
     texts = checks.find_repeats(keys)
     found += checks.name_repeats("same_pixels", pixels) + checks.name_repeats("same_text", texts)
@@ -266,7 +281,8 @@ def _trained(job: Job, look: _Look) -> list[str]:
     from medclip_dcl import model_package
 
     trained = (
-        model_package.read_published(model_package.KIND.at(job.work)).subject_hashes or frozenset()
+        model_package.read_model_package(model_package.ARTIFACT.at(job.work)).subject_hashes
+        or frozenset()
     )
     split = job.config.evaluate.split
     subjects = {look.of.subject_of[i] for i, name in look.of.split_of.items() if name == split}
@@ -275,7 +291,7 @@ def _trained(job: Job, look: _Look) -> list[str]:
 
 def _model_digest(job: Job) -> str:
     folder = job.work / "model"
-    return peek_artifact(folder).digest if (folder / HEADER).is_file() else ""
+    return read_artifact_header(folder).digest if (folder / HEADER).is_file() else ""
 
 
 def _tree(
@@ -286,11 +302,11 @@ def _tree(
     duplicates: Mapping[str, Any],
 ) -> dict[str, Any]:
     chosen, raw = look.chosen, source.raw
-    films = checks.describe_films(look.films)
-    codes = {row["code"] for row in look.films} | {"monochrome1"}
-    of = {str(code): int(films["looked"]) for code in codes}
-    of |= {code: int(films["opened"]) for code in ("same_pixels", "pixels_across_splits")}
-    patients = len({*raw.splits, *(film.subject_id for film in raw.films)})
+    images = checks.describe_images(look.images)
+    codes = {row["code"] for row in look.images} | {"monochrome1"}
+    of = {str(code): int(images["looked"]) for code in codes}
+    of |= {code: int(images["opened"]) for code in ("same_pixels", "pixels_across_splits")}
+    patients = len({*raw.splits, *(image.subject_id for image in raw.images)})
     of |= {
         "same_text": len(chosen.texts),
         "no_sentence": look.reports,
@@ -298,15 +314,15 @@ def _tree(
         "boxed_training": len(source.boxes.subjects),
         "trained_patient": patients,
     }
-    refused = {row["image_id"] for row in look.films if row["code"]}
+    refused = {row["image_id"] for row in look.images if row["code"]}
     unread = set[str]() if look.reports == len(chosen.texts) else set(chosen.texts)
     usable = look.survey.usable | unread
-    total = len(raw.films) if raw.has_films else len(raw.studies)
+    total = len(raw.images) if raw.has_images else len(raw.studies)
     return {
         "source": {
             "kind": config.source.kind,
-            "has_films": raw.has_films,
-            "all_films": films["opened"] == films["looked"],
+            "has_images": raw.has_images,
+            "all_images": images["opened"] == images["looked"],
             "all_reports": look.reports == len(chosen.texts),
             "boxes": len(source.boxes.rows),
         },
@@ -314,7 +330,7 @@ def _tree(
         "lines": checks.make_lines(found, of, total + len(raw.rejects)),
         "splits": _splits(look),
         "encodings": look.encodings,
-        "films": films,
+        "images": images,
         "duplicates": dict(duplicates),
         "text": {
             "reports": look.reports,
@@ -324,7 +340,7 @@ def _tree(
             "dropped": dict(look.survey.dropped),
         },
         "labels": _labels(source, look),
-        "verdict": checks.judge(chosen, films, found, config.check),
+        "verdict": checks.judge(chosen, images, found, config.check),
     }
 
 
@@ -332,7 +348,7 @@ def _splits(look: _Look) -> dict[str, dict[str, int]]:
     of = look.of
     return {
         split: {
-            "films": sum(of.split_of[film.image_id] == split for film in look.chosen.films),
+            "images": sum(of.split_of[image.image_id] == split for image in look.chosen.images),
             "reports": sum(of.split_of[study] == split for study in look.chosen.texts),
             "patients": len({of.subject_of[i] for i, name in of.split_of.items() if name == split}),
         }

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.artifact import HEADER, peek_artifact
+from medclip_dcl.artifact import HEADER, read_artifact_header
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.evaluation import results
@@ -13,7 +13,7 @@ from medclip_dcl.retrieval import embeddings
 from pipelines.write_report import REPORT
 
 
-def closing_lines(work: Path) -> list[str]:
+def summary_lines(work: Path) -> list[str]:
     """Gather the last words about a recipe.
 
     Args:
@@ -24,15 +24,15 @@ def closing_lines(work: Path) -> list[str]:
         report, and the viewer where there is something to serve.
     """
     made = sorted(
-        (peek_artifact(header.parent) for header in work.glob(f"*/{HEADER}")),
-        key=lambda artifact: str(artifact.origin["sealed_at"]),
+        (read_artifact_header(header.parent) for header in work.glob(f"*/{HEADER}")),
+        key=lambda artifact: str(artifact.origin["committed_at"]),
     )
     lines = [f"{artifact.kind:20}{artifact.origin['seconds']:9.1f} s" for artifact in made]
     kinds = {artifact.kind: artifact for artifact in made}
-    if results.KIND.name in kinds:
-        lines += ["", results.results_table(results.read_figures(kinds[results.KIND.name]))]
+    if results.ARTIFACT.name in kinds:
+        lines += ["", results.results_table(results.read_figures(kinds[results.ARTIFACT.name]))]
     lines += ["", f"report   {work / REPORT}"]
-    if embeddings.KIND.name in kinds:
+    if embeddings.ARTIFACT.name in kinds:
         lines.append("viewer   make serve, then open http://127.0.0.1:8000/")
     return lines
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.config)
-        print(*closing_lines(resolve_path(config.work, config)), sep="\n")
+        print(*summary_lines(resolve_path(config.work, config)), sep="\n")
     except MedclipError as error:
         print(f"closing: {error}", file=sys.stderr)
         return error.exit_code

@@ -23,10 +23,10 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
     LEVEL,
     Difference,
-    contest,
+    compare_measured,
+    describe_difference,
     measure_sides,
-    read_cases,
-    verdict,
+    read_sample_results,
 )
 from medclip_dcl.files import write_text
 
@@ -48,9 +48,11 @@ def find_runs(text: str) -> list[Path]:
     found: list[Path] = []
     for name in text.split(","):
         folder = Path(name).expanduser()
-        inside = (folder / "artifact.json", folder / results.KIND.name / "artifact.json")
+        inside = (folder / "artifact.json", folder / results.ARTIFACT.name / "artifact.json")
         direct = [path.parent for path in inside if path.is_file()]
-        below = sorted(path.parent for path in folder.glob(f"*/{results.KIND.name}/artifact.json"))
+        below = sorted(
+            path.parent for path in folder.glob(f"*/{results.ARTIFACT.name}/artifact.json")
+        )
         if not direct and not below:
             raise ArtifactMissing(f"{folder} holds no results; name a folder that evaluate wrote")
         found += direct[:1] or below
@@ -79,9 +81,12 @@ def compare_runs(
     Raises:
         MedclipError: results are missing or damaged, or were asked other cases.
     """
-    sides = [[read_cases(open_artifact(path, results.KIND)) for path in side] for side in (a, b)]
+    sides = [
+        [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in side]
+        for side in (a, b)
+    ]
     first, second = measure_sides(sides, samples, np.random.default_rng(seed))
-    return contest(first, second, figures, np.random.default_rng(seed))
+    return compare_measured(first, second, figures, np.random.default_rng(seed))
 
 
 def comparison_table(
@@ -115,11 +120,11 @@ def comparison_table(
         p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
         lines.append(
             f"{name:38}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
-            f"{verdict(name, item)}"
+            f"{describe_difference(name, item)}"
         )
-    told = [name for name, item in differences.items() if item.is_different]
+    reported = [name for name, item in differences.items() if item.is_different]
     lines.append(
-        f"different in {', '.join(told)}" if told else f"no difference shown at {LEVEL:.0%}"
+        f"different in {', '.join(reported)}" if reported else f"no difference shown at {LEVEL:.0%}"
     )
     if min(runs) < 2:
         lines.append(

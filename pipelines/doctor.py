@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     words: str
 
 
-def examine(config: Config | None = None) -> Iterator[Finding]:
+def check_environment(config: Config | None = None) -> Iterator[Finding]:
     """Put every question to this machine.
 
     Args:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.config, arguments.set) if arguments.config else None
-        findings = list(examine(config))
+        findings = list(check_environment(config))
     except ConfigError as error:
         print(f"doctor: {error}", file=sys.stderr)
         return error.exit_code
@@ -135,11 +135,11 @@ def _gate() -> Finding:
     drawn = BytesIO()
     Image.linear_gradient("L").save(drawn, "PNG")
     try:
-        film = open_image(drawn.getvalue())
+        image = open_image(drawn.getvalue())
     except (ImageError, OSError) as error:
         words = f"no decode worker starts ({type(error).__name__}); are processes forbidden here?"
         return Finding("image gate", "fault", words)
-    rows, columns = film.pixels.shape
+    rows, columns = image.pixels.shape
     return Finding("image gate", "ok", f"a worker process decoded {rows} x {columns} pixels")
 
 

@@ -1,4 +1,4 @@
-"""Films that are evaluated: their rows, vectors and truth, and whether a model knows them."""
+"""Images that are evaluated: their rows, vectors and truth, and whether a model knows them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.evaluation import inputs
-from medclip_dcl.evaluation.evaluated_model import Examinee
-from medclip_dcl.evaluation.inputs import Films
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.inputs import EncodedImages
 from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.heatmap import Geometry, cut, window_of
 from medclip_dcl.inference.zero_shot import Finding
@@ -29,37 +29,37 @@ from pipelines.job import Job
 Rows = list[dict[str, Any]]
 
 
-def film_rows(job: Job, images: PreparedImages, split: str) -> Rows:
-    """List the prepared films of a split.
+def image_rows(job: Job, images: PreparedImages, split: str) -> Rows:
+    """List the prepared images of a split.
 
     Args:
         job: the job.
-        images: the prepared films.
+        images: the prepared images.
         split: the split.
 
     Returns:
         Rows of the manifest.
     """
-    table = read_table(manifest.KIND.at(job.work), manifest.IMAGES)
+    table = read_table(manifest.ARTIFACT.at(job.work), manifest.IMAGES)
     table = table.filter(pc.equal(table.column("split"), split))
     return [row for row in table.to_pylist() if row["image_id"] in images.row_of]
 
 
 def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[str, int]:
-    """Count evaluated patients, and pictures of evaluated films, that the model was trained on.
+    """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
     Args:
         job: the job.
-        rows: the evaluated films.
-        images: the prepared films.
+        rows: the evaluated images.
+        images: the prepared images.
 
     Returns:
-        `contaminated` patients and `repeated_films`.
+        `contaminated` patients and `repeated_images`.
 
     Raises:
         ArtifactStale: there are some, and `evaluate.allow_contaminated` is not set.
     """
-    trained = model_package.read_published(model_package.KIND.at(job.work)).subject_hashes
+    trained = model_package.read_model_package(model_package.ARTIFACT.at(job.work)).subject_hashes
     if trained is None:
         if not job.config.evaluate.allow_contaminated:
             raise ArtifactStale(
@@ -67,7 +67,7 @@ def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[st
                 "evaluate.allow_contaminated where none of these patients can be among them"
             )
         trained = frozenset()
-    table = read_table(manifest.KIND.at(job.work), manifest.IMAGES, ["image_id", "subject_id"])
+    table = read_table(manifest.ARTIFACT.at(job.work), manifest.IMAGES, ["image_id", "subject_id"])
     known = {
         subject
         for subject in table.column("subject_id").unique().to_pylist()
@@ -81,62 +81,62 @@ def refuse_contaminated(job: Job, rows: Rows, images: PreparedImages) -> dict[st
     if (count or repeated) and not job.config.evaluate.allow_contaminated:
         raise ArtifactStale(
             f"the model was trained on {count} of {len(subjects)} evaluated patients, and on the "
-            f"picture of {repeated} of {len(rows)} evaluated films; retrain it on this manifest, "
-            "take out the films that check_data calls repeated, or set "
+            f"picture of {repeated} of {len(rows)} evaluated images; retrain it on this manifest, "
+            "take out the images that check_data calls repeated, or set "
             "evaluate.allow_contaminated to measure the model's memory"
         )
-    return {"contaminated": count, "repeated_films": repeated}
+    return {"contaminated": count, "repeated_images": repeated}
 
 
 def encode(
-    model: Examinee, rows: Rows, images: PreparedImages, batch: int, geometry: Geometry
-) -> Films:
-    """Show films to a model.
+    model: EvaluatedModel, rows: Rows, images: PreparedImages, batch: int, geometry: Geometry
+) -> EncodedImages:
+    """Show images to a model.
 
     Args:
         model: the model.
-        rows: the films.
-        images: the prepared films.
-        batch: films in one forward pass.
-        geometry: what of each film it is shown.
+        rows: the images.
+        images: the prepared images.
+        batch: images in one forward pass.
+        geometry: what of each image it is shown.
 
     Returns:
-        The films with their region vectors.
+        The images with their region vectors.
     """
-    places = [images.row_of[row["image_id"]] for row in rows]
+    indices = [images.row_of[row["image_id"]] for row in rows]
     parts: list[Tensor] = []
-    with Progress("films encoded", len(places), "film") as progress:
-        for start in range(0, len(places), batch):
-            chosen = places[start : start + batch]
-            pixels = np.stack([_shown(images, place, geometry) for place in chosen])
+    with Progress("images encoded", len(indices), "image") as progress:
+        for start in range(0, len(indices), batch):
+            chosen = indices[start : start + batch]
+            pixels = np.stack([_shown(images, index, geometry) for index in chosen])
             parts.append(model.embed_images(pixels))
             progress.advance(len(chosen))
-    return Films(
+    return EncodedImages(
         image_ids=tuple(row["image_id"] for row in rows),
         subject_ids=tuple(row["subject_id"] for row in rows),
-        sizes_px=tuple(images.original_size(place) for place in places),
+        sizes_px=tuple(images.original_size(index) for index in indices),
         regions=torch.cat(parts) if parts else torch.zeros(0, 1, 1, 1),
         geometry=geometry,
     )
 
 
 def truth_of(job: Job, rows: Rows, findings: Sequence[Finding]) -> tuple[np.ndarray, str]:
-    """Tell which findings films show.
+    """Tell which findings images show.
 
     Args:
         job: the job.
-        rows: the films.
+        rows: the images.
         findings: the findings.
 
     Returns:
-        1, 0 or `UNKNOWN` per finding and film, and where it comes from: `exact`, `labels`
+        1, 0 or `UNKNOWN` per finding and image, and where it comes from: `exact`, `labels`
         or `none`.
     """
     known = read_truth(source_root(job))
     if known is not None:
         image_ids = [row["image_id"] for row in rows]
         return inputs.exact_truth(findings, image_ids, known.types_of, known.types), "exact"
-    artifact = job.open(manifest.KIND, verify=False)
+    artifact = job.open(manifest.ARTIFACT, verify=False)
     labels: Rows = []
     if manifest.STUDY_LABELS.file in artifact.files:
         labels = read_table(artifact.path, manifest.STUDY_LABELS).to_pylist()
@@ -156,6 +156,6 @@ def source_root(job: Job) -> Path:
     return resolve_path(job.config.source.root, job.config)
 
 
-def _shown(images: PreparedImages, place: int, geometry: Geometry) -> np.ndarray:
-    size = images.original_size(place)
-    return cut(images.pixels(place), window_of(geometry, *size), *size)
+def _shown(images: PreparedImages, index: int, geometry: Geometry) -> np.ndarray:
+    size = images.original_size(index)
+    return cut(images.pixels(index), window_of(geometry, *size), *size)

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float, Int8
 
 from medclip_dcl.config import Config, resolve_path
-from medclip_dcl.data.demographics import read_people
+from medclip_dcl.data.demographics import read_demographics
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.calibration import examine_probabilities
-from medclip_dcl.evaluation.evaluated_model import Examinee
-from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
-from medclip_dcl.evaluation.subgroups import examine_paraphrases, examine_subgroups
+from medclip_dcl.evaluation.calibration import evaluate_probabilities
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
+from medclip_dcl.evaluation.subgroups import evaluate_paraphrases, evaluate_subgroups
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.zero_shot import Finding, read_prompts
 from medclip_dcl.tables import TableFormat
@@ -28,22 +28,22 @@ QUESTIONS = ("probabilities", "subgroups", "paraphrases")
 
 @dataclass(frozen=True)
 class Answered:
-    """Films whose findings have been asked for."""
+    """Images whose findings have been asked for."""
 
-    model: Examinee
-    films: Films
+    model: EvaluatedModel
+    images: EncodedImages
     listed: Rows
     """Rows of the manifest."""
     findings: Sequence[Finding]
-    truth: Int8[np.ndarray, "findings films"]
-    """Of all films."""
-    drawn: Int8[np.ndarray, "findings films"]
-    """Of the films that the figures rest on."""
+    truth: Int8[np.ndarray, "findings images"]
+    """Of all images."""
+    drawn: Int8[np.ndarray, "findings images"]
+    """Of the images that the figures rest on."""
     scores: list[dict[str, Any]]
-    """Rows of `results.SCORES`, by finding, then film."""
+    """Rows of `results.SCORES`, by finding, then image."""
 
     @property
-    def margins(self) -> Float[np.ndarray, "findings films"]:
+    def margins(self) -> Float[np.ndarray, "findings images"]:
         """Margins of the findings."""
         margins = np.array([row["margin"] for row in self.scores], dtype=np.float64)
         return margins.reshape(len(self.findings), -1)
@@ -63,7 +63,7 @@ def question_files(config: Config) -> dict[str, Path]:
     """
     named = {
         "paraphrases": config.evaluate.paraphrases,
-        "people": config.evaluate.people.table,
+        "people": config.evaluate.demographics.table,
     }
     files = {name: resolve_path(path, config) for name, path in named.items() if path}
     for name, path in files.items():
@@ -73,14 +73,14 @@ def question_files(config: Config) -> dict[str, Path]:
 
 
 def ask_further(
-    job: Job, answered: Answered, sampling: Sampling
-) -> tuple[dict[str, Outcome], dict[TableFormat, Rows]]:
+    job: Job, answered: Answered, bootstrap: BootstrapOptions
+) -> tuple[dict[str, EvalResult], dict[TableFormat, Rows]]:
     """Put the further questions.
 
     Args:
         job: the job.
         answered: findings, and what the model said; its scores receive their `probability`.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         An outcome per question, and the rows behind them.
@@ -90,41 +90,41 @@ def ask_further(
     """
     files = question_files(job.config)
     traits = {"view": [row["view"] for row in answered.listed]}
-    people = job.config.evaluate.people
+    demographics = job.config.evaluate.demographics
     if "people" in files:
-        traits |= read_people(files["people"], people, answered.listed)
+        traits |= read_demographics(files["people"], demographics, answered.listed)
     outcomes = {
-        "probabilities": _ask_probabilities(answered, sampling),
-        "subgroups": examine_subgroups(
+        "probabilities": _ask_probabilities(answered, bootstrap),
+        "subgroups": evaluate_subgroups(
             answered.margins,
             answered.drawn,
-            answered.films.subject_ids,
+            answered.images.subject_ids,
             traits,
-            people.least_patients,
-            sampling,
+            demographics.least_patients,
+            bootstrap,
         ),
-        "paraphrases": Outcome("there are no paraphrases; set evaluate.paraphrases"),
+        "paraphrases": EvalResult("there are no paraphrases; set evaluate.paraphrases"),
     }
     rows: Rows = []
     if "paraphrases" in files:
         findings = read_prompts(files["paraphrases"])
         truth, _ = truth_of(job, answered.listed, findings)
-        outcomes["paraphrases"], rows = examine_paraphrases(
-            answered.model, answered.films, findings, truth, sampling
+        outcomes["paraphrases"], rows = evaluate_paraphrases(
+            answered.model, answered.images, findings, truth, bootstrap
         )
     return outcomes, {results.PROMPTS: rows}
 
 
-def _ask_probabilities(answered: Answered, sampling: Sampling) -> Outcome:
+def _ask_probabilities(answered: Answered, bootstrap: BootstrapOptions) -> EvalResult:
     encoders = answered.model.encoders
     own = encoders if isinstance(encoders, Predictor) else None
-    outcome, said = examine_probabilities(
+    outcome, said = evaluate_probabilities(
         None if own is None else own.calibration,
         (answered.findings, () if own is None else own.findings),
         answered.model.gamma_squared * answered.margins,
         answered.truth,
-        answered.films,
-        sampling,
+        answered.images,
+        bootstrap,
     )
     flat = [value for row in said for value in row]
     for row, value in zip(answered.scores, flat, strict=True):

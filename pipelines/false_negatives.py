@@ -80,7 +80,7 @@ def eta_by_likelihood(settings: EtaConfig) -> dict[str, float]:
 def _quantiles(work: Path) -> dict[str, float]:
     """Eta over the training sentences, each as often as it is said."""
     try:
-        cache = open_artifact(eta.KIND.at(work), eta.KIND, verify=False)
+        cache = open_artifact(eta.ARTIFACT.at(work), eta.ARTIFACT, verify=False)
         table = read_table(cache.path, eta.ETA, ["eta", "count"])
     except ArtifactError:
         return {}
@@ -92,6 +92,6 @@ def _quantiles(work: Path) -> dict[str, float]:
     reached = np.cumsum(count[order]) / said
     found = {"mean": float((etas * count).sum() / said)}
     for share in QUANTILES:
-        place = int(np.searchsorted(reached, share))
-        found[f"{share:.0%} of sentences up to"] = float(etas[order[place]])
+        index = int(np.searchsorted(reached, share))
+        found[f"{share:.0%} of sentences up to"] = float(etas[order[index]])
     return found

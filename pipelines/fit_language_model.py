@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.artifact import Artifact, Draft, json_digest
+from medclip_dcl.artifact import Artifact, ArtifactWriter, json_digest
 from medclip_dcl.config import resolve_path
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ConfigError, ReportError
@@ -62,16 +62,16 @@ def build(job: Job) -> None:
     digest = json_digest(checkpoint_digests(pretrained)) if pretrained else ""
     if not settings.fit and pretrained is not None:
         job.make(
-            masked_lm.KIND,
+            masked_lm.ARTIFACT,
             {"fit": False},
             {"pretrained": digest},
             lambda draft: _copy(draft, pretrained, digest),
         )
         return
-    source = job.open(sentences.KIND)
+    source = job.open(sentences.ARTIFACT)
     asked = settings.model_dump(mode="json", exclude={"pretrained", "save_every_s", "threads"})
     job.make(
-        masked_lm.KIND,
+        masked_lm.ARTIFACT,
         {"language_model": asked, "seed": job.config.seed},
         {"sentences": source, "pretrained": digest},
         lambda draft: _publish(
@@ -83,24 +83,24 @@ def build(job: Job) -> None:
     )
 
 
-def _copy(draft: Draft, pretrained: Path, digest: str) -> Mapping[str, Any]:
+def _copy(writer: ArtifactWriter, pretrained: Path, digest: str) -> Mapping[str, Any]:
     loaded = load_language_model(pretrained)
-    save_language_model(loaded.model, loaded.tokenizer, draft.directory)
+    save_language_model(loaded.model, loaded.tokenizer, writer.directory)
     facts = {"fitted": False, "ignored_keys": len(loaded.ignored), **_size(loaded)}
-    return _publish(draft, facts, {}, digest)
+    return _publish(writer, facts, {}, digest)
 
 
 def _publish(
-    draft: Draft, facts: Mapping[str, Any], settings: Mapping[str, Any], began: str
+    writer: ArtifactWriter, facts: Mapping[str, Any], settings: Mapping[str, Any], began: str
 ) -> Mapping[str, Any]:
     """Lay the card beside the model."""
     card = language_model_card(facts, settings, began)
-    write_text(draft.directory / masked_lm.CARD, card)
+    write_text(writer.directory / masked_lm.CARD, card)
     return facts
 
 
 def _fit(
-    draft: Draft,
+    writer: ArtifactWriter,
     source: Artifact,
     settings: LanguageModelConfig,
     pretrained: Path | None,
@@ -113,11 +113,11 @@ def _fit(
     loaded.model.to(device)  # type: ignore[arg-type] # transformers wraps it untyped
     corpus, dropped = _corpus(loaded, fitted, settings.max_tokens)
     unseen, _ = _corpus(loaded, held_out, settings.max_tokens)
-    state = FitStateFile(draft.directory)
+    state = FitStateFile(writer.directory)
     before = _before(loaded, unseen, settings, seed) if pretrained else {}
     loss = _train(loaded.model, corpus, settings, seed, state)
     scores = masked_accuracy(loaded.model, unseen, settings.mask_share, settings.batch, seed)
-    save_language_model(loaded.model, loaded.tokenizer, draft.directory)
+    save_language_model(loaded.model, loaded.tokenizer, writer.directory)
     state.remove()
     return {
         "fitted": True,

@@ -18,9 +18,9 @@ jobs=$("$python" -m pipelines.story --config "$recipe" "$@")
 
 # Studies with known truth, in MIMIC-CXR's own shape: only for the demo.
 if wanted generate_studies; then job generate_studies "$@"; fi
-# Raw studies -> one row per usable frontal film, split by patient; what is left out is named.
+# Raw studies -> one row per usable frontal image, split by patient; what is left out is named.
 if wanted build_manifest; then job build_manifest "$@"; fi
-# DICOM or JPEG -> square 8-bit films, each decoded in a process that may die.
+# DICOM or JPEG -> square 8-bit images, each decoded in a process that may die.
 if wanted prepare_images; then job prepare_images "$@"; fi
 # Reports -> sentences.
 if wanted split_sentences; then job split_sentences "$@"; fi
@@ -34,13 +34,13 @@ if wanted score_sentences; then job score_sentences "$@"; fi
 if wanted build_eta_cache; then job build_eta_cache "$@"; fi
 # The image-only experiment: labelled images, some classes made rare.
 if wanted prepare_image_set; then job prepare_image_set "$@"; fi
-# Films, sentences and eta, or images alone -> a model. Accelerate starts one process or many.
+# Images, sentences and eta, or images alone -> a model. Accelerate starts one process or many.
 if wanted train; then
   "$python" -m accelerate.commands.launch --num_cpu_threads_per_process 1 \
     --config_file "${ACCELERATE_CONFIG:-configs/accelerate/cpu.yaml}" \
     -m pipelines.train --config "$recipe" "$@"
 fi
-# Scores -> probabilities, by the validation films whose truth is known.
+# Scores -> probabilities, by the validation images whose truth is known.
 if wanted calibrate_scores; then job calibrate_scores "$@"; fi
 # What images alone have taught: linear probes and a map.
 if wanted probe_images; then job probe_images "$@"; fi
@@ -48,7 +48,7 @@ if wanted probe_images; then job probe_images "$@"; fi
 if wanted evaluate; then job evaluate "$@"; fi
 # What the model is for, cannot do, and reached: without it a model is not published.
 if wanted write_cards; then job write_cards "$@"; fi
-# Vectors of all films and sentences, bound to the model.
+# Vectors of all images and sentences, bound to the model.
 if wanted build_index; then job build_index "$@"; fi
 # The service, started for real, answers three requests over HTTP.
 if wanted ask_service; then job ask_service "$@"; fi

@@ -1,11 +1,11 @@
-"""Draw chest films, reports and boxes with known truth as a MIMIC-CXR-shaped tree."""
+"""Draw chest images, reports and boxes with known truth as a MIMIC-CXR-shaped tree."""
 
 import sys
 from collections.abc import Sequence
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import resolve_path
-from medclip_dcl.data.synthetic.tree import KIND, content_settings, write_tree
+from medclip_dcl.data.synthetic.tree import ARTIFACT, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
 from pipelines.job import Job, run_job
 
@@ -21,23 +21,25 @@ def build(job: Job) -> None:
     """
     settings, seed = job.config.generate, job.config.seed
     path = resolve_path(settings.root, job.config)
-    recipe = make_recipe(KIND, {"generate": content_settings(settings), "seed": seed}, {})
+    fingerprint = make_fingerprint(
+        ARTIFACT, {"generate": content_settings(settings), "seed": seed}, {}
+    )
     existing: Artifact | None = None
     try:
-        existing = open_artifact(path, KIND)
+        existing = open_artifact(path, ARTIFACT)
     except ArtifactError as error:
         if path.exists() and not (path / "artifact.json").is_file():
             raise ArtifactError(
                 "generate.root names a folder that this job did not write; name another"
             ) from error
-    if existing is not None and existing.recipe == recipe:
-        job.say(artifact=KIND.name, state="reused", **existing.summary)
+    if existing is not None and existing.fingerprint == fingerprint:
+        job.say(artifact=ARTIFACT.name, state="reused", **existing.summary)
         return
-    with drafting(path, KIND, recipe) as draft:
-        artifact = draft.seal(write_tree(draft, seed, settings))
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        artifact = writer.commit(write_tree(writer, seed, settings))
     job.say(
-        artifact=KIND.name,
-        state="resumed" if draft.resumed else "made",
+        artifact=ARTIFACT.name,
+        state="resumed" if writer.resumed else "made",
         seconds=artifact.origin["seconds"],
         **artifact.summary,
     )

@@ -11,12 +11,12 @@ from medclip_dcl.image_only import artifacts
 from medclip_dcl.image_only.artifacts import write_image_model
 from medclip_dcl.image_only.run import ImageInputs, train_images
 from medclip_dcl.training.publishing import best_figure
-from medclip_dcl.training.trainer import Ending
+from medclip_dcl.training.trainer import TrainResult
 from pipelines.job import Job
 from pipelines.training_run import TrainingRun, loop_settings, weights_digest
 
 
-def image_run(job: Job, accelerator: Accelerator) -> TrainingRun[Ending]:
+def image_run(job: Job, accelerator: Accelerator) -> TrainingRun[TrainResult]:
     """Describe the image-only run of a recipe.
 
     Args:
@@ -49,29 +49,31 @@ def image_run(job: Job, accelerator: Accelerator) -> TrainingRun[Ending]:
         train=lambda store, folder, say: train_images(
             config, inputs, accelerator, store, folder, say
         ),
-        ending=lambda ending: ending,
+        result=lambda ending: ending,
         publish=lambda folder, ending: _publish(folder, config, inputs, ending),
     )
 
 
-def _publish(folder: Path, config: Config, inputs: ImageInputs, ending: Ending) -> dict[str, Any]:
+def _publish(
+    folder: Path, config: Config, inputs: ImageInputs, result: TrainResult
+) -> dict[str, Any]:
     card = {
         "objective": config.objective.model_dump(mode="json"),
         "views": config.views.model_dump(mode="json"),
         "data": {"image_set": inputs.image_set.digest, **inputs.image_set.summary},
         "training": {
-            "steps": ending.place.step,
-            "skipped": ending.place.skipped,
-            "published_step": ending.published_step,
-            "best": best_figure(config, ending),
+            "steps": result.state.step,
+            "skipped": result.state.skipped,
+            "published_step": result.published_step,
+            "best": best_figure(config, result),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
         },
     }
-    write_image_model(folder, ending.weights, config, card)
+    write_image_model(folder, result.weights, config, card)
     shown = ("loss", "uncorrected_loss", "frac_floor")
     return {
-        "steps": ending.place.step,
-        "skipped": ending.place.skipped,
-        **{name: ending.figures.get(name) for name in shown},
+        "steps": result.state.step,
+        "skipped": result.state.skipped,
+        **{name: result.figures.get(name) for name in shown},
     }

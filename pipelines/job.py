@@ -22,12 +22,12 @@ from typing import Any
 
 from medclip_dcl.artifact import (
     Artifact,
-    Draft,
-    Kind,
-    changed_parts,
-    drafting,
-    make_recipe,
+    ArtifactType,
+    ArtifactWriter,
+    fingerprint_changes,
+    make_fingerprint,
     open_artifact,
+    write_artifact,
 )
 from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.errors import ArtifactError, MedclipError
@@ -47,7 +47,7 @@ class Job:
     config: Config
     work: Path
 
-    def open(self, kind: Kind, *, verify: bool = True) -> Artifact:
+    def open(self, kind: ArtifactType, *, verify: bool = True) -> Artifact:
         """Open an artifact of an earlier job.
 
         Args:
@@ -64,10 +64,10 @@ class Job:
 
     def make(
         self,
-        kind: Kind,
+        kind: ArtifactType,
         settings: Mapping[str, Any],
         inputs: Mapping[str, Artifact | str],
-        write: Callable[[Draft], Mapping[str, Any]],
+        write: Callable[[ArtifactWriter], Mapping[str, Any]],
     ) -> Artifact:
         """Make an artifact unless the one on disk has the same recipe and is whole.
 
@@ -83,22 +83,22 @@ class Job:
         Raises:
             ArtifactError: another process is writing it.
         """
-        recipe = make_recipe(kind, settings, inputs)
+        fingerprint = make_fingerprint(kind, settings, inputs)
         path = kind.at(self.work)
         try:
             existing = open_artifact(path, kind)
         except ArtifactError:
             existing = None
-        if existing is not None and existing.recipe == recipe:
+        if existing is not None and existing.fingerprint == fingerprint:
             self.say(artifact=kind.name, state="reused", **_scalars(existing.summary))
             return existing
-        with drafting(path, kind, recipe) as draft:
-            summary = write(draft)
-            artifact = draft.seal(summary)
-        replaced = {} if existing is None else {"replaced": _differences(existing, recipe)}
+        with write_artifact(path, kind, fingerprint) as writer:
+            summary = write(writer)
+            artifact = writer.commit(summary)
+        replaced = {} if existing is None else {"replaced": _differences(existing, fingerprint)}
         self.say(
             artifact=kind.name,
-            state="resumed" if draft.resumed else "made",
+            state="resumed" if writer.resumed else "made",
             seconds=artifact.origin["seconds"],
             **replaced,
             **_scalars(artifact.summary),
@@ -154,8 +154,8 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
     raise Stopped
 
 
-def _differences(existing: Artifact, recipe: Mapping[str, Any]) -> str:
-    return "; ".join(changed_parts(existing.recipe, recipe))
+def _differences(existing: Artifact, fingerprint: Mapping[str, Any]) -> str:
+    return "; ".join(fingerprint_changes(existing.fingerprint, fingerprint))
 
 
 def _scalars(summary: Mapping[str, Any]) -> dict[str, Any]:

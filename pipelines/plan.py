@@ -1,12 +1,12 @@
 """Say what a recipe will take before it is started: memory, hours, disk, false negatives.
 
     python -m pipelines.plan --config FILE [--set key=value ...]
-        [--studies N] [--films N] [--images-per-s R] [--seconds S]
+        [--studies N] [--images N] [--images-per-s R] [--seconds S]
 
 Each line is one question with its answer: `ok`, `note` (something to know, or that could not
 be known) or `fault` (more than this machine has). What earlier jobs have made is read; before
-that, `--studies` and `--films` say how many there will be. Hours follow from a few steps with
-random films on this machine, or from `--images-per-s`, of all processes together. Nothing is
+that, `--studies` and `--images` say how many there will be. Hours follow from a few steps with
+random images on this machine, or from `--images-per-s`, of all processes together. Nothing is
 written. Exit code 0 without faults, 2 with one.
 """
 
@@ -33,7 +33,11 @@ from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.masked_lm import read_config
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
-from medclip_dcl.training.performance import Footprint, measure_pace, training_footprint
+from medclip_dcl.training.performance import (
+    MemoryEstimate,
+    estimate_training_memory,
+    measure_throughput,
+)
 from pipelines.doctor import Finding
 from pipelines.false_negatives import PAPER_BATCH, false_negatives
 
@@ -46,7 +50,7 @@ class Asked(NamedTuple):
     """What the command line says beside the recipe."""
 
     studies: int | None = None
-    films: int | None = None
+    images: int | None = None
     images_per_s: float | None = None
     seconds: float = 20.0
 
@@ -57,8 +61,8 @@ class Data:
 
     studies: int | None
     """Training studies."""
-    films: int | None
-    """Films of all splits."""
+    images: int | None
+    """Images of all splits."""
     source: str
     """Where the numbers come from."""
 
@@ -78,7 +82,7 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
     """
     if config.image_set.kind != "none":
         raise ConfigError(
-            f"image_set.kind is {config.image_set.kind!r}; plan knows recipes of films and "
+            f"image_set.kind is {config.image_set.kind!r}; plan knows recipes of images and "
             "sentences, and an image-only recipe says its cost in configs/README.md"
         )
     data = _data(config, asked)
@@ -86,7 +90,7 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
     text, words = _text_sizes(config)
     if words:
         yield Finding("text encoder", "note", words)
-    need = training_footprint(config, text)
+    need = estimate_training_memory(config, text)
     share = config.train.global_batch // config.train.processes
     parts = ("weights", "gradients", "moments", "activations", "batches")
     listed = ", ".join(f"{name} {_gb(getattr(need, name))}" for name in parts)
@@ -115,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="recipe, a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--studies", type=int, help="training studies, before there is a manifest")
-    parser.add_argument("--films", type=int, help="films of all splits, before that")
+    parser.add_argument("--images", type=int, help="images of all splits, before that")
     parser.add_argument("--images-per-s", type=float, help="speed of all processes together")
     parser.add_argument("--seconds", type=float, default=20.0, help="time to measure for; 0: none")
     options = parser.parse_args(argv)
-    asked = Asked(options.studies, options.films, options.images_per_s, options.seconds)
+    asked = Asked(options.studies, options.images, options.images_per_s, options.seconds)
     faults = 0
     try:
         config = load_config(options.config, options.set)
@@ -136,14 +140,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _data(config: Config, asked: Asked) -> Data:
     work = resolve_path(config.work, config)
     try:
-        found = open_artifact(manifest.KIND.at(work), manifest.KIND, verify=False)
+        found = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, verify=False)
     except ArtifactError:
-        given = asked.studies is not None or asked.films is not None
-        return Data(asked.studies, asked.films, "the command line" if given else "nowhere")
+        given = asked.studies is not None or asked.images is not None
+        return Data(asked.studies, asked.images, "the command line" if given else "nowhere")
     images = read_table(found.path, manifest.IMAGES, ["study_id", "split"])
     training = images.filter(pc.equal(images["split"], "train"))
     studies = pc.count_distinct(training["study_id"]).as_py()
-    return Data(studies, len(images), "the manifest; some may lack a film or a sentence later")
+    return Data(studies, len(images), "the manifest; some may lack an image or a sentence later")
 
 
 def _steps(config: Config, data: Data) -> Iterator[Finding]:
@@ -166,7 +170,7 @@ def _steps(config: Config, data: Data) -> Iterator[Finding]:
 def _text_sizes(config: Config) -> tuple[BertConfig, str]:
     """Find the text encoder's sizes, and say what had to be assumed."""
     chosen = config.model.text.pretrained or config.language_model.pretrained
-    fitted = masked_lm.KIND.at(resolve_path(config.work, config))
+    fitted = masked_lm.ARTIFACT.at(resolve_path(config.work, config))
     if not config.model.text.pretrained and (fitted / masked_lm.CONFIG).is_file():
         return read_config(fitted), ""
     if chosen:
@@ -204,7 +208,7 @@ def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
         yield Finding("hours", "note", "not measured; give --images-per-s or --seconds")
         return
     if rate is None:
-        each, pairs = measure_pace(config, text, asked.seconds)
+        each, pairs = measure_throughput(config, text, asked.seconds)
         rate = each * settings.processes
         words = f"measured here, one process, {pairs} pairs a step"
         if settings.processes > 1:
@@ -215,7 +219,7 @@ def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
     )
 
 
-def _disk(config: Config, data: Data, need: Footprint) -> Iterator[Finding]:
+def _disk(config: Config, data: Data, need: MemoryEstimate) -> Iterator[Finding]:
     work, settings = resolve_path(config.work, config), config.train
     room = shutil.disk_usage(
         next(parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists())
@@ -225,12 +229,12 @@ def _disk(config: Config, data: Data, need: Footprint) -> Iterator[Finding]:
         "model": need.weights,
     }
     unknown = []
-    if data.films is None:
+    if data.images is None:
         unknown += ["prepared", "index"]
     else:
-        needs["prepared"] = data.films * config.images.size_px**2
+        needs["prepared"] = data.images * config.images.size_px**2
         vectors = config.model.similarity.dim * (2 * need.regions + 4)
-        needs["index"] = data.films * (vectors + _THUMBNAIL * config.index.pictures)
+        needs["index"] = data.images * (vectors + _THUMBNAIL * config.index.pictures)
     if (rows := _distinct(work)) is None:
         unknown.append("sentences to eta_cache")
     else:
@@ -243,7 +247,7 @@ def _disk(config: Config, data: Data, need: Footprint) -> Iterator[Finding]:
     state: Literal["ok", "note", "fault"] = "note" if unknown else "ok"
     words = f"{_gb(total)} to come ({listed}), {_gb(room)} free"
     if unknown:
-        words += f"; not known yet: {', '.join(unknown)} (run the earlier jobs, or give --films)"
+        words += f"; not known yet: {', '.join(unknown)} (run the earlier jobs, or give --images)"
     yield Finding("disk", "fault" if total > room else state, words)
 
 
@@ -281,7 +285,7 @@ def _method(config: Config) -> Iterator[Finding]:
 def _distinct(work: Path) -> int | None:
     """Count the distinct sentences, where they are there."""
     try:
-        found = open_artifact(sentences.KIND.at(work), sentences.KIND, verify=False)
+        found = open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT, verify=False)
     except ArtifactError:
         return None
     return len(sentences.distinct_sentences(found))

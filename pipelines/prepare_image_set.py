@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from medclip_dcl.artifact import Draft
+from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.image_only import artifacts
@@ -49,7 +49,7 @@ def build(job: Job) -> None:
     )
 
 
-def _write(config: Config, source: ImageSource, draft: Draft) -> dict[str, Any]:
+def _write(config: Config, source: ImageSource, writer: ArtifactWriter) -> dict[str, Any]:
     settings = config.image_set
     thinned = {source.names.index(name) for name in settings.thinned}
     parts = divide(
@@ -76,7 +76,7 @@ def _write(config: Config, source: ImageSource, draft: Draft) -> dict[str, Any]:
             for split, (images, rows) in chosen.items()
             for table in _blocks(split, images, rows, progress)
         ]
-    write_table(draft.directory, IMAGES, pa.concat_tables(tables))
+    write_table(writer.directory, IMAGES, pa.concat_tables(tables))
     counts = {
         split: np.bincount(images.labels[rows], minlength=len(source.names)).tolist()
         for split, (images, rows) in chosen.items()
@@ -85,7 +85,7 @@ def _write(config: Config, source: ImageSource, draft: Draft) -> dict[str, Any]:
         {"name": name, "is_thinned": label in thinned, **{s: counts[s][label] for s in counts}}
         for label, name in enumerate(source.names)
     ]
-    write_table(draft.directory, CLASSES, rows)
+    write_table(writer.directory, CLASSES, rows)
     return {
         **{split: sum(of_class) for split, of_class in counts.items()},
         "classes": len(source.names),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medclip_dcl.artifact import Draft
+from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.config import Config
 from medclip_dcl.evaluation.probe import (
     Labelled,
@@ -42,7 +42,7 @@ def build(job: Job) -> None:
     print(_table(read_table(artifact.path, artifacts.PROBES).to_pylist()), flush=True)
 
 
-def _write(job: Job, draft: Draft) -> dict[str, Any]:
+def _write(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
     settings = job.config.probe
     images = ImageSet(job.open(artifacts.IMAGE_SET, verify=False))
     splits = {name: images.split(name) for name in ("train", "validate", "test")}
@@ -62,8 +62,8 @@ def _write(job: Job, draft: Draft) -> dict[str, Any]:
                 progress.advance(1)
             if name == "trained":
                 mapped = _map(job, splits["test"], features.test)
-    write_table(draft.directory, artifacts.PROBES, rows)
-    write_table(draft.directory, artifacts.MAP, mapped)
+    write_table(writer.directory, artifacts.PROBES, rows)
+    write_table(writer.directory, artifacts.MAP, mapped)
     return {"probes": len(rows), "mapped": len(mapped), **_summary(rows)}
 
 
@@ -84,12 +84,12 @@ def _features(encoder: ViewEncoder, splits: Mapping[str, ImageSplit], batch: int
 
 def _map(job: Job, split: ImageSplit, test: Labelled) -> Rows:
     settings, seed = job.config.probe, job.config.seed
-    share = settings.map_images / max(1, len(test.labels))
+    share = settings.tsne_images / max(1, len(test.labels))
     if share == 0 or len(test.labels) < 4:
         return []
     generator = np.random.Generator(np.random.Philox(seed))
     rows = draw_labelled(test.labels, min(1.0, share), generator)
-    places = map_features(test.features[rows], settings.perplexity, seed)
+    coordinates = map_features(test.features[rows], settings.perplexity, seed)
     return [
         {
             "image_id": split.image_ids[row],
@@ -97,7 +97,7 @@ def _map(job: Job, split: ImageSplit, test: Labelled) -> Rows:
             "x": float(x),
             "y": float(y),
         }
-        for row, (x, y) in zip(rows.tolist(), places, strict=True)
+        for row, (x, y) in zip(rows.tolist(), coordinates, strict=True)
     ]
 
 

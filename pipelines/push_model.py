@@ -27,14 +27,14 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, Artifact, open_artifact
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.errors import ConfigError, HubError, MedclipError
-from medclip_dcl.export import cards_of, make_public_copy
+from medclip_dcl.export import cards_of, export_model
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
     """Send a public copy to the hub.
 
     Args:
-        copy: from `make_public_copy`.
+        copy: from `export_model`.
         repo: `OWNER/NAME`; it is made where it does not exist.
         private: whether a new repository is private.
 
@@ -95,11 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         config = load_config(options.config, options.set)
-        model = model_package.KIND.at(resolve_path(config.work, config))
+        model = model_package.ARTIFACT.at(resolve_path(config.work, config))
         with tempfile.TemporaryDirectory() as folder:
-            copy = make_public_copy(
+            copy = export_model(
                 model,
-                cards_of(model.parent, open_artifact(model, model_package.KIND, verify=False)),
+                cards_of(model.parent, open_artifact(model, model_package.ARTIFACT, verify=False)),
                 Path(folder) / "model",
                 allow_vocabulary=options.allow_vocabulary,
             )

@@ -7,11 +7,17 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from medclip_dcl.artifact import Draft
+from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.tables import TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.labeler.labels import FINDINGS, Claims, claims_of, read_report, reader_digest
+from medclip_dcl.text.labeler.labels import (
+    FINDINGS,
+    ReportLabels,
+    read_report,
+    reader_digest,
+    report_labels_of,
+)
 from pipelines.job import Job, run_job
 
 _COLUMNS = ("study_id", "text", "text_key")
@@ -23,31 +29,35 @@ def build(job: Job) -> None:
     Args:
         job: the job's configuration and folder.
     """
-    source = job.open(sentences.KIND)
+    source = job.open(sentences.ARTIFACT)
 
-    def write(draft: Draft) -> Mapping[str, Any]:
+    def write(writer: ArtifactWriter) -> Mapping[str, Any]:
         rows = read_table(source.path, sentences.SENTENCES, _COLUMNS).to_pylist()
         by_key = {row["text_key"]: row["text"] for row in rows}
         readings = {key: read_report(text) for key, text in by_key.items()}
-        said = {key: claims_of([reading]) for key, reading in readings.items()}
+        said = {key: report_labels_of([reading]) for key, reading in readings.items()}
         reports = {
-            study: claims_of(readings[row["text_key"]] for row in group)
+            study: report_labels_of(readings[row["text_key"]] for row in group)
             for study, group in groupby(rows, key=itemgetter("study_id"))
         }
-        _write(draft, labels.SENTENCE_CLAIMS, "text_key", said)
-        _write(draft, labels.REPORT_CLAIMS, "study_id", reports)
+        _write(writer, labels.SENTENCE_CLAIMS, "text_key", said)
+        _write(writer, labels.REPORT_CLAIMS, "study_id", reports)
         return _summary([said[row["text_key"]] for row in rows], said, reports)
 
-    job.make(labels.KIND, {"reader": reader_digest()}, {"sentences": source}, write)
+    job.make(labels.ARTIFACT, {"reader": reader_digest()}, {"sentences": source}, write)
 
 
-def _write(draft: Draft, form: TableFormat, name: str, said: Mapping[str, Claims]) -> None:
+def _write(
+    writer: ArtifactWriter, form: TableFormat, name: str, said: Mapping[str, ReportLabels]
+) -> None:
     rows = [{name: key, **said[key].to_row()} for key in sorted(said)]
-    write_table(draft.directory, form, rows)
+    write_table(writer.directory, form, rows)
 
 
 def _summary(
-    occurrences: Sequence[Claims], said: Mapping[str, Claims], reports: Mapping[str, Claims]
+    occurrences: Sequence[ReportLabels],
+    said: Mapping[str, ReportLabels],
+    reports: Mapping[str, ReportLabels],
 ) -> dict[str, Any]:
     """Count what was read; shares are of sentences as they occur, repeats included."""
     per_finding = {

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from medclip_dcl.artifact import Draft
+from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.distributed import Launch, joined
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
 from medclip_dcl.likelihood import masked_lm, scoring
@@ -30,7 +30,7 @@ from medclip_dcl.likelihood.diagnostics import spearman
 from medclip_dcl.likelihood.engines import EngineName
 from medclip_dcl.likelihood.scoring import (
     Floats,
-    Recipe,
+    ScoringOptions,
     Work,
     collect_scores,
     drift,
@@ -66,9 +66,9 @@ class _Scoring:
         self._job, self._launch = job, launch
         self._settings = job.config.likelihood
         verify = launch.is_main  # one process in many hashes every byte
-        self._source = job.open(sentences.KIND, verify=verify)
-        self._model = job.open(masked_lm.KIND, verify=verify)
-        self._recipe = Recipe(
+        self._source = job.open(sentences.ARTIFACT, verify=verify)
+        self._model = job.open(masked_lm.ARTIFACT, verify=verify)
+        self._fingerprint = ScoringOptions(
             self._model.path,
             self._settings.variant,
             self._settings.dtype,
@@ -82,10 +82,10 @@ class _Scoring:
         """Make the artifact unless it is valid."""
         try:
             header = scoring.score_header(self._source, self._model, self._settings)
-            engine = self._sealed_engine(header) or engine_of(self._recipe)
-            self._recipe = replace(self._recipe, engine=engine)
+            engine = self._engine_of_scores(header) or engine_of(self._fingerprint)
+            self._fingerprint = replace(self._fingerprint, engine=engine)
             self._job.make(
-                scoring.KIND,
+                scoring.ARTIFACT,
                 {**header, "engine": engine},
                 {"sentences": self._source, "language_model": self._model},
                 self._write,
@@ -97,19 +97,19 @@ class _Scoring:
         """Score a share where the main process finds something to score."""
         engine, _, folder = self._launch.tell("").partition(" ")
         if folder:
-            self._recipe = replace(self._recipe, engine=cast("EngineName", engine))
+            self._fingerprint = replace(self._fingerprint, engine=cast("EngineName", engine))
             self._score(Path(folder), self._plan(sentences.distinct_sentences(self._source)))
             self._launch.wait()
 
-    def _sealed_engine(self, header: Mapping[str, str]) -> EngineName | None:
+    def _engine_of_scores(self, header: Mapping[str, str]) -> EngineName | None:
         """Give the engine of whole likelihoods that are to be reused, whatever this machine has."""
         if self._settings.engine != "auto":
             return None
         try:
-            sealed = self._job.open(scoring.KIND, verify=False)
+            sealed = self._job.open(scoring.ARTIFACT, verify=False)
         except ArtifactError:
             return None
-        said = sealed.recipe["settings"]
+        said = sealed.fingerprint["settings"]
         same = said == {**header, "engine": said.get("engine")}
         return cast("EngineName", said["engine"]) if same else None
 
@@ -122,23 +122,23 @@ class _Scoring:
     def _tell_drift(self, texts: Sequence[str]) -> None:
         """Say how far scores in the precision that is asked for lie from those in float32."""
         some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
-        worst = drift(self._recipe, some)
+        worst = drift(self._fingerprint, some)
         self._job.say(dtype=self._settings.dtype, drift_nats=round(worst, 4), sentences=len(some))
 
-    def _write(self, draft: Draft) -> Mapping[str, Any]:
+    def _write(self, writer: ArtifactWriter) -> Mapping[str, Any]:
         distinct = sentences.distinct_sentences(self._source)
         work = self._plan(distinct)
-        folder = draft.directory / scoring.PARTS
-        table = _finished(draft.directory, distinct["text_key"].to_pylist())
+        folder = writer.directory / scoring.PARTS
+        table = _finished(writer.directory, distinct["text_key"].to_pylist())
         if table is None:
             if self._settings.dtype != "float32":
                 self._tell_drift(distinct["text"].to_pylist())
             folder.mkdir(exist_ok=True)
-            self._tell(f"{self._recipe.engine} {folder}")
+            self._tell(f"{self._fingerprint.engine} {folder}")
             self._score(folder, work)
             self._launch.wait()
             table = _table(distinct, work, collect_scores(folder, work, self._launch))
-            write_table(draft.directory, scoring.LIKELIHOODS, table)
+            write_table(writer.directory, scoring.LIKELIHOODS, table)
         if folder.exists():
             shutil.rmtree(folder)
         return _figures(table) | {
@@ -148,10 +148,10 @@ class _Scoring:
 
     def _plan(self, distinct: pa.Table) -> Work:
         keys, texts = distinct["text_key"].to_pylist(), distinct["text"].to_pylist()
-        return plan_work(keys, texts, self._recipe, self._settings)
+        return plan_work(keys, texts, self._fingerprint, self._settings)
 
     def _score(self, folder: Path, work: Work) -> None:
-        damaged = score_share(folder, work, self._recipe, self._settings, self._launch)
+        damaged = score_share(folder, work, self._fingerprint, self._settings, self._launch)
         if damaged and self._launch.is_main:
             self._job.say(damaged_parts=damaged, state="their sentences are scored again")
 

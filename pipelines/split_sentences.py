@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from medclip_dcl.artifact import Artifact, Draft
+from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.data import manifest
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import read_table, write_table
@@ -25,17 +25,19 @@ def build(job: Job) -> None:
     Args:
         job: the job's frame.
     """
-    source = job.open(manifest.KIND)
+    source = job.open(manifest.ARTIFACT)
     settings = job.config.sentences
     job.make(
-        sentences.KIND,
+        sentences.ARTIFACT,
         {"sentences": settings, "splitter": SPLITTER},
         {"manifest": source},
         lambda draft: _write(draft, source, settings),
     )
 
 
-def _write(draft: Draft, source: Artifact, settings: SentencesConfig) -> Mapping[str, Any]:
+def _write(
+    writer: ArtifactWriter, source: Artifact, settings: SentencesConfig
+) -> Mapping[str, Any]:
     reports = read_table(source.path, manifest.REPORTS).to_pylist()
     parts = [(report, name) for report in reports for name in used_sections(report, settings)]
     splits = _split(sorted({report[name] for report, name in parts}), settings)
@@ -45,15 +47,15 @@ def _write(draft: Draft, source: Artifact, settings: SentencesConfig) -> Mapping
             "subject_id": report["subject_id"],
             "split": report["split"],
             "section": name,
-            "position": place,
+            "position": index,
             "text": text,
             "text_key": sentences.text_key(text),
         }
         for report, name in parts
-        for place, text in splits[report[name]].sentences
+        for index, text in splits[report[name]].sentences
     ]
     rows.sort(key=lambda row: (row["study_id"], row["section"], row["position"]))
-    write_table(draft.directory, sentences.SENTENCES, rows)
+    write_table(writer.directory, sentences.SENTENCES, rows)
     return {
         "reports": len(reports),
         "sections": len(parts),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from medclip_dcl.config import Config, load_config
 from medclip_dcl.errors import ConfigError, MedclipError
-from pipelines.__main__ import STORY
+from pipelines.__main__ import STAGES
 
 _ASKED_FOR = {
     "generate_studies",
@@ -19,7 +19,7 @@ _ASKED_FOR = {
 """Jobs that a recipe has to name."""
 
 
-def jobs_of(config: Config) -> tuple[str, ...]:
+def stages_of(config: Config) -> tuple[str, ...]:
     """Give the jobs of a recipe, in order.
 
     Args:
@@ -32,12 +32,12 @@ def jobs_of(config: Config) -> tuple[str, ...]:
     Raises:
         ConfigError: a name is no job.
     """
-    unknown = set(config.jobs) - set(STORY)
+    unknown = set(config.jobs) - set(STAGES)
     if unknown:
-        raise ConfigError(f"jobs names {sorted(unknown)}, which are no jobs; use those of {STORY}")
+        raise ConfigError(f"jobs names {sorted(unknown)}, which are no jobs; use those of {STAGES}")
     if config.jobs:
-        return tuple(name for name in STORY if name in config.jobs)
-    return tuple(name for name in STORY if name not in _ASKED_FOR)
+        return tuple(name for name in STAGES if name in config.jobs)
+    return tuple(name for name in STAGES if name not in _ASKED_FOR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
     try:
-        print(*jobs_of(load_config(arguments.config, arguments.set)))
+        print(*stages_of(load_config(arguments.config, arguments.set)))
     except MedclipError as error:
         print(f"story: {error}", file=sys.stderr)
         return error.exit_code

@@ -24,23 +24,23 @@ from medclip_dcl.errors import JobFailed
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
     Estimate,
-    contest,
+    compare_measured,
+    describe_difference,
     measure_sides,
-    read_cases,
+    read_sample_results,
     side_estimates,
-    verdict,
 )
 from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
-from pipelines.__main__ import STORY
+from pipelines.__main__ import STAGES
 from pipelines.job import STOPPED, Job, Stopped, run_job
-from pipelines.story import jobs_of
+from pipelines.story import stages_of
 from pipelines.table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
 from pipelines.table1_runs import Run, do_runs, plan_runs
 
 FOLDER = "table1"
 FIGURES = "table1.json"
-_PREPARATION = STORY[: STORY.index("build_eta_cache")]
+_PREPARATION = STAGES[: STAGES.index("build_eta_cache")]
 _WIDTH = 21
 
 
@@ -80,7 +80,7 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
 
     Returns:
         `rows`: for each its title, seeds, costs, figures with intervals, the paper's
-        values, and figure by figure the verdict against the uncorrected row; `films` and
+        values, and figure by figure the verdict against the uncorrected row; `images` and
         `patients` that they rest on.
 
     Raises:
@@ -88,7 +88,10 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
     """
     of_row = {row.name: [run for run in runs if run.row.name == row.name] for row in rows}
     sides = [
-        [read_cases(open_artifact(results.KIND.at(run.folder), results.KIND)) for run in mine]
+        [
+            read_sample_results(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
+            for run in mine
+        ]
         for mine in of_row.values()
     ]
     measured = dict(zip(of_row, measure_sides(sides, samples, _generator()), strict=True))
@@ -106,7 +109,7 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
             },
         }
         if row.name != BASELINE and BASELINE in measured:
-            differences = contest(
+            differences = compare_measured(
                 measured[row.name],
                 measured[BASELINE],
                 [name for name in COLUMNS.values() if _both(measured, row.name, name)],
@@ -118,7 +121,7 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
                     "low": item.estimate.low,
                     "high": item.estimate.high,
                     "corrected_p": item.corrected_p,
-                    "verdict": verdict(name, item),
+                    "describe_difference": describe_difference(name, item),
                 }
                 for name, item in differences.items()
             }
@@ -158,13 +161,13 @@ def table_text(tree: Mapping[str, Any]) -> str:
     titles = {figure: name for name, figure in columns.items()}
     lines += ["", f"p below .05 after correction for the {len(COLUMNS)} columns of a row:"]
     for row in tree["rows"].values():
-        told = [
+        reported = [
             f"{titles[name]} {item['difference']:+.3g}"
             for name, item in row.get("against_baseline", {}).items()
-            if item["verdict"] in {"A is better", "B is better"}
+            if item["describe_difference"] in {"A is better", "B is better"}
         ]
         if "against_baseline" in row:
-            words = ", ".join(told) or "no difference shown"
+            words = ", ".join(reported) or "no difference shown"
             alone = min(len(row["seeds"]), len(tree["rows"][BASELINE]["seeds"])) < 2
             beside = "  (one seed: two models, not two recipes)" if alone else ""
             lines.append(f"{row['title']:34} against no correction: {words}{beside}")
@@ -173,11 +176,13 @@ def table_text(tree: Mapping[str, Any]) -> str:
 
 def _prepare(config: Config, folder: Path) -> None:
     """Run the recipe's jobs up to the likelihoods; each leaves alone what is valid."""
-    recipe = folder / "recipe.yaml"
-    write_text(recipe, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    for name in jobs_of(config):
+    config_file = folder / "config.yaml"
+    write_text(config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    for name in stages_of(config):
         if name in _PREPARATION:
-            code: int = importlib.import_module(f"pipelines.{name}").main(["--config", str(recipe)])
+            code: int = importlib.import_module(f"pipelines.{name}").main(
+                ["--config", str(config_file)]
+            )
             if code == STOPPED:
                 raise Stopped
             if code:

@@ -15,7 +15,7 @@ COLUMNS: Mapping[str, str] = {
     "Recall": "boxes.recall",
     "MedR": "boxes.median_rank",
 }
-"""Columns of the table -> figures; ACC is balanced, as it is on the paper's balanced films."""
+"""Columns of the table -> figures; ACC is balanced, as it is on the paper's balanced images."""
 
 DOUBLES: Mapping[str, str] = {"Recall own": "boxes.own_recall", "MedR own": "boxes.own_median_rank"}
 """The last two again, where the words of another box are wrong even if they read alike."""

@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import HEADER, json_digest, open_artifact, peek_artifact
+from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.errors import ArtifactError, JobFailed
@@ -46,7 +46,7 @@ SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 """Artifacts that all runs read."""
 
 NOTE = "run.json"
-RECIPE = "recipe.yaml"
+CONFIG_FILE = "config.yaml"
 LOG = "log.txt"
 SPENT = "spent.json"
 _POLL_S = 0.2
@@ -73,7 +73,7 @@ class Run:
         """
         try:
             tree = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
-            open_artifact(results.KIND.at(self.folder), results.KIND, verify=False)
+            open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT, verify=False)
         except (OSError, ValueError, ArtifactError):
             return None
         done: dict[str, Any] | None = tree if tree.get("digest") == self.digest else None
@@ -93,14 +93,14 @@ def plan_runs(config: Config, rows: Sequence[Row], folder: Path) -> list[Run]:
     """
     work = resolve_path(config.work, config)
     inputs = {
-        item.KIND.name: peek_artifact(item.KIND.at(work)).digest
+        item.KIND.name: read_artifact_header(item.KIND.at(work)).digest
         for item in SHARED
         if (item.KIND.at(work) / HEADER).is_file()
     }
     runs = []
-    for place, seed in enumerate(config.table1.seeds):
+    for row_number, seed in enumerate(config.table1.seeds):
         for row in rows:
-            if row.is_trained or place == 0:
+            if row.is_trained or row_number == 0:
                 own = folder / row.name / f"seed-{seed}"
                 settings = _settings(config, row, seed, own, work)
                 digest = json_digest({"settings": settings, "inputs": inputs})
@@ -164,14 +164,14 @@ def do_run(run: Run) -> int:
             jobs = (build_eta_cache, train, evaluate) if run.row.is_trained else (evaluate,)
             for job in jobs:
                 with redirect_stdout(log), redirect_stderr(log):
-                    code: int = job.main(["--config", str(run.folder / RECIPE)])
+                    code: int = job.main(["--config", str(run.folder / CONFIG_FILE)])
                 if code:
                     return code
         note = {
             "name": run.row.name,
             "seed": run.seed,
             "digest": run.digest,
-            "model_mb": round(_bytes(model_package.KIND.at(run.folder)) / 1e6, 2),
+            "model_mb": round(_bytes(model_package.ARTIFACT.at(run.folder)) / 1e6, 2),
             **_read_spent(run.folder),
         }
         write_text(run.folder / NOTE, json.dumps(note, indent=1) + "\n")
@@ -206,7 +206,7 @@ def _read_spent(folder: Path) -> dict[str, Any]:
 
 def _model(folder: Path) -> str:
     try:
-        return peek_artifact(model_package.KIND.at(folder)).digest
+        return read_artifact_header(model_package.ARTIFACT.at(folder)).digest
     except ArtifactError:
         return ""
 
@@ -249,10 +249,10 @@ def _written_out(tree: Any, work: str) -> Any:
 def _lay_out(run: Run) -> None:
     """Make the folder of a run: its recipe, and links to what all share."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    recipe = run.folder / RECIPE
+    config_file = run.folder / CONFIG_FILE
     text = yaml.safe_dump(dict(run.settings), sort_keys=False)
-    if recipe.is_file() and recipe.read_text(encoding="utf-8") != text:
-        shutil.rmtree(checkpoint.KIND.at(run.folder), ignore_errors=True)  # another recipe's
+    if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
+        shutil.rmtree(checkpoint.ARTIFACT.at(run.folder), ignore_errors=True)  # another recipe's
         if not _model(run.folder):
             (run.folder / SPENT).unlink(missing_ok=True)
     shared = run.folder.parents[2]
@@ -260,7 +260,7 @@ def _lay_out(run: Run) -> None:
         link, target = item.KIND.at(run.folder), item.KIND.at(shared)
         if target.is_dir() and not link.is_symlink():
             link.symlink_to(os.path.relpath(target, run.folder))
-    write_text(recipe, text)
+    write_text(config_file, text)
 
 
 @contextmanager
@@ -292,11 +292,11 @@ def _take_runs(runs: list[Run], following: Any) -> None:
     threading.Thread(target=_follow_parent, daemon=True).start()
     while True:
         with following.get_lock():
-            place = following.value
+            index = following.value
             following.value += 1
-        if place >= len(runs):
+        if index >= len(runs):
             return
-        code = do_run(runs[place])
+        code = do_run(runs[index])
         if code:
             sys.exit(code)
 

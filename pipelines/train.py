@@ -1,4 +1,4 @@
-"""Train: films, sentences and eta -> a published model; or images alone -> an image model.
+"""Train: images, sentences and eta -> a published model; or images alone -> an image model.
 
     accelerate launch --config_file configs/accelerate/cpu.yaml -m pipelines.train --config FILE
     torchrun --nproc-per-node 8 -m pipelines.train --config FILE    (train.processes: 8)
@@ -21,7 +21,13 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, Draft, Kind, make_recipe, open_artifact
+from medclip_dcl.artifact import (
+    Artifact,
+    ArtifactType,
+    ArtifactWriter,
+    make_fingerprint,
+    open_artifact,
+)
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
@@ -33,8 +39,8 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import needs_claims
-from medclip_dcl.training.publishing import publish
-from medclip_dcl.training.trainer import Inputs, Trained, start_accelerator, train
+from medclip_dcl.training.publishing import package_model
+from medclip_dcl.training.trainer import TrainedModel, TrainInputs, start_accelerator, train
 from pipelines.image_training import image_run
 from pipelines.job import Job, Stopped, run_job
 from pipelines.training_run import TrainingRun, loop_settings, weights_digest
@@ -61,20 +67,20 @@ def build(job: Job) -> None:
 def _build(job: Job, accelerator: Accelerator) -> None:
     main = accelerator.is_main_process
     run: TrainingRun[Any] = _run_of(job, accelerator)
-    recipe = make_recipe(run.kind, run.settings, run.digests)
-    folder = checkpoint.KIND.at(job.work)
-    store = CheckpointStore(folder, recipe, job.config.train.steps)
+    fingerprint = make_fingerprint(run.kind, run.settings, run.digests)
+    folder = checkpoint.ARTIFACT.at(job.work)
+    store = CheckpointStore(folder, fingerprint, job.config.train.steps)
     say = job.say if main else _say_nothing
     trained: Any = None
     begun = time.monotonic()
-    if not _is_published(job, run.kind, recipe, accelerator):
+    if not _is_published(job, run.kind, fingerprint, accelerator):
         with store.locked() if main else nullcontext():
             accelerator.wait_for_everyone()
             trained = run.train(store, folder, say)
-        if not run.ending(trained).finished:
+        if not run.result(trained).finished:
             raise Stopped
     if main:
-        write: Callable[[Draft], dict[str, Any]] = partial(_write, run, trained, begun)
+        write: Callable[[ArtifactWriter], dict[str, Any]] = partial(_write, run, trained, begun)
         job.make(run.kind, run.settings, run.digests, write)
         store.clear()
 
@@ -84,29 +90,29 @@ def _run_of(job: Job, accelerator: Accelerator) -> TrainingRun[Any]:
         return image_run(job, accelerator)
     config = job.config
     inputs = _open_inputs(job, verify=accelerator.is_main_process)
-    return TrainingRun[Trained](
-        kind=model_package.KIND,
+    return TrainingRun[TrainedModel](
+        kind=model_package.ARTIFACT,
         settings=loop_settings(config),
         digests=_digests(config, inputs),
         train=lambda store, folder, say: train(config, inputs, accelerator, store, folder, say),
-        ending=lambda trained: trained.ending,
-        publish=lambda folder, trained: publish(folder, config, inputs, trained),
+        result=lambda trained: trained.result,
+        publish=lambda folder, trained: package_model(folder, config, inputs, trained),
     )
 
 
-def _open_inputs(job: Job, verify: bool) -> Inputs:
-    def open_one(kind: Kind) -> Artifact:
+def _open_inputs(job: Job, verify: bool) -> TrainInputs:
+    def open_one(kind: ArtifactType) -> Artifact:
         return job.open(kind, verify=verify)  # one process in many hashes every byte
 
     config = job.config
     text, image = config.model.text.pretrained, config.model.image.pretrained
-    return Inputs(
-        manifest=open_one(manifest.KIND),
-        prepared=open_one(prepared.KIND),
-        sentences=open_one(sentences.KIND),
-        eta_cache=open_one(eta.KIND),
-        claims=open_one(labels.KIND) if needs_claims(config.objective) else None,
-        text_folder=resolve_path(text, config) if text else open_one(masked_lm.KIND).path,
+    return TrainInputs(
+        manifest=open_one(manifest.ARTIFACT),
+        prepared=open_one(prepared.ARTIFACT),
+        sentences=open_one(sentences.ARTIFACT),
+        eta_cache=open_one(eta.ARTIFACT),
+        claims=open_one(labels.ARTIFACT) if needs_claims(config.objective) else None,
+        text_folder=resolve_path(text, config) if text else open_one(masked_lm.ARTIFACT).path,
         truth=_truth(config),
         image_weights=resolve_path(image, config) if image else None,
     )
@@ -118,7 +124,7 @@ def _truth(config: Config) -> Truth | None:
     return read_truth(resolve_path(config.source.root, config))
 
 
-def _digests(config: Config, inputs: Inputs) -> dict[str, Artifact | str]:
+def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
     digests: dict[str, Artifact | str] = {
         "manifest": inputs.manifest,
         "prepared": inputs.prepared,
@@ -137,23 +143,27 @@ def _digests(config: Config, inputs: Inputs) -> dict[str, Artifact | str]:
     return digests
 
 
-def _is_published(job: Job, kind: Kind, recipe: dict[str, Any], accelerator: Accelerator) -> bool:
+def _is_published(
+    job: Job, kind: ArtifactType, fingerprint: dict[str, Any], accelerator: Accelerator
+) -> bool:
     """Let the main process look, so that all do the same."""
     found = [False]
     if accelerator.is_main_process:
         try:
             artifact = open_artifact(kind.at(job.work), kind)
-            found = [artifact.recipe == recipe]
+            found = [artifact.fingerprint == fingerprint]
         except ArtifactError:
             pass
     broadcast_object_list(found)
     return found[0]
 
 
-def _write(run: TrainingRun[Any], trained: Any, begun: float, draft: Draft) -> dict[str, Any]:
-    draft.started = begun  # the seconds of a model are those of its training
+def _write(
+    run: TrainingRun[Any], trained: Any, begun: float, writer: ArtifactWriter
+) -> dict[str, Any]:
+    writer.started = begun  # the seconds of a model are those of its training
     assert trained is not None, "published by another process meanwhile, or not at all"
-    return run.publish(draft.directory, trained)
+    return run.publish(writer.directory, trained)
 
 
 def _say_nothing(**_facts: object) -> None:

@@ -1,25 +1,25 @@
-"""What `train` needs to know of a run, be it of films and sentences or of images alone."""
+"""What `train` needs to know of a run, be it of images and sentences or of images alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.config import Config
 from medclip_dcl.files import sha256_file
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.training.checkpoint import CheckpointStore
-from medclip_dcl.training.trainer import Ending
+from medclip_dcl.training.trainer import TrainResult
 
-HOW_NOT_WHAT = (
+NOT_IN_FINGERPRINT = (
     "torch_threads",
     "save_every_steps",
     "keep_checkpoints",
     "log_every_steps",
     "validate_every_steps",
     "validate_batches",
-    "validate_films",
+    "validate_images",
     "trackers",
     "gradient_checkpointing",
     "max_skipped",
@@ -27,7 +27,7 @@ HOW_NOT_WHAT = (
 )
 """Settings of the loop that do not change what is learned."""
 
-_WHAT_IS_BEST = {"validate_every_steps", "validate_batches", "validate_films"}
+_WHAT_IS_BEST = {"validate_every_steps", "validate_batches", "validate_images"}
 
 Trained = TypeVar("Trained")
 
@@ -36,7 +36,7 @@ Trained = TypeVar("Trained")
 class TrainingRun(Generic[Trained]):
     """A run before it starts."""
 
-    kind: Kind
+    kind: ArtifactType
     """Artifact that it makes."""
     settings: Mapping[str, Any]
     """Settings that determine what is learned."""
@@ -44,7 +44,7 @@ class TrainingRun(Generic[Trained]):
     """What it is made from."""
     train: Callable[[CheckpointStore, Path, Callable[..., None]], Trained]
     """Checkpoints, their folder, a way to say facts -> the run's end."""
-    ending: Callable[[Trained], Ending]
+    result: Callable[[Trained], TrainResult]
     """How a run ended."""
     publish: Callable[[Path, Trained], dict[str, Any]]
     """Writes the model into a folder and gives figures that people look at."""
@@ -59,7 +59,7 @@ def loop_settings(config: Config) -> dict[str, Any]:
     Returns:
         Seed, model, objective, and of the loop what changes the result.
     """
-    how = set(HOW_NOT_WHAT) - (_WHAT_IS_BEST if config.train.best_metric else set())
+    how = set(NOT_IN_FINGERPRINT) - (_WHAT_IS_BEST if config.train.best_metric else set())
     loop = config.train.model_dump(mode="json", exclude=how)
     return {
         "seed": config.seed,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl import export, model_package
-from medclip_dcl.artifact import Draft
+from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import truth_files
@@ -40,18 +40,18 @@ def build(job: Job) -> None:
             f"{', '.join(missing)} empty: a model is not published without saying what it is for, "
             "what it cannot do and on which terms; write that into the recipe"
         )
-    needed = {kind.name: job.open(kind) for kind in (model_package.KIND, manifest.KIND)}
+    needed = {kind.name: job.open(kind) for kind in (model_package.ARTIFACT, manifest.ARTIFACT)}
     root = job.config.source.root
     is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
     sources = find_sources(job.work, job.config.report, is_generated, {}, 0, KINDS)
     inputs = {**sources.artifacts, **needed}
 
-    def write(draft: Draft) -> dict[str, Any]:
+    def write(writer: ArtifactWriter) -> dict[str, Any]:
         model, data = model_facts(sources, words), data_facts(sources, words)
-        write_text(draft.directory / export.MODEL_CARD, model_card(model))
-        write_text(draft.directory / export.DATA_CARD, data_card(data))
-        _write_json(draft.directory / export.MODEL_FACTS, model)
-        _write_json(draft.directory / export.DATA_FACTS, data)
+        write_text(writer.directory / export.MODEL_CARD, model_card(model))
+        write_text(writer.directory / export.DATA_CARD, data_card(data))
+        _write_json(writer.directory / export.MODEL_FACTS, model)
+        _write_json(writer.directory / export.DATA_FACTS, data)
         return {"model": model["model"], "evaluated": model["evaluation"] is not None}
 
     settings = {"card": words, "is_generated": is_generated}

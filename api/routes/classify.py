@@ -1,4 +1,4 @@
-"""POST /classify: which findings does a film show?"""
+"""POST /classify: which findings does an image show?"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Form, Request
 from torch import Tensor
 
-from api.dependencies import Film, Served
+from api.dependencies import CurrentState, FormImage
 from api.failures import documented
 from api.messages import ClassifyAnswer, FindingAnswer, ImageFacts
 from api.uploads import parse_findings
@@ -20,38 +20,40 @@ from medclip_dcl.inference.zero_shot import Finding, FindingScore
 router = APIRouter(tags=["questions"])
 
 
-@router.post("/classify", responses=documented("invalid_query", has_form=True, has_film=True))
+@router.post("/classify", responses=documented("invalid_query", has_form=True, has_image=True))
 async def classify(
     request: Request,
-    serving: Served,
-    film: Film,
+    serving: CurrentState,
+    image: FormImage,
     findings: Annotated[
         str, Form(description="what to look for, as JSON; empty: the model's own findings")
     ] = "",
     explain: Annotated[bool, Form(description="whether heatmap grids are wanted")] = False,
 ) -> ClassifyAnswer:
-    """Score findings on a film by their prompts."""
+    """Score findings on an image by their prompts."""
     asked = parse_findings(findings, serving.settings)
     model = serving.predictor
-    if asked is None and not explain:  # the usual question, scored for all films of a batch at once
-        return await serving.asking.ask_about(
+    if (
+        asked is None and not explain
+    ):  # the usual question, scored for all images of a batch at once
+        return await serving.batcher.submit(
             request,
             model,
-            film.pixels,
-            lambda scores: _answer(model, film, scores, [None] * len(scores)),
-            together=model.classify_regions,
+            image.pixels,
+            lambda scores: _answer(model, image, scores, [None] * len(scores)),
+            batched=model.classify_regions,
         )
-    return await serving.asking.ask_about(
+    return await serving.batcher.submit(
         request,
         model,
-        film.pixels,
-        lambda regions: _looked_at(model, film, regions, asked, explain=explain),
+        image.pixels,
+        lambda regions: _looked_at(model, image, regions, asked, explain=explain),
     )
 
 
 def _looked_at(
     model: Predictor,
-    film: SquareImage,
+    image: SquareImage,
     regions: Tensor,
     asked: tuple[Finding, ...] | None,
     *,
@@ -61,23 +63,23 @@ def _looked_at(
     heatmaps: list[npt.NDArray[np.float32] | None] = [None] * len(scores)
     if explain:
         wanted = model.findings if asked is None else asked
-        height, width = film.height_px, film.width_px
+        height, width = image.height_px, image.width_px
         heatmaps = [
             _mean_grid(model.ground_regions(regions, side, height, width))
             for side in (finding.positive for finding in wanted)
         ]
-    return _answer(model, film, scores, heatmaps)
+    return _answer(model, image, scores, heatmaps)
 
 
 def _answer(
     model: Predictor,
-    film: SquareImage,
+    image: SquareImage,
     scores: Sequence[FindingScore],
     heatmaps: Sequence[npt.NDArray[np.float32] | None],
 ) -> ClassifyAnswer:
     return ClassifyAnswer(
         model=model.digest,
-        image=ImageFacts.of(film, out_of_range=model.is_out_of_range(film.pixels)),
+        image=ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels)),
         findings=[
             FindingAnswer.of(score, heatmap)
             for score, heatmap in zip(scores, heatmaps, strict=True)

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.dependencies import Served
+from api.dependencies import CurrentState
 from api.failures import documented
 from api.messages import State
 
@@ -19,7 +19,7 @@ async def health() -> State:
 
 
 @router.get("/ready", responses=documented(*_NOT_READY))
-async def ready(serving: Served) -> State:
+async def ready(serving: CurrentState) -> State:
     """Say that model and index are loaded and warm; no key is asked for."""
     serving.check()
     return State(status="ok")
@@ -30,7 +30,7 @@ async def ready(serving: Served) -> State:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "the figures"}, **documented()},
 )
-async def metrics(serving: Served) -> Response:
+async def metrics(serving: CurrentState) -> Response:
     """Give Prometheus figures."""
-    figures = generate_latest(serving.figures.registry)
+    figures = generate_latest(serving.metrics.registry)
     return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})

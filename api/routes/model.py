@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from api.dependencies import Served
-from api.failures import Refusal, documented
+from api.dependencies import CurrentState
+from api.failures import ApiError, documented
 from api.messages import ModelAnswer
 
 router = APIRouter(tags=["service"])
@@ -20,13 +20,13 @@ _LIMITS = (
 
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
-def model(serving: Served) -> ModelAnswer:
+def model(serving: CurrentState) -> ModelAnswer:
     """Give the model's card, the index's counts and the limits."""
     published = serving.published
     try:
         artifact = serving.index.artifact
         index = {"digest": artifact.digest, **artifact.summary}
-    except Refusal:
+    except ApiError:
         index = None
     fitted = published.calibration
     calibration = None if fitted is None else fitted.model_dump(mode="json")

@@ -1,10 +1,10 @@
-"""POST /pixels: the decoded film, for a screen."""
+"""POST /pixels: the decoded image, for a screen."""
 
 from fastapi import APIRouter, Request, Response
 
-from api.dependencies import WholeFilm
+from api.dependencies import WholeImage
 from api.failures import documented
-from api.pictures import film_bytes, film_facts, film_png
+from api.pictures import image_bytes, image_facts, image_png
 
 router = APIRouter(tags=["viewer"])
 
@@ -18,12 +18,12 @@ router = APIRouter(tags=["viewer"])
             "X-Film; a 16-bit PNG with `Accept: image/png`",
             "content": {"application/octet-stream": {}, "image/png": {}},
         },
-        **documented(has_form=True, has_film=True),
+        **documented(has_form=True, has_image=True),
     },
 )
-def pixels(request: Request, film: WholeFilm) -> Response:
-    """Decode a film and give its pixels back."""
-    headers = {"X-Film": film_facts(film)}
+def pixels(request: Request, image: WholeImage) -> Response:
+    """Decode an image and give its pixels back."""
+    headers = {"X-Film": image_facts(image)}
     if request.headers.get("accept", "").startswith("image/png"):
-        return Response(film_png(film), media_type="image/png", headers=headers)
-    return Response(film_bytes(film), media_type="application/octet-stream", headers=headers)
+        return Response(image_png(image), media_type="image/png", headers=headers)
+    return Response(image_bytes(image), media_type="application/octet-stream", headers=headers)

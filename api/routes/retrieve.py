@@ -1,4 +1,4 @@
-"""POST /retrieve and GET /images: which indexed films or sentences are closest?"""
+"""POST /retrieve and GET /images: which indexed images or sentences are closest?"""
 
 from typing import Annotated, Literal
 
@@ -6,11 +6,11 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from api.dependencies import OptionalFilm, Served
+from api.dependencies import CurrentState, OptionalImage
 from api.document import LONGEST_ID
-from api.failures import Refusal, documented
+from api.failures import ApiError, documented
 from api.messages import HitAnswer, RetrieveAnswer
-from api.serving import Loaded
+from api.serving import ServingState
 from api.uploads import parse_box, plain_text
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.data.sources.records import SPLITS
@@ -26,16 +26,16 @@ _NO_ANSWER = ("engine_unavailable",)
 
 @router.post(
     "/retrieve",
-    responses=documented("invalid_query", *_NO_INDEX, *_NO_ANSWER, has_form=True, has_film=True),
+    responses=documented("invalid_query", *_NO_INDEX, *_NO_ANSWER, has_form=True, has_image=True),
 )
 async def retrieve(
     request: Request,
-    serving: Served,
-    film: OptionalFilm,
+    serving: CurrentState,
+    image: OptionalImage,
     target: Annotated[Literal["image", "text"], Form(description="what is wanted")],
     text: Annotated[str, Form(description="a sentence, instead of an image")] = "",
     box: Annotated[
-        str, Form(description="[x, y, width, height] on the film, pixels, as JSON")
+        str, Form(description="[x, y, width, height] on the image, pixels, as JSON")
     ] = "",
     k: Annotated[int, Form(ge=1, description="hits at most")] = 10,
     split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
@@ -44,12 +44,12 @@ async def retrieve(
         list[str] | None, Form(description="findings of which a hit's report asserts one at least")
     ] = None,
     exclude_patient: Annotated[
-        str, Form(max_length=LONGEST_ID, description="patient whose films are left out")
+        str, Form(max_length=LONGEST_ID, description="patient whose images are left out")
     ] = "",
 ) -> RetrieveAnswer:
-    """Rank indexed films or sentences by a sentence, a film, or a box of a film."""
-    if k > serving.settings.max_hits or bool(text) == (film is not None):
-        raise Refusal("invalid_request")
+    """Rank indexed images or sentences by a sentence, an image, or a box of an image."""
+    if k > serving.settings.max_hits or bool(text) == (image is not None):
+        raise ApiError("invalid_request")
     if text:
         text = plain_text(text, serving.settings.max_text_chars)
     filters = Filters(
@@ -58,13 +58,13 @@ async def retrieve(
         findings=_names(finding, LABELS),
         exclude_patient=exclude_patient,
     )
-    place = parse_box(box, film) if box and film is not None else None
-    if box and place is None:
-        raise Refusal("invalid_request")
+    box_shares = parse_box(box, image) if box and image is not None else None
+    if box and box_shares is None:
+        raise ApiError("invalid_request")
     model, index = serving.predictor, serving.index
-    vector, regions = await _encoded(request, serving, text, film, place)
+    vector, regions = await _encoded(request, serving, text, image, box_shares)
     query = Query(target, k, vector, regions, filters)
-    hits = await serving.searching.run(request, lambda: index.search(query))
+    hits = await serving.search_slots.run(request, lambda: index.search(query))
     has_picture = target == "image" and index.settings.pictures
     return RetrieveAnswer(
         model=model.digest,
@@ -81,35 +81,35 @@ async def retrieve(
         **documented("not_found", *_NO_INDEX),
     },
 )
-def thumbnail(serving: Served, image_id: str) -> Response:
-    """Give the thumbnail of an indexed film."""
+def thumbnail(serving: CurrentState, image_id: str) -> Response:
+    """Give the thumbnail of an indexed image."""
     picture = serving.index.picture(image_id)
     if picture is None:
-        raise Refusal("not_found")
+        raise ApiError("not_found")
     return Response(picture, media_type="image/jpeg")
 
 
 async def _encoded(
     request: Request,
-    serving: Loaded,
+    serving: ServingState,
     text: str,
-    film: SquareImage | None,
-    place: tuple[float, float, float, float] | None,
+    image: SquareImage | None,
+    box_shares: tuple[float, float, float, float] | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is asked with: one vector (a sentence, a box), or all regions of a film."""
+    """What is asked with: one vector (a sentence, a box), or all regions of an image."""
     model = serving.predictor
-    if film is None:
-        vectors = await serving.asking.ask(request, lambda: model.embed_sentences([text]))
+    if image is None:
+        vectors = await serving.batcher.ask(request, lambda: model.embed_sentences([text]))
         return vectors[0], None
-    regions = await serving.asking.ask_about(request, model, film.pixels, lambda found: found)
-    if place is None:
+    regions = await serving.batcher.submit(request, model, image.pixels, lambda found: found)
+    if box_shares is None:
         return None, regions
-    boxes = torch.tensor([place], device=regions.device)
+    boxes = torch.tensor([box_shares], device=regions.device)
     return box_vectors(regions[None], boxes, torch.zeros(1, dtype=torch.long))[0], None
 
 
 def _names(given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
     names = frozenset(given or ())
     if any(len(name) > LONGEST_ID or (known and name not in known) for name in names):
-        raise Refusal("invalid_request")
+        raise ApiError("invalid_request")
     return names

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Response
 
-from api.failures import Refusal
+from api.failures import ApiError
 
 router = APIRouter(tags=["viewer"], include_in_schema=False)
 
@@ -31,6 +31,6 @@ async def static(name: str) -> Response:
 
 def _file(name: str) -> Response:
     if name not in _FILES:
-        raise Refusal("not_found")
+        raise ApiError("not_found")
     headers = {"Content-Type": _TYPES[name], "Cache-Control": "no-cache"}
     return Response(_FILES[name], headers=headers)

@@ -1,27 +1,27 @@
-// The viewer: one film, its findings, where a phrase is seen, and cases like it.
+// The viewer: one image, its findings, where a phrase is seen, and cases like it.
 // It talks to the service that served it, keeps everything in memory, and stores nothing.
 
 const find = (id) => document.getElementById(id);
 const stage = document.querySelector(".stage");
-const canvas = find("film");
+const canvas = find("image");
 const GREYS = 65536;
 const HEAT_PX = 320;
 const EVEN = 1e-3; // scores this close to the mean are shown as weak as they are
 
 const view = {
-  film: null, // {pixels, width, height, spacing_mm, window, source, inverted}
-  picture: null, // film after window and level, on a canvas of the film's size
+  image: null, // {pixels, width, height, spacing_mm, window, source, inverted}
+  picture: null, // image after window and level, on a canvas of the image's size
   centre: GREYS / 2, width: GREYS, invert: false,
-  zoom: 1, x: 0, y: 0, // of the film on the stage, device pixels
+  zoom: 1, x: 0, y: 0, // of the image on the stage, device pixels
   heat: null, // {canvas, box, peak}
   showHeat: true, region: null,
   tool: "window", // what dragging does: window, pan or region
 };
-let file = null; // the film on screen
+let file = null; // the image on screen
 let waiting = null; // one that was chosen and is not shown yet
-let asked = 0; // counts films, so that late answers to an earlier one are dropped
+let asked = 0; // counts images, so that late answers to an earlier one are dropped
 let hits = { image: [], text: [] };
-const TABS = [["tab-films", "image"], ["tab-texts", "text"]];
+const TABS = [["tab-images", "image"], ["tab-texts", "text"]];
 let tab = "image";
 let pictures = []; // object URLs of thumbnails on screen
 let prompts = {}; // finding -> the sentences that ask for it
@@ -80,20 +80,20 @@ async function guarded(element, work) {
   }
 }
 
-// --- a new film ----------------------------------------------------------------------
+// --- a new image ----------------------------------------------------------------------
 
 async function open(chosen) {
   const turn = ++asked;
   waiting = chosen;
   const isShown = await guarded(stage, async () => {
     const response = await call("/pixels", { image: chosen });
-    const film = JSON.parse(response.headers.get("X-Film"));
+    const image = JSON.parse(response.headers.get("X-Film"));
     const bytes = await response.arrayBuffer();
     if (turn !== asked) return;
     file = chosen;
     waiting = null;
-    film.pixels = new Uint16Array(bytes); // little-endian, as every browser's machine is
-    view.film = film;
+    image.pixels = new Uint16Array(bytes); // little-endian, as every browser's machine is
+    view.image = image;
     view.heat = view.region = null;
     find("key-label").classList.remove("wanted");
     find("empty").hidden = true;
@@ -130,7 +130,7 @@ async function classify(turn) {
       clearChoice();
       button.setAttribute("aria-pressed", String(!isShown));
       showHeat(isShown ? null : { grid: finding.heatmap });
-      find("peak").textContent = isShown ? "" : `Where the film answers the prompt for ${finding.name}.`;
+      find("peak").textContent = isShown ? "" : `Where the image answers the prompt for ${finding.name}.`;
     });
     const item = make("li");
     item.append(button);
@@ -162,7 +162,7 @@ async function readCard() {
   prompts = Object.fromEntries((card.prompts ?? []).map((entry) => [entry.name, entry]));
   find("about-use").textContent = card.intended_use ?? find("about-use").textContent;
   find("about-limits").replaceChildren(...(card.limits ?? []).map((line) => make("li", "", line)));
-  const stock = index ? `, ${index.films} films and ${index.texts} sentences to compare with` : "";
+  const stock = index ? `, ${index.images} images and ${index.texts} sentences to compare with` : "";
   find("about-model").textContent = `Model ${digest.slice(0, 12)}${stock}.`;
 }
 
@@ -191,7 +191,7 @@ function showHeat(found) {
 const STOPS = [[0, 0, 0], [68, 1, 84], [187, 55, 84], [249, 142, 9], [252, 255, 164]];
 
 function paintHeat(grid) {
-  const { width, height } = view.film;
+  const { width, height } = view.image;
   const scale = HEAT_PX / Math.max(width, height);
   const picture = document.createElement("canvas");
   picture.width = Math.max(1, Math.round(width * scale));
@@ -237,10 +237,10 @@ function colour(share) {
 async function retrieve(turn) {
   const fields = { image: file, k: "8" };
   if (view.region) fields.box = JSON.stringify(view.region);
-  const [films, sentences] = await Promise.all(["image", "text"].map(
+  const [images, sentences] = await Promise.all(["image", "text"].map(
     async (target) => (await call("/retrieve", { ...fields, target })).json()));
   if (turn !== asked) return;
-  hits = { image: films.hits, text: sentences.hits };
+  hits = { image: images.hits, text: sentences.hits };
   find("cases-title").textContent = view.region ? "What the box shows" : "Similar cases";
   showHits();
   if (view.region) find("cases-title").scrollIntoView({ block: "start" });
@@ -255,13 +255,13 @@ function showHits() {
   pictures.forEach((url) => URL.revokeObjectURL(url));
   pictures = [];
   const found = hits[tab];
-  find("cases").replaceChildren(...(found.length ? found.map(tab === "image" ? filmItem : textItem) : [make("li", "quiet", "Nothing found.")]));
+  find("cases").replaceChildren(...(found.length ? found.map(tab === "image" ? imageItem : textItem) : [make("li", "quiet", "Nothing found.")]));
 }
 
-function filmItem(hit) {
-  const item = make("li", "film"), button = make("button"), picture = make("img");
+function imageItem(hit) {
+  const item = make("li", "image"), button = make("button"), picture = make("img");
   button.type = "button";
-  button.title = "Show beside the film";
+  button.title = "Show beside the image";
   button.setAttribute("aria-pressed", "false");
   picture.alt = "";
   const words = make("div", "words", hit.texts.slice(0, 4).join(" "));
@@ -284,14 +284,14 @@ function filmItem(hit) {
 
 const nameOf = (hit) => [hit.id.length > 12 ? `${hit.id.slice(0, 8)}…` : hit.id, hit.view, hit.split].filter(Boolean).join(" · ");
 
-// A similar film beside the one on screen, with its texts.
+// A similar image beside the one on screen, with its texts.
 function setBeside(hit, picture) {
   for (const other of find("cases").querySelectorAll("button")) other.setAttribute("aria-pressed", "false");
   find("beside").hidden = !hit;
   find("sight").classList.toggle("two", Boolean(hit));
   if (!hit) return;
   find("beside-picture").src = picture || "data:,";
-  find("beside-picture").alt = `Film ${hit.id}`;
+  find("beside-picture").alt = `Image ${hit.id}`;
   find("beside-name").textContent = nameOf(hit);
   find("beside-facts").textContent = `score ${hit.score.toFixed(3)}`;
   find("beside-words").textContent = hit.texts.join(" ");
@@ -319,8 +319,8 @@ function make(tag, names = "", text = "") {
 // --- drawing -------------------------------------------------------------------------
 
 function reset() {
-  if (!view.film) return;
-  [view.centre, view.width] = view.film.window ?? [GREYS / 2, GREYS];
+  if (!view.image) return;
+  [view.centre, view.width] = view.image.window ?? [GREYS / 2, GREYS];
   view.invert = false;
   view.region = null;
   fit();
@@ -328,7 +328,7 @@ function reset() {
 }
 
 function fit() {
-  const { width, height } = view.film;
+  const { width, height } = view.image;
   view.zoom = 0.97 * Math.min(canvas.width / width, canvas.height / height);
   view.x = (canvas.width - width * view.zoom) / 2;
   view.y = (canvas.height - height * view.zoom) / 2;
@@ -336,7 +336,7 @@ function fit() {
 
 // Window and level: 16-bit greys to the screen's 8, through one table.
 function develop() {
-  const { pixels, width, height } = view.film;
+  const { pixels, width, height } = view.image;
   const table = new Uint32Array(GREYS);
   const low = view.centre - view.width / 2;
   for (let grey = 0; grey < GREYS; grey++) {
@@ -361,8 +361,8 @@ function draw() {
   const context = canvas.getContext("2d");
   context.setTransform(1, 0, 0, 1, 0, 0);
   context.clearRect(0, 0, canvas.width, canvas.height);
-  const film = view.film;
-  if (!film) return;
+  const image = view.image;
+  if (!image) return;
   context.setTransform(view.zoom, 0, 0, view.zoom, view.x, view.y);
   context.imageSmoothingQuality = "high";
   context.imageSmoothingEnabled = view.zoom < 3;
@@ -372,7 +372,7 @@ function draw() {
     const opacity = find("opacity").value / 100;
     context.globalAlpha = opacity;
     context.imageSmoothingEnabled = true;
-    context.drawImage(view.heat.canvas, 0, 0, film.width, film.height);
+    context.drawImage(view.heat.canvas, 0, 0, image.width, image.height);
     context.globalAlpha = opacity > 0 ? 1 : 0;
     if (view.heat.box) outline(context, view.heat.box, "#f0a04b", line);
     context.globalAlpha = 1;
@@ -381,9 +381,9 @@ function draw() {
     const [x, y, width, height] = view.region;
     outline(context, { x, y, width, height }, "#4cc2b1", line);
   }
-  const spacing = film.spacing_mm ? ` · ${film.spacing_mm[1].toFixed(3)} mm` : "";
+  const spacing = image.spacing_mm ? ` · ${image.spacing_mm[1].toFixed(3)} mm` : "";
   find("facts").textContent =
-    `${film.width} × ${film.height}${spacing} · C ${Math.round(view.centre)} W ${Math.round(view.width)} · ${Math.round(100 * view.zoom)} %`;
+    `${image.width} × ${image.height}${spacing} · C ${Math.round(view.centre)} W ${Math.round(view.width)} · ${Math.round(100 * view.zoom)} %`;
 }
 
 function outline(context, box, shade, line) {
@@ -404,7 +404,7 @@ function measure() {
   if (wide === canvas.width && high === canvas.height) return;
   canvas.width = wide;
   canvas.height = high;
-  if (view.film) fit();
+  if (view.image) fit();
   draw();
 }
 
@@ -415,7 +415,7 @@ const place = (event) => {
   const frame = canvas.getBoundingClientRect();
   return { x: (event.clientX - frame.left) * devicePixelRatio, y: (event.clientY - frame.top) * devicePixelRatio };
 };
-const onFilm = (point) => ({ x: (point.x - view.x) / view.zoom, y: (point.y - view.y) / view.zoom });
+const onImage = (point) => ({ x: (point.x - view.x) / view.zoom, y: (point.y - view.y) / view.zoom });
 
 function zoomAt(point, factor) {
   const zoom = Math.min(Math.max(view.zoom * factor, 0.02), 40);
@@ -432,28 +432,28 @@ function shiftWindow(wider, brighter) {
 }
 
 canvas.addEventListener("pointerdown", (event) => {
-  if (!view.film) return;
+  if (!view.image) return;
   canvas.setPointerCapture(event.pointerId);
   pointers.set(event.pointerId, place(event));
-  if (view.tool === "region" && pointers.size === 1) view.start = onFilm(place(event));
+  if (view.tool === "region" && pointers.size === 1) view.start = onImage(place(event));
   else view.start = null;
 });
 
 canvas.addEventListener("pointermove", (event) => {
   const before = pointers.get(event.pointerId);
-  if (!before || !view.film) return;
+  if (!before || !view.image) return;
   const now = place(event);
   pointers.set(event.pointerId, now);
   if (pointers.size === 2) {
     const [other] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
     view.region = view.start ? null : view.region;
     view.start = null;
-    view.x += (now.x - before.x) / 2; // two fingers move and stretch the film at once
+    view.x += (now.x - before.x) / 2; // two fingers move and stretch the image at once
     view.y += (now.y - before.y) / 2;
     const gap = (point) => Math.max(8, Math.hypot(point.x - other.x, point.y - other.y));
     zoomAt({ x: (now.x + other.x) / 2, y: (now.y + other.y) / 2 }, gap(now) / gap(before));
   } else if (view.start) {
-    view.region = regionBetween(view.start, onFilm(now));
+    view.region = regionBetween(view.start, onImage(now));
     soon(draw);
   } else if (view.tool === "region") {
     return;
@@ -487,12 +487,12 @@ canvas.addEventListener("contextmenu", (event) => event.preventDefault());
 canvas.addEventListener("dblclick", () => reset());
 canvas.addEventListener("wheel", (event) => {
   event.preventDefault();
-  if (view.film) zoomAt(place(event), Math.exp(-event.deltaY / 500));
+  if (view.image) zoomAt(place(event), Math.exp(-event.deltaY / 500));
 }, { passive: false });
 
 function regionBetween(first, second) {
   const clamp = (value, most) => Math.min(Math.max(value, 0), most);
-  const { width, height } = view.film;
+  const { width, height } = view.image;
   const left = clamp(Math.min(first.x, second.x), width), right = clamp(Math.max(first.x, second.x), width);
   const top = clamp(Math.min(first.y, second.y), height), bottom = clamp(Math.max(first.y, second.y), height);
   return [left, top, right - left, bottom - top].map(Math.floor);
@@ -500,12 +500,12 @@ function regionBetween(first, second) {
 
 const TOOLS = ["window", "pan", "region"];
 function setTool(tool) {
-  view.tool = view.film ? tool : "window";
+  view.tool = view.image ? tool : "window";
   for (const name of TOOLS) find(`tool-${name}`).setAttribute("aria-pressed", String(name === view.tool));
   canvas.classList.toggle("panning", view.tool === "pan");
 }
 
-const invert = () => { if (view.film) { view.invert = !view.invert; develop(); } };
+const invert = () => { if (view.image) { view.invert = !view.invert; develop(); } };
 const toggleHeat = () => { view.showHeat = !view.showHeat; draw(); };
 const middle = () => ({ x: canvas.width / 2, y: canvas.height / 2 });
 
@@ -533,7 +533,7 @@ addEventListener("keydown", (event) => {
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const isArrow = event.key.startsWith("Arrow");
   const action = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!action || (isArrow && (event.target !== canvas || !view.film))) return;
+  if (!action || (isArrow && (event.target !== canvas || !view.image))) return;
   event.preventDefault();
   action();
 });
@@ -553,13 +553,13 @@ for (const name of TOOLS) find(`tool-${name}`).addEventListener("click", () => s
 find("beside-close").addEventListener("click", () => setBeside(null));
 find("about-open").addEventListener("click", () => {
   find("about").showModal();
-  if (view.film) guarded(find("about"), readCard);
+  if (view.image) guarded(find("about"), readCard);
 });
 find("opacity").addEventListener("input", draw);
 find("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const phrase = find("phrase").value.trim();
-  if (!view.film) say("Open a film first.");
+  if (!view.image) say("Open an image first.");
   else if (phrase) guarded(find("peak"), () => ground(phrase));
 });
 for (const [id, target] of TABS) {

@@ -2,9 +2,9 @@
 
     python -m benchmarks.method [--quick] [--bed phantom] [--work FOLDER]
 
-Four beds. `phantom`: films as region vectors, reports as bags of words, a simulated
+Four beds. `phantom`: images as region vectors, reports as bags of words, a simulated
 imperfect reader of reports; every objective, source of eta, floor, rival and control, eight
-seeds. `tradeoff`: one class a film, constants alone, ten seeds. `studies`: generated films
+seeds. `tradeoff`: one class an image, constants alone, ten seeds. `studies`: generated images
 and reports through the product's own jobs, with a BERT; the main rows, five seeds.
 `digits`: SimCLR on thinned digits, five seeds at each of three shares.
 

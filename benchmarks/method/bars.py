@@ -11,7 +11,7 @@ GOAL_METRICS = ("auc", "acc", "r1", "cnr")
 GOAL_WINS = 7
 THE_PAPER = "pll, floor"
 DEMO_BARS: Mapping[str, float] = {"auc": 0.82, "cnr": 1.3, "r1": 0.10, "r5": 0.45}
-"""What a pipeline that learns and localises reaches on generated films of 64 pixels."""
+"""What a pipeline that learns and localises reaches on generated images of 64 pixels."""
 
 Bars = dict[str, tuple[str, bool]]
 Figures = dict[str, float]
@@ -26,21 +26,21 @@ def held_against(ledger: Ledger) -> tuple[Figures, Bars]:
     Returns:
         Figures, and bars by the name of their figure.
     """
-    figures: Figures = {}
+    metrics: Figures = {}
     bars: Bars = {}
     for bed in (beds.PHANTOM, beds.STUDIES):
-        _goal(bed, ledger.of(bed, ""), figures, bars)
-    _tradeoff(ledger, figures, bars)
+        _goal(bed, ledger.of(bed, ""), metrics, bars)
+    _tradeoff(ledger, metrics, bars)
     paper = ledger.of(beds.STUDIES, "").get(THE_PAPER, {})
     for metric, least in DEMO_BARS.items():
         if paper:
             name = f"studies the paper {metric}"
-            figures[name] = sum(run[metric] for run in paper.values()) / len(paper)
-            bars[name] = (f">= {least}", figures[name] >= least)
-    return figures, bars
+            metrics[name] = sum(run[metric] for run in paper.values()) / len(paper)
+            bars[name] = (f">= {least}", metrics[name] >= least)
+    return metrics, bars
 
 
-def _goal(bed: str, runs: Runs, figures: Figures, bars: Bars) -> None:
+def _goal(bed: str, runs: Runs, metrics: Figures, bars: Bars) -> None:
     """The fewest wins of the goal row over its three rivals, metric by metric."""
     for metric in GOAL_METRICS:
         best = best_constant(runs, beds.CONSTANTS[bed], metric)
@@ -52,20 +52,20 @@ def _goal(bed: str, runs: Runs, figures: Figures, bars: Bars) -> None:
             if found is None:
                 continue
             wins += [found.wins] if len(found.differences) == len(beds.PHANTOM_SEEDS) else []
-            figures[f"{bed} goal {metric} over {name}"] = found.mean
-            figures[f"{bed} goal {metric} over {name}, wins"] = found.wins
+            metrics[f"{bed} goal {metric} over {name}"] = found.mean
+            metrics[f"{bed} goal {metric} over {name}, wins"] = found.wins
         found = paired(runs, f"{GOAL}, early", "infonce, early", metric)
         if found is not None:
-            figures[f"{bed} goal {metric}, both early"] = found.mean
-            figures[f"{bed} goal {metric}, both early, wins"] = found.wins
+            metrics[f"{bed} goal {metric}, both early"] = found.mean
+            metrics[f"{bed} goal {metric}, both early, wins"] = found.wins
         if bed == beds.PHANTOM and len(wins) == 3:
             name = f"phantom goal {metric}, fewest wins"
-            figures[name] = min(wins)
+            metrics[name] = min(wins)
             bars[name] = (f">= {GOAL_WINS} of 8", min(wins) >= GOAL_WINS)
 
 
-def _tradeoff(ledger: Ledger, figures: Figures, bars: Bars) -> None:
-    """Medians and wins of one constant against InfoNCE on the phantom of one class a film."""
+def _tradeoff(ledger: Ledger, metrics: Figures, bars: Bars) -> None:
+    """Medians and wins of one constant against InfoNCE on the phantom of one class an image."""
     asked = (
         ("gamma^2 = 2", "const 0.1", "auc", 0.008, 8),
         ("gamma^2 = 2", "const 0.1", "acc", 0.02, 8),
@@ -75,7 +75,7 @@ def _tradeoff(ledger: Ledger, figures: Figures, bars: Bars) -> None:
         found = paired(ledger.of(beds.TRADEOFF, setting), row, "infonce", metric)
         if found is not None:
             name = f"tradeoff {setting} {row} {metric}"
-            figures[name], figures[f"{name}, wins"] = found.median, found.wins
+            metrics[name], metrics[f"{name}, wins"] = found.median, found.wins
             bars[name] = (f">= {least}", found.median >= least)
             if len(found.differences) == len(beds.TRADEOFF_SEEDS):
                 bars[f"{name}, wins"] = (f">= {wins} of 10", found.wins >= wins)
@@ -84,5 +84,5 @@ def _tradeoff(ledger: Ledger, figures: Figures, bars: Bars) -> None:
         found = paired(runs, "const 0.1", "infonce", metric)
         if found is not None:
             name = f"tradeoff gamma^2 = 5 const 0.1 {metric}"
-            figures[name] = found.median
+            metrics[name] = found.median
             bars[name] = ("< 0", found.median < 0)

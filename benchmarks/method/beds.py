@@ -61,7 +61,7 @@ QUICK_MAIN = ("infonce", "multipositive claims", "true")
 QUICK_ROWS = (*QUICK_MAIN, "const 0.1")
 QUICK_STUDIES: tuple[str, ...] = (
     "generate.patients=120",
-    "generate.coverage_films=1",
+    "generate.coverage_images=1",
     "language_model.steps=60",
 )
 

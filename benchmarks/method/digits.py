@@ -205,10 +205,10 @@ def _loss(
     anchors = 2 * BATCH
     s = GAMMA_SQUARED * z[:anchors] @ z.T
     image = torch.arange(len(z)) % BATCH
-    place = torch.arange(anchors)
-    positive = (place + BATCH) % anchors
+    index = torch.arange(anchors)
+    positive = (index + BATCH) % anchors
     own = image[:anchors, None] == image[None, :]
-    itself = torch.zeros_like(own).scatter(1, place.unsqueeze(1), True)
+    itself = torch.zeros_like(own).scatter(1, index.unsqueeze(1), True)
     mates = own & ~itself
     same = classes[image[:anchors]][:, None] == classes[image][None, :]
     if row.known == "pull":

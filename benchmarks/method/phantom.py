@@ -1,8 +1,8 @@
 """A small model on the feature phantom: trained with one row's loss, then examined.
 
-Sizes are those of the page that this bed rebuilds: 800 films, 64 pairs a batch, 2,000 steps
+Sizes are those of the page that this bed rebuilds: 800 images, 64 pairs a batch, 2,000 steps
 (700 where a row stops early), AdamW 4e-3 on one cycle, gamma squared 14 and fixed, texts as
-anchors. Prototypes, films, reports, the reader's errors and the first weights differ from
+anchors. Prototypes, images, reports, the reader's errors and the first weights differ from
 seed to seed; all rows of a seed share them, and the batches.
 """
 
@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from benchmarks.method.phantom_corpus import Corpus, build_corpus
 from benchmarks.method.phantom_world import (
-    Films,
+    PhantomImages,
     Sentence,
     draw_balanced,
-    draw_films,
     draw_findings,
+    draw_images,
     draw_report,
     prototypes,
 )
@@ -34,7 +34,7 @@ from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import SAME, UNCLEAR
 from medclip_dcl.losses.sigmoid import sigmoid_loss
 
-FILMS, NATURAL, PER_FINDING = 800, 1500, 25
+IMAGES, NATURAL, PER_FINDING = 800, 1500, 25
 BATCH, STEPS, EARLY_STEPS = 64, 2000, 700
 LEARNING_RATE, GAMMA_SQUARED = 4e-3, 14.0
 GAUGED_EVERY = 20
@@ -54,14 +54,14 @@ class World:
     def __init__(self, seed: int) -> None:
         generator = np.random.default_rng((seed, 0))
         directions = prototypes(generator)
-        shown = [draw_findings(generator) for _ in range(FILMS)]
-        films = draw_films(shown, directions, generator)
+        shown = [draw_findings(generator) for _ in range(IMAGES)]
+        images = draw_images(shown, directions, generator)
         reports = [draw_report(findings, generator) for findings in shown]
-        self.corpus: Corpus = build_corpus(films, reports, generator)
+        self.corpus: Corpus = build_corpus(images, reports, generator)
         natural = [draw_findings(generator) for _ in range(NATURAL)]
-        self.natural: Films = draw_films(natural, directions, generator)
+        self.natural: PhantomImages = draw_images(natural, directions, generator)
         balanced = draw_balanced(PER_FINDING, generator)
-        self.balanced: Films = draw_films(balanced, directions, generator)
+        self.balanced: PhantomImages = draw_images(balanced, directions, generator)
 
 
 class Model(nn.Module):
@@ -73,15 +73,15 @@ class Model(nn.Module):
 
     def __init__(self, words: list[str]) -> None:
         super().__init__()
-        self.number = {word: place for place, word in enumerate(words)}
+        self.number = {word: index for index, word in enumerate(words)}
         self.first, self.context = nn.Linear(24, 48), nn.Linear(48, 48)
         self.second, self.last = nn.Linear(48, 48), nn.Linear(48, 32)
         self.words = nn.Parameter(torch.randn(len(words), 64) * 0.1)
         self.hidden, self.out = nn.Linear(64, 64), nn.Linear(64, 32)
 
-    def regions(self, films: Tensor) -> Tensor:
-        """Embed regions; each sees the mean of its film."""
-        x = functional.relu(self.first(films))
+    def regions(self, images: Tensor) -> Tensor:
+        """Embed regions; each sees the mean of its image."""
+        x = functional.relu(self.first(images))
         x = x + self.context(x.mean(dim=1, keepdim=True))
         return functional.normalize(self.last(functional.relu(self.second(x))), dim=-1)
 
@@ -106,7 +106,7 @@ class Model(nn.Module):
 
 
 def lse_scores(regions: Tensor, sentences: Tensor) -> Tensor:
-    """Score films against sentences: log-mean-exp over regions.
+    """Score images against sentences: log-mean-exp over regions.
 
     The product's `lse` gives the same. Written out because at nine regions one matrix
     product is three times as fast, and a score within [-1, 1] needs no care for overflow.
@@ -137,11 +137,11 @@ def train(row: Row, seed: int) -> tuple[Model, dict[str, float]]:
     steps = EARLY_STEPS if row.early else STEPS
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
-    bags, films = model.bags(list(corpus.sentences)), torch.from_numpy(corpus.films.regions)
+    bags, features = model.bags(list(corpus.sentences)), torch.from_numpy(corpus.images.regions)
     drawn = torch.Generator().manual_seed(seed)
     floors: list[float] = []
     for step, (images, texts) in enumerate(_batches(corpus, seed, steps)):
-        regions, sentences = model.regions(films[images]), model.texts(bags[texts])
+        regions, sentences = model.regions(features[images]), model.texts(bags[texts])
         s = GAMMA_SQUARED * lse_scores(regions, sentences)
         loss = loss_of(row, corpus, s, images, texts, drawn)
         optimizer.zero_grad()
@@ -160,9 +160,9 @@ def loss_of(
 
     Args:
         row: the objective.
-        corpus: what is known of films and sentences.
+        corpus: what is known of images and sentences.
         s: scaled similarities, (texts, images).
-        images: numbers of the films.
+        images: numbers of the images.
         texts: numbers of the sentences.
         drawn: source of resampled negatives.
 
@@ -218,14 +218,14 @@ def _weights(
 
 
 def _batches(corpus: Corpus, seed: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Films of each step, every one once an epoch, and a sentence of each."""
+    """Images of each step, every one once an epoch, and a sentence of each."""
     generator = np.random.default_rng((seed, 1))
     lengths = np.array([len(report) for report in corpus.said])
     starts, flat = np.cumsum(lengths) - lengths, np.concatenate(corpus.said)
     order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         if len(order) < BATCH:
-            order = generator.permutation(FILMS)
-        films, order = order[:BATCH], order[BATCH:]
-        texts = flat[starts[films] + (generator.random(BATCH) * lengths[films]).astype(np.int64)]
-        yield torch.from_numpy(films), torch.from_numpy(texts)
+            order = generator.permutation(IMAGES)
+        images, order = order[:BATCH], order[BATCH:]
+        texts = flat[starts[images] + (generator.random(BATCH) * lengths[images]).astype(np.int64)]
+        yield torch.from_numpy(images), torch.from_numpy(texts)

@@ -16,8 +16,8 @@ from benchmarks.method.phantom_world import (
     COMMON,
     SIDES,
     TYPES,
-    Film,
-    Films,
+    PhantomImage,
+    PhantomImages,
     Sentence,
     meaning,
     synonym_of,
@@ -30,41 +30,41 @@ from medclip_dcl.losses.relations import (
     encode_truth,
     relation_matrix,
 )
-from medclip_dcl.text.labeler.labels import Claims
+from medclip_dcl.text.labeler.labels import ReportLabels
 
 MISSED, INVENTED = 0.1, 0.01
 ETA_MAX, A, K = 0.2, 0.2, 0.35
 PROXY_CORRELATION = 0.5
 """Correlation of the simulated log-likelihood with the log of the true class probability."""
-_SILENT = Claims({}, frozenset(), frozenset(), normal=False)
+_SILENT = ReportLabels({}, frozenset(), frozenset(), normal=False)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What training reads, by film and by distinct sentence."""
+    """What training reads, by image and by distinct sentence."""
 
-    films: Films
+    images: PhantomImages
     sentences: tuple[Sentence, ...]
     """Distinct sentences."""
     said: tuple[NDArray[np.int64], ...]
-    """Per film, its report as numbers of sentences."""
+    """Per image, its report as numbers of sentences."""
     relations: Mapping[str, Tensor]
-    """Source -> int8 codes, (sentences, films)."""
+    """Source -> int8 codes, (sentences, images)."""
     etas: Mapping[str, Tensor]
     """Source -> class probability of each sentence."""
     similarity: Tensor
     """Cosine of the bags of words of two sentences."""
     overlap: Tensor
-    """Whether two films share a common type."""
+    """Whether two images share a common type."""
 
 
 def build_corpus(
-    films: Films, reports: Sequence[tuple[Sentence, ...]], generator: np.random.Generator
+    images: PhantomImages, reports: Sequence[tuple[Sentence, ...]], generator: np.random.Generator
 ) -> Corpus:
     """Prepare everything that a loss may ask for.
 
     Args:
-        films: the training films.
+        images: the training images.
         reports: report of each.
         generator: source of the reader's errors and of the controls.
 
@@ -72,20 +72,20 @@ def build_corpus(
         The corpus.
     """
     sentences = tuple(sorted({sentence for report in reports for sentence in report}))
-    number = {sentence: place for place, sentence in enumerate(sentences)}
+    number = {sentence: index for index, sentence in enumerate(sentences)}
     said = tuple(np.array([number[sentence] for sentence in report]) for report in reports)
     meant = [meaning(sentence) for sentence in sentences]
-    truth = relation_matrix(encode_claims(meant), encode_truth([_sides(f) for f in films.shown]))
+    truth = relation_matrix(encode_claims(meant), encode_truth([_sides(f) for f in images.shown]))
     rho = (truth == SAME).double().mean(dim=1).numpy()
     reports_with = np.bincount(np.concatenate([np.unique(row) for row in said]))
     common = torch.tensor(
         [
-            [kind in {f // len(SIDES) for f in film} for kind in range(COMMON)]
-            for film in films.shown
+            [kind in {f // len(SIDES) for f in image} for kind in range(COMMON)]
+            for image in images.shown
         ]
     ).float()
     return Corpus(
-        films,
+        images,
         sentences,
         said,
         _relations(sentences, meant, said, truth, generator),
@@ -97,7 +97,7 @@ def build_corpus(
 
 def _relations(
     sentences: Sequence[Sentence],
-    meant: Sequence[Claims],
+    meant: Sequence[ReportLabels],
     said: Sequence[NDArray[np.int64]],
     truth: Tensor,
     generator: np.random.Generator,
@@ -121,7 +121,7 @@ def _is_read(sentence: Sentence) -> bool:
     return synonym_of(sentence) == 0 or {*claims.asserted, *claims.negated} <= known
 
 
-def _report_claims(said: Sequence[Claims], generator: np.random.Generator) -> Claims:
+def _report_claims(said: Sequence[ReportLabels], generator: np.random.Generator) -> ReportLabels:
     """Bring together what the reader makes of a report's sentences."""
     asserted: dict[str, frozenset[str]] = {}
     for claims in said:
@@ -134,12 +134,12 @@ def _report_claims(said: Sequence[Claims], generator: np.random.Generator) -> Cl
             asserted[name] = asserted.get(name, frozenset()) | side
     normal = any(claims.normal for claims in said)
     denied = set(TYPES) if normal else set().union(*(claims.negated for claims in said))
-    return Claims(
+    return ReportLabels(
         asserted, frozenset(denied - asserted.keys()), frozenset(), normal and not asserted
     )
 
 
-def _labels(said: Sequence[Claims]) -> dict[str, int | None]:
+def _labels(said: Sequence[ReportLabels]) -> dict[str, int | None]:
     """The row of a label table that a report earns: no side, read without error."""
     row: dict[str, int | None] = {name: 0 for claims in said for name in claims.negated}
     row |= {name: 1 for claims in said for name in claims.asserted}
@@ -148,9 +148,9 @@ def _labels(said: Sequence[Claims]) -> dict[str, int | None]:
     return row
 
 
-def _sides(film: Film) -> dict[str, frozenset[str]]:
+def _sides(image: PhantomImage) -> dict[str, frozenset[str]]:
     shown: dict[str, frozenset[str]] = {}
-    for fine in film:
+    for fine in image:
         name = TYPES[fine // len(SIDES)]
         shown[name] = shown.get(name, frozenset()) | {SIDES[fine % len(SIDES)]}
     return shown

@@ -1,4 +1,4 @@
-"""Questions put to a model of the phantom: findings, sentences of boxes, films of sentences."""
+"""Questions put to a model of the phantom: findings, sentences of boxes, images of sentences."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from benchmarks.method.phantom_world import (
     GRID,
     SIDES,
     TYPES,
-    Films,
+    PhantomImages,
     Sentence,
     plain_sentences,
     type_word,
@@ -39,27 +39,27 @@ def examine(model: Model, world: World) -> dict[str, float]:
 
     Args:
         model: a trained model.
-        world: the seed's films.
+        world: the seed's images.
 
     Returns:
         Metric -> value: `auc` and `acc` of prompt pairs of common types, `auc single` of
         the positive prompt alone, `auc rare` the same of rare types; `r1`, `r5`, `r1 rare`
-        box -> the 20 fine sentences; `i2s` film -> a true sentence first; `map` fine
-        sentence -> films; `point`, `cnr`, `cnr rare` on the 3 x 3 grid.
+        box -> the 20 fine sentences; `i2s` image -> a true sentence first; `map` fine
+        sentence -> images; `point`, `cnr`, `cnr rare` on the 3 x 3 grid.
     """
     return _classify(model, world.natural) | _locate(model, world.balanced)
 
 
-def _classify(model: Model, films: Films) -> dict[str, float]:
+def _classify(model: Model, images: PhantomImages) -> dict[str, float]:
     kinds = range(len(TYPES))
     positive = [_asserts(kind) for kind in kinds]
     negative = [("cue0", type_word(kind, 0)) for kind in kinds]
-    regions = model.regions(torch.from_numpy(films.regions))
+    regions = model.regions(torch.from_numpy(images.regions))
     sentences = model.embed([*positive, *negative])
     scores = lse_scores(regions, sentences).double().numpy()
     asserted, denied = scores[: len(TYPES)], scores[len(TYPES) :]
     truth = np.array(
-        [[kind in {f // len(SIDES) for f in film} for film in films.shown] for kind in kinds]
+        [[kind in {f // len(SIDES) for f in image} for image in images.shown] for kind in kinds]
     )
     margin = asserted - denied
     common, rare = range(COMMON), range(COMMON, len(TYPES))
@@ -71,20 +71,20 @@ def _classify(model: Model, films: Films) -> dict[str, float]:
     }
 
 
-def _locate(model: Model, films: Films) -> dict[str, float]:
-    regions = model.regions(torch.from_numpy(films.regions))
+def _locate(model: Model, images: PhantomImages) -> dict[str, float]:
+    regions = model.regions(torch.from_numpy(images.regions))
     texts = [model.embed(plain_sentences(fine)) for fine in range(FINE)]
-    owner = np.arange(FINE).repeat(len(films.shown) // FINE)
+    owner = np.arange(FINE).repeat(len(images.shown) // FINE)
     boxed = torch.stack(
-        [regions[row, list(films.boxes[row][fine])].mean(dim=0) for row, fine in enumerate(owner)]
+        [regions[row, list(images.boxes[row][fine])].mean(dim=0) for row, fine in enumerate(owner)]
     )
     vectors = functional.normalize(boxed, dim=-1)
     scores = torch.stack([(vectors @ text.T).amax(dim=1) for text in texts], dim=1).numpy()
     ranks = best_ranks(scores, owner[:, None] == np.arange(FINE))
     plain = torch.stack([text[0] for text in texts])
-    whole = lse_scores(regions, plain).numpy()  # (sentences, films)
-    truth = np.array([[fine in film for film in films.shown] for fine in range(FINE)])
-    pointed, contrasts = _grounded(films, owner, plain.numpy(), regions.numpy())
+    whole = lse_scores(regions, plain).numpy()  # (sentences, images)
+    truth = np.array([[fine in image for image in images.shown] for fine in range(FINE)])
+    pointed, contrasts = _grounded(images, owner, plain.numpy(), regions.numpy())
     rare = owner >= RARE
     return {
         "r1": _mean([recall_at(ranks, 1)]),
@@ -99,7 +99,7 @@ def _locate(model: Model, films: Films) -> dict[str, float]:
 
 
 def _grounded(
-    films: Films,
+    images: PhantomImages,
     owner: NDArray[np.int64],
     sentences: NDArray[np.float32],
     regions: NDArray[np.float32],
@@ -109,7 +109,7 @@ def _grounded(
     for row, fine in enumerate(owner.tolist()):
         heatmap = (regions[row] @ sentences[fine]).reshape(GRID, GRID)
         mask = np.zeros(GRID * GRID, dtype=bool)
-        mask[list(films.boxes[row][fine])] = True
+        mask[list(images.boxes[row][fine])] = True
         pointed.append(is_pointed_at(heatmap, mask.reshape(GRID, GRID)))
         contrasts.append(signed_cnr(heatmap, mask.reshape(GRID, GRID)))
     return np.array(pointed, dtype=bool), np.array(contrasts, dtype=np.float64)

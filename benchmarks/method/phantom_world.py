@@ -1,7 +1,7 @@
-"""The feature phantom: films as region vectors, reports as bags of words, truth known.
+"""The feature phantom: images as region vectors, reports as bags of words, truth known.
 
 Ten types of finding on two sides are twenty fine findings, Zipf-distributed in order of
-type; types 0-4 are called common, 5-9 rare. 40 % of the films are normal. A film is a grid
+type; types 0-4 are called common, 5-9 rare. 40 % of the images are normal. An image is a grid
 of 3 x 3 regions of noise; a finding adds its prototype to one region and, weaker, to a
 horizontal neighbour: the two are its box. A report mentions most findings, denies common
 ones that are absent, and never errs.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from medclip_dcl.text.labeler.labels import FINDINGS, Claims
+from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels
 
 TYPES = FINDINGS[:10]
 """Names that the types borrow, so that claims about them can be encoded."""
@@ -32,18 +32,18 @@ CARRIERS, CUES, SIDE_WORDS, MODIFIERS, NORMALS = 6, 3, 2, 40, 4
 
 Sentence = tuple[str, ...]
 """Words of a sentence, in order."""
-Film = frozenset[int]
-"""Fine findings that a film shows."""
+PhantomImage = frozenset[int]
+"""Fine findings that an image shows."""
 
 
 @dataclass(frozen=True)
-class Films:
-    """Films with their truth."""
+class PhantomImages:
+    """Images with their truth."""
 
-    regions: NDArray[np.float32]  # (films, regions, DIM)
-    shown: tuple[Film, ...]
+    regions: NDArray[np.float32]  # (images, regions, DIM)
+    shown: tuple[PhantomImage, ...]
     boxes: tuple[dict[int, tuple[int, int]], ...]
-    """Per film, fine finding -> its two regions."""
+    """Per image, fine finding -> its two regions."""
 
 
 def zipf(count: int, exponent: float = 1.0) -> NDArray[np.float64]:
@@ -74,14 +74,14 @@ def prototypes(generator: np.random.Generator) -> NDArray[np.float64]:
     return _unit(0.75 * of_type.repeat(len(SIDES), axis=0) + 0.66 * own)
 
 
-def draw_findings(generator: np.random.Generator) -> Film:
-    """Draw what a film shows, as it falls.
+def draw_findings(generator: np.random.Generator) -> PhantomImage:
+    """Draw what an image shows, as it falls.
 
     Args:
         generator: source of randomness.
 
     Returns:
-        Nothing for a normal film, else 1 + Binomial(2, .35) different fine findings.
+        Nothing for a normal image, else 1 + Binomial(2, .35) different fine findings.
     """
     if generator.random() < NORMAL_SHARE:
         return frozenset()
@@ -89,69 +89,69 @@ def draw_findings(generator: np.random.Generator) -> Film:
     return frozenset(generator.choice(FINE, count, replace=False, p=zipf(FINE)).tolist())
 
 
-def draw_balanced(per_finding: int, generator: np.random.Generator) -> list[Film]:
-    """Draw films that show every fine finding equally often, a third of them with another.
+def draw_balanced(per_finding: int, generator: np.random.Generator) -> list[PhantomImage]:
+    """Draw images that show every fine finding equally often, a third of them with another.
 
     Args:
-        per_finding: films of each fine finding.
+        per_finding: images of each fine finding.
         generator: source of randomness.
 
     Returns:
-        What each film shows; its first `per_finding` have finding 0, and so on.
+        What each image shows; its first `per_finding` have finding 0, and so on.
     """
-    films = []
+    images = []
     for fine in np.arange(FINE).repeat(per_finding).tolist():
         others = {fine}
         if generator.random() < EXTRA_CHANCE:
             others.add(int(generator.choice(FINE, p=zipf(FINE))))
-        films.append(frozenset(others))
-    return films
+        images.append(frozenset(others))
+    return images
 
 
-def draw_films(
-    shown: Sequence[Film], directions: NDArray[np.float64], generator: np.random.Generator
-) -> Films:
-    """Draw the region vectors of films.
+def draw_images(
+    shown: Sequence[PhantomImage], directions: NDArray[np.float64], generator: np.random.Generator
+) -> PhantomImages:
+    """Draw the region vectors of images.
 
     Args:
-        shown: what each film shows.
+        shown: what each image shows.
         directions: from `prototypes`.
         generator: source of randomness.
 
     Returns:
-        The films.
+        The images.
     """
     size = (len(shown), GRID * GRID, DIM)
     regions = generator.normal(size=size)
     regions += IMAGE_NOISE * generator.normal(size=(len(shown), 1, DIM))
     boxes = []
-    for film, findings in zip(regions, shown, strict=True):
+    for image, findings in zip(regions, shown, strict=True):
         stray = _unit(generator.normal(size=DIM))
-        film[generator.integers(len(film))] += DISTRACTOR * STRENGTH * stray
-        places = {}
+        image[generator.integers(len(image))] += DISTRACTOR * STRENGTH * stray
+        indices = {}
         for fine in sorted(findings):
             row, column = generator.integers(GRID, size=2).tolist()
             beside = 1 if column in {0, GRID - 1} else column + int(generator.choice((-1, 1)))
-            places[fine] = (GRID * row + column, GRID * row + beside)
+            indices[fine] = (GRID * row + column, GRID * row + beside)
             signal = STRENGTH * generator.uniform(0.7, 1.3) * directions[fine]
-            film[places[fine][0]] += signal
-            film[places[fine][1]] += NEIGHBOUR * signal
-        boxes.append(places)
-    return Films(regions.astype(np.float32), tuple(shown), tuple(boxes))
+            image[indices[fine][0]] += signal
+            image[indices[fine][1]] += NEIGHBOUR * signal
+        boxes.append(indices)
+    return PhantomImages(regions.astype(np.float32), tuple(shown), tuple(boxes))
 
 
-def draw_report(findings: Film, generator: np.random.Generator) -> tuple[Sentence, ...]:
-    """Write the report of a film.
+def draw_report(findings: PhantomImage, generator: np.random.Generator) -> tuple[Sentence, ...]:
+    """Write the report of an image.
 
     Args:
-        findings: what the film shows.
+        findings: what the image shows.
         generator: source of randomness.
 
     Returns:
         At least one sentence; all are true.
     """
-    told = [fine for fine in sorted(findings) if generator.random() < MENTIONED]
-    said = [_stated(fine, generator) for fine in told]
+    reported = [fine for fine in sorted(findings) if generator.random() < MENTIONED]
+    said = [_stated(fine, generator) for fine in reported]
     present = {fine // len(SIDES) for fine in findings}
     absent = [kind for kind in range(COMMON) if kind not in present]
     said += [_denied([kind], generator) for kind in absent if generator.random() < DENIED]
@@ -162,7 +162,7 @@ def draw_report(findings: Film, generator: np.random.Generator) -> tuple[Sentenc
     return tuple(said) or (_stated(min(findings), generator),)
 
 
-def meaning(sentence: Sentence) -> Claims:
+def meaning(sentence: Sentence) -> ReportLabels:
     """Say what a sentence claims.
 
     Args:
@@ -174,7 +174,7 @@ def meaning(sentence: Sentence) -> Claims:
     types = [TYPES[int(word[4:].split("-")[0])] for word in sentence if word.startswith("type")]
     sides = frozenset(word[4:].split("-")[0] for word in sentence if word.startswith("side"))
     denies = any(word.startswith("cue") for word in sentence)
-    return Claims(
+    return ReportLabels(
         {} if denies else dict.fromkeys(types, sides),
         frozenset(types if denies else ()),
         frozenset(),

@@ -17,7 +17,7 @@ class Row:
         eta: source of eta, or a constant; 0 for none.
         floor: what stands in for Eq. 8 at its minimum.
         relation: who is known to be positive: `none`, `claims`, `labels`, `truth`, or
-            `shuffled`, the claims of another film's report.
+            `shuffled`, the claims of another image's report.
         negatives: weights on negatives, as `objective.negatives` names them.
         early: whether training stops early, with a schedule of its own.
         directions: anchors, as `objective.directions` names them.
@@ -61,7 +61,7 @@ BOTH = (
     Row("infonce, both", directions="both"),
     Row("multipositive claims, both", "multipositive", relation="claims", directions="both"),
 )
-"""The generated studies once more, with films as anchors beside texts."""
+"""The generated studies once more, with images as anchors beside texts."""
 
 RIVALS = (
     Row("remove similar", negatives="remove_similar"),

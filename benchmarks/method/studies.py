@@ -4,7 +4,7 @@ The preparation of a seed is shared by all its rows: studies are generated, prep
 into sentences, read, and scored by a language model that is fitted on them. A row then
 builds its eta, trains and is evaluated in a folder of its own that links to the rest. The
 row `multipositive shuffled` reads claims whose reports are shuffled over the training
-studies; films and sentences stay paired.
+studies; images and sentences stay paired.
 """
 
 import os
@@ -21,7 +21,7 @@ from sklearn.metrics import average_precision_score
 
 from benchmarks.method.rows import Row
 from medclip_dcl import model_package
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.evaluation import results
@@ -43,7 +43,7 @@ from pipelines import (
     train,
 )
 
-RECIPE = Path(__file__).with_name("studies.yaml")
+CONFIG = Path(__file__).with_name("studies.yaml")
 STEPS, EARLY_SHARE = 600, 0.5
 _PREPARATION = (
     generate_studies,
@@ -91,7 +91,7 @@ def measure(
 
     Returns:
         Headline figures of the evaluation; `map`, the mean average precision of plain
-        sentences over the held-out films; and `floor`, the last logged share of anchors
+        sentences over the held-out images; and `floor`, the last logged share of anchors
         on the floor.
     """
     folder = prepare(work, seed, settings)
@@ -102,7 +102,7 @@ def measure(
         link = artifact.KIND.at(own)
         link.symlink_to(os.path.relpath(artifact.KIND.at(folder / "shared"), own))
     if row.relation == "shuffled":
-        labels.KIND.at(own).unlink()
+        labels.ARTIFACT.at(own).unlink()
         _shuffle_claims(folder / "shared", own, seed)
     every = [*settings, *_settings_of(row, folder, steps)]
     for job in (build_eta_cache, train, evaluate):
@@ -146,46 +146,46 @@ def _run(
     ]
     options = [word for setting in given for word in ("--set", setting)]
     with redirect_stdout(sys.stderr):  # the last line of a benchmark is its own
-        code = job(["--config", str(RECIPE), *options])
+        code = job(["--config", str(CONFIG), *options])
     if code:
         raise RuntimeError(f"{job.__module__} ended with exit code {code}")
 
 
 def _shuffle_claims(shared: Path, own: Path, seed: int) -> None:
     """Give every training study the claims of another's report."""
-    source = open_artifact(labels.KIND.at(shared), labels.KIND)
+    source = open_artifact(labels.ARTIFACT.at(shared), labels.ARTIFACT)
     rows = read_table(source.path, labels.REPORT_CLAIMS).to_pylist()
-    reports = read_table(manifest.KIND.at(shared), manifest.REPORTS, ["study_id", "split"])
+    reports = read_table(manifest.ARTIFACT.at(shared), manifest.REPORTS, ["study_id", "split"])
     training = {row["study_id"] for row in reports.to_pylist() if row["split"] == "train"}
-    places = [place for place, row in enumerate(rows) if row["study_id"] in training]
-    order = np.random.default_rng(seed).permutation(places)
+    indices = [index for index, row in enumerate(rows) if row["study_id"] in training]
+    order = np.random.default_rng(seed).permutation(indices)
     turned = list(rows)
-    for place, other in zip(places, order.tolist(), strict=True):
-        turned[place] = {**rows[other], "study_id": rows[place]["study_id"]}
-    recipe = make_recipe(labels.KIND, {"shuffled": seed}, {"claims": source})
-    with drafting(labels.KIND.at(own), labels.KIND, recipe) as draft:
-        write_table(draft.directory, labels.REPORT_CLAIMS, turned)
+    for index, other in zip(indices, order.tolist(), strict=True):
+        turned[index] = {**rows[other], "study_id": rows[index]["study_id"]}
+    fingerprint = make_fingerprint(labels.ARTIFACT, {"shuffled": seed}, {"claims": source})
+    with write_artifact(labels.ARTIFACT.at(own), labels.ARTIFACT, fingerprint) as writer:
+        write_table(writer.directory, labels.REPORT_CLAIMS, turned)
         said = read_table(source.path, labels.SENTENCE_CLAIMS)
-        write_table(draft.directory, labels.SENTENCE_CLAIMS, said)
-        draft.seal({})
+        write_table(writer.directory, labels.SENTENCE_CLAIMS, said)
+        writer.commit({})
 
 
 @torch.inference_mode()
 def _average_precision(own: Path, root: Path) -> float:
-    """Rank the held-out films for the plainest sentence of every fine finding."""
+    """Rank the held-out images for the plainest sentence of every fine finding."""
     truth = read_truth(root)
     assert truth is not None, "generated studies know their truth"
-    images = prepared.PreparedImages(open_artifact(prepared.KIND.at(own), prepared.KIND))
-    rows = read_table(manifest.KIND.at(own), manifest.IMAGES, ["image_id", "split"]).to_pylist()
-    films = [row["image_id"] for row in rows if row["split"] == "test"]
-    films = [film for film in films if film in images.row_of]
-    predictor = load(model_package.KIND.at(own))
-    pixels = np.stack([images.pixels(images.row_of[film]) for film in films])
+    images = prepared.PreparedImages(open_artifact(prepared.ARTIFACT.at(own), prepared.ARTIFACT))
+    rows = read_table(manifest.ARTIFACT.at(own), manifest.IMAGES, ["image_id", "split"]).to_pylist()
+    image_ids = [row["image_id"] for row in rows if row["split"] == "test"]
+    image_ids = [image_id for image_id in image_ids if image_id in images.row_of]
+    predictor = load(model_package.ARTIFACT.at(own))
+    pixels = np.stack([images.pixels(images.row_of[image_id]) for image_id in image_ids])
     regions = torch.cat([predictor.embed_images(part) for part in np.array_split(pixels, 8)])
     sentences = predictor.embed_sentences(list(truth.gallery.values()))
     scores = predictor.model.score(regions, sentences).numpy()
     shown = np.array(
-        [[fine in truth.findings_of[film] for film in films] for fine in truth.gallery]
+        [[fine in truth.findings_of[image_id] for image_id in image_ids] for fine in truth.gallery]
     )
     known = shown.any(axis=1)
     pairs = zip(shown[known], scores[known], strict=True)
@@ -193,9 +193,9 @@ def _average_precision(own: Path, root: Path) -> float:
 
 
 def _figures(own: Path) -> dict[str, float]:
-    tree = results.read_figures(open_artifact(results.KIND.at(own), results.KIND))
+    tree = results.read_figures(open_artifact(results.ARTIFACT.at(own), results.ARTIFACT))
     questions: dict[str, Any] = tree["questions"]
-    summary = open_artifact(model_package.KIND.at(own), model_package.KIND).summary
+    summary = open_artifact(model_package.ARTIFACT.at(own), model_package.ARTIFACT).summary
 
     def of(question: str, figure: str, group: str = "") -> float:
         asked = questions[question]

@@ -1,7 +1,7 @@
-"""The trade-off of one constant eta, on a phantom with one class a film.
+"""The trade-off of one constant eta, on a phantom with one class an image.
 
 Class 0 is normal (40 %), fifteen others are Zipf-distributed, so that class probabilities
-are exact; 16 regions; a text names its film's class by one of three words beside three of
+are exact; 16 regions; a text names its image's class by one of three words beside three of
 eight idle ones. A constant eta is said to help the classification of common classes and to
 cost retrieval of rare ones; at gamma squared 14 with the fallback it is said to help both.
 """
@@ -28,7 +28,7 @@ from medclip_dcl.losses.debiased import Floor, debiased_contrastive_loss
 CLASSES, NORMAL_SHARE = 16, 0.4
 GRID, DIM, STRENGTH, IMAGE_NOISE = 4, 24, 7.5, 0.7
 CLASS_WORDS, IDLE_WORDS, IDLE_SAID = 3, 8, 3
-FILMS, NATURAL, PER_CLASS = 1000, 3000, 40
+IMAGES, NATURAL, PER_CLASS = 1000, 3000, 40
 BATCH, STEPS, LEARNING_RATE = 64, 600, 4e-3
 COMMON, RARE = slice(1, 6), 11
 SETTINGS: tuple[tuple[float, float, Floor], ...] = (
@@ -50,9 +50,9 @@ class Model(nn.Module):
         self.words = nn.Linear(CLASSES * CLASS_WORDS + IDLE_WORDS, 64, bias=False)
         self.text = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
 
-    def regions(self, films: Tensor) -> Tensor:
+    def regions(self, images: Tensor) -> Tensor:
         """Embed regions."""
-        return functional.normalize(self.image(films), dim=-1)
+        return functional.normalize(self.image(images), dim=-1)
 
     def sentences(self, bags: Tensor) -> Tensor:
         """Embed sentences, given as rows of word counts."""
@@ -69,7 +69,7 @@ def measure(gamma_squared: float, eta: float, floor: Floor, seed: int) -> dict[s
         seed: seed of the run.
 
     Returns:
-        `auc`, `acc`: classes 1-5, prompt minus normal prompt; `r1`, `r1 rare`: film ->
+        `auc`, `acc`: classes 1-5, prompt minus normal prompt; `r1`, `r1 rare`: image ->
         class sentence on balanced classes; `cnr`.
     """
     generator = np.random.default_rng(seed)
@@ -77,18 +77,18 @@ def measure(gamma_squared: float, eta: float, floor: Floor, seed: int) -> dict[s
     directions = generator.normal(size=(CLASSES, DIM))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     shares = np.concatenate([[NORMAL_SHARE], (1 - NORMAL_SHARE) * zipf(CLASSES - 1)])
-    classes = generator.choice(CLASSES, FILMS, p=shares)
-    films, _ = _films(classes, directions, generator)
+    classes = generator.choice(CLASSES, IMAGES, p=shares)
+    images, _ = _images(classes, directions, generator)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=STEPS)
     order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
     for _ in range(STEPS):
         if len(order) < BATCH:
-            order = generator.permutation(FILMS)
+            order = generator.permutation(IMAGES)
         chosen, order = order[:BATCH], order[BATCH:]
         bags = _bags(classes[chosen], generator)
-        s = lse_scores(model.regions(films[torch.from_numpy(chosen)]), model.sentences(bags))
+        s = lse_scores(model.regions(images[torch.from_numpy(chosen)]), model.sentences(bags))
         loss = debiased_contrastive_loss(
             gamma_squared * s, None, eta, math.sqrt(gamma_squared), floor=floor
         )
@@ -96,32 +96,32 @@ def measure(gamma_squared: float, eta: float, floor: Floor, seed: int) -> dict[s
         loss.backward()
         optimizer.step()
         cycle.step()
-    return _examine(model, directions, shares, generator)
+    return _evaluate(model, directions, shares, generator)
 
 
 @torch.inference_mode()
-def _examine(
+def _evaluate(
     model: Model,
     directions: NDArray[np.float64],
     shares: NDArray[np.float64],
     generator: np.random.Generator,
 ) -> dict[str, float]:
     natural = generator.choice(CLASSES, NATURAL, p=shares)
-    films, _ = _films(natural, directions, generator)
+    images, _ = _images(natural, directions, generator)
     prompts = model.sentences(_prompts())
-    scores = lse_scores(model.regions(films), prompts).double().numpy()
+    scores = lse_scores(model.regions(images), prompts).double().numpy()
     margins, truth = scores - scores[:1], np.arange(CLASSES)[:, None] == natural
     common = range(CLASSES)[COMMON]
     aucs = [roc_auc(margins[kind], truth[kind]) for kind in common]
     accuracies = [balanced_accuracy(margins[kind], truth[kind]) for kind in common]
     balanced = np.arange(1, CLASSES).repeat(PER_CLASS)
-    films, places = _films(balanced, directions, generator)
-    regions = model.regions(films)
+    images, indices = _images(balanced, directions, generator)
+    regions = model.regions(images)
     found = lse_scores(regions, prompts[1:]).T.numpy()
     ranks = best_ranks(found, balanced[:, None] == np.arange(1, CLASSES))
     h = torch.einsum("frd,fd->fr", regions, prompts[torch.from_numpy(balanced)]).numpy()
     contrasts = [
-        _contrast(h[balanced == kind], places[balanced == kind]) for kind in range(1, CLASSES)
+        _contrast(h[balanced == kind], indices[balanced == kind]) for kind in range(1, CLASSES)
     ]
     return {
         "auc": float(np.mean([value for value in aucs if value is not None])),
@@ -132,24 +132,24 @@ def _examine(
     }
 
 
-def _contrast(h: NDArray[np.float32], places: NDArray[np.int64]) -> float:
-    """CNR over all films of a class: one region alone has no variance."""
+def _contrast(h: NDArray[np.float32], indices: NDArray[np.int64]) -> float:
+    """CNR over all images of a class: one region alone has no variance."""
     inside = np.zeros(h.shape, dtype=bool)
-    inside[np.arange(len(h)), places] = True
+    inside[np.arange(len(h)), indices] = True
     return signed_cnr(h, inside) or 0.0
 
 
-def _films(
+def _images(
     classes: NDArray[np.int64], directions: NDArray[np.float64], generator: np.random.Generator
 ) -> tuple[Tensor, NDArray[np.int64]]:
-    """Regions of films, and where each film's class shows."""
+    """Regions of images, and where each image's class shows."""
     count = len(classes)
     regions = generator.normal(size=(count, GRID * GRID, DIM))
     regions += IMAGE_NOISE * generator.normal(size=(count, 1, DIM))
-    places = generator.integers(GRID * GRID, size=count)
+    indices = generator.integers(GRID * GRID, size=count)
     strength = STRENGTH * generator.uniform(0.7, 1.3, size=(count, 1)) * (classes > 0)[:, None]
-    regions[np.arange(count), places] += strength * directions[classes]
-    return torch.from_numpy(regions.astype(np.float32)), places
+    regions[np.arange(count), indices] += strength * directions[classes]
+    return torch.from_numpy(regions.astype(np.float32)), indices
 
 
 def _bags(classes: NDArray[np.int64], generator: np.random.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from benchmarks.pll.subjects import SHORT_PIECES, SIZES, draw, random_bert, toke
 from medclip_dcl.likelihood.engines import EngineName
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import Variant, pseudo_log_likelihood
-from medclip_dcl.likelihood.scoring import Recipe, Task, score_tasks
+from medclip_dcl.likelihood.scoring import ScoringOptions, Task, score_tasks
 
 VARIANTS: tuple[Variant, ...] = ("original", "within_word_l2r")
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "plain")
@@ -34,17 +34,17 @@ def reference(model: BertForMaskedLM, words: BertTokenizer, text: str, variant: 
     pieces = words.tokenize(text)
     ids = words.convert_tokens_to_ids(pieces)
     rows = []
-    for place in range(len(ids)):
-        row, later = list(ids), place + 1
-        row[place] = words.mask_token_id
+    for index in range(len(ids)):
+        row, later = list(ids), index + 1
+        row[index] = words.mask_token_id
         while variant == "within_word_l2r" and later < len(ids) and pieces[later][:2] == "##":
             row[later] = words.mask_token_id
             later += 1
         rows.append([words.cls_token_id, *row, words.sep_token_id])
     with torch.inference_mode():
         log_probs = model(input_ids=torch.tensor(rows)).logits.log_softmax(-1)
-    places = range(len(ids))
-    return sum(float(log_probs[place, place + 1, ids[place]]) for place in places)
+    indices = range(len(ids))
+    return sum(float(log_probs[index, index + 1, ids[index]]) for index in indices)
 
 
 def against_float64(size: str, sentences: int) -> dict[str, float]:
@@ -90,7 +90,7 @@ def invariance(sentences: int) -> dict[str, float]:
     order = random.Random(32).sample(range(sentences), sentences)
     few = texts[:20]
     return {
-        "order": _apart(score([texts[place] for place in order]), first[order]),
+        "order": _apart(score([texts[index] for index in order]), first[order]),
         "duplicates": _apart(score([*texts, *texts[::2]]), torch.cat([first, first[::2]])),
         "budget 64": _apart(score(texts, 64), first),
         "budget 8192": _apart(score(texts, 8192), first),
@@ -109,7 +109,7 @@ def _by_workers(model: BertForMaskedLM, words: BertTokenizer, texts: Sequence[st
     scores = torch.empty(len(texts))
     with tempfile.TemporaryDirectory() as folder:
         save_language_model(model, words, Path(folder))
-        for item in score_tasks(Recipe(Path(folder), "original", "float32", 0), tasks, 2):
+        for item in score_tasks(ScoringOptions(Path(folder), "original", "float32", 0), tasks, 2):
             scores[item.number :: 8] = torch.tensor(item.pll_nats)
     return scores
 

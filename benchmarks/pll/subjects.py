@@ -83,7 +83,7 @@ def has_data() -> bool:
     """Tell whether there are reports to take sentences from, and say so where not."""
     if "TEST_DATA" in os.environ:
         return True
-    print("set TEST_DATA to the folder of real films and reports", file=sys.stderr)
+    print("set TEST_DATA to the folder of real images and reports", file=sys.stderr)
     return False
 
 

@@ -1,1 +1,1 @@
-"""What can be asked of real films: a label that needs no skill, and where the lungs lie."""
+"""What can be asked of real images: a label that needs no skill, and where the lungs lie."""

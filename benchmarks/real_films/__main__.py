@@ -1,18 +1,18 @@
-"""Real films before a published model: a label that needs no skill, and where the lungs lie.
+"""Real images before a published model: a label that needs no skill, and where the lungs lie.
 
     make demo && TEST_DATA=... python -m benchmarks.real_films [--quick] [--model FOLDER]
 
-Children's films (`peds_cxr`), pneumonia against normal: the model's prompts, a linear probe
+Children's images (`peds_cxr`), pneumonia against normal: the model's prompts, a linear probe
 of its vectors, the same with shuffled labels, with random weights, and two logistic
 regressions that see no model: 32 x 32 grey levels, and the file's width and height. Whoever
 reads a high AUC of this set as skill has to explain the last two first.
 
 Boxes of lungs (`covid_cxr`): a perfect map of each box, on the grid of the model at hand and
-on the paper's, in either geometry, brought back to the film and compared with the box; then
+on the paper's, in either geometry, brought back to the image and compared with the box; then
 what a covered lung changes in the encoder's grid, and where the model points for "left lung"
-and "right lung". Two controls: with the names exchanged, and on mirrored films, where a model
+and "right lung". Two controls: with the names exchanged, and on mirrored images, where a model
 that knows the lungs has to fail, and one that knows the places alone does not. The demo's
-model has seen generated films alone, so no bar asks it for skill.
+model has seen generated images alone, so no bar asks it for skill.
 `--quick`: fewer samples.
 """
 
@@ -27,16 +27,16 @@ import numpy as np
 import torch
 
 from benchmarks.real_films import labels, lungs, pointing
-from benchmarks.real_films.lungs import Figures, LungFilm, Shape
+from benchmarks.real_films.lungs import Figures, LungImage, Shape
 from benchmarks.record import finish
 from medclip_dcl import model_package
 from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.evaluated_model import Examinee, examinee_of
-from medclip_dcl.evaluation.inputs import Films, Sampling
-from medclip_dcl.evaluation.probe import film_features
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, evaluated_model
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages
+from medclip_dcl.evaluation.probe import image_features
 from medclip_dcl.inference.heatmap import Geometry
 from medclip_dcl.inference.predictor import Predictor, load
 
@@ -59,11 +59,11 @@ _TITLES = {
 _NAMES = {
     "named": '"left lung", "right lung"',
     "exchanged": "the other lung's name",
-    "turned": "the same names on mirrored films",
+    "turned": "the same names on mirrored images",
 }
 _DIRECTIONS = {
-    1: "films with pneumonia score higher",
-    -1: "normal films score higher",
+    1: "images with pneumonia score higher",
+    -1: "normal images score higher",
     0: "no direction, the interval holds 0.5",
 }
 _PERFECT = {
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("TEST_DATA is not set; export the folder that holds peds_cxr/", file=sys.stderr)
         return 1
     demo = load_config(DEMO)
-    model = arguments.model or model_package.KIND.at(resolve_path(demo.work, demo))
+    model = arguments.model or model_package.ARTIFACT.at(resolve_path(demo.work, demo))
     if not model.is_dir():
         print(f"no model at {model}; run `make demo`, or name one", file=sys.stderr)
         return 1
@@ -116,46 +116,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MedclipError as error:
         print(error, file=sys.stderr)
         return 1
-    return finish("real_films", figures, bars_of(figures))
+    return finish("real_images", figures, bars_of(figures))
 
 
 def judge_label(folder: Path, model: Path, effort: Effort) -> Figures:
-    """Ask for pneumonia on children's films, with the model and without.
+    """Ask for pneumonia on children's images, with the model and without.
 
     Args:
-        folder: the films.
+        folder: the images.
         model: folder of the published model.
         effort: how many samples.
 
     Returns:
         AUCs with the ends of their intervals.
     """
-    predictor, sampling = load(model), Sampling(effort.samples, SEED)
-    found = labels.read_labelled_films(folder, predictor.config.images)
-    examinee = examinee_of(predictor)
-    films = _encoded(examinee, found)
+    predictor, bootstrap = load(model), BootstrapOptions(effort.samples, SEED)
+    found = labels.read_labelled_images(folder, predictor.config.images)
+    evaluated = evaluated_model(predictor)
+    images = _encoded(evaluated, found)
     folds = labels.split_patients(found.labels, found.subject_ids, np.random.default_rng(SEED))
     finding = labels.finding_of(predictor.findings, "Pneumonia")
     untrained = load(model)
     untrained.model.initialise(torch.Generator().manual_seed(SEED))
-    features = film_features(films)
+    features = image_features(images)
     sides = np.log(np.array(found.sizes_px, dtype=np.float64))
     probed = {
         "probe": features,
-        "random_probe": film_features(_encoded(examinee_of(untrained), found)),
+        "random_probe": image_features(_encoded(evaluated_model(untrained), found)),
         "pixels": found.thumbnails,
         "shape": sides,
     }
     aucs = {
-        "zero_shot": labels.zero_shot_auc(examinee, films, finding, found.labels, sampling),
+        "zero_shot": labels.zero_shot_auc(evaluated, images, finding, found.labels, bootstrap),
         **{
-            name: labels.probed_auc(vectors, found.labels, folds, found.subject_ids, sampling)
+            name: labels.probed_auc(vectors, found.labels, folds, found.subject_ids, bootstrap)
             for name, vectors in probed.items()
         },
     }
     shuffled = labels.shuffled_aucs(features, found.labels, folds, effort.shuffles, SEED)
     low, high = np.quantile(shuffled, [0.025, 0.975]).tolist()
-    aucs["shuffled_probe"] = Figure(float(shuffled.mean()), len(films.image_ids), 0, low, high)
+    aucs["shuffled_probe"] = Figure(float(shuffled.mean()), len(images.image_ids), 0, low, high)
     _print_label(found, aucs)
     return _flat(aucs, "auc")
 
@@ -171,79 +171,81 @@ def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures
     Returns:
         Shares of boxes, overlaps and distances.
     """
-    films = lungs.read_lung_films(config)
-    model, settings = examinee_of(predictor), predictor.config
+    images = lungs.read_lung_images(config)
+    model, settings = evaluated_model(predictor), predictor.config
     encoded = {
-        geometry: pointing.encode_films(model, films, geometry, settings.images)
+        geometry: pointing.encode_images(model, images, geometry, settings.images)
         for geometry in GEOMETRIES
     }
     cells = encoded["paper"].regions.shape[1]
     own = Shape(settings.images.size_px, settings.model.image.input_px, cells)
-    print(f"\n{len(films)} films, {2 * len(films)} lungs: a perfect map of each, back on the film")
+    print(
+        f"\n{len(images)} images, {2 * len(images)} lungs: a perfect map of each, back on the image"
+    )
     print(" " * 26 + "".join(f"{title:>15}" for title in _PERFECT.values()))
-    figures: Figures = {"lung_films": len(films)}
+    metrics: Figures = {"lung_images": len(images)}
     for name, shape in (("model", own), ("paper", PAPER)):
         for geometry in GEOMETRIES:
-            found = lungs.perfect_figures(films, geometry, shape)
-            figures |= {f"{name}_{geometry}_{key}": value for key, value in found.items()}
+            found = lungs.perfect_figures(images, geometry, shape)
+            metrics |= {f"{name}_{geometry}_{key}": value for key, value in found.items()}
             title = f"  {shape.cells} x {shape.cells} cells, `{geometry}`"
             print(f"{title:26}" + "".join(f"{found[key]:15.3f}" for key in _PERFECT))
-    located = lungs.located_figures(films, own)
-    figures |= {f"located_{key}": value for key, value in located.items()}
+    located = lungs.located_figures(images, own)
+    metrics |= {f"located_{key}": value for key, value in located.items()}
     print(
         "  the service's answer to the model's map: peak in its box "
         f"{located['pointed']:.3f}, IoU of the traced box {located['iou']:.3f}"
     )
     for geometry in GEOMETRIES:
-        figures |= _judge_model(model, encoded[geometry], films, settings.images, effort)
-    return figures
+        metrics |= _judge_model(model, encoded[geometry], images, settings.images, effort)
+    return metrics
 
 
-def bars_of(figures: Figures) -> dict[str, tuple[str, bool]]:
+def bars_of(metrics: Figures) -> dict[str, tuple[str, bool]]:
     """Say what holds.
 
     Args:
-        figures: of both parts.
+        metrics: of both parts.
 
     Returns:
         Figure -> its bar, and whether it is met. No bar asks the model for skill.
     """
     low, high = SHUFFLED
     bars = {
-        "auc_shuffled_probe": (f"{low} to {high}", low <= figures["auc_shuffled_probe"] <= high),
-        "auc_pixels": (f">= {LEAST_PIXELS}", figures["auc_pixels"] >= LEAST_PIXELS),
+        "auc_shuffled_probe": (f"{low} to {high}", low <= metrics["auc_shuffled_probe"] <= high),
+        "auc_pixels": (f">= {LEAST_PIXELS}", metrics["auc_pixels"] >= LEAST_PIXELS),
     }
     for name in ("model", "paper"):
         for geometry in GEOMETRIES:
             for key, bar in (("pointed", 1.0), ("left_is_right", 1.0), ("mirrored", 0.0)):
                 full = f"{name}_{geometry}_{key}"
-                bars[full] = (f"= {bar:g}", figures[full] == bar)
+                bars[full] = (f"= {bar:g}", metrics[full] == bar)
             full = f"{name}_{geometry}_off_most"
-            bars[full] = (f"< {MOST_OFF}", figures[full] < MOST_OFF)
+            bars[full] = (f"< {MOST_OFF}", metrics[full] < MOST_OFF)
     return bars
 
 
 def _judge_model(
-    model: Examinee,
-    encoded: Films,
-    films: Sequence[LungFilm],
+    model: EvaluatedModel,
+    encoded: EncodedImages,
+    images: Sequence[LungImage],
     settings: ImagesConfig,
     effort: Effort,
 ) -> Figures:
     """See what a covered lung changes, and where the model points for the lungs' names."""
-    geometry, sampling = encoded.geometry, Sampling(effort.samples, SEED)
+    geometry, bootstrap = encoded.geometry, BootstrapOptions(effort.samples, SEED)
     print(f"the model itself, geometry `{geometry}`")
-    covered = pointing.examine_covered(model, encoded, films, settings, sampling)
+    covered = pointing.evaluate_covered(model, encoded, images, settings, bootstrap)
     _print_figure("a lung painted over: the change peaks in its box", covered["pointed"])
-    _print_figure("  in its half of the film, chance 0.5", covered["side"])
+    _print_figure("  in its half of the image, chance 0.5", covered["side"])
     figures = _flat(covered, f"covered_{geometry}")
-    turned = pointing.encode_films(model, pointing.turn(films), geometry, settings)
+    turned = pointing.encode_images(model, pointing.turn(images), geometry, settings)
     for kind, title in _NAMES.items():
-        asked, chance = pointing.examine_names(
+        asked, chance = pointing.evaluate_names(
             model,
             turned if kind == "turned" else encoded,
-            films,
-            sampling,
+            images,
+            bootstrap,
             exchanged=kind == "exchanged",
         )
         found = {name: asked[name] for name in ("side", "pointing", "cnr_signed", "miou")}
@@ -254,18 +256,18 @@ def _judge_model(
     return figures
 
 
-def _encoded(model: Examinee, found: labels.LabelledFilms, batch: int = 60) -> Films:
+def _encoded(model: EvaluatedModel, found: labels.LabelledImages, batch: int = 60) -> EncodedImages:
     parts = [
         model.embed_images(found.pixels[start : start + batch])
         for start in range(0, len(found.pixels), batch)
     ]
-    return Films(found.image_ids, found.subject_ids, found.sizes_px, torch.cat(parts))
+    return EncodedImages(found.image_ids, found.subject_ids, found.sizes_px, torch.cat(parts))
 
 
-def _print_label(found: labels.LabelledFilms, aucs: Mapping[str, Figure]) -> None:
+def _print_label(found: labels.LabelledImages, aucs: Mapping[str, Figure]) -> None:
     ill = int(found.labels.sum())
     patients = len(set(found.subject_ids))
-    print(f"{len(found.labels)} films of {patients} children, {ill} with pneumonia: AUC")
+    print(f"{len(found.labels)} images of {patients} children, {ill} with pneumonia: AUC")
     for name, title in _TITLES.items():
         _print_figure(title, aucs[name])
     print(f"the prompts: {_DIRECTIONS[labels.direction_of(aucs['zero_shot'])]}")

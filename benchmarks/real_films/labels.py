@@ -1,4 +1,4 @@
-"""Children's films, with pneumonia or without: prompts, probes, and what needs no model.
+"""Children's images, with pneumonia or without: prompts, probes, and what needs no model.
 
 Every AUC of a fitted classifier is the mean of five, each of a fifth of the patients: three
 fifths fit it, another one chooses its penalty.
@@ -15,9 +15,9 @@ from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.classification import examine_findings
-from medclip_dcl.evaluation.evaluated_model import Examinee
-from medclip_dcl.evaluation.inputs import Films, Sampling
+from medclip_dcl.evaluation.classification import evaluate_findings
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
 from medclip_dcl.evaluation.settings import ProbeConfig
 from medclip_dcl.evaluation.summary import UNKNOWN, mean_finding_figures
@@ -26,19 +26,19 @@ from medclip_dcl.inference.zero_shot import Finding
 FOLDS = 5
 THUMBNAIL_PX = 32
 
-Features = Float[np.ndarray, "films features"]
-Labels = Int64[np.ndarray, " films"]
+Features = Float[np.ndarray, "images features"]
+Labels = Int64[np.ndarray, " images"]
 
 
 @dataclass(frozen=True)
-class LabelledFilms:
-    """Films whose label is known.
+class LabelledImages:
+    """Images whose label is known.
 
     Attributes:
         image_ids: the files' names.
-        subject_ids: patient of each film.
+        subject_ids: patient of each image.
         labels: 1 pneumonia, 0 normal.
-        pixels: prepared films.
+        pixels: prepared images.
         thumbnails: 32 x 32 grey levels of each, 0 to 255.
         sizes_px: height and width of each file.
     """
@@ -46,23 +46,23 @@ class LabelledFilms:
     image_ids: tuple[str, ...]
     subject_ids: tuple[str, ...]
     labels: Labels
-    pixels: UInt8[np.ndarray, "films size size"]
+    pixels: UInt8[np.ndarray, "images size size"]
     thumbnails: Features
     sizes_px: tuple[tuple[int, int], ...]
 
 
-def read_labelled_films(folder: Path, settings: ImagesConfig) -> LabelledFilms:
-    """Decode the films of a folder with a manifest through the gate.
+def read_labelled_images(folder: Path, settings: ImagesConfig) -> LabelledImages:
+    """Decode the images of a folder with a manifest through the gate.
 
     Args:
         folder: holds `manifest.csv` with `file`, `label` (`normal` or another) and `patient_id`.
-        settings: how the model's films are prepared.
+        settings: how the model's images are prepared.
 
     Returns:
         All of them.
 
     Raises:
-        ImageError: a film is refused.
+        ImageError: an image is refused.
         StudyError: the manifest is missing or lacks a column.
     """
     rows = read_rows(folder / "manifest.csv", ["file", "label", "patient_id"])
@@ -75,13 +75,13 @@ def read_labelled_films(folder: Path, settings: ImagesConfig) -> LabelledFilms:
             decoder.square(folder / name, THUMBNAIL_PX, equalize=False).pixels.ravel()
             for name in rows["file"]
         ]
-    return LabelledFilms(
+    return LabelledImages(
         image_ids=tuple(rows["file"]),
         subject_ids=tuple(rows["patient_id"]),
         labels=np.array([name != "normal" for name in rows["label"]], dtype=np.int64),
-        pixels=np.stack([film.pixels for film in squares]),
+        pixels=np.stack([image.pixels for image in squares]),
         thumbnails=np.stack(small).astype(np.float64),
-        sizes_px=tuple((film.height_px, film.width_px) for film in squares),
+        sizes_px=tuple((image.height_px, image.width_px) for image in squares),
     )
 
 
@@ -105,30 +105,34 @@ def finding_of(findings: Iterable[Finding], label: str) -> Finding:
 
 
 def zero_shot_auc(
-    model: Examinee, films: Films, finding: Finding, labels: Labels, sampling: Sampling
+    model: EvaluatedModel,
+    images: EncodedImages,
+    finding: Finding,
+    labels: Labels,
+    bootstrap: BootstrapOptions,
 ) -> Figure:
     """Ask for a finding by its prompts.
 
     Args:
         model: who is asked.
-        films: the films.
+        images: the images.
         finding: the prompt pair.
         labels: 1 present, 0 absent.
-        sampling: of the interval.
+        bootstrap: of the interval.
 
     Returns:
         AUC of present against absent.
     """
-    truth: Int8[np.ndarray, "1 films"] = labels[None].astype(np.int8)
-    outcome, _ = examine_findings(model, films, [finding], truth, sampling)
+    truth: Int8[np.ndarray, "1 images"] = labels[None].astype(np.int8)
+    outcome, _ = evaluate_findings(model, images, [finding], truth, bootstrap)
     return outcome.groups[finding.name]["auc"]
 
 
 def direction_of(auc: Figure) -> int:
-    """Say which films score higher.
+    """Say which images score higher.
 
     Args:
-        auc: of films with the finding against films without.
+        auc: of images with the finding against images without.
 
     Returns:
         1: those with it; -1: those without; 0: the interval holds 0.5, or there is none.
@@ -140,16 +144,16 @@ def direction_of(auc: Figure) -> int:
 
 def split_patients(
     labels: Labels, subjects: Iterable[str], generator: np.random.Generator
-) -> Int64[np.ndarray, " films"]:
+) -> Int64[np.ndarray, " images"]:
     """Deal patients into folds, those of each label in turn.
 
     Args:
-        labels: class of each film; a patient counts for the class of the first.
-        subjects: patient of each film.
+        labels: class of each image; a patient counts for the class of the first.
+        subjects: patient of each image.
         generator: shuffles the patients.
 
     Returns:
-        Fold of each film, 0 to 4; all films of a patient are in one.
+        Fold of each image, 0 to 4; all images of a patient are in one.
     """
     _, first, owner = np.unique(np.array(list(subjects)), return_index=True, return_inverse=True)
     order = generator.permutation(len(first))
@@ -162,18 +166,18 @@ def split_patients(
 def probed_auc(
     features: Features,
     labels: Labels,
-    folds: Int64[np.ndarray, " films"],
+    folds: Int64[np.ndarray, " images"],
     subjects: Iterable[str],
-    sampling: Sampling,
+    bootstrap: BootstrapOptions,
 ) -> Figure:
     """Read a label from features by logistic regression, on patients that did not fit it.
 
     Args:
-        features: what is known of each film.
+        features: what is known of each image.
         labels: 1 or 0.
-        folds: fold of each film, from `split_patients`.
-        subjects: patient of each film.
-        sampling: of the interval; the classifiers stay as they are.
+        folds: fold of each image, from `split_patients`.
+        subjects: patient of each image.
+        bootstrap: of the interval; the classifiers stay as they are.
 
     Returns:
         Mean AUC over the folds.
@@ -195,20 +199,20 @@ def probed_auc(
         margins[fold, judged] = fit.margins
         truth[fold, judged] = labels[judged]
     figures = mean_finding_figures(
-        margins, truth, list(subjects), sampling.samples, sampling.generator()
+        margins, truth, list(subjects), bootstrap.samples, bootstrap.generator()
     )
     return figures["mean_auc"]
 
 
 def shuffled_aucs(
-    features: Features, labels: Labels, folds: Int64[np.ndarray, " films"], times: int, seed: int
+    features: Features, labels: Labels, folds: Int64[np.ndarray, " images"], times: int, seed: int
 ) -> Float[np.ndarray, " times"]:
     """Do what `probed_auc` does with labels that mean nothing.
 
     Args:
-        features: what is known of each film.
-        labels: 1 or 0; dealt anew to the films of each fold, so that the classes stay even.
-        folds: fold of each film.
+        features: what is known of each image.
+        labels: 1 or 0; dealt anew to the images of each fold, so that the classes stay even.
+        folds: fold of each image.
         times: how often.
         seed: of the deals.
 
@@ -216,14 +220,14 @@ def shuffled_aucs(
         The AUC of each deal.
     """
     generator = np.random.default_rng(seed)
-    names = [str(film) for film in range(len(labels))]
+    names = [str(image) for image in range(len(labels))]
     found = []
     for _ in range(times):
         dealt = labels.copy()
         for fold in range(FOLDS):
             rows = np.flatnonzero(folds == fold)
             dealt[rows] = generator.permutation(labels[rows])
-        found.append(probed_auc(features, dealt, folds, names, Sampling(0, 0)).value)
+        found.append(probed_auc(features, dealt, folds, names, BootstrapOptions(0, 0)).value)
     return np.array(found, dtype=np.float64)
 
 

@@ -1,8 +1,8 @@
-"""Boxes of lungs on real films: does what is laid over the grid come back where it was?
+"""Boxes of lungs on real images: does what is laid over the grid come back where it was?
 
-A box is painted white on black at the size of its film, and goes the way that films go:
+A box is painted white on black at the size of its image, and goes the way that images go:
 onto the square, through the geometry's window, onto the model's input. The mean over each
-cell is the best grid that any model could give. It is brought back to the film by the
+cell is the best grid that any model could give. It is brought back to the image by the
 code that shows heatmaps, and compared with the box. Nothing of it depends on a skill.
 
 BioViL's smoothing, 1.5 cells, was made for a grid of 15. On one of 8 it can put the peak of
@@ -38,7 +38,7 @@ Figures = dict[str, float]
 
 
 class Shape(NamedTuple):
-    """Sizes of a model: prepared film and input in pixels, cells along an edge."""
+    """Sizes of a model: prepared image and input in pixels, cells along an edge."""
 
     prepared_px: int
     input_px: int
@@ -46,18 +46,18 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LungFilm:
-    """A film and the box of each of its lungs."""
+class LungImage:
+    """An image and the box of each of its lungs."""
 
     image_id: str
     subject_id: str
     image: GreyImage
     boxes: Mapping[str, Float[np.ndarray, "1 4"]]
-    """`LEFT` or `RIGHT` -> x, y, width, height, pixels of the film."""
+    """`LEFT` or `RIGHT` -> x, y, width, height, pixels of the image."""
 
 
-def read_lung_films(config: Config) -> list[LungFilm]:
-    """Read the films with boxes that a recipe's source names.
+def read_lung_images(config: Config) -> list[LungImage]:
+    """Read the images with boxes that a recipe's source names.
 
     Args:
         config: the recipe; the category of its boxes is `Left Lung` or `Right Lung`.
@@ -66,47 +66,47 @@ def read_lung_films(config: Config) -> list[LungFilm]:
         Those that have the box of either lung, in the source's order.
 
     Raises:
-        ImageError: a film is refused.
+        ImageError: an image is refused.
         StudyError: the source cannot be read.
     """
     source = read_source(config)
     root = resolve_path(config.source.root, config)
     boxes: dict[str, dict[str, np.ndarray]] = {}
     for row in source.boxes.rows:
-        place = np.array([[row["x"], row["y"], row["width"], row["height"]]])
-        boxes.setdefault(row["image_id"], {})[row["category"].lower()] = place
+        box = np.array([[row["x"], row["y"], row["width"], row["height"]]])
+        boxes.setdefault(row["image_id"], {})[row["category"].lower()] = box
     with Decoder(config.images, 1) as decoder:
         return [
-            LungFilm(
-                film.image_id,
-                film.subject_id,
-                decoder.open(root / film.path),
-                boxes[film.image_id],
+            LungImage(
+                image.image_id,
+                image.subject_id,
+                decoder.open(root / image.path),
+                boxes[image.image_id],
             )
-            for film in source.raw.films
-            if {LEFT, RIGHT} <= boxes.get(film.image_id, {}).keys()
+            for image in source.raw.images
+            if {LEFT, RIGHT} <= boxes.get(image.image_id, {}).keys()
         ]
 
 
-def mask_of(film: LungFilm, side: str) -> Mask:
-    """Mark the pixels of a film that lie in the box of a lung."""
-    return metrics.box_mask(film.boxes[side], *film.image.pixels.shape)
+def mask_of(image: LungImage, side: str) -> Mask:
+    """Mark the pixels of an image that lie in the box of a lung."""
+    return metrics.box_mask(image.boxes[side], *image.image.pixels.shape)
 
 
 def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
-    """Bring a box to the grid, the way that films go.
+    """Bring a box to the grid, the way that images go.
 
     Args:
-        mask: the box on the film.
-        geometry: what of the film the model is shown.
+        mask: the box on the image.
+        geometry: what of the image the model is shown.
         shape: sizes of the model.
 
     Returns:
         Share of each cell that the box covers, as far as the way is true.
     """
     painted = GreyImage((mask * WHITE).astype(np.uint16), 16, "png")
-    film = shown(painted, geometry, shape.prepared_px, equalize=False)
-    pixels = to_input(film[None], shape.input_px)
+    image = shown(painted, geometry, shape.prepared_px, equalize=False)
+    pixels = to_input(image[None], shape.input_px)
     cells = functional.adaptive_avg_pool2d(pixels, shape.cells)[0, 0]
     black, white = normalise(torch.tensor([0.0, 255.0]))
     grid: np.ndarray = ((cells - black) / (white - black)).clamp(0, 1).numpy()
@@ -114,12 +114,12 @@ def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
 
 
 def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
-    """Bring a grid back to the film and compare it with the box.
+    """Bring a grid back to the image and compare it with the box.
 
     Args:
         grid: of the box, from `perfect_grid`.
         mask: the box.
-        geometry: what of the film the grid covers.
+        geometry: what of the image the grid covers.
 
     Returns:
         `pointed`: whether the peak lies in the box; `mirrored`: the same of the map turned
@@ -146,7 +146,7 @@ def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
 
 
 def located(grid: Grid, mask: Mask) -> Figures:
-    """Let the service's code answer where the grid peaks; it sees the whole film.
+    """Let the service's code answer where the grid peaks; it sees the whole image.
 
     Args:
         grid: of the box, from `perfect_grid`.
@@ -168,58 +168,58 @@ def located(grid: Grid, mask: Mask) -> Figures:
     }
 
 
-def perfect_figures(films: Sequence[LungFilm], geometry: Geometry, shape: Shape) -> Figures:
+def perfect_figures(images: Sequence[LungImage], geometry: Geometry, shape: Shape) -> Figures:
     """Compare the perfect map of every box with it.
 
     Args:
-        films: the films.
+        images: the images.
         geometry: what of them the grid covers.
         shape: sizes of the model.
 
     Returns:
         Means of what `compare` gives over the boxes; `off_most`, the largest `off`; and
-        `left_is_right`: share of films where the left lung's peak is to the right.
+        `left_is_right`: share of images where the left lung's peak is to the right.
     """
     rows: list[Figures] = []
     ordered = 0
-    for film in films:
+    for image in images:
         found = {}
         for side in (LEFT, RIGHT):
-            mask = mask_of(film, side)
+            mask = mask_of(image, side)
             found[side] = compare(perfect_grid(mask, geometry, shape), mask, geometry)
         ordered += found[LEFT].pop("peak") > found[RIGHT].pop("peak")
         rows += found.values()
     off = max(row["off"] for row in rows)
-    return _means(rows) | {"off_most": off, "left_is_right": ordered / len(films)}
+    return _means(rows) | {"off_most": off, "left_is_right": ordered / len(images)}
 
 
-def located_figures(films: Sequence[LungFilm], shape: Shape) -> Figures:
+def located_figures(images: Sequence[LungImage], shape: Shape) -> Figures:
     """Average what `located` says of every box.
 
     Args:
-        films: the films.
+        images: the images.
         shape: sizes of the model.
 
     Returns:
         Means over the boxes.
     """
-    masks = [mask_of(film, side) for film in films for side in (LEFT, RIGHT)]
+    masks = [mask_of(image, side) for image in images for side in (LEFT, RIGHT)]
     return _means([located(perfect_grid(mask, "paper", shape), mask) for mask in masks])
 
 
 def shown(
     image: GreyImage, geometry: Geometry, size_px: int, *, equalize: bool
 ) -> UInt8[np.ndarray, "size size"]:
-    """Prepare a film and cut out of it what a geometry shows to a model.
+    """Prepare an image and cut out of it what a geometry shows to a model.
 
     Args:
-        image: the film.
+        image: the image.
         geometry: which.
-        size_px: edge of a prepared film, pixels.
+        size_px: edge of a prepared image, pixels.
         equalize: whether its histogram is equalised.
 
     Returns:
-        What `Examinee.embed_images` takes.
+        What `EvaluatedModel.embed_images` takes.
     """
     height, width = image.pixels.shape
     prepared = square(image, size_px, equalize)
@@ -227,7 +227,7 @@ def shown(
 
 
 def _whole_cells(grid: Grid, window: Window, height: int, width: int) -> np.ndarray:
-    """Spread a grid over the film without blending: every pixel has the value of its cell."""
+    """Spread a grid over the image without blending: every pixel has the value of its cell."""
     rows, columns = grid.shape
     down = ((np.arange(window.height) + 0.5) * rows / window.height).astype(int)
     across = ((np.arange(window.width) + 0.5) * columns / window.width).astype(int)

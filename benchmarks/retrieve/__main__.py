@@ -2,12 +2,12 @@
 
     make demo && python -m benchmarks.retrieve [--quick] [--made-up N] [--keep FOLDER]
 
-Recall: the demo's films in nine augmented views each (about 22,000; --quick: one view) are embedded
-by the demo's model and asked for by sentences of patients that no recipe drew, and sentences by
-films of theirs. The truth is the exact score of every film. K is the least number of candidates
-whose recall@10 reaches the bar, for both directions.
+Recall: the demo's images in nine augmented views each (about 22,000; --quick: one view) are
+embedded by the demo's model and asked for by sentences of patients that no recipe drew, and
+sentences by images of theirs. The truth is the exact score of every image. K is the least number of
+candidates whose recall@10 reaches the bar, for both directions.
 
-Cost: an index of 100,000 made-up films (--quick: 10,000) with 15 x 15 regions of width 128, the
+Cost: an index of 100,000 made-up images (--quick: 10,000) with 15 x 15 regions of width 128, the
 paper's, is asked at that K, one thread. The candidate stage and one bare matrix-vector product are
 timed in turn on 100,000 vectors. The same questions then go to milvus-lite in its own server
 process.
@@ -28,16 +28,16 @@ from threadpoolctl import threadpool_limits
 from benchmarks.record import finish
 from benchmarks.retrieve import made_up, views
 from benchmarks.retrieve.engine import compare_engine
-from benchmarks.retrieve.recall import CURVE, K_HITS, Curve, film_curve, text_curve
+from benchmarks.retrieve.recall import CURVE, K_HITS, Curve, image_curve, text_curve
 from benchmarks.retrieve.timing import Times, cpu_ms, cpu_ratio, interleaved, wall_ms
 from medclip_dcl import model_package
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.retrieval.embeddings import Resident, Shards
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig
 
-RECIPE = Path("configs/demo.yaml")
+CONFIG = Path("configs/demo.yaml")
 BARS = {
     "recall_at_10": (">=", 0.99),
     "sentence_recall_at_10": (">=", 0.99),
@@ -59,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         0, or 1 where the demo has not been run.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieve")
-    parser.add_argument("--quick", action="store_true", help="fewer films and questions")
-    parser.add_argument("--made-up", type=int, help="films of the made-up index")
+    parser.add_argument("--quick", action="store_true", help="fewer images and questions")
+    parser.add_argument("--made-up", type=int, help="images of the made-up index")
     parser.add_argument("--keep", type=Path, help="folder that keeps both indexes")
     arguments = parser.parse_args(argv)
     quick = arguments.quick
-    config = load_config(RECIPE)
-    model = model_package.KIND.at(resolve_path(config.work, config))
+    config = load_config(CONFIG)
+    model = model_package.ARTIFACT.at(resolve_path(config.work, config))
     if not model.is_dir():
         print("no model of the demo; run `make demo` first", file=sys.stderr)
         return 1
@@ -96,23 +96,23 @@ def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
     settings = IndexConfig(pictures=False, batch=64, candidates=200)  # the curve says what it asks
     path = views.build(folder, model.parent, predictor, count, settings)
     index = RetrievalIndex.open(path, predictor.digest)
-    print(f"{len(index.pooled)} films, {len(index.sentences)} sentences, ", end="")
+    print(f"{len(index.pooled)} images, {len(index.sentences)} sentences, ", end="")
     print(f"embedded and opened in {time.monotonic() - begun:.0f} s")
     sentences = predictor.embed_sentences(views.questions(asked))
-    pixels = views.asking_films(predictor, asked // 2)
+    pixels = views.asking_images(predictor, asked // 2)
     parts = [predictor.embed_images(part) for part in np.array_split(pixels, asked // 50)]
-    of_films = film_curve(index, sentences)
+    of_images = image_curve(index, sentences)
     of_texts = text_curve(index, torch.cat(parts))
-    _show({"films by a sentence": of_films, "sentences by a film": of_texts})
-    wanted = max(of_films.least(0.99), of_texts.least(0.99))
+    _show({"images by a sentence": of_images, "sentences by an image": of_texts})
+    wanted = max(of_images.least(0.99), of_texts.least(0.99))
     figures = {
-        "films": float(len(index.pooled)),
+        "images": float(len(index.pooled)),
         "sentences": float(len(index.sentences)),
         "K": float(wanted),
-        "recall_at_10": of_films.found(index, wanted),
+        "recall_at_10": of_images.found(index, wanted),
         "sentence_recall_at_10": of_texts.found(index, wanted),
     }
-    figures |= {f"recall_at_10_K{k}": value for k, value in of_films.recall.items()}
+    figures |= {f"recall_at_10_K{k}": value for k, value in of_images.recall.items()}
     figures |= {f"sentence_recall_at_10_K{k}": value for k, value in of_texts.recall.items()}
     return figures
 
@@ -125,10 +125,10 @@ def _show(curves: dict[str, Curve]) -> None:
 
 
 def _candidates(count: int) -> dict[str, float]:
-    draw = np.random.default_rng(0)
-    vectors = draw.standard_normal((_VECTORS, _WIDTH), dtype=np.float32)
-    asked = draw.standard_normal((62, _WIDTH), dtype=np.float32)
-    nearest = Resident(Shards([vectors], _VECTORS))
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((_VECTORS, _WIDTH), dtype=np.float32)
+    asked = rng.standard_normal((62, _WIDTH), dtype=np.float32)
+    nearest = InMemoryIndex(Shards([vectors], _VECTORS))
     times = interleaved(
         {
             "product": lambda i: vectors @ asked[i],
@@ -145,9 +145,9 @@ def _candidates(count: int) -> dict[str, float]:
     }
 
 
-def _cost(folder: Path, candidates: int, films: int, rounds: int) -> dict[str, float]:
+def _cost(folder: Path, candidates: int, images: int, rounds: int) -> dict[str, float]:
     encoder = made_up.MadeUpEncoder()
-    artifact = made_up.build(folder / "made_up", films, encoder)
+    artifact = made_up.build(folder / "made_up", images, encoder)
     built = float(artifact.origin["seconds"])
     size = sum(entry["bytes"] for entry in artifact.files.values())
     begun = time.monotonic()
@@ -155,7 +155,7 @@ def _cost(folder: Path, candidates: int, films: int, rounds: int) -> dict[str, f
     opened = time.monotonic() - begun
     settings = index.settings.model_copy(update={"candidates": candidates})
     index = RetrievalIndex(**{**vars(index), "settings": settings})
-    vectors = [encoder.sentence(films + number) for number in range(rounds + 2)]
+    vectors = [encoder.sentence(images + number) for number in range(rounds + 2)]
     times = interleaved(
         {
             "query": lambda i: index.search(Query("image", K_HITS, vector=vectors[i])),
@@ -165,16 +165,16 @@ def _cost(folder: Path, candidates: int, films: int, rounds: int) -> dict[str, f
         },
         rounds,
     )
-    of_films = film_curve(index, torch.stack(vectors[:20]))
-    print(f"{films} made-up films: built in {built:.0f} s, ", end="")
+    of_images = image_curve(index, torch.stack(vectors[:20]))
+    print(f"{images} made-up images: built in {built:.0f} s, ", end="")
     print(f"{size / 2**30:.2f} GiB, opened and checked in {opened:.1f} s")
     _table(times)
     return {
-        "made_up_films": float(films),
+        "made_up_images": float(images),
         "build_s": built,
         "bytes": float(size),
         "open_s": opened,
-        "made_up_recall_at_10": of_films.found(index, candidates),
+        "made_up_recall_at_10": of_images.found(index, candidates),
         "query_cpu_ms": cpu_ms(times, "query"),
         "query_p50_ms": wall_ms(times, "query", 50),
         "query_p99_ms": wall_ms(times, "query", 99),

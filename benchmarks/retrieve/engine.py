@@ -31,12 +31,12 @@ def compare_engine(
     with tempfile.TemporaryDirectory() as folder, milvus_server(Path(folder)) as uri:
         retrieval = RetrievalConfig(uri=uri, timeout_s=60)
         counts = len(index.pooled), len(index.sentences)
-        held = open_vectors(index.artifact.file, index.artifact.recipe, counts)
+        held = open_vectors(index.artifact.file, index.artifact.fingerprint, counts)
         begun = time.monotonic()
-        fill_collections(retrieval, index.artifact.recipe, held)
+        fill_collections(retrieval, index.artifact.fingerprint, held)
         filled = time.monotonic() - begun
         engine = RetrievalIndex.open(
-            index.artifact.path, index.artifact.recipe["inputs"]["model"], retrieval
+            index.artifact.path, index.artifact.fingerprint["inputs"]["model"], retrieval
         )
         engine = RetrievalIndex(**{**vars(engine), "settings": index.settings})
         queries = [

@@ -1,4 +1,4 @@
-"""An index of made-up embeddings: many films of full size, none of them drawn."""
+"""An index of made-up embeddings: many images of full size, none of them drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.models.settings import SimilarityConfig
-from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import Selection, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.text.sentences import text_key
@@ -22,12 +22,12 @@ DIM, GRID = 128, 15
 MODEL = "made up"
 
 _TEMPLATES, _TOPICS = 400, 2000
-_TEXTS_PER_FILM = 0.2
+_TEXTS_PER_IMAGE = 0.2
 
 
 @dataclass(frozen=True)
-class MadeUpFilms:
-    """Films whose pixels are their row's number."""
+class MadeUpImages:
+    """Images whose pixels are their row's number."""
 
     row_of: dict[str, int]
 
@@ -50,9 +50,9 @@ class MadeUpEncoder:
         )
         self._topics = functional.normalize(torch.randn(_TOPICS, DIM, generator=generator), dim=-1)
 
-    def embed_images(self, films: npt.NDArray[np.uint8]) -> Tensor:
-        """Make up the regions of films."""
-        rows = films.reshape(len(films), 8).copy().view("<i8")[:, 0].tolist()
+    def embed_images(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        """Make up the regions of images."""
+        rows = images.reshape(len(images), 8).copy().view("<i8")[:, 0].tolist()
         return torch.stack([self._regions(row) for row in rows])
 
     def embed_sentences(self, texts: Sequence[str]) -> Tensor:
@@ -66,27 +66,27 @@ class MadeUpEncoder:
         return functional.normalize(self._topics[number % _TOPICS] + 0.5 * noise, dim=-1)
 
     def _regions(self, row: int) -> Tensor:
-        """A lesion of 3 x 3 regions answers to the film's topic; all lean towards its second."""
-        draw = np.random.default_rng(row)
-        layout, topic, second = draw.integers((_TEMPLATES, _TOPICS, _TOPICS))
-        y, x = draw.integers(0, GRID - 3, 2)
+        """A lesion of 3 x 3 regions answers to the image's topic; all lean towards its second."""
+        rng = np.random.default_rng(row)
+        layout, topic, second = rng.integers((_TEMPLATES, _TOPICS, _TOPICS))
+        y, x = rng.integers(0, GRID - 3, 2)
         regions = self._layouts[layout] + 0.4 * self._topics[second]
-        regions[y : y + 3, x : x + 3] += draw.uniform(0.5, 2) * self._topics[topic]
+        regions[y : y + 3, x : x + 3] += rng.uniform(0.5, 2) * self._topics[topic]
         return functional.normalize(regions, dim=-1)
 
 
-def build(folder: Path, films: int, encoder: MadeUpEncoder) -> Artifact:
-    """Seal an index of made-up films.
+def build(folder: Path, images: int, encoder: MadeUpEncoder) -> Artifact:
+    """Seal an index of made-up images.
 
     Args:
         folder: the index's folder; one of the same recipe is taken as it is.
-        films: number of films.
+        images: number of images.
         encoder: makes them up.
 
     Returns:
         The index.
     """
-    ids = [f"film-{row:07d}" for row in range(films)]
+    ids = [f"image-{row:07d}" for row in range(images)]
     splits = ("train", "train", "train", "train", "validate", "test")
     rows: list[dict[str, Any]] = [
         {
@@ -101,24 +101,24 @@ def build(folder: Path, films: int, encoder: MadeUpEncoder) -> Artifact:
         }
         for row, name in enumerate(ids)
     ]
-    count = int(films * _TEXTS_PER_FILM)
+    count = int(images * _TEXTS_PER_IMAGE)
     texts = [
         {"text_key": text_key(str(number)), "text": str(number), "studies": 1}
         for number in range(count)
     ]
-    sayings = [{"study_id": f"study-{row:07d}", "text": row % count} for row in range(films)]
+    occurrences = [{"study_id": f"study-{row:07d}", "text": row % count} for row in range(images)]
     settings = IndexConfig(pictures=False, shard_rows=4096, batch=256)
     similarity = SimilarityConfig(dim=DIM)
-    recipe = make_recipe(
-        KIND, {"index": settings, "similarity": similarity, "films": films}, {"model": MODEL}
+    fingerprint = make_fingerprint(
+        ARTIFACT, {"index": settings, "similarity": similarity, "images": images}, {"model": MODEL}
     )
     if folder.is_dir():
-        there = open_artifact(folder, KIND, verify=False)
-        if there.recipe == recipe:
+        there = open_artifact(folder, ARTIFACT, verify=False)
+        if there.fingerprint == fingerprint:
             return there
-    known = MadeUpFilms({name: row for row, name in enumerate(ids)})
-    chosen = Selection(rows, texts, sayings, without_pixels=0)
-    with drafting(folder, KIND, recipe) as draft:
-        return draft.seal(
-            write_index(draft.directory, chosen, known, encoder, settings, similarity)
+    known = MadeUpImages({name: row for row, name in enumerate(ids)})
+    chosen = Selection(rows, texts, occurrences, without_pixels=0)
+    with write_artifact(folder, ARTIFACT, fingerprint) as writer:
+        return writer.commit(
+            write_index(writer.directory, chosen, known, encoder, settings, similarity)
         )

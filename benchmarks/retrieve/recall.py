@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import Floats, Resident
+from medclip_dcl.retrieval.embeddings import Floats, InMemoryIndex
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 
 CURVE = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000)
 K_HITS = 10
 
-_FILMS_AT_ONCE = 256
+_IMAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Curve:
         settings = index.settings.model_copy(update={"candidates": candidates})
         narrow = RetrievalIndex(**{**vars(index), "settings": settings})
         column = "image_id" if self.queries[0].target == "image" else "text_key"
-        table = index.studies.films if column == "image_id" else index.studies.texts
+        table = index.studies.images if column == "image_id" else index.studies.texts
         ids = table.column(column).to_pylist()
         shares = [
             len({hit.id for hit in narrow.search(query)} & {ids[row] for row in best}) / K_HITS
@@ -49,8 +49,8 @@ class Curve:
         return float(np.mean(shares))
 
 
-def film_curve(index: RetrievalIndex, sentences: Tensor) -> Curve:
-    """Ask for films by sentences, every film scored.
+def image_curve(index: RetrievalIndex, sentences: Tensor) -> Curve:
+    """Ask for images by sentences, every image scored.
 
     Args:
         index: the index.
@@ -60,18 +60,18 @@ def film_curve(index: RetrievalIndex, sentences: Tensor) -> Curve:
         The curve.
     """
     parts = []
-    for first in range(0, len(index.regions), _FILMS_AT_ONCE):
-        rows = np.arange(first, min(first + _FILMS_AT_ONCE, len(index.regions)))
+    for first in range(0, len(index.regions), _IMAGES_AT_ONCE):
+        rows = np.arange(first, min(first + _IMAGES_AT_ONCE, len(index.regions)))
         regions = torch.from_numpy(index.regions.gather(rows)).float().flatten(1, 2)
         parts.append(image_sentence_scores(regions, sentences, index.similarity))
     exact = torch.cat(parts, dim=1).numpy()
-    near = index.sketch.of_vectors(sentences.numpy()) @ _vectors(index, "film_sketches").T
+    near = index.sketch.of_vectors(sentences.numpy()) @ _vectors(index, "image_sketches").T
     queries = [Query("image", K_HITS, vector=vector) for vector in sentences]
     return _curve(queries, exact, near)
 
 
 def text_curve(index: RetrievalIndex, regions: Tensor) -> Curve:
-    """Ask for sentences by films, every sentence scored.
+    """Ask for sentences by images, every sentence scored.
 
     Args:
         index: the index.
@@ -82,7 +82,7 @@ def text_curve(index: RetrievalIndex, regions: Tensor) -> Curve:
     """
     sentences = torch.from_numpy(index.sentences.whole())
     exact = image_sentence_scores(regions.flatten(1, 2), sentences, index.similarity).T.numpy()
-    asked = index.sketch.of_films(regions.flatten(1, 2), index.similarity)
+    asked = index.sketch.of_images(regions.flatten(1, 2), index.similarity)
     near = asked @ _vectors(index, "text_sketches").T
     queries = [Query("text", K_HITS, regions=item) for item in regions]
     return _curve(queries, exact, near)
@@ -90,7 +90,7 @@ def text_curve(index: RetrievalIndex, regions: Tensor) -> Curve:
 
 def _vectors(index: RetrievalIndex, name: str) -> Floats:
     nearest = index.near[name]
-    assert isinstance(nearest, Resident)
+    assert isinstance(nearest, InMemoryIndex)
     return nearest.vectors.whole()
 
 
@@ -99,8 +99,8 @@ def _curve(
 ) -> Curve:
     best = np.argsort(-exact, axis=1, kind="stable")[:, :K_HITS]
     order = np.argsort(-near, axis=1, kind="stable")
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(near.shape[1])[None], axis=1)
-    ranks = np.take_along_axis(place, best, axis=1)
+    index = np.empty_like(order)
+    np.put_along_axis(index, order, np.arange(near.shape[1])[None], axis=1)
+    ranks = np.take_along_axis(index, best, axis=1)
     widths = [k for k in CURVE if k < near.shape[1]]
     return Curve(queries, best, {k: float((ranks < k).mean()) for k in widths})

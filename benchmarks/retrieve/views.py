@@ -1,4 +1,4 @@
-"""An index of a trained model's films, each in several views; and what is asked of it."""
+"""An index of a trained model's images, each in several views; and what is asked of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.data.synthetic.patients import (
     NATURAL,
-    FilmPlan,
+    ImagePlan,
     Patient,
     Study,
-    draw_film,
+    draw_image,
     draw_patient,
 )
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import select, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.tables import read_table
@@ -39,26 +39,26 @@ _LEAST_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Views:
-    """Films, each in several views: cut out, brightened and stretched at random."""
+    """Images, each in several views: cut out, brightened and stretched at random."""
 
-    films: PreparedImages
+    images: PreparedImages
     row_of: dict[str, int]
-    """Row of each view: row of its film x views + number of the view."""
+    """Row of each view: row of its image x views + number of the view."""
     views: int
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Make a view; the first is the film itself."""
-        place, view = divmod(row, self.views)
-        film = self.films.pixels(place)
+        """Make a view; the first is the image itself."""
+        index, view = divmod(row, self.views)
+        image = self.images.pixels(index)
         if view == 0:
-            return film
-        draw = np.random.default_rng((place, view))
-        size = len(film)
-        side = int(size * draw.uniform(_LEAST_SHARE, 1))
-        top, left = draw.integers(0, size - side + 1, 2)
-        cut = Image.fromarray(film[top : top + side, left : left + side])
+            return image
+        rng = np.random.default_rng((index, view))
+        size = len(image)
+        side = int(size * rng.uniform(_LEAST_SHARE, 1))
+        top, left = rng.integers(0, size - side + 1, 2)
+        cut = Image.fromarray(image[top : top + side, left : left + side])
         grown = np.asarray(cut.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32)
-        shade = 128 + draw.uniform(0.8, 1.2) * (grown - 128) + draw.uniform(-20, 20)
+        shade = 128 + rng.uniform(0.8, 1.2) * (grown - 128) + rng.uniform(-20, 20)
         view_of: npt.NDArray[np.uint8] = np.clip(np.rint(shade), 0, 255).astype(np.uint8)
         return view_of
 
@@ -70,47 +70,47 @@ class Views:
 def build(
     folder: Path, work: Path, predictor: Predictor, views: int, settings: IndexConfig
 ) -> Path:
-    """Embed views of all films of a recipe, and its sentences, and seal the index.
+    """Embed views of all images of a recipe, and its sentences, and seal the index.
 
     Args:
         folder: receives the index; one of the same recipe that it holds is taken as it is.
-        work: folder of the recipe, with its films and sentences.
+        work: folder of the recipe, with its images and sentences.
         predictor: the trained model.
-        views: views of each film.
+        views: views of each image.
         settings: of the index.
 
     Returns:
         The index's folder.
     """
     similarity = predictor.config.model.similarity
-    recipe = make_recipe(
-        KIND,
+    fingerprint = make_fingerprint(
+        ARTIFACT,
         {"index": settings, "similarity": similarity, "views": views},
         {"model": predictor.digest},
     )
     path = folder / "views"
-    if path.is_dir() and open_artifact(path, KIND).recipe == recipe:
+    if path.is_dir() and open_artifact(path, ARTIFACT).fingerprint == fingerprint:
         return path
-    films = PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND))
-    table = read_table(manifest.KIND.at(work), manifest.IMAGES).to_pylist()
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
+    table = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
     rows = [
         {**row, "image_id": f"{row['image_id']}.{view}"} for row in table for view in range(views)
     ]
-    places = {
+    indices = {
         f"{name}.{view}": row * views + view
-        for name, row in films.row_of.items()
+        for name, row in images.row_of.items()
         for view in range(views)
     }
-    seen = Views(films, places, views)
+    seen = Views(images, indices, views)
     chosen = select(
         pa.Table.from_pylist(rows, schema=manifest.IMAGES.schema),
-        read_table(sentences.KIND.at(work), sentences.SENTENCES),
+        read_table(sentences.ARTIFACT.at(work), sentences.SENTENCES),
         {},
         seen,
         SPLITS,
     )
-    with drafting(path, KIND, recipe) as draft:
-        draft.seal(write_index(draft.directory, chosen, seen, predictor, settings, similarity))
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        writer.commit(write_index(writer.directory, chosen, seen, predictor, settings, similarity))
     return path
 
 
@@ -132,23 +132,23 @@ def questions(sentences: int) -> list[str]:
     return list(found)[:sentences]
 
 
-def asking_films(predictor: Predictor, films: int) -> npt.NDArray[np.uint8]:
-    """Draw films of patients that the index does not hold.
+def asking_images(predictor: Predictor, images: int) -> npt.NDArray[np.uint8]:
+    """Draw images of patients that the index does not hold.
 
     Args:
         predictor: the model that will see them.
-        films: how many.
+        images: how many.
 
     Returns:
-        (films, size, size).
+        (images, size, size).
     """
-    plans: list[tuple[Patient, Study, FilmPlan]] = []
+    plans: list[tuple[Patient, Study, ImagePlan]] = []
     for patient in _patients():
         plans += [(patient, *item) for item in _frontal(patient)]
-        if len(plans) >= films:
+        if len(plans) >= images:
             break
     size_px = predictor.config.images.size_px
-    drawn = [draw_film(*plan, size_px).pixels for plan in plans[:films]]
+    drawn = [draw_image(*plan, size_px).pixels for plan in plans[:images]]
     return np.stack([predictor.square(GreyImage(_words(item), 16, "dicom")) for item in drawn])
 
 
@@ -160,9 +160,9 @@ def _patients() -> Iterator[Patient]:
         number += 1
 
 
-def _frontal(patient: Patient) -> Iterator[tuple[Study, FilmPlan]]:
+def _frontal(patient: Patient) -> Iterator[tuple[Study, ImagePlan]]:
     for study in patient.studies:
-        for plan in study.films:
+        for plan in study.images:
             if plan.is_frontal:
                 yield study, plan
 

@@ -3,9 +3,9 @@
     python -m benchmarks.serve.bare MODEL
 
 Each line on standard input is a question, answered by a JSON line with CPU milliseconds:
-`forward FILMS TIMES` of a film in forward passes over ready tensors, `forward_in_thread` of the
+`forward IMAGES TIMES` of an image in forward passes over ready tensors, `forward_in_thread` of the
 same in another thread than the main one, `decode FILE TIMES` of
-reading a film and making its square, without isolation.
+reading an image and making its square, without isolation.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from medclip_dcl.data.decode_worker import read_film
+from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
 from medclip_dcl.data.images import ImagesConfig, limits_of
 from medclip_dcl.inference.predictor import Predictor, load
@@ -39,27 +39,27 @@ def main() -> int:
         what, subject, times = line.split()
         if what == "decode":
             data = Path(subject).read_bytes()
-            work, films = lambda data=data: _decode(data, predictor.config.images), 1
+            work, images = lambda data=data: _decode(data, predictor.config.images), 1
         else:
-            films = int(subject)
-            work = forward(predictor, films)
+            images = int(subject)
+            work = forward(predictor, images)
         elsewhere = what == "forward_in_thread"
-        print(json.dumps(_timed(work, films, int(times), elsewhere=elsewhere)), flush=True)
+        print(json.dumps(_timed(work, images, int(times), elsewhere=elsewhere)), flush=True)
     return 0
 
 
-def forward(predictor: Predictor, films: int) -> Callable[[], object]:
+def forward(predictor: Predictor, images: int) -> Callable[[], object]:
     """Make a forward pass over ready tensors.
 
     Args:
         predictor: the model.
-        films: films in it.
+        images: images in it.
 
     Returns:
         The forward pass.
     """
     size = predictor.config.images.size_px
-    pixels = np.random.default_rng(0).integers(0, 256, (films, size, size)).astype(np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (images, size, size)).astype(np.uint8)
     ready = to_input(pixels, predictor.config.model.image.input_px)
     if predictor.config.train.channels_last:
         ready = ready.contiguous(memory_format=torch.channels_last)
@@ -72,14 +72,14 @@ def forward(predictor: Predictor, films: int) -> Callable[[], object]:
 
 
 def _decode(data: bytes, images: ImagesConfig) -> None:
-    film = read_film(data, limits_of(images))
-    stretch(film.shades.words, film.shades.table, images.size_px, images.equalize)
+    image = read_image(data, limits_of(images))
+    stretch(image.shades.words, image.shades.table, images.size_px, images.equalize)
 
 
 def _timed(
-    work: Callable[[], object], films: int, times: int, *, elsewhere: bool
+    work: Callable[[], object], images: int, times: int, *, elsewhere: bool
 ) -> dict[str, float]:
-    """Median CPU and wall milliseconds a film, here or in a thread, after one pass to warm up."""
+    """Median CPU and wall milliseconds an image, here or in a thread, after one pass to warm up."""
     seconds: list[tuple[float, float]] = []
 
     def run() -> None:
@@ -95,7 +95,7 @@ def _timed(
     else:
         run()
     cpu_ms, wall_ms = (
-        1e3 * statistics.median(column) / films for column in zip(*seconds[1:], strict=True)
+        1e3 * statistics.median(column) / images for column in zip(*seconds[1:], strict=True)
     )
     return {"cpu_ms": cpu_ms, "wall_ms": wall_ms}
 

@@ -42,22 +42,22 @@ class Answered:
             self.seconds.append(seconds)
 
 
-def form_request(path: str, film: bytes) -> bytes:
-    """Write a POST of a film.
+def form_request(path: str, image: bytes) -> bytes:
+    """Write a POST of an image.
 
     Args:
         path: of the route.
-        film: bytes of the film.
+        image: bytes of the image.
 
     Returns:
         The request as it goes over the wire.
     """
     body = (
         f"--{_BOUNDARY}\r\n"
-        'Content-Disposition: form-data; name="image"; filename="film"\r\n'
+        'Content-Disposition: form-data; name="image"; filename="image"\r\n'
         "Content-Type: application/octet-stream\r\n\r\n"
     ).encode()
-    body += film + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    body += image + f"\r\n--{_BOUNDARY}--\r\n".encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\n"
@@ -134,7 +134,7 @@ async def crowd(
     Returns:
         What they were told.
     """
-    told = Answered()
+    answered = Answered()
     left = requests
 
     async def one() -> None:
@@ -144,13 +144,13 @@ async def crowd(
             left -= 1
             started = time.perf_counter()
             status, _ = await client.ask()
-            told.note(status, time.perf_counter() - started)
+            answered.note(status, time.perf_counter() - started)
             if marked is not None:
-                marked(sum(told.statuses.values()))
+                marked(sum(answered.statuses.values()))
         client.close()
 
     await asyncio.gather(*(one() for _ in range(clients)))
-    return told
+    return answered
 
 
 async def arrivals(target: Target, per_second: float, seconds: float) -> Answered:
@@ -164,7 +164,7 @@ async def arrivals(target: Target, per_second: float, seconds: float) -> Answere
     Returns:
         What they were told.
     """
-    told = Answered()
+    answered = Answered()
     idle: list[Client] = []
     under_way: set[asyncio.Task[None]] = set()
 
@@ -172,7 +172,7 @@ async def arrivals(target: Target, per_second: float, seconds: float) -> Answere
         client = idle.pop() if idle else Client(target)
         started = time.perf_counter()
         status, _ = await client.ask()
-        told.note(status, time.perf_counter() - started)
+        answered.note(status, time.perf_counter() - started)
         idle.append(client)
 
     begun = time.perf_counter()
@@ -184,4 +184,4 @@ async def arrivals(target: Target, per_second: float, seconds: float) -> Answere
     await asyncio.gather(*under_way)
     for client in idle:
         client.close()
-    return told
+    return answered

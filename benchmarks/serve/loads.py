@@ -23,7 +23,7 @@ from benchmarks.serve.clients import (
 )
 from benchmarks.serve.processes import cpu_s, served, target_of
 from tests.synthetic.dicom import raster_bytes
-from tests.synthetic.films import random_films
+from tests.synthetic.films import random_images
 from tests.synthetic.service import ROOT, Service
 
 OVERLOAD = 4.0
@@ -47,7 +47,7 @@ def overload(folder: Path, share: float, *, rests: bool) -> dict[str, float]:
         Figures.
     """
     with served(folder) as service:
-        target = target_of(service, form_request("/classify", _film()))
+        target = target_of(service, form_request("/classify", _image()))
         health = target_of(service, get_request("/health"))
         return asyncio.run(_overload(service, target, health, 60 * share, rests=rests))
 
@@ -63,15 +63,15 @@ def bad_manners(folder: Path, share: float) -> dict[str, float]:
         Figures.
     """
     with served(folder, body_deadline_s=15, header_deadline_s=5) as service:
-        target = target_of(service, form_request("/classify", _film()))
+        target = target_of(service, form_request("/classify", _image()))
         return {
             **asyncio.run(_slow_senders(target, round(300 * share))),
             **asyncio.run(_departures(service, target, round(1000 * share))),
         }
 
 
-def _film() -> bytes:
-    return raster_bytes(random_films(1, size_px=256, seed=1)[0], "jpeg", quality=90)
+def _image() -> bytes:
+    return raster_bytes(random_images(1, size_px=256, seed=1)[0], "jpeg", quality=90)
 
 
 async def _overload(
@@ -89,24 +89,25 @@ async def _overload(
     before_mb, before_files = service.resident_mb(), _open_files(service)
     watching = asyncio.ensure_future(_watch(health))
     started, spent = time.perf_counter(), cpu_s(service.process)
-    told = await arrivals(target, OVERLOAD * capacity, seconds)
+    reported = await arrivals(target, OVERLOAD * capacity, seconds)
     took, spent = time.perf_counter() - started, cpu_s(service.process) - spent
     watching.cancel()
-    looks = await watching
+    augmentation = await watching
     await asyncio.sleep(_REST_S if rests else _SETTLE_S)
     memory = {"overload_memory_mb": service.resident_mb() - before_mb} if rests else {}
     return {
         **memory,
         "overload_capacity_per_s": capacity,
-        "overload_requests": sum(told.statuses.values()),
-        "overload_answered": told.statuses.get(200, 0),
-        "overload_refused": sum(told.statuses.get(code, 0) for code in (429, 503)),
-        "overload_other": sum(n for code, n in told.statuses.items() if code not in ALLOWED),
-        "overload_goodput": told.statuses.get(200, 0) / took / capacity,
-        "overload_cpu_share": told.statuses.get(200, 0) * answer_cpu_s / spent,
-        "overload_p99_s": _p99(told),
-        "overload_health_p99_ms": 1e3 * _p99(looks),
-        "overload_health_failures": sum(looks.statuses.values()) - looks.statuses.get(200, 0),
+        "overload_requests": sum(reported.statuses.values()),
+        "overload_answered": reported.statuses.get(200, 0),
+        "overload_refused": sum(reported.statuses.get(code, 0) for code in (429, 503)),
+        "overload_other": sum(n for code, n in reported.statuses.items() if code not in ALLOWED),
+        "overload_goodput": reported.statuses.get(200, 0) / took / capacity,
+        "overload_cpu_share": reported.statuses.get(200, 0) * answer_cpu_s / spent,
+        "overload_p99_s": _p99(reported),
+        "overload_health_p99_ms": 1e3 * _p99(augmentation),
+        "overload_health_failures": sum(augmentation.statuses.values())
+        - augmentation.statuses.get(200, 0),
         "overload_open_files": _open_files(service) - before_files,
     }
 
@@ -147,7 +148,7 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
     beside, _ = await asyncio.gather(crowd(target, 1, 60), leaving.communicate(target.request))
     await asyncio.sleep(_SETTLE_S)
     after = figures_of(service)
-    names = {"encoded": "medclip_batch_films_sum", "decoded": _count_of("decode")}
+    names = {"encoded": "medclip_batch_images_sum", "decoded": _count_of("decode")}
     done = {name: after.get(key, 0) - before.get(key, 0) for name, key in names.items()}
     asked = beside.statuses.get(200, 0)
     return {
@@ -161,15 +162,15 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
 
 async def _watch(health: Target) -> Answered:
     """Look at a route at a steady rate until cancelled."""
-    told, client = Answered(), Client(health)
+    answered, client = Answered(), Client(health)
     with suppress(asyncio.CancelledError):
         while True:
             started = time.perf_counter()
             status, _ = await client.ask()
-            told.note(status, time.perf_counter() - started)
+            answered.note(status, time.perf_counter() - started)
             await asyncio.sleep(_HEALTH_EVERY_S)
     client.close()
-    return told
+    return answered
 
 
 async def _until_closed(reader: asyncio.StreamReader, patience_s: float) -> bool:
@@ -206,5 +207,5 @@ def _open_files(service: Service) -> int:
     return len(os.listdir(f"/proc/{service.process.pid}/fd"))  # noqa: PTH208
 
 
-def _p99(told: Answered) -> float:
-    return float(np.quantile(told.seconds, 0.99)) if told.seconds else float("inf")
+def _p99(answered: Answered) -> float:
+    return float(np.quantile(answered.seconds, 0.99)) if answered.seconds else float("inf")

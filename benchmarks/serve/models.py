@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from medclip_dcl.config import Config, load_config
-from medclip_dcl.model_package import KIND
+from medclip_dcl.model_package import ARTIFACT
 from tests.synthetic.published import publish
 
 DEMO = Path("configs/demo.yaml")
@@ -18,7 +18,7 @@ def publish_paper_size(folder: Path) -> Path:
     Returns:
         The folder.
     """
-    publish(KIND.at(folder), config=Config.model_validate({"work": "unused"}))
+    publish(ARTIFACT.at(folder), config=Config.model_validate({"work": "unused"}))
     return folder
 
 
@@ -31,5 +31,5 @@ def publish_demo_size(folder: Path) -> Path:
     Returns:
         The folder.
     """
-    publish(KIND.at(folder), config=load_config(DEMO))
+    publish(ARTIFACT.at(folder), config=load_config(DEMO))
     return folder

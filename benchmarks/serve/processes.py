@@ -81,11 +81,11 @@ class Bare:
 
         Args:
             what: `forward`, `forward_in_thread` or `decode`.
-            subject: films in a forward pass, or the file of a film.
+            subject: images in a forward pass, or the file of an image.
             times: how often; the median counts.
 
         Returns:
-            `cpu_ms` and `wall_ms` a film.
+            `cpu_ms` and `wall_ms` an image.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what} {subject} {times}\n")
@@ -99,8 +99,8 @@ class Bare:
 
     def _told(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        told: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return told
+        reply: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return reply
 
 
 @contextlib.contextmanager

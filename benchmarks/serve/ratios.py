@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.prepare import COLUMNS, ROWS, draw_film
+from benchmarks.prepare import COLUMNS, ROWS, draw_image
 from benchmarks.serve.clients import Target, crowd, form_request
 from benchmarks.serve.processes import Bare, bare, cpu_s, rival, served, stopped, target_of
 from tests.synthetic.dicom import dicom_bytes, raster_bytes
-from tests.synthetic.films import random_films
+from tests.synthetic.films import random_images
 
 CLIENTS = 16
 _PASSES = {1: 6, 8: 2}
-"""Films in a forward pass -> passes in a round."""
+"""Images in a forward pass -> passes in a round."""
 
 
 @dataclass(frozen=True)
@@ -27,27 +27,27 @@ class Load:
     """What clients measured between two marks, while all of them were asking."""
 
     cpu_ms: float
-    """CPU milliseconds of all processes of the server, a film."""
+    """CPU milliseconds of all processes of the server, an image."""
     wall_ms: float
-    """Wall milliseconds, a film."""
+    """Wall milliseconds, an image."""
     seconds: Sequence[float]
     """How long each answer took."""
 
 
-def measure(folder: Path, rounds: int, films: int) -> dict[str, float]:
+def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
     """Measure a model bare, behind the service and behind LitServe, in turn.
 
     Args:
         folder: holds the model as `model`.
         rounds: how often each is measured.
-        films: answers in one measurement of a server; a multiple of 16.
+        images: answers in one measurement of a server; a multiple of 16.
 
     Returns:
         Ratios of medians over rounds, and what they are made of.
     """
-    pixels = random_films(1, size_px=512, seed=1)[0]
+    pixels = random_images(1, size_px=512, seed=1)[0]
     small = form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
-    path = folder / "film.dcm"
+    path = folder / "image.dcm"
     path.write_bytes(full_size_dicom())
     large = form_request("/classify", path.read_bytes())
     times: dict[str, list[float]] = {}
@@ -62,13 +62,13 @@ def measure(folder: Path, rounds: int, films: int) -> dict[str, float]:
                 with stopped(service.process):
                     _note(times, "bare", _best_forward(model))
                     _note(times, "decode", model.ask("decode", path, 3))
-                ours = load(target_of(service, small), service.process, CLIENTS, films)
-                whole = load(target_of(service, large), service.process, 8, films // 2)
+                ours = load(target_of(service, small), service.process, CLIENTS, images)
+                whole = load(target_of(service, large), service.process, 8, images // 2)
             with stopped(service.process):
-                told = load(theirs, other, CLIENTS, films)
+                reply = load(theirs, other, CLIENTS, images)
             _note(times, "serve", {"cpu_ms": ours.cpu_ms, "wall_ms": ours.wall_ms})
             _note(times, "serve_dicom", {"cpu_ms": whole.cpu_ms, "wall_ms": whole.wall_ms})
-            _note(times, "litserve", {"cpu_ms": told.cpu_ms, "wall_ms": told.wall_ms})
+            _note(times, "litserve", {"cpu_ms": reply.cpu_ms, "wall_ms": reply.wall_ms})
             waits += ours.seconds
     return _ratios(times, waits)
 
@@ -80,26 +80,28 @@ def layouts(model: Path) -> dict[str, float]:
         model: folder of the model.
 
     Returns:
-        CPU milliseconds a film, medians over rounds.
+        CPU milliseconds an image, medians over rounds.
     """
     times: dict[str, list[float]] = {}
     with bare(model) as kept, bare(model, {}) as default:
         for _ in range(3):
             for allocator, process in (("kept", kept), ("default", default)):
                 for what in ("forward", "forward_in_thread"):
-                    told = process.ask(what, 8, 2)
-                    times.setdefault(f"{what}_{allocator}_memory_cpu_ms", []).append(told["cpu_ms"])
+                    reply = process.ask(what, 8, 2)
+                    times.setdefault(f"{what}_{allocator}_memory_cpu_ms", []).append(
+                        reply["cpu_ms"]
+                    )
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def load(target: Target, server: subprocess.Popen[str], clients: int, films: int) -> Load:
+def load(target: Target, server: subprocess.Popen[str], clients: int, images: int) -> Load:
     """Ask a server and take the times between two marks, while all clients were asking.
 
     Args:
         target: what is asked.
         server: the server's first process.
         clients: how many ask at once.
-        films: answers between the marks.
+        images: answers between the marks.
 
     Returns:
         What was measured.
@@ -110,34 +112,34 @@ def load(target: Target, server: subprocess.Popen[str], clients: int, films: int
     marks: dict[int, tuple[float, float]] = {}
 
     def mark(answers: int) -> None:
-        if answers in {clients, clients + films}:
+        if answers in {clients, clients + images}:
             marks[answers] = cpu_s(server), time.perf_counter()
 
-    told = asyncio.run(crowd(target, clients, films + 2 * clients, mark))
-    if set(told.statuses) != {200}:
-        raise RuntimeError(f"answers by status: {told.statuses}")
-    (cpu, wall), (cpu_end, wall_end) = (marks[count] for count in (clients, clients + films))
+    reported = asyncio.run(crowd(target, clients, images + 2 * clients, mark))
+    if set(reported.statuses) != {200}:
+        raise RuntimeError(f"answers by status: {reported.statuses}")
+    (cpu, wall), (cpu_end, wall_end) = (marks[count] for count in (clients, clients + images))
     return Load(
-        1e3 * (cpu_end - cpu) / films,
-        1e3 * (wall_end - wall) / films,
-        told.seconds[clients : clients + films],
+        1e3 * (cpu_end - cpu) / images,
+        1e3 * (wall_end - wall) / images,
+        reported.seconds[clients : clients + images],
     )
 
 
 def full_size_dicom() -> bytes:
-    """Make a 16-bit film of 3000 x 2500 pixels."""
-    words = np.rint(draw_film(0) * np.iinfo(np.uint16).max).astype(np.uint16)
+    """Make a 16-bit image of 3000 x 2500 pixels."""
+    words = np.rint(draw_image(0) * np.iinfo(np.uint16).max).astype(np.uint16)
     assert words.shape == (ROWS, COLUMNS)
     return dicom_bytes(words, bits_stored=16)
 
 
 def _best_forward(model: Bare) -> dict[str, float]:
-    told = [model.ask("forward", films, passes) for films, passes in _PASSES.items()]
-    return min(told, key=lambda times: times["cpu_ms"])
+    reply = [model.ask("forward", images, passes) for images, passes in _PASSES.items()]
+    return min(reply, key=lambda times: times["cpu_ms"])
 
 
-def _note(times: dict[str, list[float]], name: str, told: dict[str, float]) -> None:
-    for unit, value in told.items():
+def _note(times: dict[str, list[float]], name: str, reported: dict[str, float]) -> None:
+    for unit, value in reported.items():
         times.setdefault(f"{name}_{unit}", []).append(value)
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from fastapi import Request
 
-from medclip_dcl.data.decode_worker import read_film
+from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
 from medclip_dcl.data.images import limits_of
 from medclip_dcl.inference.predictor import load
@@ -22,7 +22,7 @@ BATCH, BATCH_TIMEOUT_S = 8, 0.005
 
 
 class Classifier(litserve.LitAPI):  # type: ignore[misc]
-    """Findings of a film; it is decoded without isolation, in the process of the model."""
+    """Findings of an image; it is decoded without isolation, in the process of the model."""
 
     def setup(self, device: str) -> None:
         """Load the model."""
@@ -30,16 +30,16 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc]
         self.predictor = load(Path(sys.argv[1]), device)
 
     def decode_request(self, request: Request) -> npt.NDArray[np.uint8]:
-        """Make a film's square of a form."""
+        """Make an image's square of a form."""
         images = self.predictor.config.images
-        film = read_film(request["image"].file.read(), limits_of(images))
-        words, table = film.shades.words, film.shades.table
+        image = read_image(request["image"].file.read(), limits_of(images))
+        words, table = image.shades.words, image.shades.table
         square: npt.NDArray[np.uint8] = stretch(words, table, images.size_px, images.equalize)
         return square
 
-    def predict(self, films: npt.NDArray[np.uint8]) -> list[Any]:
-        """Answer a batch of films."""
-        return self.predictor.classify_regions(self.predictor.embed_images(films))
+    def predict(self, images: npt.NDArray[np.uint8]) -> list[Any]:
+        """Answer a batch of images."""
+        return self.predictor.classify_regions(self.predictor.embed_images(images))
 
     def encode_response(self, scores: Any) -> dict[str, Any]:
         """Put an answer into JSON."""

@@ -4,7 +4,7 @@
     python -m benchmarks.train --against FOLDER [--work FOLDER] [--quick]
 
 Loop and bare step take turns in one process with one thread: ResNet-18 and a small BERT,
-512 px films, 480 px crops. The loop reads, augments, steps and writes a line of the log every
+512 px images, 480 px crops. The loop reads, augments, steps and writes a line of the log every
 step; the bare step has its tensors in memory. Both ratios have a bar: images/s by wall time, which
 asks for a machine that does nothing else, and by CPU time, all threads counted, which does not.
 Memory is that of BERT-base and ResNet-18 at batch 4.
@@ -32,7 +32,7 @@ from tests.synthetic.corpus import write_corpus
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120
-"""Films of the memory run: what could grow does not depend on their size."""
+"""Images of the memory run: what could grow does not depend on their size."""
 Bars = dict[str, tuple[str, bool]]
 
 
@@ -115,7 +115,7 @@ def _measure(tier: Tier, folder: Path) -> tuple[dict[str, float], Bars]:
             )
             print(f"{name:26} {value:10.3f}  {words}", flush=True)
 
-    work = write_corpus(folder / "films", tier.studies, PREPARED_PX)
+    work = write_corpus(folder / "images", tier.studies, PREPARED_PX)
     note(steps.loader_alone(set_scene(work, 64, INPUT_PX), tier.loaded))
     note(steps.compare(set_scene(work, tier.batch, INPUT_PX), folder, tier.rounds, tier.steps))
     prepared_px, input_px = SMALL_PX

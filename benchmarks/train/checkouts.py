@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-RECIPE = "configs/demo.yaml"
+CONFIG = "configs/demo.yaml"
 INPUTS = ("manifest", "prepared", "sentences", "claims", "language_model", "eta_cache")
 """Artifacts of the demo that training reads."""
 FIRST, LAST = 8, 40
@@ -69,7 +69,7 @@ def _train(checkout: Path, work: Path) -> Turn:
         "train.torch_threads": 1,
         "train.warmup_steps": 4,
     }
-    command = [sys.executable, "-m", "pipelines.train", "--config", RECIPE]
+    command = [sys.executable, "-m", "pipelines.train", "--config", CONFIG]
     for name, value in settings.items():
         command += ["--set", f"{name}={json.dumps(value)}"]
     own = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}

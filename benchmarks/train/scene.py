@@ -1,4 +1,4 @@
-"""A corpus of random films, and the trainer's own parts put together over it."""
+"""A corpus of random images, and the trainer's own parts put together over it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +17,15 @@ from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.masked_lm import read_config, read_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.training.checkpoint import CheckpointStore
-from medclip_dcl.training.dataset import PairBatch, Pairs, TokenTable, read_evidence
-from medclip_dcl.training.objective import Contrast, ObjectiveOutput
-from medclip_dcl.training.sampler import PairSampler
-from medclip_dcl.training.trainer import Course, follow, start_accelerator
+from medclip_dcl.training.dataset import (
+    ImageTextBatch,
+    ImageTextDataset,
+    TokenTable,
+    read_supervision,
+)
+from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
+from medclip_dcl.training.sampler import ImageTextSampler
+from medclip_dcl.training.trainer import TrainingSetup, run_training, start_accelerator
 from tests.synthetic.corpus import read_tiny_corpus
 
 Seen = TypeVar("Seen")
@@ -33,7 +38,7 @@ class Scene:
     """What a training run needs, before its first step."""
 
     config: Config
-    pairs: Pairs
+    dataset: ImageTextDataset
     text: BertConfig
     """Sizes of the text encoder."""
 
@@ -53,17 +58,19 @@ class Watched:
         seen: what it gave, one entry a step.
     """
 
-    def __init__(self, contrast: Contrast, look: Callable[[], Seen]) -> None:
-        self._contrast, self._look = contrast, look
+    def __init__(self, objective: ContrastiveObjective, look: Callable[[], Seen]) -> None:
+        self._objective, self._look = objective, look
         self.seen: list[Seen] = []
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._contrast, name)
+        return getattr(self._objective, name)
 
-    def read(self, network: nn.Module, encoder: DualEncoder, batch: PairBatch) -> ObjectiveOutput:
+    def compute_loss(
+        self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
+    ) -> ObjectiveOutput:
         """Look, then compute the loss."""
         self.seen.append(self._look())
-        return self._contrast.read(network, encoder, batch)
+        return self._objective.compute_loss(network, encoder, batch)
 
 
 def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = None) -> Scene:
@@ -86,23 +93,27 @@ def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = N
         }
     )
     corpus = read_tiny_corpus(work)
-    folder = masked_lm.KIND.at(work)
+    folder = masked_lm.ARTIFACT.at(work)
     texts = [" ".join([said] * (1 + at % _REPEATS)) for at, said in enumerate(corpus.texts)]
-    told = read_evidence(
-        config.objective, corpus, open_artifact(manifest.KIND.at(work), manifest.KIND), None, None
+    reported = read_supervision(
+        config.objective,
+        corpus,
+        open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
+        None,
+        None,
     )
-    pairs = Pairs(
+    dataset = ImageTextDataset(
         corpus=corpus,
-        evidence=told,
-        prepared=PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),
+        supervision=reported,
+        prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         tokens=TokenTable(read_tokenizer(folder), texts, _longest(text)),
-        sampler=PairSampler(corpus.films, corpus.sentences, batch, config.seed, False),
+        sampler=ImageTextSampler(corpus.images, corpus.sentences, batch, config.seed, False),
         settings=config.train,
         input_px=input_px,
         seed=config.seed,
         mine=slice(0, batch),
     )
-    return Scene(config, pairs, text or read_config(folder))
+    return Scene(config, dataset, text or read_config(folder))
 
 
 def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -> list[Seen]:
@@ -121,14 +132,14 @@ def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -
         update={"train": scene.config.train.model_copy(update={"steps": steps})}
     )
     encoder = scene.encoder()
-    watched = Watched(Contrast(config.objective, config.seed, encoder), look)
-    course: Course[DualEncoder, PairBatch] = Course(
-        encoder, watched, scene.pairs.batch, [], steps_per_epoch=steps, facts={}
+    watched = Watched(ContrastiveObjective(config.objective, config.seed, encoder), look)
+    setup: TrainingSetup[DualEncoder, ImageTextBatch] = TrainingSetup(
+        encoder, watched, scene.dataset.batch, [], steps_per_epoch=steps, facts={}
     )
     accelerator: Accelerator = start_accelerator(config.train)
     folder.mkdir()
     store = CheckpointStore(folder, {"steps": steps}, steps)
-    follow(course, config, accelerator, store, folder, lambda **_facts: None)
+    run_training(setup, config, accelerator, store, folder, lambda **_facts: None)
     return watched.seen
 
 

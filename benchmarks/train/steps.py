@@ -17,8 +17,8 @@ from torch.optim import AdamW
 from benchmarks.train.scene import Scene, run_loop
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.dataset import PairBatch
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.objective import ContrastiveObjective
 
 _SETTLED = 10  # steps until the allocator has met every length of sentence
 
@@ -40,17 +40,17 @@ class BareStep:
         encoder = scene.encoder()
         encoder.image.to(memory_format=torch.channels_last)
         self.encoder: DualEncoder = encoder.train()
-        self.contrast = Contrast(scene.config.objective, scene.config.seed, encoder)
+        self.objective = ContrastiveObjective(scene.config.objective, scene.config.seed, encoder)
         self.optimizer = AdamW(encoder.parameters(), lr=1e-5, fused=True)
         self.clip_norm = scene.config.train.clip_norm
-        self.batch: PairBatch = scene.pairs.batch(0)
+        self.batch: ImageTextBatch = scene.dataset.batch(0)
         self.pixels: Tensor = jitter(self.batch.crops, self.batch.brightness, self.batch.contrast)
 
     def __call__(self) -> None:
         """Do one step."""
         batch = self.batch
         regions, sentences = self.encoder(self.pixels, batch.input_ids, batch.attention_mask)
-        self.contrast(self.encoder, regions, sentences, batch).loss.backward()
+        self.objective(self.encoder, regions, sentences, batch).loss.backward()
         clip_grad_norm_(self.encoder.parameters(), self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -107,7 +107,7 @@ def loader_alone(scene: Scene, rounds: int) -> dict[str, float]:
     images = scene.config.train.global_batch
     for step in range(rounds):
         begun = time.process_time()
-        batch = scene.pairs.batch(step)
+        batch = scene.dataset.batch(step)
         read = time.process_time()
         jitter(batch.crops, batch.brightness, batch.contrast)
         reads.append((read - begun) / images)

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.data.sources.records import BoxColumnsConfig, Film
+from medclip_dcl.data.sources.records import BoxColumnsConfig, ImageRecord
 from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import StudyError
 
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
-_BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the film of this box
+_BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the image of this box
 
 _Row = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class BoxTable:
-    """The boxes of known films, and every patient that the table names.
+    """The boxes of known images, and every patient that the table names.
 
     Attributes:
         rows: one dictionary per box, with the columns of `artifacts.manifest.BOXES`.
-        subjects: patients of the table, known films or not.
-        unknown: boxes whose film the source does not have.
+        subjects: patients of the table, known images or not.
+        unknown: boxes whose image the source does not have.
     """
 
     rows: list[dict[str, Any]]
@@ -36,48 +36,48 @@ class BoxTable:
 
 def read_boxes(
     path: Path,
-    films: Iterable[Film],
+    images: Iterable[ImageRecord],
     columns: BoxColumnsConfig = BoxColumnsConfig(),  # noqa: B008 (frozen)
 ) -> BoxTable:
     """Read a box table; columns and keys are found by name.
 
     Args:
         path: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
-        films: all films of the source; the table names them by id or by path.
+        images: all images of the source; the table names them by id or by path.
         columns: names of the CSV's columns.
 
     Returns:
         The boxes, in the table's order.
 
     Raises:
-        StudyError: a column or key is missing, a box is no box within its film, or nobody
-            states the size of that film.
+        StudyError: a column or key is missing, a box is no box within its image, or nobody
+            states the size of that image.
 
-    Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original film. In the
-        JSON the film's id is the name of its file without its ending.
+    Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original image. In the
+        JSON the image's id is the name of its file without its ending.
     """
     is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
     table = list(_json_rows(path) if is_json else _csv_rows(path, columns))
-    films = tuple(films)
-    known = {film.path: film for film in films if film.path}
-    known |= {film.image_id: film for film in films}
+    images = tuple(images)
+    known = {image.path: image for image in images if image.path}
+    known |= {image.image_id: image for image in images}
     rows: list[dict[str, Any]] = []
     subjects: set[str] = set()
     unknown = 0
-    for place, (where, values) in enumerate(table):
+    for index, (where, values) in enumerate(table):
         name, category, phrase = values[:3]
-        film = known.get(name)
-        numbers = _numbers((*values[3:7], *_sides(values[7:], film, place)), place)
+        image = known.get(name)
+        numbers = _numbers((*values[3:7], *_sides(values[7:], image, index)), index)
         x, y, width, height, image_width, image_height = numbers
-        subject = film.subject_id if film else _subject_in(where)
+        subject = image.subject_id if image else _subject_in(where)
         if subject:
             subjects.add(subject)
-        if film is None:
+        if image is None:
             unknown += 1
             continue
         rows.append(
             {
-                "image_id": film.image_id,
+                "image_id": image.image_id,
                 "subject_id": subject,
                 "category": category,
                 "phrase": " ".join(phrase.split()),
@@ -93,7 +93,7 @@ def read_boxes(
 
 
 def _csv_rows(path: Path, columns: BoxColumnsConfig) -> Iterator[tuple[str, _Row]]:
-    """Give the path of each row's film, empty where the table has none, and its values."""
+    """Give the path of each row's image, empty where the table has none, and its values."""
     names = list(columns.model_dump().values())
     found = read_rows(path, [name for name in names if name])
     blank = [""] * len(found[columns.image_id])
@@ -105,18 +105,18 @@ def _csv_rows(path: Path, columns: BoxColumnsConfig) -> Iterator[tuple[str, _Row
     return zip(paths, values, strict=True)
 
 
-def _sides(stated: _Row, film: Film | None, place: int) -> _Row:
-    """Give width and height of a box's film: what its table states, else its film's own."""
+def _sides(stated: _Row, image: ImageRecord | None, row_number: int) -> _Row:
+    """Give width and height of a box's image: what its table states, else its image's own."""
     if any(stated):
         return stated
-    if film is None:
+    if image is None:
         return _BOUNDLESS
-    if not film.width_px * film.height_px:
+    if not image.width_px * image.height_px:
         raise StudyError(
-            f"row {place} of the box table has no size of its film; name it in "
+            f"row {row_number} of the box table has no size of its image; name it in "
             "source.box_columns, or in source.columns"
         )
-    return (str(film.width_px), str(film.height_px))
+    return (str(image.width_px), str(image.height_px))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
@@ -124,16 +124,16 @@ def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
     try:
         data = path.read_bytes()
         tree = json.loads(gzip.decompress(data) if path.suffix.lower() == ".gz" else data)
-        films = {film["id"]: film for film in tree["images"]}
+        images = {image["id"]: image for image in tree["images"]}
         names = {item["id"]: str(item["name"]) for item in tree["categories"]}
         for box in tree["annotations"]:
-            film = films[box["image_id"]]
-            sides = (*box["bbox"], film["width"], film["height"])
+            image = images[box["image_id"]]
+            sides = (*box["bbox"], image["width"], image["height"])
             phrases = box["label_text"]
             for phrase in [phrases] if isinstance(phrases, str) else phrases:
-                image_id = Path(str(film["file_name"])).stem
+                image_id = Path(str(image["file_name"])).stem
                 words = (image_id, names[box["category_id"]], str(phrase))
-                yield str(film.get("path", "")), (*words, *(str(side) for side in sides))
+                yield str(image.get("path", "")), (*words, *(str(side) for side in sides))
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         kind = type(error).__name__
         raise StudyError(f"the box table is no JSON of MS-CXR's form ({kind})") from error
@@ -144,15 +144,17 @@ def _subject_in(where: str) -> str:
     return match.group(1) if match else ""
 
 
-def _numbers(values: _Row, place: int) -> tuple[float, ...]:
+def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
     except ValueError as error:
-        raise StudyError(f"row {place} of the box table holds no number; mend it") from error
+        raise StudyError(f"row {row_number} of the box table holds no number; mend it") from error
     if len(numbers) != 6:
-        raise StudyError(f"row {place} of the box table has {len(numbers)} numbers, not 6; mend it")
+        raise StudyError(
+            f"row {row_number} of the box table has {len(numbers)} numbers, not 6; mend it"
+        )
     x, y, width, height, image_width, image_height = numbers
     inside = x + width <= image_width + 1 and y + height <= image_height + 1
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:
-        raise StudyError(f"row {place} of the box table is no box within its film; mend it")
+        raise StudyError(f"row {row_number} of the box table is no box within its image; mend it")
     return numbers

@@ -4,13 +4,13 @@ Preflight: what a source holds and what is wrong with it, before anything is pre
 
 `preflight.json` holds
 
-    source      kind of the source, whether it has films, whether all were opened
-    steps       per step: films, studies and patients that are left, and what the step asks
+    source      kind of the source, whether it has images, whether all were opened
+    steps       per step: images, studies and patients that are left, and what the step asks
     lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
-    splits      per split, as the manifest assigns it: films, reports, patients
+    splits      per split, as the manifest assigns it: images, reports, patients
     encodings   report files by their encoding
-    films       films looked at and opened: formats, bits, sizes, how many are MONOCHROME1
-    duplicates  same pixels, same text: groups, films or reports beyond the first of each
+    images       images looked at and opened: formats, bits, sizes, how many are MONOCHROME1
+    duplicates  same pixels, same text: groups, images or reports beyond the first of each
     text        sentences, how many hold a de-identification mask, what rules dropped
     labels      where label frequencies come from, and studies per finding and answer
     verdict     shares and leaks beside what is allowed, and whether all is `clean`
@@ -24,7 +24,7 @@ What a source holds step by step, and what in it is wrong: counts and ids, no te
 
 Codes of what is found are those of `selection.REASONS`, of `reasons.REASONS`, and `CODES`.
 
-Report files by their encoding, and films as the one gate sees them.
+Report files by their encoding, and images as the one gate sees them.
 """
 
 import contextlib
@@ -41,20 +41,20 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from medclip_dcl.artifact import Artifact, Kind, read_object
+from medclip_dcl.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.data import images, manifest
 from medclip_dcl.data.codestreams import read_jpeg
 from medclip_dcl.data.dicom.metadata import read_picture_header
-from medclip_dcl.data.formats import is_dicom, is_film, is_pointer
+from medclip_dcl.data.formats import is_dicom, is_image, is_pointer
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.data.manifest import Selection
-from medclip_dcl.data.sources.records import LONGEST_REPORT, Film, RawStudies
+from medclip_dcl.data.sources.records import LONGEST_REPORT, ImageRecord, RawStudies
 from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat
-from medclip_dcl.text.labeler.labels import Claims, read_claims
+from medclip_dcl.text.labeler.labels import ReportLabels, read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import MASK, SentencesConfig, split_section
 
@@ -62,28 +62,28 @@ from medclip_dcl.text.sentences import MASK, SentencesConfig, split_section
 class CheckConfig(Section):
     """What `check_data` looks at, and how much of it may be wrong."""
 
-    films: Annotated[int, Field(ge=0)] = 0
-    """Films that are opened, drawn with the seed; 0: all."""
+    images: Annotated[int, Field(ge=0)] = 0
+    """Images that are opened, drawn with the seed; 0: all."""
     reports: Annotated[int, Field(ge=0)] = 0
     """Reports that are split into sentences and read for findings, drawn with the seed; 0: all."""
     unit: Annotated[int, Field(gt=0)] = 256
-    """Films, or sections of reports, in one unit of work: what a kill can lose."""
+    """Images, or sections of reports, in one unit of work: what a kill can lose."""
     max_unusable_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of rows that cannot be used (lateral views apart) above which the exit code is 3."""
     max_duplicate_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of opened films whose picture another film has, above which the exit code is 3."""
+    """Share of opened images whose picture another image has, above which the exit code is 3."""
     max_leaks: Annotated[int, Field(ge=0)] = 0
     """Patients or pictures on both sides of a split, above which the exit code is 3."""
 
 
-KIND = Kind("preflight", 1, "check_data")
+ARTIFACT = ArtifactType("preflight", 1, "check_data")
 
 FIGURES = "preflight.json"
 
-FILMS = TableFormat(
-    "films.parquet",
+IMAGES = TableFormat(
+    "images.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("opened", pa.bool_(), "whether it was opened, or its first bytes alone were read"),
         Column("code", pa.string(), "why it is refused, a reason code; empty: nothing was found"),
         Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused or not told"),
@@ -98,14 +98,14 @@ FILMS = TableFormat(
         ),
     ),
 )
-"""One row per film that the manifest would keep, in order of image_id."""
+"""One row per image that the manifest would keep, in order of image_id."""
 
 FOUND = TableFormat(
     "found.parquet",
     (
         Column("code", pa.string(), "what was found, a code of `preflight.json`"),
-        Column("id", pa.string(), "id of the film, study or patient"),
-        Column("other", pa.string(), "the film or study that it repeats; else empty"),
+        Column("id", pa.string(), "id of the image, study or patient"),
+        Column("other", pa.string(), "the image or study that it repeats; else empty"),
     ),
 )
 """One row per code and id."""
@@ -123,7 +123,7 @@ def read_preflight(artifact: Artifact) -> dict[str, Any]:
     Raises:
         ArtifactCorrupt: it is no JSON object.
     """
-    return read_object(artifact, FIGURES, KIND)
+    return read_object(artifact, FIGURES, ARTIFACT)
 
 
 def preflight_table(tree: Mapping[str, Any]) -> str:
@@ -135,10 +135,10 @@ def preflight_table(tree: Mapping[str, Any]) -> str:
     Returns:
         One line per step and per code, and the verdict; counts alone, no ids.
     """
-    lines = [f"{'step':26}{'films':>9}{'studies':>9}{'patients':>9}"]
+    lines = [f"{'step':26}{'images':>9}{'studies':>9}{'patients':>9}"]
     for step in tree["steps"]:
-        films = "-" if step["films"] is None else step["films"]
-        lines.append(f"{step['name']:26}{films:>9}{step['studies']:>9}{step['patients']:>9}")
+        images = "-" if step["images"] is None else step["images"]
+        lines.append(f"{step['name']:26}{images:>9}{step['studies']:>9}{step['patients']:>9}")
     lines.append("")
     for item in tree["lines"]:
         share = f"{item['count']:>9} of {item['of']}"
@@ -213,7 +213,7 @@ def survey(
     usable: set[str] = set()
     sentences = masked = masked_studies = 0
     dropped: Counter[str] = Counter()
-    said: list[Claims] = []
+    said: list[ReportLabels] = []
     for study, sections in sections_of.items():
         rows = [read[text] for text in sections]
         kept = sum(row["kept"] for row in rows)
@@ -227,11 +227,11 @@ def survey(
         )
         for row in rows:
             dropped.update(row["dropped"])
-        said.append(_united(Claims.from_row(row["claims"]) for row in rows))
+        said.append(_united(ReportLabels.from_row(row["claims"]) for row in rows))
     return Survey(frozenset(usable), sentences, masked, masked_studies, dropped, count_claims(said))
 
 
-def count_claims(said: Collection[Claims]) -> dict[str, dict[str, int]]:
+def count_claims(said: Collection[ReportLabels]) -> dict[str, dict[str, int]]:
     """Count studies per finding and answer.
 
     Args:
@@ -251,14 +251,14 @@ def count_claims(said: Collection[Claims]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _united(parts: Iterable[Claims]) -> Claims:
+def _united(parts: Iterable[ReportLabels]) -> ReportLabels:
     claims = list(parts)
     asserted = {name: sides for item in claims for name, sides in item.asserted.items()}
     uncertain = frozenset(name for item in claims for name in item.uncertain) - asserted.keys()
     negated = frozenset(name for item in claims for name in item.negated)
     abnormal = bool(asserted or uncertain)
     normal = any(item.normal for item in claims) and not abnormal
-    return Claims(asserted, negated - asserted.keys() - uncertain, uncertain, normal)
+    return ReportLabels(asserted, negated - asserted.keys() - uncertain, uncertain, normal)
 
 
 Row = dict[str, Any]
@@ -266,16 +266,16 @@ Row = dict[str, Any]
 UNUSABLE, DUPLICATE, LEAK, NOTE = "unusable", "duplicate", "leak", "note"
 
 CODES: dict[str, tuple[str, str]] = {
-    "two_splits": (LEAK, "the source puts one patient's films in several splits"),
+    "two_splits": (LEAK, "the source puts one patient's images in several splits"),
     "boxed_training": (LEAK, "the source puts a patient with boxes, who is evaluated, in train"),
     "trained_patient": (LEAK, "the model beside it was trained on this evaluated patient"),
     "pixels_across_splits": (LEAK, "the same picture lies in another split"),
-    "same_pixels": (DUPLICATE, "an earlier film is the same picture, pixel by pixel"),
+    "same_pixels": (DUPLICATE, "an earlier image is the same picture, pixel by pixel"),
     "constant": (UNUSABLE, "all pixels are equal"),
-    "film_without_report": (NOTE, "the film is left out because its report is"),
+    "image_without_report": (NOTE, "the image is left out because its report is"),
     "no_sentence": (NOTE, "no sentence of the report is left once it is split"),
     "same_text": (NOTE, "an earlier report says the same, word by word"),
-    "monochrome1": (NOTE, "the film is stored with low values bright, and is turned round"),
+    "monochrome1": (NOTE, "the image is stored with low values bright, and is turned round"),
 }
 """Code -> kind and meaning, beyond the reasons of manifest and gate."""
 
@@ -290,7 +290,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Belonging:
-    """To whom films and studies belong, and in which split the manifest puts them."""
+    """To whom images and studies belong, and in which split the manifest puts them."""
 
     subject_of: Mapping[str, str]
     split_of: Mapping[str, str]
@@ -305,42 +305,47 @@ def count_steps(
         raw: all rows of the source.
         chosen: what can be used of them.
         usable: studies with a usable sentence.
-        refused: films that do not open.
+        refused: images that do not open.
 
     Returns:
-        Per step `name`, `films` (None where the source has none), `studies`, `patients`.
+        Per step `name`, `images` (None where the source has none), `studies`, `patients`.
     """
-    if not raw.has_films:
+    if not raw.has_images:
         subjects = {study.study_id: study.subject_id for study in raw.studies}
         steps = {"in the source": subjects, "with text": chosen.subjects}
         steps["with usable sentences"] = {s: p for s, p in chosen.subjects.items() if s in usable}
         return [
-            {"name": name, "films": None, "studies": len(kept), "patients": len(set(kept.values()))}
+            {
+                "name": name,
+                "images": None,
+                "studies": len(kept),
+                "patients": len(set(kept.values())),
+            }
             for name, kept in steps.items()
         ]
     lost: dict[str, set[str]] = defaultdict(set)
     for item in chosen.rejects:
         lost[item.reason].add(item.id)
-    films = list({film.image_id: film for film in raw.films}.values())
+    images = list({image.image_id: image for image in raw.images}.values())
     views = set[str]().union(*(lost[reason] for reason in manifest.VIEW_REASONS))
-    frontal = [film for film in films if film.image_id not in views]
+    frontal = [image for image in images if image.image_id not in views]
     absent = lost["missing_image"] | lost["pointer_file"]
-    steps_of: dict[str, Sequence[Film]] = {
-        "in the source": films,
+    steps_of: dict[str, Sequence[ImageRecord]] = {
+        "in the source": images,
         "frontal": frontal,
-        "with a file": [film for film in frontal if film.image_id not in absent],
+        "with a file": [image for image in frontal if image.image_id not in absent],
     }
-    kept = chosen.films
+    kept = chosen.images
     if raw.has_reports:
         steps_of["with text"] = kept
-        kept = [film for film in kept if film.study_id in usable]
+        kept = [image for image in kept if image.study_id in usable]
         steps_of["with usable sentences"] = kept
-    steps_of["that opens"] = [film for film in kept if film.image_id not in refused]
+    steps_of["that opens"] = [image for image in kept if image.image_id not in refused]
     return [_step(name, part) for name, part in steps_of.items()]
 
 
 def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
-    """Name what the manifest leaves out; a film that goes with its report is named so.
+    """Name what the manifest leaves out; an image that goes with its report is named so.
 
     Args:
         raw: all rows of the source.
@@ -349,10 +354,10 @@ def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
     Returns:
         What was found.
     """
-    study_of = {film.image_id: film.study_id for film in raw.films}
+    study_of = {image.image_id: image.study_id for image in raw.images}
     blamed = {item.id for item in chosen.rejects if item.reason != "no_report"}
     return [
-        Found("film_without_report", item.id)
+        Found("image_without_report", item.id)
         if item.reason == "no_report"
         and item.id in study_of
         and (study_of[item.id] != item.id or item.id in blamed)
@@ -411,14 +416,14 @@ def name_repeats(code: str, groups: Iterable[Sequence[str]]) -> list[Found]:
 
 
 def across_splits(groups: Iterable[Sequence[str]], of: Belonging) -> list[Found]:
-    """Name films whose picture lies in a split further from training, too.
+    """Name images whose picture lies in a split further from training, too.
 
     Args:
         groups: from `find_repeats`.
         of: to whom the ids belong.
 
     Returns:
-        One for every film of such a group but the first, with a film of another split.
+        One for every image of such a group but the first, with an image of another split.
     """
     found = []
     for group in groups:
@@ -433,7 +438,7 @@ def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]
     """Find patients whom the source puts on both sides of a split.
 
     Args:
-        splits: patient -> every split that the source names for a film.
+        splits: patient -> every split that the source names for an image.
         evaluated: patients of the box table.
 
     Returns:
@@ -444,14 +449,14 @@ def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]
     return both + [Found("boxed_training", who) for who in boxed]
 
 
-def describe_films(rows: Sequence[Mapping[str, Any]]) -> Row:
-    """Count what films are.
+def describe_images(rows: Sequence[Mapping[str, Any]]) -> Row:
+    """Count what images are.
 
     Args:
-        rows: rows of `artifacts.preflight.FILMS`.
+        rows: rows of `artifacts.preflight.IMAGES`.
 
     Returns:
-        Films `looked` at, `opened`, `known` (their header or the gate told what they are),
+        Images `looked` at, `opened`, `known` (their header or the gate told what they are),
         `inverted`; counts per format and per bit depth; least, middle and greatest height
         and width, pixels.
     """
@@ -498,22 +503,22 @@ def make_lines(found: Sequence[Found], of: Mapping[str, int], total: int) -> lis
     return sorted(rows, key=lambda row: (order.index(row["kind"]), -row["count"], row["code"]))
 
 
-def judge(chosen: Selection, films: Row, found: Sequence[Found], allowed: CheckConfig) -> Row:
+def judge(chosen: Selection, images: Row, found: Sequence[Found], allowed: CheckConfig) -> Row:
     """Hold what was found against what is allowed.
 
     Args:
         chosen: what can be used of the source.
-        films: from `describe_films`.
+        images: from `describe_images`.
         found: everything.
         allowed: thresholds.
 
     Returns:
-        `unusable_share` (rows lost by the manifest, and opened films of the rest that are refused),
-        `duplicate_share`, `leaks`, their limits, and `clean`.
+        `unusable_share` (rows lost by the manifest, and opened images of the rest that are
+        refused), `duplicate_share`, `leaks`, their limits, and `clean`.
     """
     lost = chosen.lost / chosen.candidates if chosen.candidates else 1.0
-    opened = films["opened"]
-    refused = films["refused"] / opened if opened else 0.0
+    opened = images["opened"]
+    refused = images["refused"] / opened if opened else 0.0
     repeats = sum(item.code == "same_pixels" for item in found)
     unusable = round(lost + (1 - lost) * refused, 6)
     duplicate = round(repeats / opened, 6) if opened else 0.0
@@ -551,12 +556,12 @@ def _meaning(code: str) -> str:
     return manifest.REASONS.get(code) or images.REASONS.get(code, "")
 
 
-def _step(name: str, films: Sequence[Film]) -> Row:
+def _step(name: str, images: Sequence[ImageRecord]) -> Row:
     return {
         "name": name,
-        "films": len(films),
-        "studies": len({film.study_id for film in films}),
-        "patients": len({film.subject_id for film in films}),
+        "images": len(images),
+        "studies": len({image.study_id for image in images}),
+        "patients": len({image.subject_id for image in images}),
     }
 
 
@@ -619,20 +624,20 @@ def count_encodings(
     return dict(counts.most_common())
 
 
-def look_at_film(film: Film, root: Path, decoder: Decoder) -> Row:
-    """Open a film and say what it is.
+def look_at_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
+    """Open an image and say what it is.
 
     Args:
-        film: the film.
+        record: the image.
         root: folder that its path is relative to.
         decoder: the gate's workers.
 
     Returns:
-        A row with the columns of `artifacts.preflight.FILMS`.
+        A row with the columns of `artifacts.preflight.IMAGES`.
     """
-    row = _row(film, opened=True)
+    row = _row(record, opened=True)
     try:
-        image = decoder.open(path_under(root, film.path))
+        image = decoder.open(path_under(root, record.path))
     except ImageError as error:
         return row | {"code": error.code}
     height, width = image.pixels.shape
@@ -647,24 +652,24 @@ def look_at_film(film: Film, root: Path, decoder: Decoder) -> Row:
     }
 
 
-def look_at_header(film: Film, root: Path, limits: Limits) -> Row:
-    """Say of a film what its first bytes tell, without opening it.
+def look_at_header(image: ImageRecord, root: Path, limits: Limits) -> Row:
+    """Say of an image what its first bytes tell, without opening it.
 
     Args:
-        film: the film.
+        image: the image.
         root: folder that its path is relative to.
         limits: what the gate would hold it to.
 
     Returns:
-        A row with the columns of `artifacts.preflight.FILMS`; a header that tells nothing
-        leaves them empty, for the gate alone refuses such a film.
+        A row with the columns of `artifacts.preflight.IMAGES`; a header that tells nothing
+        leaves them empty, for the gate alone refuses such an image.
     """
-    row = _row(film, opened=False)
-    path = path_under(root, film.path)
+    row = _row(image, opened=False)
+    path = path_under(root, image.path)
     size = path.stat().st_size
     with path.open("rb") as stream:
         head = stream.read(_NEAR)
-    if not is_film(head):
+    if not is_image(head):
         return row | {"code": "unknown_format" if size else "empty"}
     facts = _picture(path, head)
     if facts is None:
@@ -679,9 +684,9 @@ def look_at_header(film: Film, root: Path, limits: Limits) -> Row:
     return row | facts
 
 
-def _row(film: Film, *, opened: bool) -> Row:
+def _row(image: ImageRecord, *, opened: bool) -> Row:
     return {
-        "image_id": film.image_id,
+        "image_id": image.image_id,
         "opened": opened,
         "code": "",
         "source": "",

@@ -1,4 +1,4 @@
-"""The decode worker: a process of its own that reads films until its socket closes.
+"""The decode worker: a process of its own that reads images until its socket closes.
 
 A request is a header and the descriptor of the file's bytes, the answer a header and
 the descriptor of the pixels. The worker holds no other file, has a memory cap, and an
@@ -20,14 +20,14 @@ from typing import Any
 from medclip_dcl.data import ipc
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.formats import is_dicom
-from medclip_dcl.data.grayscale import DecodedFilm, stretch
+from medclip_dcl.data.grayscale import DecodedImage, stretch
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.data.raster import read_raster
 from medclip_dcl.errors import ImageError
 
 
-def read_film(data: bytes, limits: Limits) -> DecodedFilm:
-    """Read a film of any accepted format in this process, without protection.
+def read_image(data: bytes, limits: Limits) -> DecodedImage:
+    """Read an image of any accepted format in this process, without protection.
 
     Args:
         data: the whole file.
@@ -59,7 +59,7 @@ def serve(channel: socket.socket, limits: Limits) -> None:
 
     Args:
         channel: the worker's end of a socket pair.
-        limits: what every film is held to.
+        limits: what every image is held to.
     """
     ipc.send(channel, {"ready": True})
     while True:
@@ -96,27 +96,27 @@ def _answer(
     request: dict[str, Any], handle: int | None, limits: Limits
 ) -> tuple[dict[str, Any], Any]:
     try:
-        film = read_film(_contents(handle, request.get("bytes", 0)), limits)
+        image = read_image(_contents(handle, request.get("bytes", 0)), limits)
         if "size_px" not in request:
-            return _facts(film), film.shades.pixels
+            return _facts(image), image.shades.pixels
         size_px, equalize = request["size_px"], request["equalize"]
-        return _facts(film), stretch(film.shades.words, film.shades.table, size_px, equalize)
+        return _facts(image), stretch(image.shades.words, image.shades.table, size_px, equalize)
     except ImageError as error:
         return {"code": error.code, "message": error.message}, None
     except MemoryError:
         return {"code": "memory", "message": "decoding exceeds images.memory_mb"}, None
 
 
-def _facts(film: DecodedFilm) -> dict[str, Any]:
+def _facts(image: DecodedImage) -> dict[str, Any]:
     return {
-        "shape": film.shades.words.shape,
-        "bits_stored": film.bits_stored,
-        "source": film.source,
-        "inverted": film.inverted,
-        "constant": film.shades.constant,
-        "spacing_mm": film.spacing_mm,
-        "window": film.window,
-        "tags": film.tags,
+        "shape": image.shades.words.shape,
+        "bits_stored": image.bits_stored,
+        "source": image.source,
+        "inverted": image.inverted,
+        "constant": image.shades.constant,
+        "spacing_mm": image.spacing_mm,
+        "window": image.window,
+        "tags": image.tags,
     }
 
 

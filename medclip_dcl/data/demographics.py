@@ -1,6 +1,6 @@
 """Settings of the groups of patients that an evaluation tells apart.
 
-A table of patients -> sex and age band of every film.
+A table of patients -> sex and age band of every image.
 """
 
 import re
@@ -15,8 +15,8 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.section import Section
 
 
-class PeopleConfig(Section):
-    """Groups of films (`evaluate`): by view, and by sex and age where a table states them."""
+class DemographicsConfig(Section):
+    """Groups of images (`evaluate`): by view, and by sex and age where a table states them."""
 
     table: str = ""
     """CSV, Parquet or JSON lines with sex or age, such as MIMIC-IV's `patients.csv.gz`; empty:
@@ -41,18 +41,18 @@ _AGE = re.compile(r"\s*(\d{1,3})(?:\.\d*)?\s*([DWMY]?)\s*", re.IGNORECASE)
 _NAMES = {"F": "female", "M": "male"}
 
 
-def read_people(
-    path: Path, settings: PeopleConfig, films: Sequence[Mapping[str, str]]
+def read_demographics(
+    path: Path, settings: DemographicsConfig, images: Sequence[Mapping[str, str]]
 ) -> dict[str, list[str]]:
-    """Look up every film in a table.
+    """Look up every image in a table.
 
     Args:
         path: the table.
         settings: its columns and the age bands.
-        films: rows of the manifest.
+        images: rows of the manifest.
 
     Returns:
-        `sex` and `age`, where the settings name their column: one value per film, empty
+        `sex` and `age`, where the settings name their column: one value per image, empty
         where the table does not tell. Of several rows about one thing the first counts.
 
     Raises:
@@ -63,20 +63,22 @@ def read_people(
     named = {trait: column for trait, column in columns.items() if column}
     if not named:
         raise ConfigError(
-            "evaluate.people.table is set, and neither evaluate.people.sex nor .age names a column"
+            "evaluate.demographics.table is set, and neither evaluate.demographics.sex "
+            "nor .age names a column"
         )
     rows = read_rows(path, [settings.key, *named.values()])
-    place: dict[str, int] = {}
+    row_of: dict[str, int] = {}
     for number, key in enumerate(rows[settings.key]):
-        place.setdefault(key.strip(), number)
+        row_of.setdefault(key.strip(), number)
     found = {}
     for trait, column in named.items():
-        told = [
-            rows[column][place[film[settings.of]]] if film[settings.of] in place else ""
-            for film in films
+        reported = [
+            rows[column][row_of[image[settings.of]]] if image[settings.of] in row_of else ""
+            for image in images
         ]
         found[trait] = [
-            sex_of(text) if trait == "sex" else age_band(text, settings.age_bands) for text in told
+            sex_of(text) if trait == "sex" else age_band(text, settings.age_bands)
+            for text in reported
         ]
     return found
 

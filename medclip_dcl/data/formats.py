@@ -23,7 +23,7 @@ def is_dicom(data: bytes) -> bool:
     return data[_DICOM_AT:HEAD] == b"DICM"
 
 
-def is_film(data: bytes) -> bool:
+def is_image(data: bytes) -> bool:
     """Say whether a file starts as one of the accepted formats does.
 
     Args:

@@ -2,9 +2,9 @@
 
 Bit layout, modality and VOI lookup, padding, inversion and scaling all act on single
 pixels, so they are worked out once per word that can occur (65,536 at most) and applied
-to the film by one look-up.
+to the image by one look-up.
 
-The picture of one film: 16-bit grey, dark is low, with the few facts that travel with it.
+The picture of one image: 16-bit grey, dark is low, with the few facts that travel with it.
 
 Bicubic reduction to a square in exact arithmetic: the same bits on every machine.
 
@@ -12,7 +12,7 @@ The weights are whole numbers and all sums stay below 2**24, where float32 holds
 whole number. So the matrix products are exact in any order of summation, and faster than
 a loop over pixels; nothing is clipped between the two passes.
 
-Film -> the square 8-bit picture that training, evaluation and the service share.
+Image -> the square 8-bit picture that training, evaluation and the service share.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Shades:
-    """A film as stored words and the table that makes them grey.
+    """An image as stored words and the table that makes them grey.
 
     Attributes:
         words: uint8 or uint16 (height, width).
@@ -67,7 +67,7 @@ class Shades:
 
     @property
     def pixels(self) -> npt.NDArray[np.uint16]:
-        """The film, uint16 (height, width)."""
+        """The image, uint16 (height, width)."""
         return self.table[self.words]
 
 
@@ -98,7 +98,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
         inverted: whether high intensities are dark (MONOCHROME1).
 
     Returns:
-        The film; zero where padded, and throughout where all valid pixels are equal.
+        The image; zero where padded, and throughout where all valid pixels are equal.
 
     Raises:
         ImageError: an intensity that occurs is not finite.
@@ -108,7 +108,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
     table = np.zeros(1 << (8 * words.dtype.itemsize), dtype=np.uint16)
     known = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
     intensity, valid = meaning(known)
-    if not _rises_or_falls(intensity, valid):  # its ends need not be the film's extremes
+    if not _rises_or_falls(intensity, valid):  # its ends need not be the image's extremes
         occurs = np.zeros(len(table), dtype=bool)
         occurs[words] = True
         known = np.flatnonzero(occurs).astype(np.int32)
@@ -167,11 +167,11 @@ Source = Literal["dicom", "jpeg", "png"]
 
 @dataclass(frozen=True)
 class GreyImage:
-    """One film as it is displayed.
+    """One image as it is displayed.
 
     Attributes:
         pixels: uint16 (height, width); the darkest valid pixel is 0, the brightest
-            65535, in between linear; padding is 0; a constant film is all zeros.
+            65535, in between linear; padding is 0; a constant image is all zeros.
         bits_stored: bits of a stored value.
         source: format of the file.
         inverted: whether MONOCHROME1 was turned round.
@@ -193,8 +193,8 @@ class GreyImage:
 
 
 @dataclass(frozen=True)
-class DecodedFilm:
-    """One film as a reader leaves it: stored words, their shades and the facts beside them.
+class DecodedImage:
+    """One image as a reader leaves it: stored words, their shades and the facts beside them.
 
     Attributes:
         shades: the stored words and the table that makes them grey.
@@ -267,9 +267,9 @@ def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]
     bands = []
     for first in range(0, size_px, step):
         rows = slice(first, first + step)
-        places = starts[rows, None] - starts[first] + taps
-        matrix = np.zeros((len(places), int(places.max()) + 1), dtype=np.float32)
-        np.put_along_axis(matrix, places, weights[rows], axis=1)
+        indices = starts[rows, None] - starts[first] + taps
+        matrix = np.zeros((len(indices), int(indices.max()) + 1), dtype=np.float32)
+        np.put_along_axis(matrix, indices, weights[rows], axis=1)
         stop = min(int(starts[first]) + matrix.shape[1], length)  # beyond it all weights are 0
         matrix = matrix[:, : stop - int(starts[first])]
         bands.append(_Band(first, int(starts[first]), stop, np.ascontiguousarray(matrix)))
@@ -285,10 +285,10 @@ def _weights(
     centres = (np.arange(size_px) + 0.5) * scale
     starts = np.maximum((centres - _SUPPORT * wide + 0.5).astype(np.int64), 0)
     stops = np.minimum((centres + _SUPPORT * wide + 0.5).astype(np.int64), length)
-    places = starts[:, None] + np.arange(int((stops - starts).max()))
-    t = np.abs((places + 0.5 - centres[:, None]) / wide)
+    indices = starts[:, None] + np.arange(int((stops - starts).max()))
+    t = np.abs((indices + 0.5 - centres[:, None]) / wide)
     near, far = (1.5 * t - 2.5) * t * t + 1.0, ((-0.5 * t + 2.5) * t - 4.0) * t + 2.0
-    real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0)) * (places < stops[:, None])
+    real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0)) * (indices < stops[:, None])
     whole = np.rint(real / real.sum(axis=1, keepdims=True) * 2**bits)
     whole[np.arange(size_px), whole.argmax(axis=1)] += 2**bits - whole.sum(axis=1)
     return starts, whole
@@ -298,15 +298,15 @@ _WHITE = 255 << FINE_BITS
 
 
 def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
-    """Stretch a film onto a square, anti-aliased.
+    """Stretch an image onto a square, anti-aliased.
 
     Args:
-        image: the film.
+        image: the image.
         size_px: height and width of the square, pixels.
-        equalize: whether the film's histogram is equalised first, as MIMIC-CXR-JPG's is.
+        equalize: whether the image's histogram is equalised first, as MIMIC-CXR-JPG's is.
 
     Returns:
-        uint8 (size_px, size_px), 0 black; x_square = x * size_px / width of the film.
+        uint8 (size_px, size_px), 0 black; x_square = x * size_px / width of the image.
 
     Source: ours; bicubic with the filter widened by the reduction factor.
     """
@@ -316,20 +316,20 @@ def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uin
 def stretch(
     words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
 ) -> npt.NDArray[np.uint8]:
-    """Do what `square` does for a film whose shades are still to be looked up.
+    """Do what `square` does for an image whose shades are still to be looked up.
 
     Args:
         words: stored words (height, width).
         table: shade of every word, 0 to 65535.
         size_px: height and width of the square, pixels.
-        equalize: whether the film's histogram is equalised first.
+        equalize: whether the image's histogram is equalised first.
 
     Returns:
-        uint8 (size_px, size_px): `square` of the film `table[words]`, in one look-up less.
+        uint8 (size_px, size_px): `square` of the image `table[words]`, in one look-up less.
     """
     levels = (_equalized(words, table) if equalize else _straight())[table]
     if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << FINE_BITS):
-        return resample(words.view(np.uint8), size_px)  # what most JPEG films come to
+        return resample(words.view(np.uint8), size_px)  # what most JPEG images come to
     return resample(np.take(levels, words, mode="clip"), size_px)  # in bounds; a check is slower
 
 

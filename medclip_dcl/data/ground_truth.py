@@ -1,4 +1,4 @@
-"""What a generated source knows exactly: which findings each film shows, and how they read."""
+"""What a generated source knows exactly: which findings each image shows, and how they read."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under
 
-FILMS, FINE = "truth/films.csv", "truth/fine.csv"
+IMAGES, FINE = "truth/images.csv", "truth/fine.csv"
 """Tables of a generated tree, relative to its root."""
 
 CLASS_PROBABILITIES = "truth/eta.csv"
@@ -20,8 +20,8 @@ class Truth:
     """The truth of a generated source.
 
     Attributes:
-        findings_of: film -> fine findings that it shows.
-        types_of: film -> types of finding that it shows.
+        findings_of: image -> fine findings that it shows.
+        types_of: image -> types of finding that it shows.
         types: every type there is.
         gallery: fine finding -> its plainest sentence, in the order of the table.
     """
@@ -42,7 +42,7 @@ def truth_files(root: Path) -> list[Path]:
         Both tables; nothing where the source is not a generated one.
     """
     try:
-        return [path_under(root, name) for name in (FILMS, FINE)]
+        return [path_under(root, name) for name in (IMAGES, FINE)]
     except StudyError:
         return []
 
@@ -63,11 +63,12 @@ def read_truth(root: Path) -> Truth | None:
     if not files:
         return None
     try:
-        films, fine = (_rows(path) for path in files)
+        images, fine = (_rows(path) for path in files)
         type_of = {row["finding"]: row["type"] for row in fine}
-        findings_of = {row["dicom_id"]: frozenset(json.loads(row["findings"])) for row in films}
+        findings_of = {row["dicom_id"]: frozenset(json.loads(row["findings"])) for row in images}
         types_of = {
-            film: frozenset(type_of[name] for name in names) for film, names in findings_of.items()
+            image: frozenset(type_of[name] for name in names)
+            for image, names in findings_of.items()
         }
         gallery = {row["finding"]: json.loads(row["sentences"])[0] for row in fine}
     except (KeyError, ValueError, IndexError, TypeError) as error:

@@ -2,9 +2,9 @@
 
 Why an image is refused: one code and one line each.
 
-A pool of killable decode workers: what goes wrong in one costs one film.
+A pool of killable decode workers: what goes wrong in one costs one image.
 
-The one gate through which films enter: limits first, decoding in a process of its own.
+The one gate through which images enter: limits first, decoding in a process of its own.
 """
 
 import atexit
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from medclip_dcl.data import ipc
-from medclip_dcl.data.formats import HEAD, is_film
+from medclip_dcl.data.formats import HEAD, is_image
 from medclip_dcl.data.grayscale import GreyImage, Source
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.errors import ImageError, StudyError
@@ -43,7 +43,7 @@ class ImagesConfig(Section):
     voi: Literal["none", "dicom"] = "none"
     """Whether a DICOM VOI LUT or window is applied before scaling by minimum and maximum."""
     equalize: bool = False
-    """Histogram equalisation, as MIMIC-CXR-JPG applied to its films."""
+    """Histogram equalisation, as MIMIC-CXR-JPG applied to its images."""
     max_megapixels: Annotated[float, Field(gt=0)] = 40
     """Largest declared rows x columns, millions of pixels."""
     max_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
@@ -53,7 +53,7 @@ class ImagesConfig(Section):
     memory_mb: Annotated[int, Field(gt=0)] = 1024
     """Memory that a decode worker may allocate, MiB."""
     reject_burned_in: bool = True
-    """Whether a film whose BurnedInAnnotation says YES is rejected."""
+    """Whether an image whose BurnedInAnnotation says YES is rejected."""
     shard_rows: Annotated[int, Field(gt=0)] = 512
     """Images in one shard: the unit that is resumed."""
     workers: Annotated[int, Field(ge=0)] = 0
@@ -70,7 +70,7 @@ REASONS: dict[str, str] = {
     "too_many_bytes": "the file is larger than images.max_bytes",
     "unknown_format": "the bytes are neither DICOM with its preamble, nor JPEG, nor PNG",
     "unreadable": "the header cannot be parsed",
-    "too_many_elements": "the DICOM data set has more elements than a film needs",
+    "too_many_elements": "the DICOM data set has more elements than an image needs",
     "transfer_syntax": "the DICOM transfer syntax is not one of those that are decoded",
     "not_single_frame": "the DICOM file holds several frames",
     "not_greyscale": "the DICOM file holds colour or palette indices",
@@ -98,7 +98,7 @@ _QUIET_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "268435456",  # films reuse memory that is already mapped
+    "MALLOC_MMAP_THRESHOLD_": "268435456",  # images reuse memory that is already mapped
     "MALLOC_TRIM_THRESHOLD_": "268435456",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
@@ -110,12 +110,12 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class SquareImage:
-    """A film as `square` gives it, and the size that it had.
+    """An image as `square` gives it, and the size that it had.
 
     Attributes:
         pixels: uint8 (size, size).
-        height_px: height of the film, pixels.
-        width_px: width of the film, pixels.
+        height_px: height of the image, pixels.
+        width_px: width of the image, pixels.
         constant: whether all its valid pixels were equal.
         source: format of the file.
         inverted: whether MONOCHROME1 was turned round.
@@ -164,7 +164,7 @@ class Decoder:
             self._idle.put(worker)
 
     def open(self, source: Path | bytes | memoryview) -> GreyImage:
-        """Read a film.
+        """Read an image.
 
         Args:
             source: path of a regular file, or the whole file.
@@ -173,7 +173,7 @@ class Decoder:
             The picture.
 
         Raises:
-            ImageError: the film is refused; `code` is one of `images.REASONS`.
+            ImageError: the image is refused; `code` is one of `images.REASONS`.
             StudyError: no decode worker can be started.
         """
         facts, pixels = self._ask(source, {}, np.uint16)
@@ -192,7 +192,7 @@ class Decoder:
     def square(
         self, source: Path | bytes | memoryview, size_px: int, *, equalize: bool
     ) -> SquareImage:
-        """Read a film and stretch it onto a square in the worker.
+        """Read an image and stretch it onto a square in the worker.
 
         Args:
             source: path of a regular file, or the whole file.
@@ -200,10 +200,10 @@ class Decoder:
             equalize: whether the histogram is equalised.
 
         Returns:
-            What `square.square` gives for the film that `open` gives.
+            What `square.square` gives for the image that `open` gives.
 
         Raises:
-            ImageError: the film is refused; `code` is one of `images.REASONS`.
+            ImageError: the image is refused; `code` is one of `images.REASONS`.
             StudyError: no decode worker can be started.
         """
         request = {"size_px": size_px, "equalize": equalize}
@@ -214,7 +214,7 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """End all workers; a film that is being read is refused."""
+        """End all workers; an image that is being read is refused."""
         for worker in self._all:
             worker.stop()
 
@@ -254,24 +254,24 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._desk = ipc.Desk()
+        self._buffer = ipc.SharedBuffer()
         self._closed = False
 
     def ask(
         self,
         request: dict[str, Any],
-        film: int | bytes | memoryview,
+        image: int | bytes | memoryview,
         kind: type[np.uint8] | type[np.uint16],
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
             channel.settimeout(self._limits.deadline_s)
-            if not isinstance(film, int):
-                ipc.send(channel, {**request, "bytes": len(film)}, self._desk.lay(film))
-                if len(film) > _KEPT_BYTES:
-                    self._desk.clear()
+            if not isinstance(image, int):
+                ipc.send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
+                if len(image) > _KEPT_BYTES:
+                    self._buffer.clear()
             else:
-                ipc.send(channel, request, film)
+                ipc.send(channel, request, image)
             facts, answer = ipc.receive(channel)
             if answer is None:
                 return facts, None
@@ -286,7 +286,7 @@ class _Worker:
             raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
         except ipc.Closed as error:
             self.kill()
-            raise ImageError("worker_died", "the decode worker died on this film") from error
+            raise ImageError("worker_died", "the decode worker died on this image") from error
         except BaseException:
             self.kill()
             raise
@@ -295,7 +295,7 @@ class _Worker:
         with self._lock:
             channel, process = self._channel, self._process
             self._channel = self._process = None
-        self._desk.clear()
+        self._buffer.clear()
         if channel is not None:
             channel.close()
         if process is not None:
@@ -310,7 +310,7 @@ class _Worker:
         if self._closed:
             raise ImageError("worker_died", "the decoder has been closed")
         if self._process is not None and self._process.poll() is not None:
-            self.kill()  # it died idle, which is no film's fault
+            self.kill()  # it died idle, which is no image's fault
         if self._channel is None:
             channel, process = _spawn(self._limits)
             with self._lock:
@@ -318,7 +318,7 @@ class _Worker:
             channel.settimeout(_START_S)
             try:
                 ipc.receive(channel)
-            except (ipc.Closed, TimeoutError) as error:  # no film's fault: none may be rejected
+            except (ipc.Closed, TimeoutError) as error:  # no image's fault: none may be rejected
                 raise StudyError(
                     "a decode worker cannot start; is memory left, and the installation whole?"
                 ) from error
@@ -378,7 +378,7 @@ def _require(head: bytes, size: int, max_bytes: int) -> None:
         raise ImageError("empty", "the file holds no bytes")
     if size > max_bytes:
         raise ImageError("too_many_bytes", f"{size} bytes exceed images.max_bytes, {max_bytes}")
-    if not is_film(head):
+    if not is_image(head):
         raise ImageError("unknown_format", "the first bytes are not those of DICOM, JPEG or PNG")
 
 
@@ -389,10 +389,10 @@ _lock = threading.Lock()
 
 
 def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) -> GreyImage:  # noqa: B008 (frozen)
-    """Read a film safely: DICOM, JPEG or PNG.
+    """Read an image safely: DICOM, JPEG or PNG.
 
     The bytes are decoded in a worker process with a deadline and a memory cap, which is
-    started at the first call and kept; who reads many films side by side holds a `Decoder`.
+    started at the first call and kept; who reads many images side by side holds a `Decoder`.
 
     Args:
         source: path of a regular file, or the whole file.
@@ -402,7 +402,7 @@ def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) ->
         The picture.
 
     Raises:
-        ImageError: the film is refused; `code` is one of `REASONS`.
+        ImageError: the image is refused; `code` is one of `REASONS`.
     """
     return shared_decoder(settings).open(source)
 

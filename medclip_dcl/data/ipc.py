@@ -23,7 +23,7 @@ class Limits:
 
     Attributes:
         voi: whether a DICOM VOI table or window is applied.
-        reject_burned_in: whether BurnedInAnnotation YES refuses the film.
+        reject_burned_in: whether BurnedInAnnotation YES refuses the image.
         max_pixels: largest rows x columns.
         max_bytes: largest file, and largest inflated data set, bytes.
         deadline_s: seconds that one image may take.
@@ -121,16 +121,16 @@ def scratch(data: bytes | npt.NDArray[Any]) -> Iterator[int]:
         os.close(handle)
 
 
-class Desk:
-    """A nameless file in memory that is written anew for each film, on pages that are there.
+class SharedBuffer:
+    """A nameless file in memory that is written anew for each image, on pages that are there.
 
-    What a process finds on it is the newest film, of as many bytes as it is told of.
+    What a process finds on it is the newest image, of as many bytes as it is told of.
     """
 
     def __init__(self) -> None:
         self._handle: int | None = None
 
-    def lay(self, data: bytes | memoryview) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         """Lay bytes down from the file's beginning.
 
         Args:
@@ -182,7 +182,7 @@ def read_array(
 
 def _nameless_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("film", os.MFD_CLOEXEC)
+        return os.memfd_create("image", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # macOS has no files in memory
         return os.dup(file.fileno())
 

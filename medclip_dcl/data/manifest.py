@@ -1,8 +1,8 @@
-"""Manifest: the usable frontal films, their reports, labels and boxes, and what was rejected.
+"""Manifest: the usable frontal images, their reports, labels and boxes, and what was rejected.
 
 One split per patient; patients with boxes never train.
 
-Raw studies -> usable films and reports, and a reason for everything that is left out.
+Raw studies -> usable images and reports, and a reason for everything that is left out.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import Kind
+from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data.formats import POINTER_BYTES, is_pointer
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
-    Film,
+    ImageRecord,
     RawStudies,
     ReadSections,
     Reject,
@@ -29,20 +29,20 @@ from medclip_dcl.files import path_under
 from medclip_dcl.tables import Column, TableFormat
 from medclip_dcl.text.labeler.lexicon import LABELS
 
-KIND = Kind("manifest", 1, "build_manifest")
+ARTIFACT = ArtifactType("manifest", 1, "build_manifest")
 
 IMAGES = TableFormat(
     "images.parquet",
     (
-        Column("image_id", pa.string(), "id of the film: MIMIC's dicom_id, or the table's"),
-        Column("study_id", pa.string(), "id of the study that the film belongs to"),
+        Column("image_id", pa.string(), "id of the image: MIMIC's dicom_id, or the table's"),
+        Column("study_id", pa.string(), "id of the study that the image belongs to"),
         Column("subject_id", pa.string(), "id of the patient"),
         Column("split", pa.string(), "train, validate or test; one per patient"),
         Column("view", pa.string(), "view position; empty where the source has none"),
         Column("path", pa.string(), "path of the file, relative to the source's root"),
     ),
 )
-"""One row per usable frontal film, in order of image_id."""
+"""One row per usable frontal image, in order of image_id."""
 
 REPORTS = TableFormat(
     "reports.parquet",
@@ -72,16 +72,16 @@ STUDY_LABELS = TableFormat(
 BOXES = TableFormat(
     "boxes.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("subject_id", pa.string(), "id of the patient; none of these trains"),
         Column("category", pa.string(), "finding"),
         Column("phrase", pa.string(), "the sentence that the box belongs to"),
-        Column("x", pa.float64(), "left edge, pixels of the original film"),
-        Column("y", pa.float64(), "top edge, pixels of the original film"),
-        Column("width", pa.float64(), "width, pixels of the original film"),
-        Column("height", pa.float64(), "height, pixels of the original film"),
-        Column("image_width", pa.int32(), "width of the original film, pixels"),
-        Column("image_height", pa.int32(), "height of the original film, pixels"),
+        Column("x", pa.float64(), "left edge, pixels of the original image"),
+        Column("y", pa.float64(), "top edge, pixels of the original image"),
+        Column("width", pa.float64(), "width, pixels of the original image"),
+        Column("height", pa.float64(), "height, pixels of the original image"),
+        Column("image_width", pa.int32(), "width of the original image, pixels"),
+        Column("image_height", pa.int32(), "height of the original image, pixels"),
     ),
 )
 """Boxes with their sentences (MS-CXR), one row per box."""
@@ -89,12 +89,12 @@ BOXES = TableFormat(
 REJECTS = TableFormat(
     "rejects.parquet",
     (
-        Column("id", pa.string(), "id of the film or study"),
+        Column("id", pa.string(), "id of the image or study"),
         Column("stage", pa.string(), "job that rejected it"),
         Column("reason", pa.string(), "reason code"),
     ),
 )
-"""What was left out, one row per film or study and reason."""
+"""What was left out, one row per image or study and reason."""
 
 _STRICTEST = ("test", "validate", "train")
 
@@ -110,7 +110,7 @@ def assign_splits(
 
     Args:
         subjects: ids of all patients.
-        given: patient -> splits that the source names for its films; where they differ
+        given: patient -> splits that the source names for its images; where they differ
             the one furthest from training counts: test, then validate, then train.
         evaluated: patients of the box table; always `test`.
         validate_share: share of the patients without a given split put into `validate`.
@@ -137,10 +137,10 @@ def assign_splits(
 def _by_hash(subject: str, validate_share: float, test_share: float) -> str:
     named = f"split {subject}"  # another hash of the same id must not be a function of this one
     digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
-    place = int.from_bytes(digest[:8], "big") / 2**64
-    if place < test_share:
+    fraction = int.from_bytes(digest[:8], "big") / 2**64
+    if fraction < test_share:
         return "test"
-    return "validate" if place < test_share + validate_share else "train"
+    return "validate" if fraction < test_share + validate_share else "train"
 
 
 REASONS: dict[str, str] = {
@@ -151,10 +151,10 @@ REASONS: dict[str, str] = {
     "not_dicom": "the file in the folder of DICOM is something else",
     "modality": "the DICOM modality is not one of source.modalities",
     "duplicate_id": "an earlier row has the same id",
-    "patient_conflict": "the film and its study name different patients",
+    "patient_conflict": "the image and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
     "no_view": "the view position is blank and source.keep_blank_views is off",
-    "missing_image": "the film's file is missing or lies outside the root",
+    "missing_image": "the image's file is missing or lies outside the root",
     "pointer_file": "the file is a pointer of git-LFS or git-annex, not content",
     "no_report": "the study has no report file, or its report is refused",
     "not_utf8": "the report is no UTF-8 text, nor one of source.fallback_encoding",
@@ -172,16 +172,16 @@ class Selection:
     """What can be used.
 
     Attributes:
-        films: usable films, by image id.
-        texts: study -> its sections; studies with a usable film, or all where there
-            are no films; none where the source has no reports.
+        images: usable images, by image id.
+        texts: study -> its sections; studies with a usable image, or all where there
+            are no images; none where the source has no reports.
         subjects: study -> patient.
         rejects: everything else.
-        candidates: films of the right view, or studies where there are no films.
+        candidates: images of the right view, or studies where there are no images.
         lost: those of the candidates that are left out.
     """
 
-    films: list[Film]
+    images: list[ImageRecord]
     texts: dict[str, Text]
     subjects: dict[str, str]
     rejects: list[Reject]
@@ -198,16 +198,18 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
         read_sections: finds sections in the text of a whole report.
 
     Returns:
-        The usable films and reports.
+        The usable images and reports.
     """
     rejects = list(raw.rejects)
     frontal = [
-        film for film in _first_of_each(raw.films, rejects) if _is_frontal(film, settings, rejects)
+        image
+        for image in _first_of_each(raw.images, rejects)
+        if _is_frontal(image, settings, rejects)
     ]
-    present = [film for film in frontal if _is_present(film, raw.root, rejects)]
-    wanted = {film.study_id for film in present} if raw.has_films else None
+    present = [image for image in frontal if _is_present(image, raw.root, rejects)]
+    wanted = {image.study_id for image in present} if raw.has_images else None
     texts: dict[str, Text] = {}
-    subjects = {} if raw.has_reports else {film.study_id: film.subject_id for film in present}
+    subjects = {} if raw.has_reports else {image.study_id: image.subject_id for image in present}
     for study in raw.studies:
         if wanted is not None and study.study_id not in wanted:
             continue
@@ -216,17 +218,17 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
             rejects.append(Reject(study.study_id, answer))
             continue
         texts[study.study_id], subjects[study.study_id] = answer, study.subject_id
-    films = [film for film in present if subjects.get(film.study_id) == film.subject_id]
+    images = [image for image in present if subjects.get(image.study_id) == image.subject_id]
     rejects += [
-        Reject(film.image_id, "patient_conflict" if film.study_id in subjects else "no_report")
-        for film in present
-        if subjects.get(film.study_id) != film.subject_id
+        Reject(image.image_id, "patient_conflict" if image.study_id in subjects else "no_report")
+        for image in present
+        if subjects.get(image.study_id) != image.subject_id
     ]
     views = sum(item.reason in VIEW_REASONS for item in rejects)
-    rows = len(raw.films) - views if raw.has_films else len(raw.studies)
+    rows = len(raw.images) - views if raw.has_images else len(raw.studies)
     candidates = rows + len(raw.rejects)
-    lost = candidates - len(films if raw.has_films else texts)
-    return Selection(sorted(films), texts, subjects, rejects, candidates, lost)
+    lost = candidates - len(images if raw.has_images else texts)
+    return Selection(sorted(images), texts, subjects, rejects, candidates, lost)
 
 
 def stamp(raw: RawStudies) -> str:
@@ -236,12 +238,12 @@ def stamp(raw: RawStudies) -> str:
         raw: the source's rows.
 
     Returns:
-        64 hexadecimal digits that change when a report or a film comes, goes or is written.
+        64 hexadecimal digits that change when a report or an image comes, goes or is written.
     """
     reports = (study.report for study in raw.studies if isinstance(study.report, str))
     texts = stamp_files(raw.reports_root, (*raw.files, *reports))
-    films = stamp_files(raw.root, (film.path for film in raw.films))
-    return hashlib.sha256(f"{texts}{films}".encode()).hexdigest()
+    images = stamp_files(raw.root, (image.path for image in raw.images))
+    return hashlib.sha256(f"{texts}{images}".encode()).hexdigest()
 
 
 def stamp_files(root: Path, paths: Iterable[str]) -> str:
@@ -265,37 +267,37 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _first_of_each(films: Iterable[Film], rejects: list[Reject]) -> Iterator[Film]:
+def _first_of_each(images: Iterable[ImageRecord], rejects: list[Reject]) -> Iterator[ImageRecord]:
     seen: set[str] = set()
-    for film in films:
-        if film.image_id in seen:
-            rejects.append(Reject(film.image_id, "duplicate_id"))
+    for image in images:
+        if image.image_id in seen:
+            rejects.append(Reject(image.image_id, "duplicate_id"))
             continue
-        seen.add(film.image_id)
-        yield film
+        seen.add(image.image_id)
+        yield image
 
 
-def _is_frontal(film: Film, settings: SourceConfig, rejects: list[Reject]) -> bool:
-    if not film.view:
+def _is_frontal(image: ImageRecord, settings: SourceConfig, rejects: list[Reject]) -> bool:
+    if not image.view:
         has_views = bool(settings.columns.view) or settings.kind != "table"
         if settings.keep_blank_views or not has_views:
             return True
-        rejects.append(Reject(film.image_id, "no_view"))
+        rejects.append(Reject(image.image_id, "no_view"))
         return False
-    if film.view.upper() in {view.upper() for view in settings.frontal_views}:
+    if image.view.upper() in {view.upper() for view in settings.frontal_views}:
         return True
-    rejects.append(Reject(film.image_id, "lateral"))
+    rejects.append(Reject(image.image_id, "lateral"))
     return False
 
 
-def _is_present(film: Film, root: Path, rejects: list[Reject]) -> bool:
+def _is_present(image: ImageRecord, root: Path, rejects: list[Reject]) -> bool:
     try:
-        path = path_under(root, film.path)
+        path = path_under(root, image.path)
     except StudyError:
-        rejects.append(Reject(film.image_id, "missing_image"))
+        rejects.append(Reject(image.image_id, "missing_image"))
         return False
     if path.stat().st_size <= POINTER_BYTES and is_pointer(path.read_bytes()):
-        rejects.append(Reject(film.image_id, "pointer_file"))
+        rejects.append(Reject(image.image_id, "pointer_file"))
         return False
     return True
 

@@ -1,9 +1,9 @@
-"""Prepared images: square 8-bit grey films in shards that are read by memory map.
+"""Prepared images: square 8-bit grey images in shards that are read by memory map.
 
-Films of a manifest -> shards of squares: many workers, written here, one shard at a time.
+Images of a manifest -> shards of squares: many workers, written here, one shard at a time.
 
 The workers are those of a `concurrent.futures` executor: threads that share a pool of decode
-processes, or the processes of a Dask cluster, each with a pool of its own. A film comes out
+processes, or the processes of a Dask cluster, each with a pool of its own. An image comes out
 the same wherever it is decoded.
 """
 
@@ -25,20 +25,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from medclip_dcl import files
-from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data.images import Decoder, ImagesConfig, SquareImage, shared_decoder
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.files import path_under
 from medclip_dcl.tables import Column
 
-KIND = Kind("prepared", 1, "prepare_images")
+ARTIFACT = ArtifactType("prepared", 1, "prepare_images")
 
 COLUMNS = (
-    Column("image_id", pa.string(), "id of the film"),
+    Column("image_id", pa.string(), "id of the image"),
     Column("pixels", pa.large_binary(), "size x size bytes, row by row; 0 black, 255 white"),
-    Column("height_px", pa.int32(), "height of the original film, pixels"),
-    Column("width_px", pa.int32(), "width of the original film, pixels"),
+    Column("height_px", pa.int32(), "height of the original image, pixels"),
+    Column("width_px", pa.int32(), "width of the original image, pixels"),
 )
 """Columns of every shard, an uncompressed Arrow IPC file `shard-00000.arrow`.
 
@@ -67,10 +67,10 @@ def write_shard(
     Args:
         folder: folder of the artifact's draft.
         number: place of the shard.
-        image_ids: ids of the films, n of them.
+        image_ids: ids of the images, n of them.
         pixels: uint8 (n, size, size).
         sizes: int32 (n, 2): height and width of the originals, pixels.
-        rejects: id and reason code of every film of this shard that was refused.
+        rejects: id and reason code of every image of this shard that was refused.
     """
     count, size_px, _ = pixels.shape
     area = size_px * size_px
@@ -98,7 +98,7 @@ def read_shard_rejects(folder: Path, number: int) -> tuple[int, list[tuple[str, 
         number: place of the shard.
 
     Returns:
-        Number of films kept; id and reason code of those refused.
+        Number of images kept; id and reason code of those refused.
 
     Raises:
         ArtifactCorrupt: the shard cannot be read.
@@ -109,7 +109,7 @@ def read_shard_rejects(folder: Path, number: int) -> tuple[int, list[tuple[str, 
 
 
 class PreparedImages:
-    """The prepared films of an artifact, read by memory map.
+    """The prepared images of an artifact, read by memory map.
 
     Args:
         artifact: an opened artifact of kind `prepared`.
@@ -125,27 +125,27 @@ class PreparedImages:
             if name.endswith(".arrow")
         ]
         self.size_px = int(artifact.summary["size_px"])
-        """Height and width of a film, pixels."""
+        """Height and width of an image, pixels."""
         sizes = {int(batch.schema.metadata[b"size_px"]) for batch in self._batches}
         if sizes - {self.size_px}:
-            raise ArtifactCorrupt(f"shards of {artifact.path} differ in size; rerun {KIND.job}")
+            raise ArtifactCorrupt(f"shards of {artifact.path} differ in size; rerun {ARTIFACT.job}")
         self._starts = [0]
-        self._films: list[npt.NDArray[np.uint8]] = []
+        self._images: list[npt.NDArray[np.uint8]] = []
         for batch in self._batches:
             self._starts.append(self._starts[-1] + batch.num_rows)
-            self._films.append(_films(batch, self.size_px))
+            self._images.append(_images(batch, self.size_px))
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     @cached_property
     def image_ids(self) -> list[str]:
-        """Ids of the films, in the order of the rows."""
+        """Ids of the images, in the order of the rows."""
         return [image_id for batch in self._batches for image_id in batch.column(0).to_pylist()]
 
     @cached_property
     def row_of(self) -> dict[str, int]:
-        """Id of a film -> its row."""
+        """Id of an image -> its row."""
         return {image_id: row for row, image_id in enumerate(self.image_ids)}
 
     @cached_property
@@ -157,7 +157,7 @@ class PreparedImages:
         return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Give one film without copying it.
+        """Give one image without copying it.
 
         Args:
             row: its row, in [0, len).
@@ -169,13 +169,13 @@ class PreparedImages:
             IndexError: there is no such row.
         """
         if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)} prepared films")
+            raise IndexError(f"row {row} of {len(self)} prepared images")
         shard = bisect_right(self._starts, row) - 1
-        film: npt.NDArray[np.uint8] = self._films[shard][row - self._starts[shard]]
-        return film
+        image: npt.NDArray[np.uint8] = self._images[shard][row - self._starts[shard]]
+        return image
 
     def original_size(self, row: int) -> tuple[int, int]:
-        """Give the size that a film had before it was stretched.
+        """Give the size that an image had before it was stretched.
 
         Args:
             row: its row, in [0, len).
@@ -187,15 +187,15 @@ class PreparedImages:
         return int(height), int(width)
 
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
-        """Find films whose picture another film has, pixel by pixel.
+        """Find images whose picture another image has, pixel by pixel.
 
         Args:
-            rows: the films in question.
-            among: films that they are compared with; a film does not repeat itself.
+            rows: the images in question.
+            among: images that they are compared with; an image does not repeat itself.
 
         Returns:
             Row in question -> the first row among the others with the same pixels. Of most
-            films a few lines in the middle are read and no more.
+            images a few lines in the middle are read and no more.
         """
         by_band: dict[int, list[int]] = defaultdict(list)
         for row in rows:
@@ -218,45 +218,47 @@ def _open_shard(path: Path) -> pa.RecordBatch:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         batch = reader.get_batch(0)
     except (OSError, pa.ArrowException) as error:
-        raise ArtifactCorrupt(f"shard {path} is missing or damaged; rerun {KIND.job}") from error
+        raise ArtifactCorrupt(
+            f"shard {path} is missing or damaged; rerun {ARTIFACT.job}"
+        ) from error
     if batch.schema.remove_metadata() != _SCHEMA:
-        raise ArtifactCorrupt(f"shard {path} has other columns than it must; rerun {KIND.job}")
+        raise ArtifactCorrupt(f"shard {path} has other columns than it must; rerun {ARTIFACT.job}")
     return batch
 
 
-def _films(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
+def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
     data = batch.column(1).buffers()[2]
-    films = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, dtype=np.uint8)
+    images = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, dtype=np.uint8)
     expected = batch.num_rows * size_px * size_px
-    if films.size < expected:
-        raise ArtifactCorrupt(f"a shard holds too few pixels; rerun {KIND.job}")
-    return films[:expected].reshape(batch.num_rows, size_px, size_px)
+    if images.size < expected:
+        raise ArtifactCorrupt(f"a shard holds too few pixels; rerun {ARTIFACT.job}")
+    return images[:expected].reshape(batch.num_rows, size_px, size_px)
 
 
-_BATCH = 4  # films in one task: few enough to share evenly, many enough to pay for the message
+_BATCH = 4  # images in one task: few enough to share evenly, many enough to pay for the message
 _AHEAD = 2  # shards under way, so that no worker waits while one is written
 
 Answer = SquareImage | str
-"""A film's square, or the code of the reason why there is none."""
+"""An image's square, or the code of the reason why there is none."""
 
 
 @dataclass(frozen=True)
-class Film:
-    """A film as the manifest names it."""
+class ListedImage:
+    """An image as the manifest names it."""
 
     image_id: str
     path: str
 
 
-Reader = Callable[[Sequence[Film]], list[Answer]]
+Reader = Callable[[Sequence[ListedImage]], list[Answer]]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of all films.
+class PrepareResult:
+    """What became of all images.
 
     Attributes:
-        kept: films in the shards.
+        kept: images in the shards.
         rejects: id and reason code of the others, in the manifest's order.
     """
 
@@ -265,47 +267,49 @@ class Outcome:
 
 
 def write_shards(
-    films: Sequence[Film],
+    images: Sequence[ListedImage],
     root: Path,
     folder: Path,
     settings: ImagesConfig,
     finished: Callable[[int], None],
-) -> Outcome:
-    """Decode, stretch and write all films, going on after the shards that are there.
+) -> PrepareResult:
+    """Decode, stretch and write all images, going on after the shards that are there.
 
     Args:
-        films: the films, in the manifest's order.
+        images: the images, in the manifest's order.
         root: folder under which their paths lie.
         folder: folder of the artifact's draft.
         settings: settings of images.
-        finished: told how many films have been finished.
+        finished: told how many images have been finished.
 
     Returns:
         What became of them; the same whether or not an earlier run was killed.
     """
-    starts = range(0, len(films), settings.shard_rows)
+    starts = range(0, len(images), settings.shard_rows)
     todo = [number for number in range(len(starts)) if not (folder / SHARD.format(number)).exists()]
     if len(todo) < len(starts):
-        finished(sum(_rows(films, settings, n) for n in set(range(len(starts))) - set(todo)))
+        finished(sum(_rows(images, settings, n) for n in set(range(len(starts))) - set(todo)))
     if todo:
-        parts = [(n, films[starts[n] : starts[n] + settings.shard_rows]) for n in todo]
+        parts = [(n, images[starts[n] : starts[n] + settings.shard_rows]) for n in todo]
         with _crew(root, settings) as (executor, read):
             for number, part, answers in _under_way(executor, read, parts):
                 _write(folder, number, part, list(_counted(answers, finished)), settings.size_px)
     found = [read_shard_rejects(folder, number) for number in range(len(starts))]
-    return Outcome(sum(kept for kept, _ in found), [item for _, rows in found for item in rows])
+    return PrepareResult(
+        sum(kept for kept, _ in found), [item for _, rows in found for item in rows]
+    )
 
 
-def _rows(films: Sequence[Film], settings: ImagesConfig, number: int) -> int:
+def _rows(images: Sequence[ListedImage], settings: ImagesConfig, number: int) -> int:
     start = number * settings.shard_rows
-    return min(settings.shard_rows, len(films) - start)
+    return min(settings.shard_rows, len(images) - start)
 
 
-def read_films(films: Sequence[Film], root: Path, settings: ImagesConfig) -> list[Answer]:
-    """Decode and stretch films with this process's own pool, which is kept for the next ones.
+def read_images(images: Sequence[ListedImage], root: Path, settings: ImagesConfig) -> list[Answer]:
+    """Decode and stretch images with this process's own pool, which is kept for the next ones.
 
     Args:
-        films: the films; what a process of a cluster is sent.
+        images: the images; what a process of a cluster is sent.
         root: folder under which their paths lie, the same on every machine.
         settings: settings of images.
 
@@ -313,15 +317,15 @@ def read_films(films: Sequence[Film], root: Path, settings: ImagesConfig) -> lis
         The square of each, or the code of the reason why there is none.
     """
     workers = settings.workers or available_cores()
-    return _read(films, shared_decoder(settings, workers), root, settings)
+    return _read(images, shared_decoder(settings, workers), root, settings)
 
 
 @contextmanager
 def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, Reader]]:
-    """Give an executor, and what it is to do with films: here, or on a cluster."""
+    """Give an executor, and what it is to do with images: here, or on a cluster."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
-            apart = partial(read_films, root=root.absolute(), settings=settings)
+            apart = partial(read_images, root=root.absolute(), settings=settings)
             try:
                 yield client.get_executor(pure=False), apart
             except (CancelledError, _dask().KilledWorker) as error:
@@ -356,10 +360,10 @@ def _cluster(address: str) -> Any:
 
 
 def _under_way(
-    executor: Executor, read: Reader, parts: Iterable[tuple[int, Sequence[Film]]]
-) -> Iterator[tuple[int, Sequence[Film], Iterator[list[Answer]]]]:
+    executor: Executor, read: Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
+) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[Answer]]]]:
     """Start shards ahead of the one that is waited for."""
-    started: deque[tuple[int, Sequence[Film], Iterator[list[Answer]]]] = deque()
+    started: deque[tuple[int, Sequence[ListedImage], Iterator[list[Answer]]]] = deque()
     for number, part in parts:
         batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
         started.append((number, part, executor.map(read, batches)))
@@ -375,14 +379,14 @@ def _counted(answers: Iterator[list[Answer]], finished: Callable[[int], None]) -
 
 
 def _read(
-    films: Sequence[Film], decoder: Decoder, root: Path, settings: ImagesConfig
+    images: Sequence[ListedImage], decoder: Decoder, root: Path, settings: ImagesConfig
 ) -> list[Answer]:
-    return [_read_one(film, decoder, root, settings) for film in films]
+    return [_read_one(image, decoder, root, settings) for image in images]
 
 
-def _read_one(film: Film, decoder: Decoder, root: Path, settings: ImagesConfig) -> Answer:
+def _read_one(listed: ListedImage, decoder: Decoder, root: Path, settings: ImagesConfig) -> Answer:
     try:
-        path = path_under(root, film.path)
+        path = path_under(root, listed.path)
     except StudyError:
         return "missing"
     try:
@@ -395,18 +399,18 @@ def _read_one(film: Film, decoder: Decoder, root: Path, settings: ImagesConfig) 
 def _write(
     folder: Path,
     number: int,
-    films: Sequence[Film],
+    images: Sequence[ListedImage],
     answers: Sequence[Answer],
     size_px: int,
 ) -> None:
     kept = [
-        (film, answer)
-        for film, answer in zip(films, answers, strict=True)
+        (listed, answer)
+        for listed, answer in zip(images, answers, strict=True)
         if isinstance(answer, SquareImage)
     ]
     rejects = [
-        (film.image_id, answer)
-        for film, answer in zip(films, answers, strict=True)
+        (listed.image_id, answer)
+        for listed, answer in zip(images, answers, strict=True)
         if isinstance(answer, str)
     ]
     pixels = np.empty((len(kept), size_px, size_px), dtype=np.uint8)
@@ -414,4 +418,4 @@ def _write(
     for row, (_, image) in enumerate(kept):
         pixels[row] = image.pixels
         sizes[row] = image.height_px, image.width_px
-    write_shard(folder, number, [film.image_id for film, _ in kept], pixels, sizes, rejects)
+    write_shard(folder, number, [listed.image_id for listed, _ in kept], pixels, sizes, rejects)

@@ -1,4 +1,4 @@
-"""JPEG and PNG bytes -> grey film or small picture, through Pillow held to two formats."""
+"""JPEG and PNG bytes -> grey image or small picture, through Pillow held to two formats."""
 
 import io
 import warnings
@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_whole
-from medclip_dcl.data.grayscale import DecodedFilm, Source, Values, Words, shade
+from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.errors import ImageError
 
@@ -19,7 +19,7 @@ _MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
 
 
-def read_raster(data: bytes, limits: Limits) -> DecodedFilm:
+def read_raster(data: bytes, limits: Limits) -> DecodedImage:
     """Read a JPEG or PNG file.
 
     Args:
@@ -27,7 +27,7 @@ def read_raster(data: bytes, limits: Limits) -> DecodedFilm:
         limits: what the reader is held to.
 
     Returns:
-        The picture, scaled by minimum and maximum as a DICOM film is. 16-bit grey stays
+        The picture, scaled by minimum and maximum as a DICOM image is. 16-bit grey stays
         16 bits; colours become luma (ITU-R BT.601); transparency is laid on black; EXIF
         orientation is applied.
 
@@ -43,7 +43,7 @@ def read_raster(data: bytes, limits: Limits) -> DecodedFilm:
             raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
 
 
-def _read(data: bytes, limits: Limits) -> DecodedFilm:
+def _read(data: bytes, limits: Limits) -> DecodedImage:
     source: Source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
@@ -57,7 +57,7 @@ def _read(data: bytes, limits: Limits) -> DecodedFilm:
             require_whole(data, np.asarray(image), 8)
         upright = ImageOps.exif_transpose(image)
     words = _words(upright)
-    return DecodedFilm(
+    return DecodedImage(
         shades=shade(words, _straight, inverted=False),
         bits_stored=8 * words.dtype.itemsize,
         source=source,
@@ -90,10 +90,10 @@ def _words(image: Image.Image) -> Words:
 def read_picture(
     data: bytes, channels: Literal[1, 3], size_px: int
 ) -> UInt8[np.ndarray, "channels size size"]:
-    """Read a JPEG or PNG of an image set: no film, so colours stay and nothing is scaled.
+    """Read a JPEG or PNG of an image set: no image, so colours stay and nothing is scaled.
 
     Image sets are public and their pictures small: they are decoded in this process, with
-    their declared size checked first. Films go through `images.open_image`.
+    their declared size checked first. Images go through `images.open_image`.
 
     Args:
         data: the whole file.

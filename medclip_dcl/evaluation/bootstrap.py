@@ -1,4 +1,4 @@
-"""Intervals by resampling patients, since films of one patient are not independent.
+"""Intervals by resampling patients, since images of one patient are not independent.
 
 Figures of every bootstrap sample at once: a resample of patients as a row of weights.
 
@@ -7,7 +7,7 @@ of the rows repeated as often. Row 0 of the weights is the data as they are.
 
 Axes
     S      bootstrap samples, the data themselves first
-    U      units that are measured: films, boxes or queries
+    U      units that are measured: images, boxes or queries
 
 Figures whose bootstrap samples were all computed at once, by `resampled`.
 """
@@ -31,7 +31,7 @@ class Figure:
 
     Attributes:
         value: the number; None where it is undefined, and `reason` says why.
-        n: films, boxes or queries that it rests on.
+        n: images, boxes or queries that it rests on.
         subjects: patients that it rests on.
         low: lower end of its 95 % interval; None where there is none.
         high: upper end of its 95 % interval; None where there is none.
@@ -147,7 +147,7 @@ def unit_weights(
     Returns:
         The weights of the units.
     """
-    column = {name: place for place, name in enumerate(patients)}
+    column = {name: index for index, name in enumerate(patients)}
     return weights[:, [column[owner] for owner in owners]]
 
 
@@ -184,9 +184,9 @@ def resampled_auc(
 
     Source: `classification.roc_auc`, with weights.
     """
-    levels, place = np.unique(scores, return_inverse=True)
+    levels, index = np.unique(scores, return_inverse=True)
     hits, misses = (
-        _by_level(weights[:, own], place[own], len(levels)) for own in (positive, ~positive)
+        _by_level(weights[:, own], index[own], len(levels)) for own in (positive, ~positive)
     )
     below = np.cumsum(misses, axis=1) - misses
     pairs = hits.sum(axis=1) * misses.sum(axis=1)

@@ -4,7 +4,7 @@ platt        sigmoid(slope * logit + intercept)
 temperature  sigmoid(slope * logit), slope = 1 / temperature
 isotonic     the rising step function with the least squared error, straight in between
 
-Scores as probabilities: fitted on validation films, examined on others.
+Scores as probabilities: fitted on validation images, examined on others.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.evaluation import summary
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
 from medclip_dcl.evaluation.metrics import calibration_error, roc_auc
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.inference.zero_shot import UNCALIBRATED, Finding, calibrations_of
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 
-Logits = Float[np.ndarray, " films"]
-FindingTruth = Bool[np.ndarray, " films"]
+Logits = Float[np.ndarray, " images"]
+FindingTruth = Bool[np.ndarray, " images"]
 
 SCORE = Curve(slope=1.0)
 """The score itself: the softmax over the two prompts."""
@@ -39,32 +39,32 @@ def calibrate_finding(
     patients: int,
     settings: ProbabilitiesConfig,
 ) -> FindingCalibration:
-    """Fit the calibration of one finding, if its films allow it.
+    """Fit the calibration of one finding, if its images allow it.
 
     Args:
         finding: its name.
-        logits: log odds of each film's score, gamma**2 times the margin; of films whose
+        logits: log odds of each image's score, gamma**2 times the margin; of images whose
             truth is known.
         positive: the truth.
-        patients: patients of these films.
-        settings: method and least number of films.
+        patients: patients of these images.
+        settings: method and least number of images.
 
     Returns:
         The calibration; without a curve, and with the reason, where a class has too few
-        films or the score does not rise with the finding.
+        images or the score does not rise with the finding.
     """
     present = int(positive.sum())
     absent = len(positive) - present
     reason = _refusal(logits, positive, settings.least_per_class)
     curve = None if reason else fit_curve(logits, positive, settings.method)
     if curve is not None and not curve.logits and curve.slope == 0:
-        curve, reason = None, f"no rising {settings.method} curve fits the validation films"
+        curve, reason = None, f"no rising {settings.method} curve fits the validation images"
     return FindingCalibration(
         finding=finding,
         curve=curve,
         reason=reason,
-        films_with=present,
-        films_without=absent,
+        images_with=present,
+        images_without=absent,
         patients=patients,
         score_error=calibration_error(SCORE.probabilities(logits), positive),
         fitted_error=(
@@ -77,7 +77,7 @@ def fit_curve(logits: Logits, positive: FindingTruth, method: str) -> Curve:
     """Fit a curve.
 
     Args:
-        logits: log odds of each film's score.
+        logits: log odds of each image's score.
         positive: the truth; both classes occur.
         method: one of `ProbabilitiesConfig.method`.
 
@@ -96,7 +96,7 @@ def fit_curve(logits: Logits, positive: FindingTruth, method: str) -> Curve:
     model = LogisticRegression(
         C=np.inf, fit_intercept=method == "platt", tol=_TOLERANCE, max_iter=_ITERATIONS
     )
-    # each film counts as both classes, by what its target leaves to either
+    # each image counts as both classes, by what its target leaves to either
     doubled = np.concatenate([logits, logits])[:, None] / scale
     classes = np.repeat([1, 0], len(logits))
     model.fit(doubled, classes, sample_weight=np.concatenate([target, 1 - target]))
@@ -118,17 +118,17 @@ def _refusal(logits: Logits, positive: FindingTruth, least: int) -> str:
     absent = len(positive) - present
     if min(present, absent) < least:
         return (
-            f"{present} validation films with it and {absent} without; "
+            f"{present} validation images with it and {absent} without; "
             f"probabilities.least_per_class asks for {least} of each"
         )
     area = roc_auc(logits, positive)
     if area is None or area <= 0.5:
-        return "its score does not rise with the finding on the validation films"
+        return "its score does not rise with the finding on the validation images"
     return ""
 
 
-Matrix = Float[np.ndarray, "findings films"]
-Truth = Int8[np.ndarray, "findings films"]
+Matrix = Float[np.ndarray, "findings images"]
+Truth = Int8[np.ndarray, "findings images"]
 
 
 def calibrate_findings(
@@ -138,14 +138,14 @@ def calibrate_findings(
     subjects: Sequence[str],
     settings: ProbabilitiesConfig,
 ) -> tuple[FindingCalibration, ...]:
-    """Fit every finding that has films enough.
+    """Fit every finding that has images enough.
 
     Args:
         findings: the prompt pairs.
-        logits: log odds of each film's score, gamma**2 times the margin.
+        logits: log odds of each image's score, gamma**2 times the margin.
         truth: 1 present, 0 absent, `summary.UNKNOWN` left out.
-        subjects: patient of every film.
-        settings: method and least number of films.
+        subjects: patient of every image.
+        settings: method and least number of images.
 
     Returns:
         One entry per finding.
@@ -161,27 +161,27 @@ def calibrate_findings(
     return tuple(found)
 
 
-def examine_probabilities(
+def evaluate_probabilities(
     calibration: ScoreCalibration | None,
     asked: tuple[Sequence[Finding], Sequence[Finding]],
     logits: Matrix,
     truth: Truth,
-    films: Films,
-    sampling: Sampling,
-) -> tuple[Outcome, list[list[float | None]]]:
-    """Hold probabilities against the truth of films that they were not fitted to.
+    images: EncodedImages,
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, list[list[float | None]]]:
+    """Hold probabilities against the truth of images that they were not fitted to.
 
     Args:
         calibration: of the model; None: it has none.
         asked: the findings, and those that the model was published with.
-        logits: log odds of each film's score.
-        truth: of all films, as they come: a share that was chosen says nothing of chances.
-        films: the films.
-        sampling: of the intervals.
+        logits: log odds of each image's score.
+        truth: of all images, as they come: a share that was chosen says nothing of chances.
+        images: the images.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome, with `calibration_error` and `brier` by finding, and `score_` for the
-        score itself on the same films; and the probability of every finding and film, None
+        score itself on the same images; and the probability of every finding and image, None
         where there is none.
     """
     findings, own = asked
@@ -198,13 +198,13 @@ def examine_probabilities(
             SCORE.probabilities(row),
             probability,
             state,
-            films.subject_ids,
-            sampling.samples,
-            sampling.generator(),
+            images.subject_ids,
+            bootstrap.samples,
+            bootstrap.generator(),
         )
     absent = "" if groups else _why_none(calibration)
-    pool = {"films": len(films.image_ids), "findings": len(groups)}
-    return Outcome(absent, pool, groups=groups), said
+    pool = {"images": len(images.image_ids), "findings": len(groups)}
+    return EvalResult(absent, pool, groups=groups), said
 
 
 def _why_none(calibration: ScoreCalibration | None) -> str:

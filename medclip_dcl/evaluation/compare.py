@@ -131,8 +131,10 @@ def compare_sides(
             )
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
         found[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
-    told = {name: item.estimate.p for name, item in found.items() if item.estimate.p is not None}
-    corrected = dict(zip(told, holm(list(told.values())), strict=True))
+    reported = {
+        name: item.estimate.p for name, item in found.items() if item.estimate.p is not None
+    }
+    corrected = dict(zip(reported, holm(list(reported.values())), strict=True))
     return {
         name: Difference(
             item.a, item.b, item.estimate, corrected.get(name), corrected.get(name, 1.0) < LEVEL
@@ -156,9 +158,9 @@ def holm(p: Sequence[float]) -> list[float]:
     order = np.argsort(p, kind="stable")
     corrected = np.empty(len(p))
     least = 0.0
-    for step, place in enumerate(order):
-        least = max(least, min(1.0, p[place] * (len(p) - step)))
-        corrected[place] = least
+    for step, index in enumerate(order):
+        least = max(least, min(1.0, p[index] * (len(p) - step)))
+        corrected[index] = least
     return [float(value) for value in corrected]
 
 
@@ -240,7 +242,7 @@ Samples = Float[np.ndarray, " S"]
 
 
 @dataclass(frozen=True)
-class Cases:
+class SampleResults:
     """The cases of one run.
 
     Attributes:
@@ -268,7 +270,7 @@ class Cases:
         return values
 
 
-def read_cases(artifact: Artifact) -> Cases:
+def read_sample_results(artifact: Artifact) -> SampleResults:
     """Read the cases of a run.
 
     Args:
@@ -279,10 +281,10 @@ def read_cases(artifact: Artifact) -> Cases:
     """
     tables = {form.file: read_table(artifact.path, form) for form in FORMS}
     patients = {name for table in tables.values() for name in table["subject_id"].to_pylist()}
-    return Cases(tables, tuple(sorted(patients)))
+    return SampleResults(tables, tuple(sorted(patients)))
 
 
-def check_same_cases(runs: Sequence[Cases]) -> None:
+def check_same_samples(runs: Sequence[SampleResults]) -> None:
     """Refuse runs that were not asked the same.
 
     Args:
@@ -297,11 +299,11 @@ def check_same_cases(runs: Sequence[Cases]) -> None:
             if not first.equals(other.tables[form.file].select(_CASE[form.file])):
                 raise ArtifactStale(
                     f"{form.file} of run {number} has other cases than that of run 1; evaluate "
-                    "all runs on the same films with the same `evaluate` settings and seed"
+                    "all runs on the same images with the same `evaluate` settings and seed"
                 )
 
 
-def measure(cases: Cases, weights: Int[np.ndarray, "S patients"]) -> dict[str, Samples]:
+def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dict[str, Samples]:
     """Measure a run on the patients as they are and in every resample of them.
 
     Args:
@@ -318,18 +320,18 @@ def measure(cases: Cases, weights: Int[np.ndarray, "S patients"]) -> dict[str, S
     return found
 
 
-def _weights(cases: Cases, form: TableFormat, weights: np.ndarray) -> np.ndarray:
+def _weights(cases: SampleResults, form: TableFormat, weights: np.ndarray) -> np.ndarray:
     return unit_weights(weights, cases.patients, cases.column(form, "subject_id").tolist())
 
 
-def _zero_shot(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _zero_shot(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     findings = cases.column(results.SCORES, "finding")
     truth, margin = (cases.column(results.SCORES, name) for name in ("truth", "margin"))
     each = _weights(cases, results.SCORES, weights)
     yield from _two_classes("zero_shot", findings, margin, truth, each)
 
 
-def _probes(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _probes(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     form = results.PROBES
     truth, margin, fraction, draw = (
         cases.column(form, name) for name in ("truth", "margin", "fraction", "draw")
@@ -361,7 +363,7 @@ def _two_classes(
         yield f"{question}.mean_balanced_accuracy", _mean(rights)
 
 
-def _classes(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _classes(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     shown, answer = (cases.column(results.CLASSES, name) for name in ("finding", "answer"))
     each = _weights(cases, results.CLASSES, weights)
     right = np.array(shown == answer, dtype=float)
@@ -373,7 +375,7 @@ def _classes(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarra
         yield "classes.mean_recall", _mean(recalls)
 
 
-def _grounding(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _grounding(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     form = results.GROUNDINGS
     if not cases.tables[form.file].num_rows:
         return
@@ -385,7 +387,7 @@ def _grounding(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndar
     yield "grounding.pointing", resampled_mean(pointed, each)
 
 
-def _gallery(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _gallery(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     rank = cases.column(results.BOX_ANSWERS, "gallery_rank")
     if not np.isnan(rank).all():
         each = _weights(cases, results.BOX_ANSWERS, weights)
@@ -394,7 +396,7 @@ def _gallery(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarra
             yield f"gallery.recall_at_{length}", resampled_mean(hit, each)
 
 
-def _ranks(cases: Cases, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _ranks(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     form = results.RANKS
     question, direction = (cases.column(form, name) for name in ("question", "direction"))
     each = _weights(cases, form, weights)
@@ -432,7 +434,7 @@ _DOUBLES = ".own_"
 
 
 def measure_sides(
-    sides: Sequence[Sequence[Cases]], samples: int, generator: np.random.Generator
+    sides: Sequence[Sequence[SampleResults]], samples: int, generator: np.random.Generator
 ) -> list[Side]:
     """Measure the runs of several recipes on the same draws of patients.
 
@@ -448,9 +450,9 @@ def measure_sides(
         ArtifactStale: the runs were not asked the same cases, or nobody was.
     """
     runs = [run for side in sides for run in side]
-    check_same_cases(runs)
+    check_same_samples(runs)
     if not runs[0].patients:
-        raise ArtifactStale("the runs have no cases; evaluate them on a split with films")
+        raise ArtifactStale("the runs have no cases; evaluate them on a split with images")
     weights = patient_weights(len(runs[0].patients), samples, generator)
     found: list[Side] = []
     for side in sides:
@@ -460,7 +462,7 @@ def measure_sides(
     return found
 
 
-def contest(
+def compare_measured(
     a: Side, b: Side, figures: Collection[str], generator: np.random.Generator
 ) -> dict[str, Difference]:
     """Compare two recipes.
@@ -499,7 +501,7 @@ def side_estimates(side: Side, generator: np.random.Generator) -> dict[str, Esti
     return {name: estimate_side(runs, generator) for name, runs in side.items()}
 
 
-def verdict(name: str, difference: Difference) -> str:
+def describe_difference(name: str, difference: Difference) -> str:
     """Put a difference into words.
 
     Args:
@@ -507,7 +509,7 @@ def verdict(name: str, difference: Difference) -> str:
         difference: a - b in it.
 
     Returns:
-        `A is better`, `B is better`, `no difference shown` or `not told`.
+        `A is better`, `B is better`, `no difference shown` or `not expected_relation`.
     """
     value = difference.estimate.value
     if value is None or difference.corrected_p is None:

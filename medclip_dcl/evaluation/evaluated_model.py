@@ -4,15 +4,15 @@
 so has a small class around any other, such as one of open_clip or BioViL:
 
     class Theirs:
-        def embed_images(self, films):       # (films, size, size) bytes, 0 black
-            ...                              # -> (films, rows, columns, dim)
+        def embed_images(self, images):       # (images, size, size) bytes, 0 black
+            ...                              # -> (images, rows, columns, dim)
         def embed_sentences(self, texts):    # strings
             ...                              # -> (texts, dim)
 
     def build(weights: str) -> Theirs:       # evaluate.adapter.model: my_module:build
         ...
 
-A model without regions gives one of each film: (films, 1, 1, dim). Vectors need not have
+A model without regions gives one of each image: (images, 1, 1, dim). Vectors need not have
 unit length. The two sides must lie in one space.
 """
 
@@ -38,16 +38,16 @@ class Encoders(Protocol):
     """What a model must be able to do to be examined."""
 
     def embed_images(
-        self, films: UInt8[np.ndarray, "films size size"]
-    ) -> Float[Tensor, "films rows columns dim"]:
-        """Give the region vectors of prepared films, of whatever length."""
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Give the region vectors of prepared images, of whatever length."""
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Give the vectors of sentences, of whatever length."""
 
 
 @dataclass(frozen=True)
-class Examinee:
+class EvaluatedModel:
     """A model under examination.
 
     Attributes:
@@ -64,12 +64,12 @@ class Examinee:
 
     @torch.inference_mode()
     def embed_images(
-        self, films: UInt8[np.ndarray, "films size size"]
-    ) -> Float[Tensor, "films rows columns dim"]:
-        """Encode prepared films, all in one pass.
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Encode prepared images, all in one pass.
 
         Args:
-            films: square 8-bit films.
+            images: square 8-bit images.
 
         Returns:
             Unit region vectors.
@@ -77,7 +77,7 @@ class Examinee:
         Raises:
             CheckpointError: the model gives something else than region vectors.
         """
-        return _unit(self.encoders.embed_images(films), len(films), 4, "embed_images")
+        return _unit(self.encoders.embed_images(images), len(images), 4, "embed_images")
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
@@ -117,7 +117,7 @@ class Examinee:
     def margins(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "findings images"]:
-        """Compare the two prompts of each finding on each film.
+        """Compare the two prompts of each finding on each image.
 
         Args:
             regions: from `embed_images`.
@@ -130,7 +130,7 @@ class Examinee:
         return margins(self.score(regions, prompts), findings)
 
 
-def examinee_of(predictor: Predictor) -> Examinee:
+def evaluated_model(predictor: Predictor) -> EvaluatedModel:
     """Put a published model under examination.
 
     Args:
@@ -140,13 +140,13 @@ def examinee_of(predictor: Predictor) -> Examinee:
         The model with its own similarity and scale.
     """
     gamma_squared = float(predictor.model.gamma.detach() ** 2)
-    return Examinee(predictor.digest, predictor, predictor.model.similarity, gamma_squared)
+    return EvaluatedModel(predictor.digest, predictor, predictor.model.similarity, gamma_squared)
 
 
 def _unit(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:
     if not isinstance(vectors, Tensor) or vectors.ndim != axes or len(vectors) != count:
         given = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        asked = "(films, rows, columns, dim)" if axes == 4 else "(texts, dim)"
+        asked = "(images, rows, columns, dim)" if axes == 4 else "(texts, dim)"
         raise CheckpointError(f"{function} gave {given} for {count}; it must give {asked} tensors")
     vectors = vectors.float()
     if not bool(vectors.isfinite().all()):

@@ -1,6 +1,6 @@
 """Questions about boxes: is the heatmap in them, and which sentence is theirs.
 
-Every question gives an `Outcome` for `results.json` and the rows that it was made from.
+Every question gives an `EvalResult` for `results.json` and the rows that it was made from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from medclip_dcl.evaluation import metrics, summary
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.evaluated_model import Examinee
-from medclip_dcl.evaluation.inputs import BoxedSentence, Films, Outcome, Sampling
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.inputs import BootstrapOptions, BoxedSentence, EncodedImages, EvalResult
 from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
 from medclip_dcl.evaluation.retrieval import Asked, box_vectors, rank_directions
 from medclip_dcl.inference.heatmap import heatmap, scaled
@@ -26,22 +26,22 @@ _GALLERY_LENGTHS = (1, 5)
 _SHOWN = 5
 
 
-def examine_grounding(
-    model: Examinee,
-    films: Films,
+def evaluate_grounding(
+    model: EvaluatedModel,
+    images: EncodedImages,
     units: Sequence[BoxedSentence],
     longest_px: int,
-    sampling: Sampling,
-) -> tuple[Outcome, Rows]:
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows]:
     """Compare the heatmap of each sentence with its boxes, united.
 
     Args:
         model: who is asked.
-        films: the films.
+        images: the images.
         units: sentences with their boxes; at least one.
-        longest_px: longer side of the compared heatmap; films that are smaller keep
+        longest_px: longer side of the compared heatmap; images that are smaller keep
             their size.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome and the rows of `results.GROUNDINGS`.
@@ -51,91 +51,96 @@ def examine_grounding(
     sentences = model.embed_sentences([unit.text for unit in units])
     rows = []
     for unit, sentence in zip(units, sentences, strict=True):
-        film = films.regions[unit.film : unit.film + 1]
-        grid = region_scores(film, sentence[None])[0, 0].cpu().numpy()
+        image = images.regions[unit.image : unit.image + 1]
+        grid = region_scores(image, sentence[None])[0, 0].cpu().numpy()
         rows.append(
             {
-                "image_id": films.image_ids[unit.film],
-                "subject_id": films.subject_ids[unit.film],
+                "image_id": images.image_ids[unit.image],
+                "subject_id": images.subject_ids[unit.image],
                 "category": unit.category,
                 "phrase_key": unit.key,
                 "boxes": len(unit.boxes),
                 "rows": grid.shape[0],
                 "grid": [float(value) for value in grid.ravel()],
-                **_compare(grid, unit, films, longest_px),
+                **_compare(grid, unit, images, longest_px),
             }
         )
     groups = {
-        category: _grounding_figures([row for row in rows if row["category"] == category], sampling)
+        category: _grounding_figures(
+            [row for row in rows if row["category"] == category], bootstrap
+        )
         for category in sorted({unit.category for unit in units})
     }
     chance = {"pointing": float(np.mean([row["area"] for row in rows])), "cnr_signed": 0.0}
-    figures = _grounding_figures(rows, sampling)
-    return Outcome("", {"sentences": len(rows)}, chance, figures, groups), rows
+    figures = _grounding_figures(rows, bootstrap)
+    return EvalResult("", {"sentences": len(rows)}, chance, figures, groups), rows
 
 
-def examine_boxes(
-    model: Examinee, films: Films, units: Sequence[BoxedSentence], sampling: Sampling
-) -> tuple[Outcome, Rows, Rows, Float[Tensor, "boxes dim"]]:
+def evaluate_boxes(
+    model: EvaluatedModel,
+    images: EncodedImages,
+    units: Sequence[BoxedSentence],
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows, Rows, Float[Tensor, "boxes dim"]]:
     """Find the sentence of each box among all, and a box of each sentence among all.
 
     Args:
         model: who is asked.
-        films: the films.
+        images: the images.
         units: sentences with their boxes; at least one.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
         gallery, the rows of `results.RANKS`, and the boxes' vectors. A unit is a box; all
-        boxes that one sentence has on one film are its own.
+        boxes that one sentence has on one image are its own.
 
     Source: Wang et al. 2023, Section 3.3 and Table 5.
     """
-    rows, shares, owner = _box_rows(films, units)
-    device = films.regions.device
+    rows, shares, owner = _box_rows(images, units)
+    device = images.regions.device
     vectors = box_vectors(
-        films.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
+        images.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
     )
     keys = np.array([row["phrase_key"] for row in rows])
-    distinct, place = np.unique(keys, return_inverse=True)
+    distinct, index = np.unique(keys, return_inverse=True)
     text_of = {unit.key: unit.text for unit in units}
     texts = model.embed_sentences([text_of[key] for key in distinct])
     scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
-    each = scores[:, place]  # (boxes, the sentence of each box)
+    each = scores[:, index]  # (boxes, the sentence of each box)
     alike = keys[:, None] == keys[None, :]
     own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
     asked = {
         "box_to_sentence": Asked(
-            scores, place[:, None] == np.arange(len(distinct))[None, :], each, own
+            scores, index[:, None] == np.arange(len(distinct))[None, :], each, own
         ),
         "sentence_to_box": Asked(each.T, alike, each.T, own),
     }
     image_ids = [row["image_id"] for row in rows]
     subjects = [row["subject_id"] for row in rows]
-    outcome, ranks = rank_directions("boxes", asked, image_ids, subjects, sampling)
+    outcome, ranks = rank_directions("boxes", asked, image_ids, subjects, bootstrap)
     for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
         row["sentence_rank"] = rank["rank"]
     return outcome, rows, ranks, vectors
 
 
-def examine_gallery(
-    model: Examinee,
+def evaluate_gallery(
+    model: EvaluatedModel,
     vectors: Float[Tensor, "boxes dim"],
     rows: Sequence[dict[str, Any]],
     sentences: Sequence[str],
     truth: Sequence[int | None],
-    sampling: Sampling,
-) -> Outcome:
+    bootstrap: BootstrapOptions,
+) -> EvalResult:
     """Find the sentence of each box in a gallery with one sentence per fine finding.
 
     Args:
         model: who is asked.
-        vectors: of the boxes, from `examine_boxes`.
+        vectors: of the boxes, from `evaluate_boxes`.
         rows: of the boxes; the gallery's columns are filled in.
         sentences: the gallery.
         truth: row of the gallery that is true of each box; None: the gallery has none.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome; boxes without a true sentence are left out of it.
@@ -144,7 +149,7 @@ def examine_gallery(
     """
     scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
-    place_of = {index: place for index, place in enumerate(truth) if place is not None}
+    place_of = {index: index_of for index, index_of in enumerate(truth) if index_of is not None}
     known = list(place_of)
     correct = np.zeros((len(known), len(sentences)), dtype=bool)
     correct[np.arange(len(known)), list(place_of.values())] = True
@@ -156,24 +161,24 @@ def examine_gallery(
         row["gallery_best"] = order[index].tolist()
     subjects = [rows[index]["subject_id"] for index in known]
     figures = summary.rank_figures(
-        ranks, _GALLERY_LENGTHS, subjects, sampling.samples, sampling.generator()
+        ranks, _GALLERY_LENGTHS, subjects, bootstrap.samples, bootstrap.generator()
     )
     pool = {"boxes": len(known), "sentences": len(sentences)}
     absent = "" if known else "no box has its sentence in the gallery"
     chance = {f"recall_at_{k}": chance_recall(correct, k) for k in _GALLERY_LENGTHS}
-    return Outcome(absent, pool, chance, figures, {})
+    return EvalResult(absent, pool, chance, figures, {})
 
 
 def _compare(
-    grid: np.ndarray, unit: BoxedSentence, films: Films, longest_px: int
+    grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
 ) -> dict[str, Any]:
     """Measure one heatmap against its boxes at a bounded size."""
-    height, width = films.sizes_px[unit.film]
+    height, width = images.sizes_px[unit.image]
     shrink = min(1.0, longest_px / max(height, width))
     rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
     scale = np.array([columns / width, rows / height, columns / width, rows / height])
-    window = scaled(films.window(unit.film), rows / height, columns / width, rows, columns)
-    scores = heatmap(grid, films.geometry, window, rows, columns)
+    window = scaled(images.window(unit.image), rows / height, columns / width, rows, columns)
+    scores = heatmap(grid, images.geometry, window, rows, columns)
     mask = metrics.box_mask(unit.boxes * scale, rows, columns)
     return {
         "cnr": metrics.signed_cnr(scores, mask),
@@ -184,7 +189,9 @@ def _compare(
     }
 
 
-def _grounding_figures(rows: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Figure]:
+def _grounding_figures(
+    rows: Sequence[Mapping[str, Any]], bootstrap: BootstrapOptions
+) -> dict[str, Figure]:
     columns = {
         "cnr": [None if row["cnr"] is None else abs(row["cnr"]) for row in rows],
         "cnr_signed": [row["cnr"] for row in rows],
@@ -193,22 +200,22 @@ def _grounding_figures(rows: Sequence[Mapping[str, Any]], sampling: Sampling) ->
         "pointing": [row["pointed"] for row in rows],
     }
     subjects = [row["subject_id"] for row in rows]
-    return summary.mean_figures(columns, subjects, sampling.samples, sampling.generator())
+    return summary.mean_figures(columns, subjects, bootstrap.samples, bootstrap.generator())
 
 
 def _box_rows(
-    films: Films, units: Sequence[BoxedSentence]
+    images: EncodedImages, units: Sequence[BoxedSentence]
 ) -> tuple[Rows, list[list[float]], list[int]]:
-    """One row per box, its place as shares of what the model sees, and its film's number."""
+    """One row per box, its place as shares of what the model sees, and its image's number."""
     rows: Rows = []
     shares, owner = [], []
     for unit in units:
-        seen = films.window(unit.film)
+        seen = images.window(unit.image)
         for x, y, across, down in unit.boxes.tolist():
             rows.append(
                 {
-                    "image_id": films.image_ids[unit.film],
-                    "subject_id": films.subject_ids[unit.film],
+                    "image_id": images.image_ids[unit.image],
+                    "subject_id": images.subject_ids[unit.image],
                     "category": unit.category,
                     "phrase_key": unit.key,
                     "x": x,
@@ -228,5 +235,5 @@ def _box_rows(
                     down / seen.height,
                 ]
             )
-            owner.append(unit.film)
+            owner.append(unit.image)
     return rows, shares, owner

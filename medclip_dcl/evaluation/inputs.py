@@ -23,41 +23,41 @@ LENGTHS = (1, 5, 10, 50, 100)
 
 
 @dataclass(frozen=True)
-class Films:
-    """Films under examination, encoded."""
+class EncodedImages:
+    """Images under examination, encoded."""
 
     image_ids: tuple[str, ...]
     subject_ids: tuple[str, ...]
     sizes_px: tuple[tuple[int, int], ...]
-    """Height and width of each original film."""
-    regions: Float[Tensor, "films rows columns dim"]
+    """Height and width of each original image."""
+    regions: Float[Tensor, "images rows columns dim"]
     geometry: Geometry = "paper"
-    """Which part of each film the model sees, and how heatmaps are spread over it."""
+    """Which part of each image the model sees, and how heatmaps are spread over it."""
 
-    def window(self, film: int) -> Window:
-        """Give the part of a film that the grid of its regions covers.
+    def window(self, image: int) -> Window:
+        """Give the part of an image that the grid of its regions covers.
 
         Args:
-            film: its number.
+            image: its number.
 
         Returns:
-            The window, pixels of the original film.
+            The window, pixels of the original image.
         """
-        return window_of(self.geometry, *self.sizes_px[film])
+        return window_of(self.geometry, *self.sizes_px[image])
 
-    def select(self, chosen: Sequence[int]) -> "Films":
-        """Give some of the films.
+    def select(self, chosen: Sequence[int]) -> "EncodedImages":
+        """Give some of the images.
 
         Args:
             chosen: their numbers.
 
         Returns:
-            Those films, in that order.
+            Those images, in that order.
         """
-        return Films(
-            tuple(self.image_ids[film] for film in chosen),
-            tuple(self.subject_ids[film] for film in chosen),
-            tuple(self.sizes_px[film] for film in chosen),
+        return EncodedImages(
+            tuple(self.image_ids[image] for image in chosen),
+            tuple(self.subject_ids[image] for image in chosen),
+            tuple(self.sizes_px[image] for image in chosen),
             self.regions[torch.tensor(chosen, dtype=torch.long, device=self.regions.device)],
             self.geometry,
         )
@@ -65,18 +65,18 @@ class Films:
 
 @dataclass(frozen=True)
 class BoxedSentence:
-    """A sentence with the boxes that it has on one film; `film` is the film's number."""
+    """A sentence with the boxes that it has on one image; `image` is the image's number."""
 
-    film: int
+    image: int
     category: str
     text: str
     key: str
     boxes: Float[np.ndarray, "boxes 4"]
-    """x, y, width, height, pixels of the original film."""
+    """x, y, width, height, pixels of the original image."""
 
 
 @dataclass(frozen=True)
-class Sampling:
+class BootstrapOptions:
     """How intervals are drawn."""
 
     samples: int
@@ -88,7 +88,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EvalResult:
     """What came of one question.
 
     Attributes:
@@ -132,34 +132,34 @@ def exact_truth(
     image_ids: Sequence[str],
     types_of: Mapping[str, Collection[str]],
     types: Collection[str],
-) -> Int8[np.ndarray, "findings films"]:
-    """Read off which findings films show, where a generator knows it.
+) -> Int8[np.ndarray, "findings images"]:
+    """Read off which findings images show, where a generator knows it.
 
     Args:
         findings: the prompt pairs; a finding whose name is no type stays unknown.
-        image_ids: the films.
-        types_of: film -> types of finding that it shows.
+        image_ids: the images.
+        types_of: image -> types of finding that it shows.
         types: every type there is.
 
     Returns:
         1 shown, 0 not shown, `UNKNOWN` where the generator knows nothing.
     """
     truth = np.full((len(findings), len(image_ids)), UNKNOWN, dtype=np.int8)
-    for place, finding in enumerate(findings):
-        for film, image_id in enumerate(image_ids):
+    for index, finding in enumerate(findings):
+        for image, image_id in enumerate(image_ids):
             if finding.name in types and image_id in types_of:
-                truth[place, film] = finding.name in types_of[image_id]
+                truth[index, image] = finding.name in types_of[image_id]
     return truth
 
 
 def labelled_truth(
     findings: Sequence[Finding], study_ids: Sequence[str], labels: Sequence[Row]
-) -> Int8[np.ndarray, "findings films"]:
-    """Read off which findings films show from the labels of their studies.
+) -> Int8[np.ndarray, "findings images"]:
+    """Read off which findings images show from the labels of their studies.
 
     Args:
         findings: the prompt pairs; one without a label column stays unknown.
-        study_ids: study of each film.
+        study_ids: study of each image.
         labels: rows of the manifest's label table.
 
     Returns:
@@ -169,26 +169,26 @@ def labelled_truth(
     """
     of_study = {row["study_id"]: row for row in labels}
     truth = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
-    for place, finding in enumerate(findings):
-        for film, study_id in enumerate(study_ids):
+    for index, finding in enumerate(findings):
+        for image, study_id in enumerate(study_ids):
             row = of_study.get(study_id)
             if row is not None and finding.label in row and row[finding.label] in {0, 1}:
-                truth[place, film] = row[finding.label]
+                truth[index, image] = row[finding.label]
     return truth
 
 
 def balance(
-    truth: Int8[np.ndarray, "findings films"], most: int, generator: np.random.Generator
-) -> Int8[np.ndarray, "findings films"]:
-    """Draw as many films with each finding as without it.
+    truth: Int8[np.ndarray, "findings images"], most: int, generator: np.random.Generator
+) -> Int8[np.ndarray, "findings images"]:
+    """Draw as many images with each finding as without it.
 
     Args:
         truth: 1 present, 0 absent, `UNKNOWN` not known.
-        most: most films of a finding, half of them with it; 0: all films stay.
+        most: most images of a finding, half of them with it; 0: all images stay.
         generator: draws them.
 
     Returns:
-        The truth of the drawn films; that of the others is `UNKNOWN`.
+        The truth of the drawn images; that of the others is `UNKNOWN`.
 
     Source: Wang et al. 2023 evaluate on about 1000 images per finding; ours: half and half.
     """
@@ -199,62 +199,64 @@ def balance(
         sides = [np.flatnonzero(state == value) for value in (0, 1)]
         count = min(most // 2, *(len(side) for side in sides))
         for side in sides:
-            films = generator.choice(side, count, replace=False)
-            drawn[films] = state[films]
+            images = generator.choice(side, count, replace=False)
+            drawn[images] = state[images]
     return kept
 
 
-def boxed_sentences(boxes: Sequence[Row], films: Films, keys: Sequence[str]) -> list[BoxedSentence]:
-    """Gather the boxes of each sentence on each film.
+def boxed_sentences(
+    boxes: Sequence[Row], images: EncodedImages, keys: Sequence[str]
+) -> list[BoxedSentence]:
+    """Gather the boxes of each sentence on each image.
 
     Args:
-        boxes: rows of the manifest's box table; those of other films are left out.
-        films: the films.
+        boxes: rows of the manifest's box table; those of other images are left out.
+        images: the images.
         keys: `text_key` of each row's phrase.
 
     Returns:
-        One entry per film and sentence, in order of first appearance; boxes are scaled
-        from the size that the table states to the film's own.
+        One entry per image and sentence, in order of first appearance; boxes are scaled
+        from the size that the table states to the image's own.
     """
-    number = {image_id: place for place, image_id in enumerate(films.image_ids)}
+    number = {image_id: index for index, image_id in enumerate(images.image_ids)}
     found: dict[tuple[int, str], list[Row]] = defaultdict(list)
     for row, key in zip(boxes, keys, strict=True):
         if row["image_id"] in number and row["phrase"].strip():
             found[number[row["image_id"]], key].append(row)
     return [
         BoxedSentence(
-            film=film,
+            image=image,
             category=rows[0]["category"],
             text=rows[0]["phrase"],
             key=key,
-            boxes=np.array([_scaled(row, films.sizes_px[film]) for row in rows]),
+            boxes=np.array([_scaled(row, images.sizes_px[image]) for row in rows]),
         )
-        for (film, key), rows in found.items()
+        for (image, key), rows in found.items()
     ]
 
 
-def reports_of_films(
+def reports_of_images(
     study_ids: Sequence[str], sentences: Sequence[Row], pool: int, generator: np.random.Generator
 ) -> tuple[list[int], list[list[str]]]:
-    """Draw the films of the film-report pool, one per study, with their reports.
+    """Draw the images of the image-report pool, one per study, with their reports.
 
     Args:
-        study_ids: study of each film.
+        study_ids: study of each image.
         sentences: rows of the sentences table, in the report's order.
-        pool: most films.
+        pool: most images.
         generator: draws them where there are more.
 
     Returns:
-        Numbers of the films, ascending, and the sentences of each one's report.
+        Numbers of the images, ascending, and the sentences of each one's report.
     """
     said: dict[str, list[str]] = defaultdict(list)
     for row in sentences:
         said[row["study_id"]].append(row["text"])
-    first = {study_id: film for film, study_id in reversed(list(enumerate(study_ids)))}
-    films = sorted(film for study_id, film in first.items() if study_id in said)
-    if len(films) > pool:
-        films = sorted(generator.choice(films, pool, replace=False).tolist())
-    return films, [said[study_ids[film]] for film in films]
+    first = {study_id: image for image, study_id in reversed(list(enumerate(study_ids)))}
+    images = sorted(image for study_id, image in first.items() if study_id in said)
+    if len(images) > pool:
+        images = sorted(generator.choice(images, pool, replace=False).tolist())
+    return images, [said[study_ids[image]] for image in images]
 
 
 def _scaled(row: Row, size_px: tuple[int, int]) -> list[float]:

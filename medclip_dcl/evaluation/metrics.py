@@ -21,9 +21,9 @@ from medclip_dcl.errors import MetricError
 
 
 def roc_auc(
-    scores: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"]
+    scores: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
 ) -> float | None:
-    """Chance that a positive film scores above a negative one, ties counted as half.
+    """Chance that a positive image scores above a negative one, ties counted as half.
 
     Args:
         scores: higher means more likely positive; any finite scale.
@@ -42,15 +42,15 @@ def roc_auc(
     negatives = len(positive) - positives
     if positives == 0 or negatives == 0:
         return None
-    _, place = np.unique(scores, return_inverse=True)
-    hits = np.bincount(place[positive], minlength=place.max() + 1)
-    misses = np.bincount(place[~positive], minlength=place.max() + 1)
+    _, index = np.unique(scores, return_inverse=True)
+    hits = np.bincount(index[positive], minlength=index.max() + 1)
+    misses = np.bincount(index[~positive], minlength=index.max() + 1)
     below = np.cumsum(misses) - misses
     return float((hits * (below + misses / 2)).sum() / (positives * negatives))
 
 
 def roc_curve(
-    scores: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"]
+    scores: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
 ) -> tuple[Float[np.ndarray, " points"], Float[np.ndarray, " points"]] | None:
     """Points of the ROC curve, from (0, 0) to (1, 1), one per distinct score.
 
@@ -79,16 +79,16 @@ def roc_curve(
 
 
 def accuracy(
-    margins: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"]
+    margins: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
 ) -> float | None:
-    """Share of films whose positive prompt outscores the negative one exactly when it should.
+    """Share of images whose positive prompt outscores the negative one exactly when it should.
 
     Args:
         margins: score of the positive prompt minus that of the negative; 0 decides negative.
         positive: the truth.
 
     Returns:
-        A share in [0, 1]; None where there are no films.
+        A share in [0, 1]; None where there are no images.
 
     Raises:
         MetricError: the lengths differ, or a margin is not finite.
@@ -102,7 +102,7 @@ def accuracy(
 
 
 def balanced_accuracy(
-    margins: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"]
+    margins: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
 ) -> float | None:
     """Mean of sensitivity and specificity at a margin of 0.
 
@@ -127,11 +127,11 @@ def balanced_accuracy(
 def _check_scores(scores: np.ndarray, positive: np.ndarray) -> None:
     if scores.shape != positive.shape or scores.ndim != 1:
         raise MetricError(
-            f"{scores.shape} scores do not fit {positive.shape} labels; give one of each per film"
+            f"{scores.shape} scores do not fit {positive.shape} labels; give one of each per image"
         )
     if not np.isfinite(scores).all():
         bad = int((~np.isfinite(scores)).sum())
-        raise MetricError(f"{bad} scores are not finite; drop those films or repair the model")
+        raise MetricError(f"{bad} scores are not finite; drop those images or repair the model")
 
 
 BINS = 10
@@ -140,21 +140,23 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Films whose probability lies in one interval.
+    """Images whose probability lies in one interval.
 
     Attributes:
-        films: how many.
+        images: how many.
         probability: mean of what was said.
         share: share of them that have the finding.
     """
 
-    films: int
+    images: int
     probability: float
     share: float
 
 
 def reliability(
-    probability: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"], bins: int = BINS
+    probability: Float[np.ndarray, " images"],
+    positive: Bool[np.ndarray, " images"],
+    bins: int = BINS,
 ) -> list[Bin]:
     """Compare what was said with what was found, interval by interval.
 
@@ -164,7 +166,7 @@ def reliability(
         bins: number of intervals of equal width, closed on the left; the last on both sides.
 
     Returns:
-        The intervals that hold a film, in ascending order.
+        The intervals that hold an image, in ascending order.
 
     Raises:
         MetricError: the lengths differ, a probability is no number in [0, 1], or there are
@@ -173,19 +175,23 @@ def reliability(
     Source: DeGroot and Fienberg 1983; Guo et al. 2017, Section 2.
     """
     _check_probabilities(probability, positive, bins)
-    films, said, found = _sums(probability, positive, bins)
+    images, said, found = _sums(probability, positive, bins)
     return [
         Bin(
-            int(films[place]), float(said[place] / films[place]), float(found[place] / films[place])
+            int(images[index]),
+            float(said[index] / images[index]),
+            float(found[index] / images[index]),
         )
-        for place in np.flatnonzero(films)
+        for index in np.flatnonzero(images)
     ]
 
 
 def calibration_error(
-    probability: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"], bins: int = BINS
+    probability: Float[np.ndarray, " images"],
+    positive: Bool[np.ndarray, " images"],
+    bins: int = BINS,
 ) -> float | None:
-    """Mean distance between what was said and what was found, weighted by films.
+    """Mean distance between what was said and what was found, weighted by images.
 
     Args:
         probability: what was said, in [0, 1].
@@ -193,7 +199,7 @@ def calibration_error(
         bins: number of intervals of equal width.
 
     Returns:
-        The expected calibration error in [0, 1]; None where there are no films.
+        The expected calibration error in [0, 1]; None where there are no images.
 
     Raises:
         MetricError: as `reliability`.
@@ -208,7 +214,7 @@ def calibration_error(
 
 
 def brier_score(
-    probability: Float[np.ndarray, " films"], positive: Bool[np.ndarray, " films"]
+    probability: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
 ) -> float | None:
     """Mean squared distance between probability and truth.
 
@@ -217,7 +223,7 @@ def brier_score(
         positive: the truth.
 
     Returns:
-        The score in [0, 1], 0 the best; None where there are no films.
+        The score in [0, 1], 0 the best; None where there are no images.
 
     Raises:
         MetricError: the lengths differ, or a probability is no number in [0, 1].
@@ -231,18 +237,18 @@ def brier_score(
 def _sums(
     probability: np.ndarray, positive: np.ndarray, bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Add up films, probabilities and positive films of every interval."""
-    place = np.minimum((probability * bins).astype(int), bins - 1)
-    films = np.bincount(place, minlength=bins)
-    said = np.bincount(place, weights=probability, minlength=bins)
-    return films, said, np.bincount(place, weights=positive, minlength=bins)
+    """Add up images, probabilities and positive images of every interval."""
+    index = np.minimum((probability * bins).astype(int), bins - 1)
+    images = np.bincount(index, minlength=bins)
+    said = np.bincount(index, weights=probability, minlength=bins)
+    return images, said, np.bincount(index, weights=positive, minlength=bins)
 
 
 def _check_probabilities(probability: np.ndarray, positive: np.ndarray, bins: int) -> None:
     if probability.shape != positive.shape or probability.ndim != 1 or bins < 1:
         raise MetricError(
             f"{probability.shape} probabilities, {positive.shape} labels, {bins} bins; give one of "
-            "each per film, and a bin"
+            "each per image, and a bin"
         )
     if not ((probability >= 0) & (probability <= 1)).all():
         raise MetricError("a probability is no number between 0 and 1; repair the calibration")
@@ -337,8 +343,8 @@ def box_mask(
 
     Args:
         boxes: x, y, width, height of each, pixels.
-        height_px: height of the film.
-        width_px: width of the film.
+        height_px: height of the image.
+        width_px: width of the image.
 
     Returns:
         True for every pixel whose centre lies in at least one box.
@@ -441,7 +447,7 @@ def is_pointed_at(
 def _scored(heatmap: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if heatmap.shape != mask.shape:
         raise MetricError(
-            f"heatmap {heatmap.shape} and mask {mask.shape} differ; upsample to the film's size"
+            f"heatmap {heatmap.shape} and mask {mask.shape} differ; upsample to the image's size"
         )
     valid = ~np.isnan(heatmap)
     if valid.all():

@@ -2,7 +2,7 @@
 
 What an image-only model has learned: probes by share of labels, and a map of its features.
 
-Linear probes on films: what frozen features say of findings, by share of the labels.
+Linear probes on images: what frozen features say of findings, by share of the labels.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from sklearn.manifold import TSNE
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation import summary
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
 from medclip_dcl.evaluation.settings import ProbeConfig
 from medclip_dcl.inference.zero_shot import Finding
 from medclip_dcl.models.preprocessing import normalise
@@ -132,10 +132,10 @@ def linear_probe(
 
 
 def _fit(model: LogisticRegression, features: np.ndarray, labels: np.ndarray) -> bool:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model.fit(features, labels)
-    return not told
+    return not caught
 
 
 def _recalls(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
@@ -215,9 +215,9 @@ def probe_by_fraction(
     Raises:
         MetricError: the labelled images show fewer than two classes, or a split is empty.
     """
-    for place, fraction in enumerate(settings.fractions):
+    for index, fraction in enumerate(settings.fractions):
         for draw in range(settings.draws if fraction < 1 else 1):
-            sequence = np.random.SeedSequence([seed, place, draw])
+            sequence = np.random.SeedSequence([seed, index, draw])
             rows = draw_labelled(
                 splits.train.labels, fraction, np.random.Generator(np.random.Philox(sequence))
             )
@@ -262,67 +262,67 @@ def map_features(
     layout = TSNE(
         perplexity=min(perplexity, (len(features) - 1) / 3), init="pca", random_state=seed
     )
-    places: np.ndarray = layout.fit_transform(features.astype(np.float32))
-    return places
+    coordinates: np.ndarray = layout.fit_transform(features.astype(np.float32))
+    return coordinates
 
 
-Truth = Int8[np.ndarray, "findings films"]
+Truth = Int8[np.ndarray, "findings images"]
 Rows = list[dict[str, Any]]
 
 
-def film_features(films: Films) -> Float[np.ndarray, "films dim"]:
-    """Give one vector of each film: the mean of its unit region vectors.
+def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
+    """Give one vector of each image: the mean of its unit region vectors.
 
     Args:
-        films: encoded films.
+        images: encoded images.
 
     Returns:
         Vectors, of length 1 at most.
     """
-    features: np.ndarray = films.regions.flatten(1, 2).mean(dim=1).cpu().numpy()
+    features: np.ndarray = images.regions.flatten(1, 2).mean(dim=1).cpu().numpy()
     return features
 
 
-def examine_probe(
-    splits: Sequence[tuple[Films, Truth]],
+def evaluate_probe(
+    splits: Sequence[tuple[EncodedImages, Truth]],
     findings: Sequence[Finding],
     settings: ProbeConfig,
-    sampling: Sampling,
-) -> tuple[Outcome, Rows]:
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
     Args:
-        splits: films and truth (1 present, 0 absent, `summary.UNKNOWN` not known) of
+        splits: images and truth (1 present, 0 absent, `summary.UNKNOWN` not known) of
             training, validation and the evaluated split.
         findings: the findings, one row of each truth.
-        settings: fractions, draws and penalties; the validation films choose the penalty.
-        sampling: of the intervals, and of the draws.
+        settings: fractions, draws and penalties; the validation images choose the penalty.
+        bootstrap: of the intervals, and of the draws.
 
     Returns:
         The outcome, with a group of `mean_auc` and `mean_balanced_accuracy` per fraction,
         and the rows of `results.PROBES`. Findings that lack a class in a split are left out.
 
-    Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on films.
+    Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """
     (train, _), _, (judged, _) = splits
-    features = [film_features(films) for films, _ in splits]
+    features = [image_features(images) for images, _ in splits]
     asked = [
-        place
-        for place in range(len(findings))
-        if all({0, 1} <= set(truth[place].tolist()) for _, truth in splits)
+        index
+        for index in range(len(findings))
+        if all({0, 1} <= set(truth[index].tolist()) for _, truth in splits)
     ]
     if not asked:
-        return Outcome("no finding has films of both classes in every split"), []
+        return EvalResult("no finding has images of both classes in every split"), []
     groups: dict[str, dict[str, Figure]] = {}
     rows: Rows = []
     for step, fraction in enumerate(settings.fractions):
         margins, truths = [], []
         for draw in range(settings.draws if fraction < 1 else 1):
-            sequence = np.random.SeedSequence([sampling.seed, step, draw])
+            sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
             generator = np.random.Generator(np.random.Philox(sequence))
-            for place in asked:
+            for index in asked:
                 labelled = [
-                    _labelled(found, truth[place])
+                    _labelled(found, truth[index])
                     for found, (_, truth) in zip(features, splits, strict=True)
                 ]
                 few = draw_labelled(labelled[0].labels, fraction, generator)
@@ -335,18 +335,18 @@ def examine_probe(
                     balanced=settings.balanced,
                 )
                 margins.append(fitted.margins)
-                truths.append(splits[2][1][place])
-                rows += _rows(fraction, draw, findings[place].name, judged, margins[-1], truths[-1])
+                truths.append(splits[2][1][index])
+                rows += _rows(fraction, draw, findings[index].name, judged, margins[-1], truths[-1])
         groups[f"{fraction:g}"] = summary.mean_finding_figures(
             np.array(margins),
             np.array(truths),
             judged.subject_ids,
-            sampling.samples,
-            sampling.generator(),
+            bootstrap.samples,
+            bootstrap.generator(),
         )
     pool = {
         "labelled": len(train.image_ids),
-        "films": len(judged.image_ids),
+        "images": len(judged.image_ids),
         "findings": len(asked),
     }
     chance = {
@@ -354,7 +354,7 @@ def examine_probe(
         for group in groups
         for name in ("mean_auc", "mean_balanced_accuracy")
     }
-    return Outcome("", pool, chance, {}, groups), rows
+    return EvalResult("", pool, chance, {}, groups), rows
 
 
 def _labelled(features: np.ndarray, truth: np.ndarray) -> Labelled:
@@ -366,19 +366,19 @@ def _rows(
     fraction: float,
     draw: int,
     finding: str,
-    films: Films,
+    images: EncodedImages,
     margins: Sequence[float],
     truth: np.ndarray,
 ) -> Rows:
     return [
         {
-            "image_id": films.image_ids[film],
-            "subject_id": films.subject_ids[film],
+            "image_id": images.image_ids[image],
+            "subject_id": images.subject_ids[image],
             "finding": finding,
             "fraction": fraction,
             "draw": draw,
-            "margin": margins[film],
-            "truth": int(truth[film]),
+            "margin": margins[image],
+            "truth": int(truth[image]),
         }
-        for film in np.flatnonzero(truth != summary.UNKNOWN).tolist()
+        for image in np.flatnonzero(truth != summary.UNKNOWN).tolist()
     ]

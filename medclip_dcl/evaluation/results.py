@@ -4,13 +4,13 @@
 
     model           digest of the evaluated model
     split           the split that was evaluated
-    films, patients how many
-    geometry        which part of a film the model sees: `paper`, `biovil`
+    images, patients how many
+    geometry        which part of an image the model sees: `paper`, `biovil`
     contaminated    evaluated patients that the model was trained on; null: nobody knows
-    repeated_films  evaluated films whose very picture the model was trained on; null too
+    repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
-                    (films, boxes, sentences), `chance`, `figures`, and `groups` of figures
+                    (images, boxes, sentences), `chance`, `figures`, and `groups` of figures
 
 A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over patients.
 """
@@ -23,18 +23,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import Artifact, Kind, read_object
+from medclip_dcl.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
-KIND = Kind("results", 4, "evaluate")
+ARTIFACT = ArtifactType("results", 4, "evaluate")
 
 FIGURES = "results.json"
 
 SCORES = TableFormat(
     "scores.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("subject_id", pa.string(), "id of the patient"),
         Column("finding", pa.string(), "name of the finding"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
@@ -43,7 +43,7 @@ SCORES = TableFormat(
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
     ),
 )
-"""Zero-shot classification: one row per film and finding."""
+"""Zero-shot classification: one row per image and finding."""
 
 PROMPTS = TableFormat(
     "prompts.parquet",
@@ -60,33 +60,33 @@ PROMPTS = TableFormat(
 GROUNDINGS = TableFormat(
     "groundings.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("subject_id", pa.string(), "id of the patient"),
         Column("category", pa.string(), "finding"),
         Column("phrase_key", pa.string(), "`text_key` of the sentence"),
-        Column("boxes", pa.int32(), "boxes of this sentence on this film"),
+        Column("boxes", pa.int32(), "boxes of this sentence on this image"),
         Column("cnr", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
         Column("miou", pa.float64(), "mean IoU over the paper's 41 thresholds"),
         Column("miou_biovil", pa.float64(), "mean IoU over the thresholds .1 to .5"),
         Column("pointed", pa.bool_(), "whether the best point lies in a box"),
-        Column("area", pa.float64(), "share of the film that the boxes cover"),
+        Column("area", pa.float64(), "share of the image that the boxes cover"),
         Column("rows", pa.int32(), "rows of the grid"),
         Column("grid", pa.list_(pa.float32()), "region-sentence cosines, row by row"),
     ),
 )
-"""Grounding: one row per film and sentence, its boxes united."""
+"""Grounding: one row per image and sentence, its boxes united."""
 
 BOX_ANSWERS = TableFormat(
     "box_answers.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("subject_id", pa.string(), "id of the patient"),
         Column("category", pa.string(), "finding"),
         Column("phrase_key", pa.string(), "`text_key` of the box's sentence"),
-        Column("x", pa.float64(), "left edge, pixels of the original film"),
-        Column("y", pa.float64(), "top edge, pixels of the original film"),
-        Column("width", pa.float64(), "width, pixels of the original film"),
-        Column("height", pa.float64(), "height, pixels of the original film"),
+        Column("x", pa.float64(), "left edge, pixels of the original image"),
+        Column("y", pa.float64(), "top edge, pixels of the original image"),
+        Column("width", pa.float64(), "width, pixels of the original image"),
+        Column("height", pa.float64(), "height, pixels of the original image"),
         Column("sentence_rank", pa.int32(), "rank of the box's sentence among all distinct ones"),
         Column("gallery_rank", pa.int32(), "rank of the true gallery sentence; null: none"),
         Column("gallery_true", pa.int32(), "row of the true sentence in the gallery; null: none"),
@@ -100,7 +100,7 @@ RANKS = TableFormat(
     (
         Column("question", pa.string(), "`boxes` or `reports`"),
         Column("direction", pa.string(), "what is asked for what"),
-        Column("image_id", pa.string(), "film of the query"),
+        Column("image_id", pa.string(), "image of the query"),
         Column("subject_id", pa.string(), "patient of the query"),
         Column("rank", pa.int32(), "of the best item that reads like the query's own"),
         Column("own_rank", pa.int32(), "of the query's own, its doubles before it"),
@@ -111,18 +111,18 @@ RANKS = TableFormat(
 CLASSES = TableFormat(
     "classes.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("subject_id", pa.string(), "id of the patient"),
-        Column("finding", pa.string(), "the one finding that the film shows"),
+        Column("finding", pa.string(), "the one finding that the image shows"),
         Column("answer", pa.string(), "the finding that the model names; null: it cannot decide"),
     ),
 )
-"""Several classes: one row per film that shows one finding alone."""
+"""Several classes: one row per image that shows one finding alone."""
 
 PROBES = TableFormat(
     "probes.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("subject_id", pa.string(), "id of the patient"),
         Column("finding", pa.string(), "name of the finding"),
         Column("fraction", pa.float64(), "share of the labels that the probe was given"),
@@ -131,7 +131,7 @@ PROBES = TableFormat(
         Column("truth", pa.int8(), "1 present, 0 absent"),
     ),
 )
-"""Linear probes: one row per fraction, draw, finding and film of known truth."""
+"""Linear probes: one row per fraction, draw, finding and image of known truth."""
 
 GALLERY = TableFormat(
     "gallery.parquet",
@@ -166,7 +166,7 @@ def read_figures(artifact: Artifact) -> dict[str, Any]:
     Raises:
         ArtifactCorrupt: it is no JSON object.
     """
-    return read_object(artifact, FIGURES, KIND)
+    return read_object(artifact, FIGURES, ARTIFACT)
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ HEADLINES = (
     Headline("boxes and sentences, no doubles counted", "boxes", "own_recall"),
     Headline("sentence from box, all sentences, R@10", "boxes", "recall_at_10", "box_to_sentence"),
     Headline("box from sentence, all boxes, R@10", "boxes", "recall_at_10", "sentence_to_box"),
-    Headline("report from film, R@10", "reports", "recall_at_10", "film_to_report"),
-    Headline("film from report, R@10", "reports", "recall_at_10", "report_to_film"),
+    Headline("report from image, R@10", "reports", "recall_at_10", "image_to_report"),
+    Headline("image from report, R@10", "reports", "recall_at_10", "report_to_image"),
 )
 """What the job prints and the report shows first."""
 
@@ -249,15 +249,15 @@ def results_table(tree: Mapping[str, Any]) -> str:
         question that could not be put, with the reason.
     """
     lines = [
-        f"model {tree['model'][:12]}, split {tree['split']}: {tree['films']} films of "
+        f"model {tree['model'][:12]}, split {tree['split']}: {tree['images']} images of "
         f"{tree['patients']} patients; truth: {tree['truth']}"
     ]
     if tree["contaminated"] is None:
         lines.append("nobody knows which patients this model was trained on")
-    elif tree["contaminated"] or tree["repeated_films"]:
+    elif tree["contaminated"] or tree["repeated_images"]:
         lines.append(
             f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
-            f"on the picture of {tree['repeated_films']} of these films"
+            f"on the picture of {tree['repeated_images']} of these images"
         )
     for headline in HEADLINES:
         outcome = tree["questions"][headline.question]

@@ -1,4 +1,4 @@
-"""Retrieval: sentence from box, box from sentence, report from film and back.
+"""Retrieval: sentence from box, box from sentence, report from image and back.
 
 Queries in both directions of a question -> figures, chance, and a rank per query.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.evaluation import summary
-from medclip_dcl.evaluation.inputs import LENGTHS, Outcome, Sampling
+from medclip_dcl.evaluation.inputs import LENGTHS, BootstrapOptions, EvalResult
 from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
 from medclip_dcl.models.similarity import roi_align
 
@@ -33,7 +33,7 @@ def box_vectors(
 
     Args:
         regions: unit vectors.
-        boxes: x, y, width, height, each as a share of the film's width or height, (0, 1].
+        boxes: x, y, width, height, each as a share of the image's width or height, (0, 1].
         image_of_box: row of `regions` that each box lies on.
 
     Returns:
@@ -87,16 +87,16 @@ def rank_directions(
     asked: Mapping[str, Asked],
     image_ids: Sequence[str],
     subjects: Sequence[str],
-    sampling: Sampling,
-) -> tuple[Outcome, list[dict[str, Any]]]:
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, list[dict[str, Any]]]:
     """Rank the queries of both directions.
 
     Args:
         question: its name in the results.
         asked: direction -> scores and truth; query i of each belongs to unit i.
-        image_ids: film of each unit.
+        image_ids: image of each unit.
         subjects: patient of each unit.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome: a group per direction, and over both `recall` and `median_rank` as the
@@ -110,7 +110,7 @@ def rank_directions(
         for name, item in asked.items()
     }
     figures, groups = summary.retrieval_figures(
-        ranks, LENGTHS, subjects, sampling.samples, sampling.generator()
+        ranks, LENGTHS, subjects, bootstrap.samples, bootstrap.generator()
     )
     pool: dict[str, int] = {}
     chance: dict[str, float | None] = {}
@@ -137,7 +137,7 @@ def rank_directions(
         for name, pair in ranks.items()
         for unit, (rank, own_rank) in enumerate(zip(*pair, strict=True))
     ]
-    return Outcome("", pool, chance, figures, groups), rows
+    return EvalResult("", pool, chance, figures, groups), rows
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

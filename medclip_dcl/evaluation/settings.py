@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.data.demographics import PeopleConfig
+from medclip_dcl.data.demographics import DemographicsConfig
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.section import Section
 
@@ -41,29 +41,30 @@ class EvaluateConfig(Section):
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
     spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
-    people: PeopleConfig = PeopleConfig()
-    """Groups of films whose figures are told apart."""
-    films_per_finding: Annotated[int, Field(ge=0)] = 0
-    """Most films of a finding, half of them with it, drawn with the seed; 0: all. Paper: 1000."""
+    demographics: DemographicsConfig = DemographicsConfig()
+    """Groups of images whose figures are told apart."""
+    images_per_finding: Annotated[int, Field(ge=0)] = 0
+    """Most images of a finding, half of them with it, drawn with the seed; 0: all. Paper: 1000."""
     per_class: Annotated[int, Field(ge=0)] = 200
-    """Most films of a class where films show one finding alone (CheXpert5x200); 0: not asked."""
-    probe_films: Annotated[int, Field(ge=0)] = 0
-    """Most training films for linear probes, drawn with the seed; 0: no probe. `probe` says how."""
+    """Most images of a class where images show one finding alone (CheXpert5x200); 0: not asked."""
+    probe_images: Annotated[int, Field(ge=0)] = 0
+    """Most training images for linear probes, drawn with the seed; 0: no probe. `probe` says
+    how."""
     geometry: Literal["paper", "biovil"] = "paper"
-    """What the model sees: `paper`, the whole film; `biovil`, a central crop, its heatmaps
+    """What the model sees: `paper`, the whole image; `biovil`, a central crop, its heatmaps
     smoothed."""
     gallery: str = ""
     """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
     """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
     batch: Annotated[int, Field(gt=0)] = 64
-    """Films in one forward pass."""
-    pairs: Annotated[int, Field(ge=0)] = 1000
-    """Films in the pool of film-report retrieval, drawn with the seed; 0: it is left out."""
+    """Images in one forward pass."""
+    retrieval_pool: Annotated[int, Field(ge=0)] = 1000
+    """Images in the pool of image-report retrieval, drawn with the seed; 0: it is left out."""
     heatmap_px: Annotated[int, Field(ge=16)] = 1024
-    """Longer side at which heatmaps meet boxes, pixels; smaller films keep their size."""
+    """Longer side at which heatmaps meet boxes, pixels; smaller images keep their size."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of the films that are drawn and of the resamples; not the recipe's, so that runs of
+    """Seed of the images that are drawn and of the resamples; not the recipe's, so that runs of
     several seeds are asked the same."""
     bootstrap: Annotated[int, Field(ge=0)] = 1000
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
@@ -77,9 +78,9 @@ class ProbabilitiesConfig(Section):
     method: Literal["platt", "temperature", "isotonic"] = "platt"
     """`platt`: slope and intercept of the score's logit (Platt 2000); `temperature`: the slope
     alone (Guo et al. 2017), for prompts whose margin of 0 already means even odds; `isotonic`:
-    any rising step function, for hundreds of films of each class."""
+    any rising step function, for hundreds of images of each class."""
     least_per_class: Annotated[int, Field(ge=1)] = 30
-    """Validation films with a finding, and as many without it, below which it stays
+    """Validation images with a finding, and as many without it, below which it stays
     uncalibrated."""
 
 
@@ -102,7 +103,7 @@ class ProbeConfig(Section):
     """Images in one forward pass."""
     untrained: bool = True
     """Whether the same model before its first step is probed as well."""
-    map_images: Annotated[int, Field(ge=0)] = 1000
+    tsne_images: Annotated[int, Field(ge=0)] = 1000
     """Test images in the t-SNE map; 0: no map."""
     perplexity: Annotated[float, Field(gt=1)] = 30.0
     """Neighbours that an image keeps in the t-SNE map, roughly."""

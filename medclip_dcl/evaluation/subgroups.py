@@ -17,48 +17,48 @@ from medclip_dcl.evaluation.bootstrap import (
     resampled_balanced_accuracy,
     sampled_figure,
 )
-from medclip_dcl.evaluation.evaluated_model import Examinee
-from medclip_dcl.evaluation.inputs import Films, Outcome, Sampling
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
 from medclip_dcl.evaluation.metrics import balanced_accuracy, roc_auc
 from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding
 
-Matrix = Float[np.ndarray, "findings films"]
-Truth = Int8[np.ndarray, "findings films"]
+Matrix = Float[np.ndarray, "findings images"]
+Truth = Int8[np.ndarray, "findings images"]
 
 _MEASURES = {"mean_auc": resampled_auc, "mean_balanced_accuracy": resampled_balanced_accuracy}
-_ONE_CLASS = "no finding has films of both classes"
-_NO_GAP = "no finding has films of both classes in every group"
+_ONE_CLASS = "no finding has images of both classes"
+_NO_GAP = "no finding has images of both classes in every group"
 
 
-def examine_subgroups(
+def evaluate_subgroups(
     margins: Matrix,
     truth: Truth,
     subjects: Sequence[str],
     traits: Mapping[str, Sequence[str]],
     least_patients: int,
-    sampling: Sampling,
-) -> Outcome:
-    """Measure the findings in every group of films.
+    bootstrap: BootstrapOptions,
+) -> EvalResult:
+    """Measure the findings in every group of images.
 
     Args:
         margins: score of the positive prompt minus that of the negative.
         truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every film.
-        traits: such as view, sex, age: the value of every film, empty where not known.
+        subjects: patient of every image.
+        traits: such as view, sex, age: the value of every image, empty where not known.
         least_patients: patients below which a group's figures are withheld.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome. Groups are named `trait: value`, with `mean_auc` and
         `mean_balanced_accuracy`; `gap.trait` is the largest mean AUC of its groups minus the
         smallest, over findings that every group has with and without, which chance alone
-        makes greater than 0. `pool` counts films.
+        makes greater than 0. `pool` counts images.
     """
     groups: dict[str, dict[str, Figure]] = {}
     pool: dict[str, int] = {}
     gaps: dict[str, Figure] = {}
-    areas = _Areas(margins, truth, subjects, sampling)
+    areas = _Areas(margins, truth, subjects, bootstrap)
     for trait, values in traits.items():
         value_of = np.asarray(values, dtype=str)
         shown = []
@@ -70,25 +70,25 @@ def examine_subgroups(
                 shown.append(chosen)
         if len(shown) > 1:
             gaps[f"gap.{trait}"] = _gap(areas, shown)
-    absent = "" if groups else "neither view nor any other trait of the films is known"
-    return Outcome(absent, pool, figures=gaps, groups=groups)
+    absent = "" if groups else "neither view nor any other trait of the images is known"
+    return EvalResult(absent, pool, figures=gaps, groups=groups)
 
 
 class _Areas:
-    """Figures of every finding in every bootstrap sample, for any choice of films."""
+    """Figures of every finding in every bootstrap sample, for any choice of images."""
 
     def __init__(
-        self, margins: Matrix, truth: Truth, subjects: Sequence[str], sampling: Sampling
+        self, margins: Matrix, truth: Truth, subjects: Sequence[str], bootstrap: BootstrapOptions
     ) -> None:
         self._margins, self._truth, self._subjects = margins, truth, np.asarray(subjects, dtype=str)
-        self._weights = draw_weights(subjects, sampling.samples, sampling.generator())
+        self._weights = draw_weights(subjects, bootstrap.samples, bootstrap.generator())
 
     def patients(self, chosen: np.ndarray) -> int:
-        """Count the patients of some films."""
+        """Count the patients of some images."""
         return len(np.unique(self._subjects[chosen]))
 
     def measure(self, of: Callable[..., np.ndarray], chosen: np.ndarray) -> np.ndarray:
-        """Measure each finding on some films: (findings, samples and one)."""
+        """Measure each finding on some images: (findings, samples and one)."""
         rows = []
         for margin, state in zip(self._margins, self._truth, strict=True):
             known = chosen & (state != UNKNOWN)
@@ -96,7 +96,7 @@ class _Areas:
         return np.stack(rows)
 
     def figure(self, values: np.ndarray, chosen: np.ndarray, undefined: str) -> Figure:
-        """Sum up one figure of some films."""
+        """Sum up one figure of some images."""
         return sampled_figure(values, self._subjects[chosen].tolist(), undefined)
 
 
@@ -142,21 +142,21 @@ def prompt_pairs(finding: Finding) -> list[tuple[str, str]]:
     return list(product(finding.positive, finding.negative))
 
 
-def examine_paraphrases(
-    model: Examinee,
-    films: Films,
+def evaluate_paraphrases(
+    model: EvaluatedModel,
+    images: EncodedImages,
     findings: Sequence[Finding],
-    truth: Int8[np.ndarray, "findings films"],
-    sampling: Sampling,
-) -> tuple[Outcome, list[dict[str, Any]]]:
+    truth: Int8[np.ndarray, "findings images"],
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, list[dict[str, Any]]]:
     """Ask for findings in every pairing of paraphrases.
 
     Args:
         model: who is asked.
-        films: the films.
+        images: the images.
         findings: with several prompts a side.
         truth: 1 present, 0 absent, `UNKNOWN` left out.
-        sampling: of the intervals.
+        bootstrap: of the intervals.
 
     Returns:
         The outcome and the rows of `results.PROMPTS`. Groups are the findings: of `auc` and
@@ -167,47 +167,47 @@ def examine_paraphrases(
     pool: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     for finding, state in zip(findings, truth, strict=True):
-        margins = _margins(model, films, finding)
+        margins = _margins(model, images, finding)
         known = state != UNKNOWN
-        owners = [name for name, keep in zip(films.subject_ids, known, strict=True) if keep]
+        owners = [name for name, keep in zip(images.subject_ids, known, strict=True) if keep]
         positive = state[known] == 1
         pool[finding.name] = len(margins) - 1
-        groups[finding.name] = _spread(margins[:, known], positive, owners, sampling)
+        groups[finding.name] = _spread(margins[:, known], positive, owners, bootstrap)
         for pair, margin in zip(prompt_pairs(finding), margins[:-1, known], strict=True):
             measured = {name: of(margin, positive) for name, of in _PROMPT_MEASURES.items()}
             words = {"positive": pair[0], "negative": pair[1]}
             rows.append({"finding": finding.name, **words, **measured})
     absent = "" if groups else "there is no finding"
-    return Outcome(absent, pool, groups=groups), rows
+    return EvalResult(absent, pool, groups=groups), rows
 
 
 def _margins(
-    model: Examinee, films: Films, finding: Finding
-) -> Float[np.ndarray, "pairs_and_ensemble films"]:
+    model: EvaluatedModel, images: EncodedImages, finding: Finding
+) -> Float[np.ndarray, "pairs_and_ensemble images"]:
     """Margins of every pair, each sentence scored once; last, those of all pairs averaged."""
     texts = [*finding.positive, *finding.negative]
-    scores = model.score(films.regions, model.embed_sentences(texts)).double().cpu().numpy()
+    scores = model.score(images.regions, model.embed_sentences(texts)).double().cpu().numpy()
     present, absent = np.split(scores, [len(finding.positive)])
     pairs = (present[:, None] - absent[None]).reshape(-1, scores.shape[1])
     return np.vstack([pairs, pairs.mean(axis=0)])
 
 
 def _spread(
-    margins: Float[np.ndarray, "pairs_and_ensemble films"],
-    positive: Bool[np.ndarray, " films"],
+    margins: Float[np.ndarray, "pairs_and_ensemble images"],
+    positive: Bool[np.ndarray, " images"],
     owners: list[str],
-    sampling: Sampling,
+    bootstrap: BootstrapOptions,
 ) -> dict[str, Figure]:
     found: dict[str, np.ndarray] = {}
-    count = sampling.samples + 1
+    count = bootstrap.samples + 1
     weights = np.zeros((count, 0), dtype=np.int64)
     if owners:
-        weights = draw_weights(owners, sampling.samples, sampling.generator())
+        weights = draw_weights(owners, bootstrap.samples, bootstrap.generator())
     for name, of in _RESAMPLED.items():
         values = np.stack([of(margin, positive, weights) for margin in margins])
         lowest, highest = values[:-1].min(axis=0), values[:-1].max(axis=0)
         found[f"{name}_lowest"], found[f"{name}_highest"] = lowest, highest
         found[f"{name}_spread"] = highest - lowest
         found[f"{name}_ensemble"] = values[-1]
-    undefined = "no film of one of the two classes"
+    undefined = "no image of one of the two classes"
     return {name: sampled_figure(values, owners, undefined) for name, values in found.items()}

@@ -22,7 +22,7 @@ UNKNOWN = -1
 PAPER_K = (10, 50, 100)
 """The K whose recalls, in both directions, make up Table 1's Recall."""
 
-_ONE_CLASS = "no film of one of the two classes"
+_ONE_CLASS = "no image of one of the two classes"
 _MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float | None]] = {
     "auc": roc_auc,
     "accuracy": accuracy,
@@ -31,18 +31,18 @@ _MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float | None]] = {
 
 
 def finding_figures(
-    margins: Float[np.ndarray, " films"],
-    truth: Int8[np.ndarray, " films"],
+    margins: Float[np.ndarray, " images"],
+    truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     samples: int,
     generator: np.random.Generator,
 ) -> dict[str, Figure]:
-    """Measure one finding on the films whose truth is known.
+    """Measure one finding on the images whose truth is known.
 
     Args:
         margins: score of the positive prompt minus that of the negative.
         truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every film.
+        subjects: patient of every image.
         samples: bootstrap samples.
         generator: source of the resamples.
 
@@ -60,18 +60,18 @@ def finding_figures(
 
 
 def mean_finding_figures(
-    margins: Float[np.ndarray, "findings films"],
-    truth: Int8[np.ndarray, "findings films"],
+    margins: Float[np.ndarray, "findings images"],
+    truth: Int8[np.ndarray, "findings images"],
     subjects: Sequence[str],
     samples: int,
     generator: np.random.Generator,
 ) -> dict[str, Figure]:
-    """Average the figures of several findings, resampling their films together.
+    """Average the figures of several findings, resampling their images together.
 
     Args:
         margins: score of the positive prompt minus that of the negative.
         truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every film.
+        subjects: patient of every image.
         samples: bootstrap samples.
         generator: source of the resamples.
 
@@ -91,13 +91,13 @@ def mean_finding_figures(
             for name, of in _MEASURES.items()
         }
 
-    return estimate(measure, subjects, samples, generator, "no finding has films of both classes")
+    return estimate(measure, subjects, samples, generator, "no finding has images of both classes")
 
 
 def probability_figures(
-    score: Float[np.ndarray, " films"],
-    probability: Float[np.ndarray, " films"],
-    truth: Int8[np.ndarray, " films"],
+    score: Float[np.ndarray, " images"],
+    probability: Float[np.ndarray, " images"],
+    truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     samples: int,
     generator: np.random.Generator,
@@ -108,7 +108,7 @@ def probability_figures(
         score: the score that the probability was made from, in [0, 1].
         probability: what is said, in [0, 1].
         truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every film.
+        subjects: patient of every image.
         samples: bootstrap samples.
         generator: source of the resamples.
 
@@ -128,7 +128,7 @@ def probability_figures(
             found[f"{prefix}brier"] = brier_score(*drawn)
         return found
 
-    return estimate(measure, owners, samples, generator, "no film with a known truth")
+    return estimate(measure, owners, samples, generator, "no image with a known truth")
 
 
 def mean_figures(
@@ -192,8 +192,8 @@ def rank_figures(
 
 
 def class_figures(
-    answers: Int[np.ndarray, " films"],
-    shown: Int[np.ndarray, " films"],
+    answers: Int[np.ndarray, " images"],
+    shown: Int[np.ndarray, " images"],
     classes: Sequence[int],
     subjects: Sequence[str],
     samples: int,
@@ -202,26 +202,26 @@ def class_figures(
     """Measure answers to a question with several classes.
 
     Args:
-        answers: class that each film was given; -1: none.
-        shown: class of each film.
+        answers: class that each image was given; -1: none.
+        shown: class of each image.
         classes: the classes that are asked for.
-        subjects: patient of every film.
+        subjects: patient of every image.
         samples: bootstrap samples.
         generator: source of the resamples.
 
     Returns:
         `accuracy` and `mean_recall`, the mean over classes of the share that is
-        recognised; and that share by class. A class without a film is left out.
+        recognised; and that share by class. A class without an image is left out.
     """
     right = answers == shown
 
     def measure(rows: np.ndarray) -> dict[str, float | None]:
-        recalls = {place: _share(right[rows][shown[rows] == place]) for place in classes}
+        recalls = {index: _share(right[rows][shown[rows] == index]) for index in classes}
         means = {"accuracy": _share(right[rows]), "mean_recall": _mean([*recalls.values()])}
-        return means | {str(place): value for place, value in recalls.items()}
+        return means | {str(index): value for index, value in recalls.items()}
 
-    every = estimate(measure, subjects, samples, generator, "no film of this class")
-    by_class = {place: every.pop(str(place)) for place in classes}
+    every = estimate(measure, subjects, samples, generator, "no image of this class")
+    by_class = {index: every.pop(str(index)) for index in classes}
     return every, by_class
 
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, Kind, open_artifact
+from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.model_package import (
@@ -35,7 +35,7 @@ from medclip_dcl.model_package import (
 )
 from medclip_dcl.tables import Column, TableFormat, read_table
 
-IMAGE_SET = Kind("image_set", 1, "prepare_image_set")
+IMAGE_SET = ArtifactType("image_set", 1, "prepare_image_set")
 
 IMAGES = TableFormat(
     "set_images.parquet",
@@ -161,7 +161,7 @@ def image_rows(
     )
 
 
-IMAGE_MODEL = Kind("image_model", 1, "train")
+IMAGE_MODEL = ArtifactType("image_model", 1, "train")
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def read_image_model(path: Path) -> ImageModel:
     return ImageModel(path, artifact.digest, config, card)
 
 
-PROBE = Kind("probe", 1, "probe_images")
+PROBE = ArtifactType("probe", 1, "probe_images")
 
 PROBES = TableFormat(
     "probes.parquet",

@@ -241,16 +241,16 @@ def _folders(settings: ImageSetConfig, root: Path) -> ImageSource:
     for split in ("train", "test"):
         if strange := set(_class_folders(root / split)) - set(names):
             raise StudyError(f"{split}/ has {len(strange)} class folders that train/ has not")
-        places = [
+        entries = [
             (f"{split}/{name}/{file.name}", label)
             for label, name in enumerate(names)
             for file in sorted((root / split / name).glob("*"))
             if file.suffix.lower() in _SUFFIXES
         ]
-        if not places:
+        if not entries:
             raise StudyError(f"no JPEG or PNG under {root / split}/CLASS; set image_set.root")
-        digests |= {name: sha256_file(path_under(root, name)) for name, _ in places}
-        splits[split] = _files(root, places, split, settings)
+        digests |= {name: sha256_file(path_under(root, name)) for name, _ in entries}
+        splits[split] = _files(root, entries, split, settings)
     return ImageSource(names, splits["train"], splits["test"], digests)
 
 
@@ -261,11 +261,11 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def _files(
-    root: Path, places: Sequence[tuple[str, int]], split: str, settings: ImageSetConfig
+    root: Path, entries: Sequence[tuple[str, int]], split: str, settings: ImageSetConfig
 ) -> LabelledImages:
     def picture(row: int) -> UInt8[np.ndarray, "channels size size"]:
-        data = path_under(root, places[row][0]).read_bytes()
+        data = path_under(root, entries[row][0]).read_bytes()
         return read_picture(data, settings.channels, settings.size_px)
 
-    ids = [f"{split}/{row}" for row in range(len(places))]
-    return LabelledImages(ids, np.array([label for _, label in places], dtype=np.int64), picture)
+    ids = [f"{split}/{row}" for row in range(len(entries))]
+    return LabelledImages(ids, np.array([label for _, label in entries], dtype=np.int64), picture)

@@ -27,19 +27,24 @@ from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.image_only.artifacts import ImageSet
 from medclip_dcl.image_only.settings import ViewsConfig
-from medclip_dcl.image_only.views import ViewBatch, ViewBatches, class_eta, see
+from medclip_dcl.image_only.views import ViewBatch, ViewBatches, apply_augmentation, class_eta
 from medclip_dcl.losses.gather import gather_with_grad
 from medclip_dcl.losses.relations import SAME
 from medclip_dcl.models.image_encoder import load_image_weights
 from medclip_dcl.models.view_encoder import ViewEncoder, build_view_encoder
-from medclip_dcl.rng import Stream, seed_for
+from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.objective import ObjectiveInputs, ObjectiveOutput, build_objective
 from medclip_dcl.training.settings import ObjectiveConfig
-from medclip_dcl.training.trainer import Course, Ending, follow, tell_weights
+from medclip_dcl.training.trainer import (
+    TrainingSetup,
+    TrainResult,
+    report_loaded_weights,
+    run_training,
+)
 
 
-class ViewContrast(nn.Module):
+class SimCLRObjective(nn.Module):
     """The configured loss over a global batch of images.
 
     Args:
@@ -57,7 +62,7 @@ class ViewContrast(nn.Module):
         self._settings, self._views = objective, views
         self._objective = build_objective(objective)
 
-    def read(
+    def compute_loss(
         self,
         network: nn.Module,
         encoder: ViewEncoder,
@@ -73,7 +78,7 @@ class ViewContrast(nn.Module):
         Returns:
             Mean loss of the local anchors, and gauges.
         """
-        vectors: Tensor = network(see(batch.pixels, batch.looks))
+        vectors: Tensor = network(apply_augmentation(batch.pixels, batch.augmentation))
         by_view = vectors.reshape(-1, len(batch.pixels), vectors.shape[-1])
         output: ObjectiveOutput = self(encoder.gamma, by_view, batch)
         return output
@@ -149,8 +154,8 @@ def _others(
     """Columns of all views but the anchor's own, and the partner's place among them."""
     own = torch.cat([mine, batch + mine])
     partner = torch.cat([batch + mine, mine])
-    places = torch.arange(2 * batch - 1, device=mine.device)
-    columns = places + (places >= own.unsqueeze(1))
+    indices = torch.arange(2 * batch - 1, device=mine.device)
+    columns = indices + (indices >= own.unsqueeze(1))
     return columns, partner - (partner > own).long()
 
 
@@ -187,7 +192,7 @@ def train_images(
     store: CheckpointStore,
     folder: Path,
     say: Callable[..., None],
-) -> Ending:
+) -> TrainResult:
     """Train an image-only model, or go on where a stopped run left off.
 
     Args:
@@ -205,17 +210,17 @@ def train_images(
         MedclipError: an input is missing, stale or does not fit, or training cannot go on.
     """
     images = ImageSet(inputs.image_set)
-    course = _course(config, images, inputs.image_weights, accelerator, say)
-    return follow(course, config, accelerator, store, folder, say)
+    setup = _setup(config, images, inputs.image_weights, accelerator, say)
+    return run_training(setup, config, accelerator, store, folder, say)
 
 
-def _course(
+def _setup(
     config: Config,
     images: ImageSet,
     weights: Path | None,
     accelerator: Accelerator,
     say: Callable[..., None],
-) -> Course[ViewEncoder, ViewBatch]:
+) -> TrainingSetup[ViewEncoder, ViewBatch]:
     _refuse_misfit(config, images)
     settings, classes = config.train, images.classes
     local = settings.global_batch // settings.processes
@@ -241,12 +246,12 @@ def _course(
     trained = batches_of("train", config.seed)
     validation: list[ViewBatch] = []
     if settings.validate_every_steps:
-        held_out = batches_of("validate", seed_for(config.seed, Stream.VALIDATION) % 2**31)
+        held_out = batches_of("validate", seed_for(config.seed, RngStream.VALIDATION) % 2**31)
         count = min(settings.validate_batches, held_out.steps_per_epoch)
         validation = [held_out.batch(step) for step in range(count)]
-    return Course(
+    return TrainingSetup(
         encoder=_start(config, weights, accelerator, say),
-        contrast=ViewContrast(config.objective, config.views),
+        objective=SimCLRObjective(config.objective, config.views),
         batch=trained.batch,
         validation=validation,
         steps_per_epoch=trained.steps_per_epoch,
@@ -259,7 +264,7 @@ def _start(
 ) -> ViewEncoder:
     encoder = build_view_encoder(config.model.image, config.views, config.seed)
     if weights is not None:
-        tell_weights(say, "image", load_image_weights(encoder.image, weights))
+        report_loaded_weights(say, "image", load_image_weights(encoder.image, weights))
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
         nn.SyncBatchNorm.convert_sync_batchnorm(encoder)  # type: ignore[no-untyped-call]
@@ -274,7 +279,7 @@ def _refuse_misfit(config: Config, images: ImageSet) -> None:
             f"set has {images.channels} of {images.size_px}; set model.image.channels and "
             "model.image.input_px to those of image_set"
         )
-    if config.train.validate_films:
+    if config.train.validate_images:
         raise ConfigError(
-            "train.validate_films asks films for findings, and an image set has none; set it to 0"
+            "train.validate_images asks images for findings, and an image set has none; set it to 0"
         )

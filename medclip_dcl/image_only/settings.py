@@ -12,7 +12,7 @@ class ImageSetConfig(Section):
     """Labelled images without text (`prepare_image_set`); `kind` turns `train` image-only."""
 
     kind: Literal["none", "digits", "parquet", "folder"] = "none"
-    """`none`: train on films and sentences; `digits`: scikit-learn's; `parquet`: tables
+    """`none`: train on images and sentences; `digits`: scikit-learn's; `parquet`: tables
     `train*.parquet` and `test*.parquet`; `folder`: `train/CLASS/` and `test/CLASS/`."""
     root: str = ""
     """Folder of the tables or of the image folders."""

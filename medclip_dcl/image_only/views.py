@@ -41,7 +41,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.image_only.artifacts import ImageSplit
 from medclip_dcl.image_only.settings import AugmentConfig, ViewsConfig
 from medclip_dcl.models.preprocessing import normalise
-from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.training.sampler import EpochOrder
 
 _TRIES = 10
@@ -51,7 +51,7 @@ _BLUR_PX = (0.1, 2.0)
 
 
 @dataclass(frozen=True)
-class Looks:
+class AugmentationParams:
     """How each view is seen; tensors on the CPU."""
 
     top: Int64[Tensor, "views images"]
@@ -75,21 +75,21 @@ class Looks:
     blur_px: Float32[Tensor, "views images"]
     """Deviation of the Gaussian blur, pixels; 0: none."""
 
-    def at(self, places: slice) -> "Looks":
+    def at(self, indices: slice) -> "AugmentationParams":
         """Take a part of the batch.
 
         Args:
-            places: the part.
+            indices: the part.
 
         Returns:
             The looks of that part.
         """
-        return Looks(*(value[:, places] for value in vars(self).values()))
+        return AugmentationParams(*(value[:, indices] for value in vars(self).values()))
 
 
-def draw_looks(
+def draw_augmentation(
     generator: np.random.Generator, views: int, images: int, size_px: int, settings: AugmentConfig
-) -> Looks:
+) -> AugmentationParams:
     """Draw how every view of a global batch is seen.
 
     Args:
@@ -118,7 +118,7 @@ def draw_looks(
     greyed = generator.random(shape) < settings.grey
     blurred = generator.random(shape) < settings.blur
     blur = np.where(blurred, generator.uniform(*_BLUR_PX, shape), 0.0)
-    return Looks(
+    return AugmentationParams(
         top=torch.from_numpy(top),
         left=torch.from_numpy(left),
         height=torch.from_numpy(height),
@@ -175,7 +175,7 @@ def luma(images: Images) -> Float[Tensor, "images 1 height width"]:
     return (_LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue).unsqueeze(1)
 
 
-def change_brightness(images: Images, factors: Factors) -> Images:
+def adjust_brightness(images: Images, factors: Factors) -> Images:
     """Multiply every value.
 
     Args:
@@ -188,7 +188,7 @@ def change_brightness(images: Images, factors: Factors) -> Images:
     return (images * _each(factors)).clamp(0, 1)
 
 
-def change_contrast(images: Images, factors: Factors) -> Images:
+def adjust_contrast(images: Images, factors: Factors) -> Images:
     """Stretch values about the image's mean brightness.
 
     Args:
@@ -202,7 +202,7 @@ def change_contrast(images: Images, factors: Factors) -> Images:
     return (middle + _each(factors) * (images - middle)).clamp(0, 1)
 
 
-def change_saturation(images: Images, factors: Factors) -> Images:
+def adjust_saturation(images: Images, factors: Factors) -> Images:
     """Stretch colours about their own brightness.
 
     Args:
@@ -216,7 +216,7 @@ def change_saturation(images: Images, factors: Factors) -> Images:
     return (grey + _each(factors) * (images - grey)).clamp(0, 1)
 
 
-def turn_hue(images: Images, turns: Factors) -> Images:
+def adjust_hue(images: Images, turns: Factors) -> Images:
     """Turn the circle of colours.
 
     Args:
@@ -246,7 +246,7 @@ def turn_hue(images: Images, turns: Factors) -> Images:
     return torch.stack([channel(5.0), channel(3.0), channel(1.0)], dim=1)
 
 
-def take_colours_away(images: Images, greyed: Bool[Tensor, " images"]) -> Images:
+def random_grayscale(images: Images, greyed: Bool[Tensor, " images"]) -> Images:
     """Replace the colours of some images by their brightness.
 
     Args:
@@ -277,14 +277,14 @@ def blur(images: Images, deviations_px: Factors) -> Images:
 
 
 _CHANGES: tuple[Callable[[Images, Factors], Images], ...] = (
-    change_brightness,
-    change_contrast,
-    change_saturation,
-    turn_hue,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    adjust_hue,
 )
 
 
-def jitter_colours(
+def color_jitter(
     images: Images,
     order: Int64[Tensor, "images four"],
     factors: Float[Tensor, "images four"],
@@ -302,9 +302,9 @@ def jitter_colours(
     """
     images = images.clone()
     factors = factors.to(images.device)
-    for place in range(len(_CHANGES)):
+    for index in range(len(_CHANGES)):
         for number, change in enumerate(_CHANGES):
-            rows = (order[:, place] == number).nonzero().flatten()
+            rows = (order[:, index] == number).nonzero().flatten()
             if len(rows):
                 rows = rows.to(images.device)
                 images[rows] = change(images[rows], factors[rows, number])
@@ -315,36 +315,36 @@ def _each(factors: Factors) -> Float[Tensor, "images 1 1 1"]:
     return factors.view(-1, 1, 1, 1)
 
 
-def see(
-    images: UInt8[Tensor, "images channels size size"], looks: Looks
+def apply_augmentation(
+    images: UInt8[Tensor, "images channels size size"], augmentation: AugmentationParams
 ) -> Float[Tensor, "seen channels size size"]:
     """Show every view of a batch of images to a model.
 
     Args:
         images: values 0 to 255.
-        looks: how each view of each image is seen.
+        augmentation: how each view of each image is seen.
 
     Returns:
         Normalised float32 views on the device of `images`, all first views before all
         second ones.
     """
-    views = len(looks.top)
+    views = len(augmentation.top)
     values = images.to(torch.float32).div(255).repeat(views, 1, 1, 1)
-    seen = cut_out(values, looks)
-    seen = jitter_colours(seen, looks.order.flatten(0, 1), looks.factors.flatten(0, 1))
-    seen = take_colours_away(seen, looks.greyed.flatten().to(seen.device))
-    seen = blur(seen, looks.blur_px.flatten().to(seen.device))
+    seen = cut_out(values, augmentation)
+    seen = color_jitter(seen, augmentation.order.flatten(0, 1), augmentation.factors.flatten(0, 1))
+    seen = random_grayscale(seen, augmentation.greyed.flatten().to(seen.device))
+    seen = blur(seen, augmentation.blur_px.flatten().to(seen.device))
     return normalise(seen * 255)
 
 
 def cut_out(
-    images: Float[Tensor, "seen channels size size"], looks: Looks
+    images: Float[Tensor, "seen channels size size"], augmentation: AugmentationParams
 ) -> Float[Tensor, "seen channels size size"]:
     """Cut a crop out of each image and scale it up to the whole size.
 
     Args:
         images: the image of each view, all first views before all second ones.
-        looks: crops, rotations and flips.
+        augmentation: crops, rotations and flips.
 
     Returns:
         Bilinear samples; what lies outside a crop repeats its edge.
@@ -356,13 +356,29 @@ def cut_out(
 
     # Offsets of output pixels from the crop's middle, in pixels of the image.
     along = (torch.arange(size, device=images.device) + 0.5) / size - 0.5
-    down = along.view(1, -1, 1) * each(looks.height)
-    right = along.view(1, 1, -1) * each(looks.width) * (1 - 2 * each(looks.flipped))
-    turn = each(looks.angle)
-    x = turn.cos() * right - turn.sin() * down + each(looks.left) + each(looks.width) / 2 - 0.5
-    y = turn.sin() * right + turn.cos() * down + each(looks.top) + each(looks.height) / 2 - 0.5
-    x = torch.minimum(x.maximum(each(looks.left)), each(looks.left + looks.width - 1))
-    y = torch.minimum(y.maximum(each(looks.top)), each(looks.top + looks.height - 1))
+    down = along.view(1, -1, 1) * each(augmentation.height)
+    right = along.view(1, 1, -1) * each(augmentation.width) * (1 - 2 * each(augmentation.flipped))
+    turn = each(augmentation.angle)
+    x = (
+        turn.cos() * right
+        - turn.sin() * down
+        + each(augmentation.left)
+        + each(augmentation.width) / 2
+        - 0.5
+    )
+    y = (
+        turn.sin() * right
+        + turn.cos() * down
+        + each(augmentation.top)
+        + each(augmentation.height) / 2
+        - 0.5
+    )
+    x = torch.minimum(
+        x.maximum(each(augmentation.left)), each(augmentation.left + augmentation.width - 1)
+    )
+    y = torch.minimum(
+        y.maximum(each(augmentation.top)), each(augmentation.top + augmentation.height - 1)
+    )
     grid = torch.stack([(2 * x + 1) / size - 1, (2 * y + 1) / size - 1], dim=-1)
     return functional.grid_sample(
         images, grid, mode="bilinear", padding_mode="border", align_corners=False
@@ -412,7 +428,7 @@ class ViewBatch:
     """Image of each place, for messages."""
     pixels: UInt8[Tensor, "local channels size size"]
     """The images themselves, 0 to 255."""
-    looks: Looks
+    augmentation: AugmentationParams
     """How each view of them is seen; stays on the CPU."""
     eta: Float[Tensor, " batch"]
     """Chance that a random image is of the same class."""
@@ -485,8 +501,8 @@ class ViewBatches:
             The batch; a function of the step alone.
         """
         items = self._order.draw(step)
-        looks = draw_looks(
-            generator_for(self._seed, Stream.LOOK, step),
+        augmentation = draw_augmentation(
+            generator_for(self._seed, RngStream.LOOK, step),
             1 + self._settings.M,
             self._global_batch,
             self._pixels.shape[-1],
@@ -498,7 +514,7 @@ class ViewBatches:
             mine=self._mine,
             item_ids=tuple(self._images.image_ids[item] for item in items),
             pixels=self._pixels[torch.from_numpy(items[self._mine])],
-            looks=looks.at(self._mine),
+            augmentation=augmentation.at(self._mine),
             eta=self._eta[labels],
             labels=labels,
         )

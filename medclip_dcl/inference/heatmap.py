@@ -1,10 +1,10 @@
-"""Grounding: where on the film a sentence is answered.
+"""Grounding: where on the image a sentence is answered.
 
-Geometry `paper`: the whole film is stretched onto the model's input, so cell (row i,
+Geometry `paper`: the whole image is stretched onto the model's input, so cell (row i,
 column j) of an R x C grid covers the rectangle [j W/C, (j+1) W/C) x [i H/R, (i+1) H/R) of
-an H x W film. Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
+an H x W image. Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 
-Where on the film the grid of regions lies: all of it, or BioViL's central crop.
+Where on the image the grid of regions lies: all of it, or BioViL's central crop.
 
 Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 """
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6  # of interpolated cosines, float32
 
 @dataclass(frozen=True)
 class Peak:
-    """The best point: pixels of the film, and its score in [-1, 1]."""
+    """The best point: pixels of the image, and its score in [-1, 1]."""
 
     x: float
     y: float
@@ -31,7 +31,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle, pixels of the film."""
+    """A rectangle, pixels of the image."""
 
     x: float
     y: float
@@ -41,12 +41,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Grounding:
-    """Where one sentence is answered on one film.
+    """Where one sentence is answered on one image.
 
     Attributes:
         grid: region-sentence cosines, (rows, columns).
         affine: (a, b, c, d, e, f): cell (row, column) has its centre at
-            x = a column + b row + c, y = d column + e row + f, pixels of the film.
+            x = a column + b row + c, y = d column + e row + f, pixels of the image.
         peak: centre of the best cell.
         threshold: score from which the box is traced.
         box: smallest rectangle around what is connected to the peak and scores at least
@@ -63,13 +63,13 @@ class Grounding:
 def grid_affine(
     rows: int, columns: int, height_px: int, width_px: int
 ) -> tuple[float, float, float, float, float, float]:
-    """Give the map from cells to the centres of their rectangles on the film.
+    """Give the map from cells to the centres of their rectangles on the image.
 
     Args:
         rows: of the grid.
         columns: of the grid.
-        height_px: height of the film.
-        width_px: width of the film.
+        height_px: height of the image.
+        width_px: width of the image.
 
     Returns:
         (a, b, c, d, e, f), as `Grounding.affine` explains.
@@ -81,12 +81,12 @@ def grid_affine(
 def upsample(
     grid: Float[np.ndarray, "rows columns"], height_px: int, width_px: int
 ) -> Float[np.ndarray, "height width"]:
-    """Spread a grid of scores over the film.
+    """Spread a grid of scores over the image.
 
     Args:
         grid: one score per cell.
-        height_px: height of the film.
-        width_px: width of the film.
+        height_px: height of the image.
+        width_px: width of the image.
 
     Returns:
         One score per pixel, bilinear between the centres of cells (corners not aligned).
@@ -103,12 +103,12 @@ def locate(
     width_px: int,
     threshold: float | None,
 ) -> Grounding:
-    """Turn a grid of scores into a peak and a box on the film.
+    """Turn a grid of scores into a peak and a box on the image.
 
     Args:
-        grid: region-sentence cosines of one film and one sentence.
-        height_px: height of the film.
-        width_px: width of the film.
+        grid: region-sentence cosines of one image and one sentence.
+        height_px: height of the image.
+        width_px: width of the image.
         threshold: score from which the box is traced; None: half way between the
             grid's mean and its peak.
 
@@ -178,7 +178,7 @@ BIOVIL_SMOOTHING = 1.5
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a film that the model sees; pixels of the film, whole numbers."""
+    """The part of an image that the model sees; pixels of the image, whole numbers."""
 
     x: int
     y: int
@@ -187,13 +187,13 @@ class Window:
 
 
 def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
-    """Give the part of a film that a geometry shows to the model.
+    """Give the part of an image that a geometry shows to the model.
 
     Args:
-        geometry: `paper`, the whole film; `biovil`, a central square of 480/512 of the
+        geometry: `paper`, the whole image; `biovil`, a central square of 480/512 of the
             shorter side.
-        height_px: height of the film.
-        width_px: width of the film.
+        height_px: height of the image.
+        width_px: width of the image.
 
     Returns:
         The window; a margin that cannot be halved is wider at the right and the bottom.
@@ -207,25 +207,25 @@ def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
 
 
 def cut(
-    film: UInt8[np.ndarray, "size size"], window: Window, height_px: int, width_px: int
+    image: UInt8[np.ndarray, "size size"], window: Window, height_px: int, width_px: int
 ) -> UInt8[np.ndarray, "size size"]:
-    """Cut a window out of a prepared film, which shows the whole film as a square.
+    """Cut a window out of a prepared image, which shows the whole image as a square.
 
     Args:
-        film: the prepared film.
-        window: part of the original film.
-        height_px: height of the original film.
-        width_px: width of the original film.
+        image: the prepared image.
+        window: part of the original image.
+        height_px: height of the original image.
+        width_px: width of the original image.
 
     Returns:
         The window, stretched to the same square by bilinear interpolation.
     """
     if window == Window(0, 0, width_px, height_px):
-        return film
-    size = len(film)
+        return image
+    size = len(image)
     down = _section(window.y / height_px, window.height / height_px, size)
     across = _section(window.x / width_px, window.width / width_px, size)
-    pixels: np.ndarray = np.rint(down @ film.astype(np.float32) @ across.T).astype(np.uint8)
+    pixels: np.ndarray = np.rint(down @ image.astype(np.float32) @ across.T).astype(np.uint8)
     return pixels
 
 
@@ -236,14 +236,14 @@ def heatmap(
     height_px: int,
     width_px: int,
 ) -> Float[np.ndarray, "height width"]:
-    """Spread a grid of scores over the film.
+    """Spread a grid of scores over the image.
 
     Args:
         grid: one score per cell of the window.
         geometry: `biovil` smooths the grid first.
-        window: where the grid lies, within the film.
-        height_px: height of the film.
-        width_px: width of the film.
+        window: where the grid lies, within the image.
+        height_px: height of the image.
+        width_px: width of the image.
 
     Returns:
         One score per pixel, bilinear between the centres of cells; not a number where the
@@ -260,17 +260,17 @@ def heatmap(
 
 
 def scaled(window: Window, down: float, across: float, height_px: int, width_px: int) -> Window:
-    """Bring a window to another size of its film.
+    """Bring a window to another size of its image.
 
     Args:
-        window: on the film.
+        window: on the image.
         down: factor of heights.
         across: factor of widths.
-        height_px: height of the new film.
-        width_px: width of the new film.
+        height_px: height of the new image.
+        width_px: width of the new image.
 
     Returns:
-        The window on the new film, rounded, at least a pixel and within it.
+        The window on the new image, rounded, at least a pixel and within it.
     """
     x, y = (
         min(round(start * factor), limit - 1)

@@ -1,10 +1,10 @@
-"""Does a film lie within the range of the films that a model was trained on?
+"""Does an image lie within the range of the images that a model was trained on?
 
-A film's features are the mean greys of 8 x 8 blocks, which hold the layout of a chest, and the
+An image's features are the mean greys of 8 x 8 blocks, which hold the layout of a chest, and the
 strength of detail at three scales. Their squared Mahalanobis distance is held against a quantile
-of films that are like those the mean and the covariance come from, but are not among them; so
-films of the same kind are called out of range at the stated rate. Pixels alone are looked at: a
-model does not know its own training films from others by them.
+of images that are like those the mean and the covariance come from, but are not among them; so
+images of the same kind are called out of range at the stated rate. Pixels alone are looked at: a
+model does not know its own training images from others by them.
 
 Source: ours; the threshold is that of split conformal prediction (Vovk et al. 2005), the
 covariance that of Ledoit and Wolf 2004.
@@ -39,33 +39,33 @@ from medclip_dcl.inference.zero_shot import (
 )
 from medclip_dcl.model_package import (
     InputRange,
-    Published,
+    SavedModel,
     ScoreCalibration,
     read_input_range,
-    read_published,
+    read_model_package,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.preprocessing import preprocessing_facts, to_input
 from medclip_dcl.models.similarity import region_scores
 
 RATE = 0.01
-"""Share of films like the training films that is called out of range."""
+"""Share of images like the training images that is called out of range."""
 
 _BLOCKS, _SCALES = 8, 3
 _Reals = npt.NDArray[np.float64]
 
 
-def describe_film(film: npt.NDArray[np.uint8]) -> _Reals:
-    """Give the features of a film.
+def describe_image(image: npt.NDArray[np.uint8]) -> _Reals:
+    """Give the features of an image.
 
     Args:
-        film: square film (size, size), at least 16 pixels wide.
+        image: square image (size, size), at least 16 pixels wide.
 
     Returns:
         (67,): block means in [0, 1], and logarithms of the detail at three scales.
     """
-    edge = _BLOCKS * (len(film) // _BLOCKS)
-    level = film[:edge, :edge].astype(np.float64) / 255
+    edge = _BLOCKS * (len(image) // _BLOCKS)
+    level = image[:edge, :edge].astype(np.float64) / 255
     detail = []
     blocks = level.reshape(_BLOCKS, edge // _BLOCKS, _BLOCKS, edge // _BLOCKS).mean(axis=(1, 3))
     for _ in range(_SCALES):
@@ -78,27 +78,27 @@ def describe_film(film: npt.NDArray[np.uint8]) -> _Reals:
 
 
 def fit_input_range(
-    films: Sequence[npt.NDArray[np.uint8]], patients: Sequence[str], rate: float = RATE
+    images: Sequence[npt.NDArray[np.uint8]], patients: Sequence[str], rate: float = RATE
 ) -> InputRange:
-    """Learn the range of films.
+    """Learn the range of images.
 
     Args:
-        films: square films of one size.
-        patients: whose film each is; a patient's films are all fitted to, or all held back.
-        rate: share of like films that may lie beyond the threshold.
+        images: square images of one size.
+        patients: whose image each is; a patient's images are all fitted to, or all held back.
+        rate: share of like images that may lie beyond the threshold.
 
     Returns:
-        The range. With fewer than 1 / rate films held back the farthest of them is the
-        threshold, and the stated rate is 1 / (films held back + 1).
+        The range. With fewer than 1 / rate images held back the farthest of them is the
+        threshold, and the stated rate is 1 / (images held back + 1).
 
     Raises:
         QueryError: fewer than two patients.
     """
-    features = np.stack([describe_film(film) for film in films])
-    place = {name: number for number, name in enumerate(sorted(set(patients)))}
-    held_back = np.array([place[name] % 2 == 1 for name in patients])
+    features = np.stack([describe_image(image) for image in images])
+    index_of = {name: number for number, name in enumerate(sorted(set(patients)))}
+    held_back = np.array([index_of[name] % 2 == 1 for name in patients])
     if not held_back.any():
-        raise QueryError("the range of films needs two patients or more; give more films")
+        raise QueryError("the range of images needs two patients or more; give more images")
     fitted = LedoitWolf().fit(features[~held_back])
     distances = np.sort(_distances(features[held_back], fitted.location_, fitted.precision_))
     rank = int(np.ceil((len(distances) + 1) * (1 - rate)))
@@ -106,22 +106,22 @@ def fit_input_range(
         mean=tuple(fitted.location_.tolist()),
         precision=tuple(map(tuple, fitted.precision_.tolist())),
         threshold=float(distances[min(rank, len(distances)) - 1]),
-        films=len(films),
+        images=len(images),
         rate=max(rate, 1 / (len(distances) + 1)),
     )
 
 
-def is_out_of_range(film: npt.NDArray[np.uint8], known: InputRange) -> bool:
-    """Say whether a film lies beyond the range.
+def is_out_of_range(image: npt.NDArray[np.uint8], known: InputRange) -> bool:
+    """Say whether an image lies beyond the range.
 
     Args:
-        film: square film of the size that the range was learnt at.
+        image: square image of the size that the range was learnt at.
         known: the range.
 
     Returns:
         Whether its distance exceeds the threshold.
     """
-    features = describe_film(film)[None]
+    features = describe_image(image)[None]
     distance = _distances(features, np.array(known.mean), np.array(known.precision))
     return bool(distance[0] > known.threshold)
 
@@ -169,17 +169,17 @@ class Predictor:
 
     @torch.inference_mode()
     def embed_images(
-        self, films: UInt8[np.ndarray, "films size size"]
-    ) -> Float[Tensor, "films rows columns dim"]:
-        """Encode prepared films, all in one forward pass.
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Encode prepared images, all in one forward pass.
 
         Args:
-            films: square 8-bit films from `square` or the prepared images.
+            images: square 8-bit images from `square` or the prepared images.
 
         Returns:
             Unit region vectors, on the model's device.
         """
-        inputs = to_input(films, self.config.model.image.input_px).to(self.device)
+        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
         if self.config.train.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return self.model.encode_images(inputs)
@@ -209,35 +209,37 @@ class Predictor:
         rows = torch.tensor([row_of[text] for text in plain], device=self.device)
         return torch.cat(vectors)[rows]
 
-    def is_out_of_range(self, film: UInt8[np.ndarray, "size size"]) -> bool:
-        """Say whether a film is unlike those that the model was trained on.
+    def is_out_of_range(self, image: UInt8[np.ndarray, "size size"]) -> bool:
+        """Say whether an image is unlike those that the model was trained on.
 
         Args:
-            film: prepared film from `square`.
+            image: prepared image from `square`.
 
         Returns:
             Whether it lies beyond the range that the model was published with; False where
             it was published without one.
         """
-        return self._known is not None and is_out_of_range(film, self._known)
+        return self._known is not None and is_out_of_range(image, self._known)
 
     def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
-        """Bring a decoded film into the form that the model was trained on.
+        """Bring a decoded image into the form that the model was trained on.
 
         Args:
-            image: the film.
+            image: the image.
 
         Returns:
-            The prepared film, by the same code as `prepare_images`.
+            The prepared image, by the same code as `prepare_images`.
         """
-        film: np.ndarray = square(image, self.config.images.size_px, self.config.images.equalize)
-        return film
+        prepared: np.ndarray = square(
+            image, self.config.images.size_px, self.config.images.equalize
+        )
+        return prepared
 
     @torch.inference_mode()
     def margins(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "findings images"]:
-        """Compare the two prompts of each finding on each film.
+        """Compare the two prompts of each finding on each image.
 
         Args:
             regions: from `embed_images`.
@@ -253,10 +255,10 @@ class Predictor:
     def classify(
         self, image: GreyImage, findings: Sequence[Finding] | None = None
     ) -> list[FindingScore]:
-        """Answer which findings a film shows.
+        """Answer which findings an image shows.
 
         Args:
-            image: the film.
+            image: the image.
             findings: the findings asked for; None: those that the model was published with.
 
         Returns:
@@ -269,14 +271,14 @@ class Predictor:
         regions: Float[Tensor, "images rows columns dim"],
         findings: Sequence[Finding] | None = None,
     ) -> list[list[FindingScore]]:
-        """Answer `classify` for films that are encoded already.
+        """Answer `classify` for images that are encoded already.
 
         Args:
             regions: from `embed_images`.
             findings: the findings asked for; None: those that the model was published with.
 
         Returns:
-            One list per film, with one answer per finding.
+            One list per image, with one answer per finding.
         """
         asked = self.findings if findings is None else findings
         calibrations = calibrations_of(asked, self.findings, self.calibration)
@@ -286,16 +288,16 @@ class Predictor:
     def ground(
         self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
     ) -> list[Grounding]:
-        """Answer where each phrase is seen on a film.
+        """Answer where each phrase is seen on an image.
 
         Args:
-            image: the film.
+            image: the image.
             phrases: sentences.
             threshold: score from which boxes are traced; None: half way between each
                 grid's mean and its peak.
 
         Returns:
-            One grounding per phrase, in pixels of the film.
+            One grounding per phrase, in pixels of the image.
 
         Raises:
             QueryError: there is no phrase, or one is blank.
@@ -313,17 +315,17 @@ class Predictor:
         width_px: int,
         threshold: float | None = None,
     ) -> list[Grounding]:
-        """Answer `ground` for a film that is encoded already.
+        """Answer `ground` for an image that is encoded already.
 
         Args:
-            regions: of one film, from `embed_images`.
+            regions: of one image, from `embed_images`.
             phrases: sentences.
-            height_px: height of the original film.
-            width_px: width of the original film.
+            height_px: height of the original image.
+            width_px: width of the original image.
             threshold: as for `ground`.
 
         Returns:
-            One grounding per phrase, in pixels of the original film.
+            One grounding per phrase, in pixels of the original image.
 
         Raises:
             QueryError: there is no phrase, or one is blank.
@@ -361,13 +363,13 @@ def load(path: Path | str, device: torch.device | str | None = None) -> Predicto
         ArtifactError: the folder holds no whole published model.
         CheckpointError: weights and configuration do not fit each other.
     """
-    published = read_published(Path(path))
+    published = read_model_package(Path(path))
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return build_predictor(published, torch.device(device))
 
 
-def build_predictor(published: Published, device: torch.device) -> Predictor:
+def build_predictor(published: SavedModel, device: torch.device) -> Predictor:
     """Build the predictor of a published model that has been read already.
 
     Args:
@@ -378,7 +380,7 @@ def build_predictor(published: Published, device: torch.device) -> Predictor:
         The model, ready for questions.
 
     Raises:
-        CheckpointError: weights and configuration do not fit each other, or films were
+        CheckpointError: weights and configuration do not fit each other, or images were
             prepared otherwise than this version prepares them.
     """
     _check_preprocessing(published)
@@ -410,7 +412,7 @@ def build_predictor(published: Published, device: torch.device) -> Predictor:
     )
 
 
-def _check_preprocessing(published: Published) -> None:
+def _check_preprocessing(published: SavedModel) -> None:
     trained_on = published.card.get("preprocessing", {})
     here = preprocessing_facts(published.config.images, published.config.model)
     differing = sorted(name for name in here if trained_on.get(name) != here[name])

@@ -1,6 +1,6 @@
 """Prompt pairs: how each finding is asked for in words.
 
-Zero-shot findings: the prompt that fits the film better decides.
+Zero-shot findings: the prompt that fits the image better decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ UNCALIBRATED = "no calibration was fitted for this model"
 
 @dataclass(frozen=True)
 class FindingScore:
-    """What the model says of one finding on one film.
+    """What the model says of one finding on one image.
 
     Attributes:
         name: the finding.

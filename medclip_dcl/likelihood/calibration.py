@@ -22,7 +22,7 @@ Two ways to fit log rho = log a + k log p + noise, both with the cap respected:
               is further from the capped shares.
 
 Plain least squares is neither: beyond the cap the line is never used, yet common negations,
-true of most films, would turn it; and leaving out the sentences that are too rare to be
+true of most images, would turn it; and leaving out the sentences that are too rare to be
 measured selects those that are common by luck, which flattens the slope.
 
 What p can know: it is the chance of one wording, a product over its word pieces, while
@@ -75,7 +75,7 @@ class CalibrateConfig(Section):
 Floats = Float[np.ndarray, " sentences"]
 
 LARGEST_A = 0.999
-"""Upper end of a: a sentence that is sure to be said fits every film, and no more."""
+"""Upper end of a: a sentence that is sure to be said fits every image, and no more."""
 
 _FEWEST = 10
 _BOUNDS = ((-30.0, float(np.log(LARGEST_A))), (0.0, 30.0), (-7.0, 3.0))
@@ -371,7 +371,7 @@ Weights = Float[np.ndarray, " studies"]
 
 
 @dataclass(frozen=True)
-class Sayings:
+class Occurrences:
     """Which study says which sentence; each pair stands once.
 
     Attributes:
@@ -405,7 +405,7 @@ class Sayings:
 
 
 @dataclass(frozen=True)
-class Meanings:
+class MatchTable:
     """Which meanings fit which studies.
 
     Attributes:
@@ -438,16 +438,16 @@ class Meanings:
         ]
         return np.concatenate(sums) if sums else np.empty(0)
 
-    def own(self, sayings: Sayings) -> Bool[np.ndarray, " pairs"]:
+    def own(self, occurrences: Occurrences) -> Bool[np.ndarray, " pairs"]:
         """Tell whether a sentence fits the study that says it.
 
         Args:
-            sayings: who says what.
+            occurrences: who says what.
 
         Returns:
             One answer per pair; no where either is unknown.
         """
-        meaning, column = self.of_sentence[sayings.sentence], self.of_study[sayings.study]
+        meaning, column = self.of_sentence[occurrences.sentence], self.of_study[occurrences.study]
         known = (meaning >= 0) & (column >= 0)
         bits = np.zeros(len(meaning), dtype=bool)
         at = column[known]
@@ -460,8 +460,8 @@ class Meanings:
 
 def measure_meanings(
     pll_nats: Float[np.ndarray, " sentences"],
-    sayings: Sayings,
-    meanings: Meanings,
+    occurrences: Occurrences,
+    meanings: MatchTable,
     weights: Weights,
     min_studies: int,
 ) -> Evidence:
@@ -469,7 +469,7 @@ def measure_meanings(
 
     Args:
         pll_nats: pseudo-log-likelihoods.
-        sayings: who says what.
+        occurrences: who says what.
         meanings: what fits whom.
         weights: how often each study counts.
         min_studies: other studies that a share must rest on to count as measured.
@@ -479,10 +479,10 @@ def measure_meanings(
     """
     known = (meanings.of_study >= 0).astype(np.float64)
     fitting = np.append(meanings.fitting(weights), 0.0)[meanings.of_sentence]
-    own = meanings.own(sayings)
+    own = meanings.own(occurrences)
     return _evidence(
         pll_nats,
-        sayings,
+        occurrences,
         fitting,
         own.astype(np.float64),
         known,
@@ -494,7 +494,7 @@ def measure_meanings(
 
 def measure_wordings(
     pll_nats: Float[np.ndarray, " sentences"],
-    sayings: Sayings,
+    occurrences: Occurrences,
     weights: Weights,
     min_studies: int,
 ) -> Evidence:
@@ -502,22 +502,22 @@ def measure_wordings(
 
     Args:
         pll_nats: pseudo-log-likelihoods.
-        sayings: who says what.
+        occurrences: who says what.
         weights: how often each study counts.
         min_studies: other studies that a share must rest on to count as measured.
 
     Returns:
         The evidence: too small wherever a meaning has several wordings.
     """
-    ones = np.ones(len(sayings.study))
-    said = sayings.sums(ones, weights)
-    everywhere, always = np.ones(sayings.studies), np.ones(sayings.sentences)
-    return _evidence(pll_nats, sayings, said, ones, everywhere, always, weights, min_studies)
+    ones = np.ones(len(occurrences.study))
+    said = occurrences.sums(ones, weights)
+    everywhere, always = np.ones(occurrences.studies), np.ones(occurrences.sentences)
+    return _evidence(pll_nats, occurrences, said, ones, everywhere, always, weights, min_studies)
 
 
 def _evidence(
     pll_nats: Float[np.ndarray, " sentences"],
-    sayings: Sayings,
+    occurrences: Occurrences,
     fitting: Float[np.ndarray, " sentences"],
     own: Float[np.ndarray, " pairs"],
     known: Weights,
@@ -526,10 +526,10 @@ def _evidence(
     min_studies: int,
 ) -> Evidence:
     """Leave the study that says a sentence out, on average over those that say it."""
-    said = sayings.sums(np.ones(len(own)), weights)
+    said = occurrences.sums(np.ones(len(own)), weights)
     square, safe = weights**2, np.maximum(said, 1e-300)
     total = float((weights * known).sum())
-    others = fitting - sayings.sums(own, square) / safe
-    studies = total - sayings.sums(known[sayings.study], square) / safe
+    others = fitting - occurrences.sums(own, square) / safe
+    studies = total - occurrences.sums(known[occurrences.study], square) / safe
     share = np.clip(others / np.maximum(studies, 1e-300), 0.0, 1.0)
     return Evidence(pll_nats, share, said * counts, min_studies / max(total - 1, 1.0))

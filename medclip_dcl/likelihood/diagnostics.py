@@ -158,9 +158,9 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
+    _, index, ties = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(ties)
-    mean_rank: Floats = (last - (ties - 1) / 2)[place]
+    mean_rank: Floats = (last - (ties - 1) / 2)[index]
     return mean_rank
 
 

@@ -127,8 +127,8 @@ class _Writer:
             states,
         ]
         if number == 0:
-            places = self._reshape("index", [-1])
-            parts = [self._node("Gather", [part, places], axis=0) for part in parts]
+            indices = self._reshape("index", [-1])
+            parts = [self._node("Gather", [part, indices], axis=0) for part in parts]
         rows = [self._node("Reshape", [part, self._per_row]) for part in parts[:3]]
         context = self._node(
             "MultiHeadAttention", rows, domain=_RUNTIME, num_heads=self._heads, scale=own.scaling
@@ -144,8 +144,8 @@ class _Writer:
         """
         own = layer.attention.self
         if number == 0:
-            places = self._reshape("index", [-1])
-            states = self._node("Gather", [states, places], axis=0)
+            indices = self._reshape("index", [-1])
+            states = self._node("Gather", [states, indices], axis=0)
         residual = self._node("Gather", [states, asked], axis=0)  # (rows, width)
         query = self._linear(residual, own.query.weight, own.query.bias)
         heads = (self._heads, -1, self._width)

@@ -5,7 +5,7 @@ Class probability of a sentence from its pseudo-log-likelihood.
 Symbols
     p      exp(pll_nats): how likely the sentence is
     a, k   scale and exponent of the estimate
-    eta    chance that a random film shares the sentence's class
+    eta    chance that a random image shares the sentence's class
 
 Other estimates of a sentence's class probability than its likelihood.
 
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.section import Section
@@ -107,7 +107,7 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
     Raises:
         ScoreError: an eta is negative or not a number, or the cap is out of its range.
 
-    Source: ours; a sentence that is true of most films would leave no negatives.
+    Source: ours; a sentence that is true of most images would leave no negatives.
     """
     if not 0 < eta_max < 1:
         raise ScoreError(f"eta_max must lie in (0, 1), got {eta_max}")
@@ -145,8 +145,8 @@ def eta_from_frequency(reports: NDArray[np.int64], total: int) -> Floats:
     Raises:
         ScoreError: there is no training report, or fewer than contain a sentence.
 
-    Source: ours; a report is one random film's text, so the share of reports is the
-        chance that a random film comes with this sentence.
+    Source: ours; a report is one random image's text, so the share of reports is the
+        chance that a random image comes with this sentence.
     """
     if total < 1 or int(reports.max(initial=0)) > total:
         raise ScoreError(f"{total} training reports do not fit the counts; rerun split_sentences")
@@ -159,7 +159,7 @@ def eta_from_labels(
     """Estimate the class probability by how many labelled studies a sentence fits.
 
     A study fits if every asserted finding is labelled present and no negated one is
-    labelled present or uncertain; a sentence that calls the film normal fits studies
+    labelled present or uncertain; a sentence that calls the image normal fits studies
     labelled `No Finding`.
 
     Args:
@@ -206,13 +206,15 @@ def _fitting_share(
     return float(fits.mean())
 
 
-KIND = Kind("eta_cache", 2, "build_eta_cache")
+ARTIFACT = ArtifactType("eta_cache", 2, "build_eta_cache")
 
 ETA = TableFormat(
     "eta.arrow",
     (
         Column("text_key", pa.string(), "`text_key` of the sentence"),
-        Column("eta", pa.float64(), "estimated chance that a random film shares its class, [0, 1)"),
+        Column(
+            "eta", pa.float64(), "estimated chance that a random image shares its class, [0, 1)"
+        ),
         Column("pll_nats", pa.float64(), "pseudo-log-likelihood, nats; null unless eta needs it"),
         Column("tokens", pa.int32(), "word pieces; null unless eta needs the likelihood"),
         Column("count", pa.int32(), "occurrences in the training split"),
@@ -264,16 +266,16 @@ class EtaCache:
             ScoreError: a key is not in the cache.
         """
         asked = np.asarray(keys, dtype="S32")
-        place = np.searchsorted(self._keys, asked)
-        found = place < len(self._keys)
-        found[found] = self._keys[place[found]] == asked[found]
+        index = np.searchsorted(self._keys, asked)
+        found = index < len(self._keys)
+        found[found] = self._keys[index[found]] == asked[found]
         if not found.all():
             first = keys[int(np.argmin(found))]
             raise ScoreError(
                 f"{int((~found).sum())} sentences have no eta, the first with key {first}; "
                 "rerun split_sentences, score_sentences and build_eta_cache"
             )
-        eta: np.ndarray = self._eta[place]
+        eta: np.ndarray = self._eta[index]
         return eta
 
 

@@ -37,12 +37,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedModel
 
-from medclip_dcl.artifact import Artifact, Kind, json_digest
+from medclip_dcl.artifact import Artifact, ArtifactType, json_digest
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import sha256_file, write_bytes, write_text
 from medclip_dcl.models.pretrained import read_tensors, weights_file
 
-KIND = Kind("language_model", 1, "fit_language_model")
+ARTIFACT = ArtifactType("language_model", 1, "fit_language_model")
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

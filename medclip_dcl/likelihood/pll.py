@@ -73,16 +73,16 @@ def encode_sentences(
         return_special_tokens_mask=True,
     )
     encodings = []
-    for place, (ids, own) in enumerate(
+    for index, (ids, own) in enumerate(
         zip(batch["input_ids"], batch["special_tokens_mask"], strict=True)
     ):
-        words = batch.word_ids(place)
+        words = batch.word_ids(index)
         encoding = Encoding(
             tuple(ids),
             tuple(-1 if mark else word for mark, word in zip(own, words, strict=True)),
         )
         if not encoding.tokens:
-            raise ScoreError(f"sentence {place} has no word piece; leave empty sentences out")
+            raise ScoreError(f"sentence {index} has no word piece; leave empty sentences out")
         encodings.append(encoding)
     return encodings
 
@@ -173,7 +173,7 @@ def score_encodings(
     if longest > limit:
         raise ScoreError(f"a sentence has {longest} word pieces, the model reads {limit}; cut it")
     distinct = sorted(set(encodings), key=lambda item: (len(item.ids), item.ids, item.words))
-    place = {encoding: number for number, encoding in enumerate(distinct)}
+    index_of = {encoding: number for number, encoding in enumerate(distinct)}
     sums = torch.zeros(len(distinct), dtype=torch.float64)
     device = next(model.parameters()).device
     engine = engine or PlainEngine(model)
@@ -190,7 +190,7 @@ def score_encodings(
             first += len(group)
     if not bool(torch.isfinite(sums).all()):
         raise ScoreError("the language model returned a log-probability that is no finite number")
-    return sums[[place[encoding] for encoding in encodings]]
+    return sums[[index_of[encoding] for encoding in encodings]]
 
 
 def _batches(

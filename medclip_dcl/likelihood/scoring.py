@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from medclip_dcl.artifact import Artifact, Kind, changed_parts
+from medclip_dcl.artifact import Artifact, ArtifactType, fingerprint_changes
 from medclip_dcl.distributed import Launch, available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, LaunchError, MedclipError, ScoreError
 from medclip_dcl.files import write_bytes
@@ -56,7 +56,7 @@ from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, TableFormat, read_table
 from medclip_dcl.text import sentences
 
-KIND = Kind("likelihoods", 1, "score_sentences", costly=True)
+ARTIFACT = ArtifactType("likelihoods", 1, "score_sentences", costly=True)
 
 LIKELIHOODS = TableFormat(
     "likelihoods.parquet",
@@ -96,7 +96,7 @@ def score_header(
     header = {
         "variant": settings.variant,
         "dtype": settings.dtype,
-        "splitter": str(source.recipe["settings"].get("splitter", "")),
+        "splitter": str(source.fingerprint["settings"].get("splitter", "")),
         "normalisation": sentences.NORMALISATION,
     }
     if model is not None:
@@ -115,9 +115,9 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
     Raises:
         ArtifactStale: a value differs; the message names each.
     """
-    said = artifact.recipe["settings"]
+    said = artifact.fingerprint["settings"]
     found = {name: said[name] for name in header if name in said}
-    differences = changed_parts(found, {name: header[name] for name in found})
+    differences = fingerprint_changes(found, {name: header[name] for name in found})
     if differences:
         raise ArtifactStale(
             f"the likelihoods were scored otherwise ({'; '.join(differences)}); rerun "
@@ -125,7 +125,7 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
         )
 
 
-class ScoreJournal:
+class ScoreWriter:
     """Acknowledges scores: after a kill a part is there whole or not at all.
 
     Several processes may keep journals in one folder.
@@ -198,7 +198,7 @@ _ALL = 1 << 16  # past the last word piece of any input
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ScoringOptions:
     """How sentences are scored."""
 
     folder: Path
@@ -231,11 +231,11 @@ class Scores:
     pll_nats: tuple[float, ...]
 
 
-def engine_of(recipe: Recipe) -> EngineName:
+def engine_of(options: ScoringOptions) -> EngineName:
     """Say which engine a recipe comes to on this machine.
 
     Args:
-        recipe: how to score.
+        options: how to score.
 
     Returns:
         `onnxruntime` or `plain`.
@@ -243,11 +243,11 @@ def engine_of(recipe: Recipe) -> EngineName:
     Raises:
         ScoreError: `onnxruntime` is asked for and cannot be had.
     """
-    if recipe.engine == "plain":
+    if options.engine == "plain":
         return "plain"
-    model: Any = load_language_model(recipe.folder).model
-    model.to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
-    return resolve_engine(model, recipe.engine)
+    model: Any = load_language_model(options.folder).model
+    model.to(device=options.device, dtype=getattr(torch, options.dtype))
+    return resolve_engine(model, options.engine)
 
 
 class Scorer:
@@ -257,15 +257,15 @@ class Scorer:
         recipe: how to score.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        loaded = load_language_model(recipe.folder)
+    def __init__(self, options: ScoringOptions) -> None:
+        self._fingerprint = options
+        loaded = load_language_model(options.folder)
         self._model = loaded.model
-        cast(Any, self._model).to(device=recipe.device, dtype=getattr(torch, recipe.dtype))
+        cast(Any, self._model).to(device=options.device, dtype=getattr(torch, options.dtype))
         self._tokenizer = loaded.tokenizer
         self._limit = int(self._model.config.max_position_embeddings)
-        self._engine = prepare_engine(self._model, recipe.engine, threads=1)
-        self._budget = recipe.token_budget or find_budget(self._model)
+        self._engine = prepare_engine(self._model, options.engine, threads=1)
+        self._budget = options.token_budget or find_budget(self._model)
 
     def score(self, task: Task) -> Scores:
         """Score a task.
@@ -291,7 +291,7 @@ class Scorer:
                 self._model,
                 parts,
                 self._tokenizer.mask_token_id,
-                self._recipe.variant,
+                self._fingerprint.variant,
                 self._budget,
                 engine=self._engine,
             )
@@ -300,11 +300,11 @@ class Scorer:
         return Scores(task.number, tuple(pll_nats.tolist()))
 
 
-def drift(recipe: Recipe, texts: Sequence[str]) -> float:
+def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
     """Measure how far scores in the recipe's precision lie from those in float32.
 
     Args:
-        recipe: how to score.
+        options: how to score.
         texts: a few sentences; at least one.
 
     Returns:
@@ -314,18 +314,18 @@ def drift(recipe: Recipe, texts: Sequence[str]) -> float:
         ScoreError: a score is no number.
     """
     task = Task(0, tuple(texts), tuple((0, _ALL) for _ in texts))
-    exact = Scorer(replace(recipe, dtype="float32")).score(task).pll_nats
-    rough = Scorer(recipe).score(task).pll_nats
+    exact = Scorer(replace(options, dtype="float32")).score(task).pll_nats
+    rough = Scorer(options).score(task).pll_nats
     return max(abs(one - other) for one, other in zip(exact, rough, strict=True))
 
 
 def score_tasks(
-    recipe: Recipe, tasks: Iterable[Task], workers: int
+    options: ScoringOptions, tasks: Iterable[Task], workers: int
 ) -> Generator[Scores, None, None]:
     """Score tasks, each in whatever process is free.
 
     Args:
-        recipe: how to score.
+        options: how to score.
         tasks: what to score; taken as processes become free.
         workers: processes; 1: this one.
 
@@ -338,10 +338,10 @@ def score_tasks(
     if workers <= 1:
         scorer = None
         for task in tasks:
-            scorer = scorer or Scorer(recipe)
+            scorer = scorer or Scorer(options)
             yield scorer.score(task)
         return
-    crew = [_hire(recipe) for _ in range(workers)]
+    crew = [_hire(options) for _ in range(workers)]
     try:
         yield from _share_out(iter(tasks), dict(crew))
     finally:
@@ -388,20 +388,20 @@ def _died(process: BaseProcess) -> ScoreError:
     )
 
 
-def _hire(recipe: Recipe) -> tuple[Connection, BaseProcess]:
+def _hire(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, recipe), daemon=True)
+    process = context.Process(target=_work, args=(theirs, options), daemon=True)
     process.start()
     theirs.close()  # so that the end of the process is seen as the end of the pipe
     return ours, process
 
 
-def _work(connection: Connection, recipe: Recipe) -> None:
+def _work(connection: Connection, options: ScoringOptions) -> None:
     """Score what is sent until the other end is gone."""
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         try:
-            scorer = Scorer(recipe)
+            scorer = Scorer(options)
             while True:
                 connection.send(scorer.score(connection.recv()))
         except MedclipError as error:
@@ -431,14 +431,14 @@ class Work:
 
 
 def plan_work(
-    keys: Sequence[str], texts: Sequence[str], recipe: Recipe, settings: LikelihoodConfig
+    keys: Sequence[str], texts: Sequence[str], options: ScoringOptions, settings: LikelihoodConfig
 ) -> Work:
     """Cut a corpus into units of work.
 
     Args:
         keys: text keys, ascending.
         texts: their sentences.
-        recipe: how they are scored.
+        options: how they are scored.
         settings: `unit_pieces` is read.
 
     Returns:
@@ -448,10 +448,10 @@ def plan_work(
         CheckpointError: the language model cannot be read.
         ScoreError: a sentence has no word piece.
     """
-    config, tokenizer = read_config(recipe.folder), read_tokenizer(recipe.folder)
+    config, tokenizer = read_config(options.folder), read_tokenizer(options.folder)
     operations = piece_operations(config)
     measured = measure(tokenizer, texts, int(config.max_position_embeddings))
-    kind = recipe.device.partition(":")[0]
+    kind = options.device.partition(":")[0]
     most = min(_MOST_PIECES[kind], int(_UNIT_OPERATIONS[kind] / operations))
     usual = min(most, max(_FEW_PIECES, measured.cost // _SMALLEST_SHARE))
     plan = plan_units(tokenizer, texts, measured, settings.unit_pieces or max(1, usual))
@@ -459,14 +459,14 @@ def plan_work(
 
 
 def score_share(
-    folder: Path, work: Work, recipe: Recipe, settings: LikelihoodConfig, launch: Launch
+    folder: Path, work: Work, options: ScoringOptions, settings: LikelihoodConfig, launch: Launch
 ) -> int:
     """Score what nobody has acknowledged of this process's share of the units.
 
     Args:
         folder: folder of the acknowledged parts, which all processes see.
         work: the whole work.
-        recipe: how to score.
+        options: how to score.
         settings: `workers` and `flush_every_s` are read.
         launch: this process among those of the launch.
 
@@ -484,21 +484,21 @@ def score_share(
     left = mine & np.isnan(_acknowledged(parts, work))
     launch.wait()  # nobody adds a part before all have read those of earlier runs
     total, cost = int(plan.cost[mine].sum()), int(plan.cost[left].sum())
-    workers = settings.workers or _workers(cost * work.operations, recipe, launch)
+    workers = settings.workers or _workers(cost * work.operations, options, launch)
     handed: dict[int, Ints] = {}
-    journal = ScoreJournal(folder, settings.flush_every_s)
+    writer = ScoreWriter(folder, settings.flush_every_s)
     with (
         _progress(total, total - cost, launch) as bar,
-        closing(score_tasks(recipe, _tasks(work, left, handed), workers)) as finished,
+        closing(score_tasks(options, _tasks(work, left, handed), workers)) as finished,
     ):
         try:
             for scores in finished:
                 rows = handed.pop(scores.number)
-                journal.add(_table(work, rows, scores.pll_nats))
+                writer.add(_table(work, rows, scores.pll_nats))
                 if bar is not None:
                     bar.advance(int(plan.cost[rows].sum()))
         finally:
-            journal.flush()
+            writer.flush()
     return damaged
 
 
@@ -527,7 +527,7 @@ def collect_scores(folder: Path, work: Work, launch: Launch) -> Floats:
         time.sleep(1)
         values = _acknowledged(read_parts(folder)[0], work)
     pll_nats = np.zeros(len(work.texts))
-    np.add.at(pll_nats, work.plan.place, values)
+    np.add.at(pll_nats, work.plan.text_index, values)
     twins: Floats = pll_nats[work.measured.twin]
     return twins
 
@@ -535,13 +535,13 @@ def collect_scores(folder: Path, work: Work, launch: Launch) -> Floats:
 def _acknowledged(parts: pa.Table, work: Work) -> Floats:
     """Give the score of every span of the plan that a part holds, and NaN for the others."""
     plan = work.plan
-    values = np.full(len(plan.place), np.nan)
+    values = np.full(len(plan.text_index), np.nan)
     keys = np.array(parts["text_key"].to_pylist(), "S32")
-    place = np.searchsorted(work.keys, keys)
-    known = place < len(work.keys)
-    known[known] = work.keys[place[known]] == keys[known]
+    index = np.searchsorted(work.keys, keys)
+    known = index < len(work.keys)
+    known[known] = work.keys[index[known]] == keys[known]
     first, last = (parts[name].to_numpy().astype(np.int64)[known] for name in ("first", "last"))
-    codes = span_codes(place[known].astype(np.int64), first, last)
+    codes = span_codes(index[known].astype(np.int64), first, last)
     order = np.argsort(plan.codes)
     spot = np.searchsorted(plan.codes, codes, sorter=order)
     fits = spot < len(order)
@@ -556,7 +556,7 @@ def _tasks(work: Work, left: NDArray[np.bool_], handed: dict[int, Ints]) -> Iter
     for rows in units_of(plan, left):
         number = int(plan.unit[rows[0]])
         handed[number] = rows
-        texts = tuple(work.texts[place] for place in plan.place[rows].tolist())
+        texts = tuple(work.texts[index] for index in plan.text_index[rows].tolist())
         spans = zip(plan.first[rows].tolist(), plan.last[rows].tolist(), strict=True)
         yield Task(number, texts, tuple(spans))
 
@@ -565,7 +565,9 @@ def _table(work: Work, rows: Ints, pll_nats: Sequence[float]) -> pa.Table:
     plan = work.plan
     return pa.table(
         {
-            "text_key": pa.array(work.keys[plan.place[rows]].astype("U32").tolist(), pa.string()),
+            "text_key": pa.array(
+                work.keys[plan.text_index[rows]].astype("U32").tolist(), pa.string()
+            ),
             "first": pa.array(plan.first[rows], pa.int32()),
             "last": pa.array(plan.last[rows], pa.int32()),
             "pll_nats": pa.array(pll_nats, pa.float64()),
@@ -573,8 +575,8 @@ def _table(work: Work, rows: Ints, pll_nats: Sequence[float]) -> pa.Table:
     )
 
 
-def _workers(operations: float, recipe: Recipe, launch: Launch) -> int:
-    if recipe.device != "cpu":
+def _workers(operations: float, options: ScoringOptions, launch: Launch) -> int:
+    if options.device != "cpu":
         return 1
     cores = available_cores() // launch.local_processes
     return max(1, min(cores, math.floor(operations / _OPERATIONS_WORTH_A_PROCESS)))

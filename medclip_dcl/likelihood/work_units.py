@@ -53,7 +53,7 @@ class Measured:
 class Plan:
     """All spans of a corpus, and the units that they fall into."""
 
-    place: Ints
+    text_index: Ints
     """Place of the sentence of each span."""
     first: Ints
     last: Ints
@@ -64,7 +64,7 @@ class Plan:
     @property
     def codes(self) -> Ints:
         """One number per span that names it whatever unit it falls into."""
-        return span_codes(self.place, self.first, self.last)
+        return span_codes(self.text_index, self.first, self.last)
 
 
 def piece_operations(config: BertConfig) -> float:
@@ -81,18 +81,18 @@ def piece_operations(config: BertConfig) -> float:
     return 2.0 * config.num_hidden_layers * width * (4 * width + 2 * config.intermediate_size)
 
 
-def span_codes(place: Ints, first: Ints, last: Ints) -> Ints:
+def span_codes(index: Ints, first: Ints, last: Ints) -> Ints:
     """Name spans by one number each.
 
     Args:
-        place: place of the sentence.
+        index: place of the sentence.
         first: first scored piece, below 65,536.
         last: the piece after the last, below 65,536.
 
     Returns:
         The numbers.
     """
-    codes: Ints = (place << 2 * _SPAN_BITS) | (first << _SPAN_BITS) | last
+    codes: Ints = (index << 2 * _SPAN_BITS) | (first << _SPAN_BITS) | last
     return codes
 
 
@@ -114,13 +114,13 @@ def measure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int
     prints = np.zeros((2, len(texts)), np.uint64)
     truncated = 0
     for start in range(0, len(texts), _BATCH):
-        for place, item in enumerate(
+        for index, item in enumerate(
             encode_sentences(tokenizer, texts[start : start + _BATCH], limit + 1), start
         ):
             truncated += len(item.ids) > limit  # its own encoding is one piece shorter
-            length[place] = min(limit, len(item.ids))
-            pieces[place] = item.tokens - (len(item.ids) > limit)
-            prints[:, place] = np.frombuffer(_print(item), np.uint64)
+            length[index] = min(limit, len(item.ids))
+            pieces[index] = item.tokens - (len(item.ids) > limit)
+            prints[:, index] = np.frombuffer(_print(item), np.uint64)
     by_piece = np.lexsort((np.arange(len(texts)), *prints, length))
     same = (np.diff(prints[:, by_piece]) == 0).all(0) & (np.diff(length[by_piece]) == 0)
     starts = np.append(True, ~same)
@@ -146,18 +146,18 @@ def plan_units(
     """
     cost = measured.length * measured.pieces
     rows: list[tuple[int, int, int]] = []
-    for place in measured.order.tolist():
-        if cost[place] <= unit_cost:
-            rows.append((place, 0, int(measured.pieces[place])))
+    for index in measured.order.tolist():
+        if cost[index] <= unit_cost:
+            rows.append((index, 0, int(measured.pieces[index])))
             continue
-        length = int(measured.length[place])
-        (encoding,) = encode_sentences(tokenizer, [texts[place]], length)
+        length = int(measured.length[index])
+        (encoding,) = encode_sentences(tokenizer, [texts[index]], length)
         cuts = _cuts(encoding, max(1, unit_cost // length))
-        rows += [(place, first, last) for first, last in pairwise(cuts)]
-    place, first, last = np.array(rows, np.int64).reshape(-1, 3).T
-    span_cost = (last - first) * measured.length[place]
+        rows += [(index, first, last) for first, last in pairwise(cuts)]
+    index, first, last = np.array(rows, np.int64).reshape(-1, 3).T
+    span_cost = (last - first) * measured.length[index]
     unit = (np.cumsum(span_cost) - span_cost) // unit_cost
-    return Plan(place, first, last, span_cost, unit)
+    return Plan(index, first, last, span_cost, unit)
 
 
 def units_of(plan: Plan, left: NDArray[np.bool_]) -> Iterator[Ints]:

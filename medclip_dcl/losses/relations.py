@@ -14,7 +14,7 @@ One claim at a time, report against anchor (`A`, `R`: sides that anchor and repo
     hedges      UNCLEAR                       DIFFERENT       UNCLEAR        DIFFERENT
 
 A sentence with several claims takes the worst: one DIFFERENT makes it DIFFERENT, else
-one UNCLEAR makes it UNCLEAR. A sentence that calls the film normal and names no finding
+one UNCLEAR makes it UNCLEAR. A sentence that calls the image normal and names no finding
 is SAME to a normal report, DIFFERENT to one that asserts a finding, UNCLEAR to the rest.
 A sentence without claims is DIFFERENT to all: its anchor trains by plain InfoNCE.
 
@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
-from medclip_dcl.text.labeler.labels import FINDINGS, Claims
+from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels
 
 DIFFERENT, SAME, UNCLEAR = 0, 1, 2
 
@@ -42,7 +42,7 @@ CODES = len(FINDINGS) + 1
 """Width of a row of codes."""
 
 
-def encode_claims(claims: Sequence[Claims]) -> Int8[Tensor, "texts codes"]:
+def encode_claims(claims: Sequence[ReportLabels]) -> Int8[Tensor, "texts codes"]:
     """Turn claims into rows of small integers.
 
     Args:
@@ -176,11 +176,11 @@ class _Sets(NamedTuple):
 
 def _sets(codes: Int8[Tensor, "texts codes"], dim: int) -> _Sets:
     """Pack codes into sets that stand along rows (`dim` 1) or columns (`dim` 0)."""
-    place = 2 ** torch.arange(len(FINDINGS), device=codes.device, dtype=torch.int32)
+    bits = 2 ** torch.arange(len(FINDINGS), device=codes.device, dtype=torch.int32)
     findings = codes[:, :-1]
     return _Sets(
         *(
-            ((findings & bit != 0) * place).sum(dim=1, dtype=torch.int32).unsqueeze(dim)
+            ((findings & bit != 0) * bits).sum(dim=1, dtype=torch.int32).unsqueeze(dim)
             for bit in (ASSERTED, NEGATED, HEDGED, LEFT, RIGHT)
         )
     )

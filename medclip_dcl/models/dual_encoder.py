@@ -20,10 +20,10 @@ GAMMA_SQUARED_RANGE = (1.0, 100.0)
 
 
 class DualEncoder(nn.Module):
-    """The model that is trained: films and sentences on one unit sphere.
+    """The model that is trained: images and sentences on one unit sphere.
 
     Attributes:
-        image: film -> feature map.
+        image: image -> feature map.
         region_projection: channels of a cell -> shared space.
         text: sentence -> shared space.
         gamma: root of the score's scale; s = gamma**2 * f.
@@ -47,10 +47,10 @@ class DualEncoder(nn.Module):
         input_ids: Int[Tensor, "texts tokens"],
         attention_mask: Int[Tensor, "texts tokens"],
     ) -> tuple[Float[Tensor, "images rows columns dim"], Float[Tensor, "texts dim"]]:
-        """Encode films and sentences in one call, as a distributed wrapper needs it.
+        """Encode images and sentences in one call, as a distributed wrapper needs it.
 
         Args:
-            pixels: normalised films.
+            pixels: normalised images.
             input_ids: word pieces, [CLS] first.
             attention_mask: 1 for real tokens, 0 for padding.
 
@@ -62,10 +62,10 @@ class DualEncoder(nn.Module):
     def encode_images(
         self, pixels: Float[Tensor, "images 1 height width"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Map every region of each film onto the unit sphere.
+        """Map every region of each image onto the unit sphere.
 
         Args:
-            pixels: normalised films, as `preprocessing.to_input` makes them.
+            pixels: normalised images, as `preprocessing.to_input` makes them.
 
         Returns:
             Unit vectors, float32 at least, whatever autocast does elsewhere.

@@ -79,7 +79,7 @@ def last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
 
     Args:
         backbone: from `build_map_backbone`.
-        pixels: normalised films, (images, channels_in, height, width).
+        pixels: normalised images, (images, channels_in, height, width).
 
     Returns:
         The map of its last stage, (images, channels, rows, columns).
@@ -166,13 +166,13 @@ class ImageEncoder(nn.Module):
     def forward(
         self, pixels: Float[Tensor, "images channels_in height width"]
     ) -> Float[Tensor, "images channels rows columns"]:
-        """Compute the feature map of each film.
+        """Compute the feature map of each image.
 
         Args:
-            pixels: normalised films, as `preprocessing.to_input` makes them.
+            pixels: normalised images, as `preprocessing.to_input` makes them.
 
         Returns:
-            One map a film, of `grid(height)` by `grid(width)` cells. In memory it is
+            One map an image, of `grid(height)` by `grid(width)` cells. In memory it is
             channels-last where the weights are.
         """
         features: Tensor = self._map(pixels)
@@ -258,7 +258,7 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     Args:
         encoder: encoder that receives the weights.
         path: safetensors or torch file, or a directory with one. A stem made for three
-            channels is summed over them: a grey film is three equal ones.
+            channels is summed over them: a grey image is three equal ones.
 
     Returns:
         What was matched and what was left aside.

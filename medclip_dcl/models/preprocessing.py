@@ -1,4 +1,4 @@
-"""Prepared film -> model input: the whole film, resized and normalised."""
+"""Prepared image -> model input: the whole image, resized and normalised."""
 
 from typing import Any
 
@@ -18,22 +18,22 @@ SPREAD = 0.25
 
 
 def to_input(
-    films: UInt8[np.ndarray, "films size size"] | UInt8[Tensor, "films size size"],
+    images: UInt8[np.ndarray, "images size size"] | UInt8[Tensor, "images size size"],
     input_px: int,
-) -> Float[Tensor, "films 1 input_px input_px"]:
-    """Turn 8-bit films into the model's input, without cropping.
+) -> Float[Tensor, "images 1 input_px input_px"]:
+    """Turn 8-bit images into the model's input, without cropping.
 
     Args:
-        films: prepared square films, 0 = darkest.
+        images: prepared square images, 0 = darkest.
         input_px: height and width of the input, pixels.
 
     Returns:
-        Normalised float32 films on the device of `films`; shrunk ones are anti-aliased.
+        Normalised float32 images on the device of `images`; shrunk ones are anti-aliased.
 
-    Source: ours. The whole film is stretched onto the input, so a cell of the map
-        and a box on the film differ by one factor.
+    Source: ours. The whole image is stretched onto the input, so a cell of the map
+        and a box on the image differ by one factor.
     """
-    pixels = torch.as_tensor(films).unsqueeze(1).float()
+    pixels = torch.as_tensor(images).unsqueeze(1).float()
     if pixels.shape[-1] != input_px:
         pixels = functional.interpolate(
             pixels, size=(input_px, input_px), mode="bilinear", antialias=True
@@ -54,10 +54,10 @@ def normalise(pixels: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, Any]:
-    """Say how a film becomes an input, for the card of a published model.
+    """Say how an image becomes an input, for the card of a published model.
 
     Args:
-        images: how films were prepared.
+        images: how images were prepared.
         model: the two encoders.
 
     Returns:

@@ -184,7 +184,7 @@ RESNET_HEADS = (
     "encoder.missing_previous_emb",
 )
 """Prefixes of what is left aside: ImageNet's classes in two layouts, BioViL's projection, and
-BioViL-T's comparison with an earlier film."""
+BioViL-T's comparison with an earlier image."""
 
 _BIOVIL = "encoder.encoder."
 _BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(conv|bn)(\d+)\.(\w+)")
@@ -219,7 +219,7 @@ def fold_to_grey(state: Mapping[str, Tensor], module: nn.Module) -> dict[str, Te
         module: the module that they are for.
 
     Returns:
-        The weights; a grey film gives them what three equal channels gave before.
+        The weights; a grey image gives them what three equal channels gave before.
     """
     own = module.state_dict()
     return {
@@ -235,11 +235,11 @@ def _from_torchvision(key: str) -> str:
         kind, rest = match.groups()
         return f"embedder.embedder.{_KINDS[kind]}.{rest}"
     if match := _BLOCK.fullmatch(key):
-        stage, block, kind, place, rest = match.groups()
-        inside = f"layer.{int(place) - 1}.{_KINDS[kind]}.{rest}"
+        stage, block, kind, index, rest = match.groups()
+        inside = f"layer.{int(index) - 1}.{_KINDS[kind]}.{rest}"
     elif match := _SHORTCUT.fullmatch(key):
-        stage, block, place, rest = match.groups()
-        inside = f"shortcut.{_KINDS[place]}.{rest}"
+        stage, block, index, rest = match.groups()
+        inside = f"shortcut.{_KINDS[index]}.{rest}"
     else:
         return key
     return f"encoder.stages.{int(stage) - 1}.layers.{block}.{inside}"

@@ -16,7 +16,7 @@ RESNETS: dict[str, dict[str, Any]] = {
 
 
 class ImageEncoderConfig(Section):
-    """Film -> region vectors."""
+    """Image -> region vectors."""
 
     kind: Literal["resnet", "resnet18", "resnet34", "resnet50", "resnet101", "backbone"] = "resnet"
     """`resnet`: of the sizes below; `resnet18` to `resnet101`: of those of He et al.; `backbone`:
@@ -36,7 +36,7 @@ class ImageEncoderConfig(Section):
     """Directory or file (safetensors, or a torch file of tensors alone) of weights to start from,
     in the key layout of transformers, torchvision or BioViL; empty: random."""
     channels: Literal[1, 3] = 1
-    """Channels of the input: 1 for films; 3 for colour, which only an image set has."""
+    """Channels of the input: 1 for images; 3 for colour, which only an image set has."""
     input_px: Annotated[int, Field(ge=8)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 

@@ -45,7 +45,7 @@ def describe_calibration(sources: Sources) -> View | None:
 
 
 def _view(record: Mapping[str, Any], sources: Sources) -> View:
-    scored = sources.artifacts.get(scoring.KIND.name)
+    scored = sources.artifacts.get(scoring.ARTIFACT.name)
     lines = {
         "fitted": record["fitted"],
         "paper": record["paper"],

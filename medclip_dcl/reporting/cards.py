@@ -17,7 +17,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta
-from medclip_dcl.model_package import Published, read_published
+from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.reporting.settings import CardConfig
 from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import read_table
@@ -31,9 +31,15 @@ NOTICE = "Research use only, not a medical device: no output may guide the care 
 
 _FORMAT = 1
 _RATHER_NOT = {"beta", "similarity_threshold", "keep_share", "sigmoid_bias", "negatives"}
-DATA_KINDS = (manifest.KIND, prepared.KIND, sentences.KIND, labels.KIND, eta.KIND)
+DATA_KINDS = (
+    manifest.ARTIFACT,
+    prepared.ARTIFACT,
+    sentences.ARTIFACT,
+    labels.ARTIFACT,
+    eta.ARTIFACT,
+)
 """What the data card draws on."""
-KINDS = (*DATA_KINDS, model_package.KIND, results.KIND)
+KINDS = (*DATA_KINDS, model_package.ARTIFACT, results.ARTIFACT)
 """What both cards draw on."""
 
 
@@ -51,12 +57,12 @@ def model_facts(sources: Sources, card: CardConfig) -> Facts:
     Raises:
         ArtifactError: one is damaged.
     """
-    artifact = sources.artifacts[model_package.KIND.name]
-    model = read_published(artifact.path)
+    artifact = sources.artifacts[model_package.ARTIFACT.name]
+    model = read_model_package(artifact.path)
     return {
         "format_version": _FORMAT,
         "model": model.digest,
-        "sealed_at": artifact.origin["sealed_at"],
+        "committed_at": artifact.origin["committed_at"],
         "notice": NOTICE,
         "intended_use": card.intended_use,
         "limits": [*card.limits, *model.card.get("limits", ())],
@@ -88,14 +94,14 @@ def data_facts(sources: Sources, card: CardConfig) -> Facts:
     Raises:
         ArtifactError: one is damaged.
     """
-    listed = sources.artifacts[manifest.KIND.name]
+    listed = sources.artifacts[manifest.ARTIFACT.name]
     found = [sources.artifacts.get(kind.name) for kind in DATA_KINDS]
     stages = [item for item in found if item is not None]
     return {
         "format_version": _FORMAT,
         "digests": {item.kind: item.digest for item in stages},
         "terms": card.data,
-        "source": listed.recipe["settings"].get("source", {}).get("kind", ""),
+        "source": listed.fingerprint["settings"].get("source", {}).get("kind", ""),
         "is_generated": sources.is_generated,
         "splits": _splits(listed),
         "labels": _labels(listed),
@@ -104,7 +110,7 @@ def data_facts(sources: Sources, card: CardConfig) -> Facts:
     }
 
 
-def _architecture(model: Published) -> Facts:
+def _architecture(model: SavedModel) -> Facts:
     image, text = model.config.model.image, model.config.model.text
     objective = model.config.objective.model_dump(mode="json")
     grid = model.card.get("grid", {})
@@ -119,14 +125,14 @@ def _architecture(model: Published) -> Facts:
     }
 
 
-def _calibration(model: Published) -> list[Facts] | None:
+def _calibration(model: SavedModel) -> list[Facts] | None:
     if model.calibration is None:
         return None
     return [item.model_dump(mode="json") for item in model.calibration.findings]
 
 
 def _evaluation(sources: Sources, digest: str) -> Facts | None:
-    artifact = sources.artifacts.get(results.KIND.name)
+    artifact = sources.artifacts.get(results.ARTIFACT.name)
     tree = None if artifact is None else results.read_figures(artifact)
     if artifact is None or tree is None or tree["model"] != digest:
         return None
@@ -136,24 +142,24 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
         if figure is not None:
             chance = tree["questions"][headline.question]["chance"].get(headline.chance)
             figures[headline.title] = {**figure, "chance": chance}
-    names = ("split", "films", "patients", "truth", "contaminated", "repeated_films")
+    names = ("split", "images", "patients", "truth", "contaminated", "repeated_images")
     absent = {name: item["absent"] for name, item in tree["questions"].items() if item["absent"]}
     facts = {"results": artifact.digest, **{name: tree[name] for name in names}}
     return facts | {"figures": figures, "absent": absent}
 
 
 def _splits(listed: Artifact) -> dict[str, Facts]:
-    films = read_table(listed.path, manifest.IMAGES).to_pylist()
+    images = read_table(listed.path, manifest.IMAGES).to_pylist()
     reports = read_table(listed.path, manifest.REPORTS, ["split", "subject_id"]).to_pylist()
     found: dict[str, Facts] = {}
     for split in SPLITS:
-        shown = [row for row in films if row["split"] == split]
-        told = [row for row in reports if row["split"] == split]
+        shown = [row for row in images if row["split"] == split]
+        reported = [row for row in reports if row["split"] == split]
         views = Counter(row["view"] or "not known" for row in shown)
         found[split] = {
-            "films": len(shown),
-            "reports": len(told),
-            "patients": len({row["subject_id"] for row in (*shown, *told)}),
+            "images": len(shown),
+            "reports": len(reported),
+            "patients": len({row["subject_id"] for row in (*shown, *reported)}),
             "views": ", ".join(f"{view} {count:,}" for view, count in sorted(views.items())),
         }
     return found
@@ -209,8 +215,8 @@ def model_card(facts: Facts) -> str:
                     f"{training.get('steps', 0):,} steps with "
                     f"{training.get('global_batch', 0):,} pairs each, from "
                     f"{data.get('studies', 0):,} studies of {data.get('patients', 0):,} patients; "
-                    f"{facts['training_seconds']:,.0f} seconds; sealed {facts['sealed_at']}. "
-                    "Films are prepared as "
+                    f"{facts['training_seconds']:,.0f} seconds; sealed {facts['committed_at']}. "
+                    "Images are prepared as "
                     f"`{json.dumps(facts['preprocessing'], sort_keys=True)}`.",
                     _table(
                         ("input", "digest"),
@@ -240,7 +246,7 @@ def data_card(facts: Facts) -> str:
     """
     kind = "Generated studies; no patient has ever been filmed for them. " * facts["is_generated"]
     splits = [
-        (name, *(f"{row[part]:,}" for part in ("films", "reports", "patients")), row["views"])
+        (name, *(f"{row[part]:,}" for part in ("images", "reports", "patients")), row["views"])
         for name, row in facts["splits"].items()
     ]
     labels = [(name, *map(str, row.values())) for name, row in facts["labels"].items()]
@@ -251,11 +257,11 @@ def data_card(facts: Facts) -> str:
     ]
     return _document(
         [
-            "# Films and reports that the model was made from",
+            "# Images and reports that the model was made from",
             f"{kind}Source: `{facts['source']}`. {facts['terms'] or 'Terms: not stated.'}",
             *_part(
                 "Splits, by patient",
-                [_table(("split", "films", "reports", "patients", "views"), splits)],
+                [_table(("split", "images", "reports", "patients", "views"), splits)],
             ),
             *_part(
                 "Labels of training studies",
@@ -268,7 +274,7 @@ def data_card(facts: Facts) -> str:
             *_part(
                 "Left out",
                 [
-                    _table(("reason", "films or studies"), facts["rejected"].items())
+                    _table(("reason", "images or studies"), facts["rejected"].items())
                     if facts["rejected"]
                     else "Nothing."
                 ],
@@ -306,7 +312,7 @@ def _reached(evaluation: Facts | None) -> list[str]:
     known = evaluation["contaminated"]
     seen = "nobody knows how many" if known is None else f"{known:,}"
     return [
-        f"On {evaluation['films']:,} films of {evaluation['patients']:,} patients of the "
+        f"On {evaluation['images']:,} images of {evaluation['patients']:,} patients of the "
         f"{evaluation['split']} split, {seen} of them trained on; truth: {evaluation['truth']}. "
         "Intervals are 95 %, over patients.",
         _table(("figure", "value", "chance"), rows),
@@ -328,14 +334,14 @@ def _probabilities(calibration: list[Facts] | None) -> list[str]:
     rows = [
         (
             item["finding"],
-            f"{item['films_with']:,} / {item['films_without']:,}",
+            f"{item['images_with']:,} / {item['images_without']:,}",
             item["reason"] or "calibrated",
         )
         for item in calibration
     ]
     return [
-        "Fitted on validation films; they hold where a finding is as common as among those.",
-        _table(("finding", "films with / without", "probability"), rows),
+        "Fitted on validation images; they hold where a finding is as common as among those.",
+        _table(("finding", "images with / without", "probability"), rows),
     ]
 
 

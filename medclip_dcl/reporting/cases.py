@@ -11,7 +11,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.reporting.charts import heat_uri, jpeg_uri
-from medclip_dcl.reporting.corpus import show_film
+from medclip_dcl.reporting.corpus import show_image
 from medclip_dcl.reporting.sources import Sources, spread
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
@@ -23,21 +23,21 @@ ANSWERS = "service_answers.json"
 
 _QUERIES = 3
 _HITS = 4
-_COMMON = 2  # studies that say a sentence before it is asked for: else one film alone is right
+_COMMON = 2  # studies that say a sentence before it is asked for: else one image alone is right
 
 
 def show_cases(sources: Sources) -> list[View]:
-    """Ask the index for films by sentences that it holds.
+    """Ask the index for images by sentences that it holds.
 
     Args:
         sources: what the report is made from.
 
     Returns:
-        `query` and `hits` with `uri`, `score`, `says` and whether the film's own report
+        `query` and `hits` with `uri`, `score`, `says` and whether the image's own report
         says the sentence; nothing in a private report, without pictures, or where the
         index belongs to another model.
     """
-    found = sources.get(embeddings.KIND, model_package.KIND)
+    found = sources.get(embeddings.ARTIFACT, model_package.ARTIFACT)
     if found is None or sources.settings.private:
         return []
     try:
@@ -48,8 +48,8 @@ def show_cases(sources: Sources) -> list[View]:
     counts = np.array(texts.column("studies").to_pylist())
     asked = np.flatnonzero(counts >= _COMMON)
     asked = asked[np.argsort(-counts[asked], kind="stable")]
-    places = spread(len(asked), min(_QUERIES, sources.settings.examples))
-    return [_case(index, int(asked[place])) for place in places]
+    indices = spread(len(asked), min(_QUERIES, sources.settings.examples))
+    return [_case(index, int(asked[position])) for position in indices]
 
 
 def show_answers(sources: Sources) -> View | None:
@@ -59,7 +59,7 @@ def show_answers(sources: Sources) -> View | None:
         sources: what the report is made from.
 
     Returns:
-        `seconds` per route, `findings`, the grounded `film` and retrieved `hits`; films and
+        `seconds` per route, `findings`, the grounded `image` and retrieved `hits`; images and
         texts are left out of a private report. None where the service was not asked.
     """
     path = sources.work / ANSWERS
@@ -70,17 +70,17 @@ def show_answers(sources: Sources) -> View | None:
     view: View = {
         "seconds": {name: answer["seconds"] for name, answer in record["answers"].items()},
         "findings": answers["classify"]["findings"],
-        "film": None,
+        "image": None,
         "hits": [],
     }
-    found = sources.get(prepared.KIND, manifest.KIND)
+    found = sources.get(prepared.ARTIFACT, manifest.ARTIFACT)
     if found is None or sources.settings.private:
         return view
     images = PreparedImages(found[0])
     if record["image_id"] in images.row_of:
         grounded = answers["ground"]["phrases"][0]
         grid = np.array(grounded["grid"], dtype=np.float32)
-        view["film"] = show_film(images, record["image_id"], []) | {
+        view["image"] = show_image(images, record["image_id"], []) | {
             "heat": heat_uri(grid),
             "phrase": record["phrase"],
             "peak": grounded["peak"],

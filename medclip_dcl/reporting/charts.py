@@ -1,6 +1,6 @@
 """Charts as inline SVG whose colours follow the page: light, dark or print.
 
-Films and heatmaps as data URIs, small enough to stand in a page.
+Images and heatmaps as data URIs, small enough to stand in a page.
 """
 
 import base64
@@ -251,30 +251,30 @@ def _svg(figure: Figure, alt: str) -> Markup:
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1))  # noqa: S704
 
 
-_FILM_PX = 288
+_IMAGE_PX = 288
 _HEAT_PX = 96
 _STRONGEST = 0.7  # opacity of the highest score
-_FAINTEST = 0.4  # share of the range below which nothing is laid over the film
+_FAINTEST = 0.4  # share of the range below which nothing is laid over the image
 
 
-def film_uri(film: UInt8[np.ndarray, "size size"]) -> str:
-    """Encode a prepared film.
+def image_uri(image: UInt8[np.ndarray, "size size"]) -> str:
+    """Encode a prepared image.
 
     Args:
-        film: square 8-bit film.
+        image: square 8-bit image.
 
     Returns:
         A JPEG as data URI, at most 288 pixels wide.
     """
-    picture = Image.fromarray(film)
-    picture.thumbnail((_FILM_PX, _FILM_PX), Image.Resampling.BICUBIC)
+    picture = Image.fromarray(image)
+    picture.thumbnail((_IMAGE_PX, _IMAGE_PX), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=85)
     return jpeg_uri(stream.getvalue())
 
 
 def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
-    """Encode a grid of scores as a translucent layer over a film.
+    """Encode a grid of scores as a translucent layer over an image.
 
     Args:
         grid: region-sentence scores.

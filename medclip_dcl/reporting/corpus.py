@@ -1,4 +1,4 @@
-"""Sections about what went in: films, splits, rejects, example studies."""
+"""Sections about what went in: images, splits, rejects, example studies."""
 
 from collections import Counter, defaultdict
 from typing import Any
@@ -10,7 +10,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.images import REASONS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.sources.records import SPLITS
-from medclip_dcl.reporting.charts import film_uri
+from medclip_dcl.reporting.charts import image_uri
 from medclip_dcl.reporting.sources import Sources, spread
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
@@ -19,7 +19,7 @@ View = dict[str, Any]
 
 
 def describe_data(sources: Sources) -> View | None:
-    """Count films, studies and patients per split, and what was left out.
+    """Count images, studies and patients per split, and what was left out.
 
     Args:
         sources: what the report is made from.
@@ -27,31 +27,36 @@ def describe_data(sources: Sources) -> View | None:
     Returns:
         `splits`, `totals`, `boxes` and `rejects`; None without a manifest.
     """
-    found = sources.get(manifest.KIND)
+    found = sources.get(manifest.ARTIFACT)
     if found is None:
         return None
     (source,) = found
-    films = read_table(source.path, manifest.IMAGES, ["split", "study_id", "subject_id"])
+    images = read_table(source.path, manifest.IMAGES, ["split", "study_id", "subject_id"])
     reports = read_table(source.path, manifest.REPORTS, ["split", "study_id", "subject_id"])
     rows = []
     for split in (*SPLITS, "all"):
-        shown = films if split == "all" else films.filter(pc.equal(films["split"], split))
-        told = reports if split == "all" else reports.filter(pc.equal(reports["split"], split))
-        subjects = {*shown["subject_id"].to_pylist(), *told["subject_id"].to_pylist()}
+        shown = images if split == "all" else images.filter(pc.equal(images["split"], split))
+        reported = reports if split == "all" else reports.filter(pc.equal(reports["split"], split))
+        subjects = {*shown["subject_id"].to_pylist(), *reported["subject_id"].to_pylist()}
         rows.append(
-            {"split": split, "films": len(shown), "reports": len(told), "patients": len(subjects)}
+            {
+                "split": split,
+                "images": len(shown),
+                "reports": len(reported),
+                "patients": len(subjects),
+            }
         )
     boxes = read_table(source.path, manifest.BOXES, ["image_id"])
     return {
         "rows": rows,
         "boxes": len(boxes),
-        "boxed_films": len(boxes["image_id"].unique()),
+        "boxed_images": len(boxes["image_id"].unique()),
         "rejects": _rejects(sources),
     }
 
 
 def show_examples(sources: Sources) -> list[View]:
-    """Show films of the test split with their boxes, or with what their reports say.
+    """Show images of the test split with their boxes, or with what their reports say.
 
     Args:
         sources: what the report is made from.
@@ -59,41 +64,41 @@ def show_examples(sources: Sources) -> list[View]:
     Returns:
         `uri`, `width`, `height`, `boxes` and `says` of each; nothing in a private report.
     """
-    found = sources.get(manifest.KIND, prepared.KIND, sentences.KIND)
+    found = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
     if found is None or sources.settings.private:
         return []
-    source, films, texts = found
-    images = PreparedImages(films)
+    source, prepared_artifact, texts = found
+    images = PreparedImages(prepared_artifact)
     rows = [
         row
         for row in read_table(source.path, manifest.IMAGES).to_pylist()
         if row["image_id"] in images.row_of and row["split"] == "test"
     ]
-    boxes = boxes_by_film(source)
+    boxes = boxes_by_image(source)
     rows = [row for row in rows if row["image_id"] in boxes] or rows
-    chosen = [rows[place] for place in spread(len(rows), sources.settings.examples)]
+    chosen = [rows[index] for index in spread(len(rows), sources.settings.examples)]
     said = sentences_of({row["study_id"] for row in chosen}, texts)
     return [
-        show_film(images, row["image_id"], boxes.get(row["image_id"], []))
+        show_image(images, row["image_id"], boxes.get(row["image_id"], []))
         | {"view": row["view"], "says": said[row["study_id"]][:4]}
         for row in chosen
     ]
 
 
-def show_film(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
-    """Show one film in its own proportions.
+def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
+    """Show one image in its own proportions.
 
     Args:
-        images: the prepared films.
-        image_id: the film.
+        images: the prepared images.
+        image_id: the image.
         boxes: rows of the manifest's box table.
 
     Returns:
-        `uri`, `width`, `height` and `boxes`, in pixels of the original film.
+        `uri`, `width`, `height` and `boxes`, in pixels of the original image.
     """
     row = images.row_of[image_id]
     height, width = images.original_size(row)
-    places = [
+    indices = [
         {
             "x": box["x"] * width / box["image_width"],
             "y": box["y"] * height / box["image_height"],
@@ -103,10 +108,15 @@ def show_film(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
         }
         for box in boxes
     ]
-    return {"uri": film_uri(images.pixels(row)), "width": width, "height": height, "boxes": places}
+    return {
+        "uri": image_uri(images.pixels(row)),
+        "width": width,
+        "height": height,
+        "boxes": indices,
+    }
 
 
-def boxes_by_film(source: Artifact) -> dict[str, list[View]]:
+def boxes_by_image(source: Artifact) -> dict[str, list[View]]:
     """Group the manifest's boxes.
 
     Args:
@@ -123,7 +133,7 @@ def boxes_by_film(source: Artifact) -> dict[str, list[View]]:
 
 def _rejects(sources: Sources) -> list[View]:
     counts: Counter[tuple[str, str]] = Counter()
-    for kind in (manifest.KIND, prepared.KIND):
+    for kind in (manifest.ARTIFACT, prepared.ARTIFACT):
         artifact = sources.artifacts.get(kind.name)
         if artifact is not None and manifest.REJECTS.file in artifact.files:
             table = read_table(artifact.path, manifest.REJECTS, ["stage", "reason"])

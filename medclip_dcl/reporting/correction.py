@@ -76,7 +76,7 @@ def find_truth(sources: Sources, keys: list[str]) -> KnownShares | None:
     if sources.rho:
         rho = np.array([sources.rho.get(key, math.nan) for key in keys])
         return KnownShares(rho, "true class probability", "as the generator drew it")
-    found = sources.get(labels.KIND, manifest.KIND)
+    found = sources.get(labels.ARTIFACT, manifest.ARTIFACT)
     if found is None or not has_labels(found[1]):
         return None
     shares = label_shares(keys, *found)
@@ -122,8 +122,8 @@ def _agreement(found: Truth) -> str:
         "median of eta / rho": found.median_ratio,
         "off the capped rho, as said, by a factor of": _factor(found.log_error),
     }
-    told = [f"{name} {value:.3g}" for name, value in parts.items() if not math.isnan(value)]
-    return f"{'; '.join(told)}." if told else ""
+    reported = [f"{name} {value:.3g}" for name, value in parts.items() if not math.isnan(value)]
+    return f"{'; '.join(reported)}." if reported else ""
 
 
 def _factor(log_error: float) -> float:
@@ -135,10 +135,10 @@ def _medians(rho: Floats, eta: Floats) -> list[Line]:
     parts = [part for part in np.array_split(np.argsort(rho, kind="stable"), 8) if len(part) >= 5]
     x = [float(np.median(rho[part])) for part in parts]
     y = [float(np.median(eta[part])) for part in parts]
-    above = [place for place, value in enumerate(y) if value > 0]
+    above = [index for index, value in enumerate(y) if value > 0]
     if len(above) < 2:
         return []
-    return [Line("median eta", [x[place] for place in above], [y[place] for place in above])]
+    return [Line("median eta", [x[index] for index in above], [y[index] for index in above])]
 
 
 _SHOWN = 8
@@ -154,12 +154,12 @@ def describe_text(sources: Sources) -> View | None:
     Returns:
         A list `facts` of name, value and meaning; None without sentences.
     """
-    found = sources.get(sentences.KIND)
+    found = sources.get(sentences.ARTIFACT)
     if found is None:
         return None
     summaries = [
         (kind.name.replace("_", " "), sources.artifacts[kind.name].summary)
-        for kind in (sentences.KIND, labels.KIND, masked_lm.KIND)
+        for kind in (sentences.ARTIFACT, labels.ARTIFACT, masked_lm.ARTIFACT)
         if kind.name in sources.artifacts
     ]
     facts = [
@@ -179,14 +179,14 @@ def describe_eta(sources: Sources) -> View | None:
 
     Returns:
         `charts` of title, picture and meaning; `figures` by name; tables
-        `most` and `least` (empty in a private report) and the `recipe`; None without an eta
+        `most` and `least` (empty in a private report) and the `fingerprint`; None without an eta
         cache.
     """
-    found = sources.get(eta.KIND, sentences.KIND)
+    found = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
     if found is None:
         return None
     cache, texts = found
-    recipe = cache.recipe["settings"]["eta"]
+    fingerprint = cache.fingerprint["settings"]["eta"]
     distinct = sentences.distinct_sentences(texts)
     said = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
     corpus = _read(read_table(cache.path, eta.ETA), said)
@@ -198,25 +198,25 @@ def describe_eta(sources: Sources) -> View | None:
         sources.negatives,
         examples=_SHOWN,
         rho=None if truth is None else truth.rho,
-        cap=recipe["eta_max"],
+        cap=fingerprint["eta_max"],
     )
 
-    def rows(places: Int[np.ndarray, " examples"]) -> list[View]:
+    def rows(indices: Int[np.ndarray, " examples"]) -> list[View]:
         return [
             {
-                "text": said[corpus.keys[place]],
-                "eta": corpus.eta[place],
-                "pll_nats": None if corpus.pll_nats is None else corpus.pll_nats[place],
-                "count": int(corpus.count[place]),
+                "text": said[corpus.keys[index]],
+                "eta": corpus.eta[index],
+                "pll_nats": None if corpus.pll_nats is None else corpus.pll_nats[index],
+                "count": int(corpus.count[index]),
             }
-            for place in ([] if sources.settings.private else places)
+            for index in ([] if sources.settings.private else indices)
         ]
 
     charts = _charts(corpus)
     if truth is not None and look.truth is not None:
-        charts.append(truth_chart(corpus, truth, look.truth, recipe["eta_max"]))
+        charts.append(truth_chart(corpus, truth, look.truth, fingerprint["eta_max"]))
     return {
-        "recipe": recipe,
+        "fingerprint": fingerprint,
         "charts": charts,
         "figures": _figures(cache, corpus, look, sources.negatives),
         "has_likelihood": corpus.pll_nats is not None,
@@ -250,7 +250,7 @@ def _charts(corpus: CorpusEta) -> list[View]:
                 corpus.count,
                 Labels(
                     "Histogram of eta over the sentences of the training reports",
-                    "eta: assumed chance that another film shares its class",
+                    "eta: assumed chance that another image shares its class",
                     "sentences, repeats included",
                 ),
             ),

@@ -11,7 +11,7 @@ View = dict[str, Any]
 _VERDICTS = (
     ("leaks", "max_leaks", "leaks between splits"),
     ("unusable_share", "max_unusable_share", "of the rows cannot be used"),
-    ("duplicate_share", "max_duplicate_share", "of the films repeat another's picture"),
+    ("duplicate_share", "max_duplicate_share", "of the images repeat another's picture"),
 )
 _ANSWERS = ("present", "uncertain", "absent")
 _KINDS = {
@@ -31,7 +31,7 @@ def describe_check(sources: Sources) -> View | None:
     Returns:
         What `show_check` gives; None without a preflight.
     """
-    found = sources.get(data_check.KIND)
+    found = sources.get(data_check.ARTIFACT)
     return None if found is None else show_check(found[0])
 
 
@@ -42,7 +42,8 @@ def show_check(artifact: Artifact) -> View:
         artifact: the preflight.
 
     Returns:
-        `verdict`, `steps`, `groups` of faults, `splits`, `facts`, `duplicates`, `labels`.
+        `describe_difference`, `steps`, `groups` of faults, `splits`, `facts`, `duplicates`,
+        `labels`.
 
     Raises:
         ArtifactCorrupt: its figures cannot be read.
@@ -85,24 +86,24 @@ def _verdict(verdict: View) -> list[View]:
 
 
 def _steps(steps: list[View]) -> list[View]:
-    measure = "studies" if steps[0]["films"] is None else "films"
+    measure = "studies" if steps[0]["images"] is None else "images"
     whole = max(steps[0][measure], 1)
     return [step | {"width": round(100 * step[measure] / whole, 2)} for step in steps]
 
 
 def _facts(tree: View) -> list[View]:
     """Gather counts that stand in no table of their own, each with what it is a part of."""
-    films, text = tree["films"], tree["text"]
+    images, text = tree["images"], tree["text"]
     rows: list[tuple[str, Any, int]] = []
-    known = films["known"]
-    if films["looked"]:
-        rows += [("films opened", films["opened"], films["looked"])]
-        rows += [(f"stored as {name}", count, known) for name, count in films["formats"].items()]
+    known = images["known"]
+    if images["looked"]:
+        rows += [("images opened", images["opened"], images["looked"])]
+        rows += [(f"stored as {name}", count, known) for name, count in images["formats"].items()]
         rows += [
             (f"{name} bits a pixel", count, known)
-            for name, count in sorted(films["bits"].items(), key=lambda item: int(item[0]))
+            for name, count in sorted(images["bits"].items(), key=lambda item: int(item[0]))
         ]
-        rows += [("MONOCHROME1, turned round", films["inverted"], known)]
+        rows += [("MONOCHROME1, turned round", images["inverted"], known)]
     total = sum(tree["encodings"].values())
     rows += [(f"report files, {name}", count, total) for name, count in tree["encodings"].items()]
     rows += [
@@ -116,8 +117,8 @@ def _facts(tree: View) -> list[View]:
         for name, value, whole in rows
     ]
     for side in ("heights", "widths"):
-        if films[side]:
-            least, middle, most = films[side]
+        if images[side]:
+            least, middle, most = images[side]
             facts.append({"name": f"{side}, pixels", "span": f"{least} · {middle} · {most}"})
     return facts
 

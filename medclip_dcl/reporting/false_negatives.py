@@ -20,13 +20,13 @@ from medclip_dcl.likelihood.diagnostics import audit_parts
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_matrix
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines
-from medclip_dcl.reporting.corpus import sentences_of, show_film
+from medclip_dcl.reporting.corpus import sentences_of, show_image
 from medclip_dcl.reporting.correction import find_truth
 from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import Corpus, read_corpus, read_evidence
+from medclip_dcl.training.dataset import Corpus, read_corpus, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
 
 
@@ -36,13 +36,13 @@ class Suspect:
 
     Attributes:
         text: number of the sentence among the corpus's texts.
-        film: number of the other study's film.
+        image: number of the other study's image.
         study: number of that study.
         eta: of the sentence.
     """
 
     text: int
-    film: int
+    image: int
     study: int
     eta: float
 
@@ -89,16 +89,16 @@ def audit_batches(
     Returns:
         The counts, and the suspects.
     """
-    draws = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     size = min(size, len(corpus.study_ids))
     expected, same, unclear = [], [], []
     found: dict[int, Suspect] = {}
     for _ in range(batches):
-        studies = draws.choice(len(corpus.study_ids), size, replace=False)
-        texts = corpus.text_of[corpus.sentences.pick(studies, draws.uniform(size=size))]
-        films = corpus.films.pick(studies, draws.uniform(size=size))
+        studies = rng.choice(len(corpus.study_ids), size, replace=False)
+        texts = corpus.text_of[corpus.sentences.pick(studies, rng.uniform(size=size))]
+        images = corpus.images.pick(studies, rng.uniform(size=size))
         relation = relation_matrix(sentence_codes[texts], report_codes[studies])
-        relation[torch.arange(size), torch.arange(size)] = -1  # its own film is no negative
+        relation[torch.arange(size), torch.arange(size)] = -1  # its own image is no negative
         eta = corpus.eta[texts].astype(np.float64)
         expected.append(float((size - 1) * eta.sum()))
         same.append(int((relation == SAME).sum()))
@@ -107,7 +107,7 @@ def audit_batches(
         for anchor in np.flatnonzero(is_same.any(axis=1)):
             other = int(is_same[anchor].argmax())
             text = int(texts[anchor])
-            suspect = Suspect(text, int(films[other]), int(studies[other]), float(eta[anchor]))
+            suspect = Suspect(text, int(images[other]), int(studies[other]), float(eta[anchor]))
             found.setdefault(text, suspect)
     ranked = sorted(found.values(), key=lambda item: (-item.eta, item.text))
     return BatchAudit(
@@ -134,9 +134,9 @@ def audit_negatives(sources: Sources) -> View | None:
 
     Returns:
         `parts` by eta with their `picture`, the `origin` of what is known, `batches` and
-        `suspects` (both None without claims and films); None without an eta cache.
+        `suspects` (both None without claims and images); None without an eta cache.
     """
-    found = sources.get(eta.KIND)
+    found = sources.get(eta.ARTIFACT)
     if found is None or sources.negatives < 1:
         return None
     table = read_table(found[0].path, eta.ETA, ["text_key", "eta", "count"])
@@ -159,9 +159,11 @@ def audit_negatives(sources: Sources) -> View | None:
 def _draw(parts: list[Any]) -> str:
     numbers = list(range(1, len(parts) + 1))
     lines = [Line("expected, N · eta", numbers, [part.expected for part in parts])]
-    told = [(number, part.real) for number, part in enumerate(parts, 1) if part.real is not None]
-    if told:
-        lines.append(Line("real", *zip(*told, strict=True)))
+    reported = [
+        (number, part.real) for number, part in enumerate(parts, 1) if part.real is not None
+    ]
+    if reported:
+        lines.append(Line("real", *zip(*reported, strict=True)))
     labels = Labels(
         "False negatives of an anchor by tenth of the sentences: expected and real",
         "tenth of the training sentences, by eta",
@@ -171,23 +173,25 @@ def _draw(parts: list[Any]) -> str:
 
 
 def _audit_batches(sources: Sources) -> tuple[View | None, list[View]]:
-    needed = sources.get(manifest.KIND, prepared.KIND, sentences.KIND, eta.KIND, labels.KIND)
+    needed = sources.get(
+        manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT, eta.ARTIFACT, labels.ARTIFACT
+    )
     if needed is None:
         return None, []
-    listed, films, texts, cache, claimed = needed
-    images = PreparedImages(films)
+    listed, prepared_artifact, texts, cache, claimed = needed
+    images = PreparedImages(prepared_artifact)
     try:
         corpus = read_corpus(listed, images, texts, EtaCache(cache), "train")
-    except StudyError:  # no study of the split has film and sentence
+    except StudyError:  # no study of the split has image and sentence
         return None, []
     reading = ObjectiveConfig(relation="claims")
-    evidence = read_evidence(reading, corpus, listed, claimed, None)
-    assert evidence.sentence_codes is not None, "the relation asks for claims"
-    assert evidence.report_codes is not None, "the relation asks for claims"
+    supervision = read_supervision(reading, corpus, listed, claimed, None)
+    assert supervision.sentence_codes is not None, "the relation asks for claims"
+    assert supervision.report_codes is not None, "the relation asks for claims"
     audit = audit_batches(
         corpus,
-        evidence.sentence_codes,
-        evidence.report_codes,
+        supervision.sentence_codes,
+        supervision.report_codes,
         sources.negatives + 1,
         _BATCHES,
         0 if sources.settings.private else sources.settings.examples,
@@ -216,7 +220,7 @@ def _suspects(
 ) -> list[View]:
     said = sentences_of({corpus.study_ids[item.study] for item in audit.suspects}, texts)
     return [
-        show_film(images, corpus.image_ids[item.film], [])
+        show_image(images, corpus.image_ids[item.image], [])
         | {
             "sentence": corpus.texts[item.text],
             "eta": item.eta,

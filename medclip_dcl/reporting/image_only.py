@@ -78,8 +78,8 @@ def _draw_map(artifact: Artifact, classes: Sequence[ImageClass]) -> Markup | Non
         return None
     label, x, y = (table[name].to_numpy() for name in ("label", "x", "y"))
     groups = [
-        Group(item.name, np.stack([x, y], axis=1)[label == place], item.is_thinned)
-        for place, item in enumerate(classes)
+        Group(item.name, np.stack([x, y], axis=1)[label == index], item.is_thinned)
+        for index, item in enumerate(classes)
     ]
     alt = "Test images in the plane, near where their features are alike; one sign for each class"
     return draw_groups(groups, Labels(alt, "", ""))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.model_package import read_published
+from medclip_dcl.model_package import read_model_package
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines
 from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.training.logging import read_metrics
@@ -30,10 +30,10 @@ def describe_training(sources: Sources) -> View | None:
         Charts `losses` and `gauges` (None where the log is gone) and the model's `card`
         with its `objective`; None without a model.
     """
-    found = sources.get(model_package.KIND)
+    found = sources.get(model_package.ARTIFACT)
     if found is None:
         return None
-    model = read_published(found[0].path)
+    model = read_model_package(found[0].path)
     return {
         "digest": model.digest,
         "card": model.card,

@@ -10,7 +10,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.metrics import roc_curve
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
-from medclip_dcl.reporting.corpus import boxes_by_film, show_film
+from medclip_dcl.reporting.corpus import boxes_by_image, show_image
 from medclip_dcl.reporting.sources import Sources, spread
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import text_key
@@ -18,9 +18,9 @@ from medclip_dcl.text.sentences import text_key
 View = dict[str, Any]
 
 _READINGS = {
-    "mean_auc": "chance that a film with the finding scores above one without it",
+    "mean_auc": "chance that an image with the finding scores above one without it",
     "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
-    "mean_recall": "share of films whose one finding is named, averaged over findings",
+    "mean_recall": "share of images whose one finding is named, averaged over findings",
     "recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
     "own_recall": "the same where the words of another box are wrong even if they read alike",
     "cnr": "how far the inside of a box stands out of the heatmap, in deviations",
@@ -46,7 +46,7 @@ def describe_results(sources: Sources) -> View | None:
         `headlines`, `absent` questions, per-finding rows, per-category grounding rows,
         retrieval rows and the `roc` chart; None without results.
     """
-    found = sources.get(results.KIND)
+    found = sources.get(results.ARTIFACT)
     if found is None:
         return None
     tree = results.read_figures(found[0])
@@ -71,24 +71,24 @@ def show_heatmaps(sources: Sources) -> list[View]:
         sources: what the report is made from.
 
     Returns:
-        A film each with `heat`, `phrase`, `cnr` and `miou`; nothing in a private report.
+        An image each with `heat`, `phrase`, `cnr` and `miou`; nothing in a private report.
     """
-    found = sources.get(results.KIND, manifest.KIND, prepared.KIND)
+    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
     if found is None or sources.settings.private:
         return []
-    outcome, source, films = found
+    outcome, source, prepared_artifact = found
     rows = read_table(outcome.path, results.GROUNDINGS).to_pylist()
     rows = sorted((row for row in rows if row["cnr"] is not None), key=lambda row: -row["cnr"])
-    images, boxes = PreparedImages(films), boxes_by_film(source)
+    images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
-    for place in spread(len(rows), sources.settings.examples):
-        row = rows[place]
+    for index in spread(len(rows), sources.settings.examples):
+        row = rows[index]
         own = [
             box for box in boxes[row["image_id"]] if text_key(box["phrase"]) == row["phrase_key"]
         ]
         grid = np.array(row["grid"], dtype=np.float32).reshape(row["rows"], -1)
         shown.append(
-            show_film(images, row["image_id"], own)
+            show_image(images, row["image_id"], own)
             | {
                 "heat": heat_uri(grid),
                 "low": float(grid.min()),
@@ -96,7 +96,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
                 "phrase": own[0]["phrase"],
                 "cnr": row["cnr"],
                 "miou": row["miou"],
-                "place": place + 1,
+                "place": index + 1,
                 "of": len(rows),
             }
         )
@@ -110,32 +110,32 @@ def show_gallery_answers(sources: Sources) -> list[View]:
         sources: what the report is made from.
 
     Returns:
-        A film each with its box, `rank`, `truth` and the best `sentences`; nothing in a
+        An image each with its box, `rank`, `truth` and the best `sentences`; nothing in a
         private report.
     """
-    found = sources.get(results.KIND, manifest.KIND, prepared.KIND)
+    found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
     if found is None or sources.settings.private:
         return []
-    outcome, source, films = found
+    outcome, source, prepared_artifact = found
     gallery = read_table(outcome.path, results.GALLERY)["sentence"].to_pylist()
     rows = read_table(outcome.path, results.BOX_ANSWERS).to_pylist()
     rows = [row for row in rows if row["gallery_rank"] is not None]
     rows.sort(key=lambda row: (row["gallery_rank"], row["image_id"]))
-    images, boxes = PreparedImages(films), boxes_by_film(source)
+    images, boxes = PreparedImages(prepared_artifact), boxes_by_image(source)
     shown = []
-    for place in spread(len(rows), sources.settings.examples):
-        row = rows[place]
-        film = show_film(images, row["image_id"], boxes[row["image_id"]][:1])
+    for index in spread(len(rows), sources.settings.examples):
+        row = rows[index]
+        image = show_image(images, row["image_id"], boxes[row["image_id"]][:1])
         box = {name: row[name] for name in ("x", "y", "width", "height")}
-        film["boxes"] = [box | {"phrase": gallery[row["gallery_true"]]}]
-        film["rank"] = row["gallery_rank"]
-        film["truth"] = gallery[row["gallery_true"]]
-        film["of"] = len(gallery)
-        film["sentences"] = [
+        image["boxes"] = [box | {"phrase": gallery[row["gallery_true"]]}]
+        image["rank"] = row["gallery_rank"]
+        image["truth"] = gallery[row["gallery_true"]]
+        image["of"] = len(gallery)
+        image["sentences"] = [
             {"text": gallery[item], "is_true": item == row["gallery_true"]}
             for item in row["gallery_best"]
         ]
-        shown.append(film)
+        shown.append(image)
     return shown
 
 
@@ -173,8 +173,8 @@ def _directions(questions: Mapping[str, Any]) -> list[View]:
     names = {
         "box_to_sentence": "sentence from box",
         "sentence_to_box": "box from sentence",
-        "film_to_report": "report from film",
-        "report_to_film": "film from report",
+        "image_to_report": "report from image",
+        "report_to_image": "image from report",
     }
     rows = []
     for question in ("boxes", "reports"):
@@ -196,7 +196,7 @@ def _directions(questions: Mapping[str, Any]) -> list[View]:
 
 
 def _roc(sources: Sources) -> str | None:
-    table = read_table(sources.artifacts[results.KIND.name].path, results.SCORES)
+    table = read_table(sources.artifacts[results.ARTIFACT.name].path, results.SCORES)
     by_finding: dict[str, list[tuple[float, int]]] = {}
     for row in table.to_pylist():
         if row["truth"] is not None:

@@ -76,7 +76,7 @@ def render_check(name: str, artifact: Artifact) -> str:
     Raises:
         ArtifactCorrupt: the figures of the preflight cannot be read.
     """
-    facts = {"digest": artifact.digest, "sealed_at": artifact.origin["sealed_at"]}
+    facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
     view = facts | {"name": name, "check": show_check(artifact)}
     return _render(view, "check_page.html")
 

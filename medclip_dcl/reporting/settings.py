@@ -17,9 +17,9 @@ class CardConfig(Section):
     model are added."""
     licence: str = ""
     """Terms of the model: an SPDX identifier such as `mit`, or words. Derived from reports and
-    films, it stays bound by theirs."""
+    images, it stays bound by theirs."""
     data: str = ""
-    """Where films and reports come from, and under which terms."""
+    """Where images and reports come from, and under which terms."""
 
     def missing(self) -> list[str]:
         """List the settings without which a model is not published.
@@ -41,4 +41,4 @@ class ReportConfig(Section):
     private: bool = False
     """Leave out every text and picture."""
     examples: Annotated[int, Field(ge=0)] = 6
-    """Films, heatmaps and retrieved cases shown."""
+    """Images, heatmaps and retrieved cases shown."""

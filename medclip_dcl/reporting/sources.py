@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact, Kind, open_artifact
+from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import data_check, manifest, prepared
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
@@ -21,17 +21,17 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
 KINDS = (
-    data_check.KIND,
-    manifest.KIND,
-    prepared.KIND,
-    sentences.KIND,
-    labels.KIND,
-    masked_lm.KIND,
-    scoring.KIND,
-    eta.KIND,
-    model_package.KIND,
-    results.KIND,
-    embeddings.KIND,
+    data_check.ARTIFACT,
+    manifest.ARTIFACT,
+    prepared.ARTIFACT,
+    sentences.ARTIFACT,
+    labels.ARTIFACT,
+    masked_lm.ARTIFACT,
+    scoring.ARTIFACT,
+    eta.ARTIFACT,
+    model_package.ARTIFACT,
+    results.ARTIFACT,
+    embeddings.ARTIFACT,
     artifacts.IMAGE_SET,
     artifacts.IMAGE_MODEL,
     artifacts.PROBE,
@@ -47,7 +47,7 @@ class Sources:
         work: folder of the recipe.
         settings: the report's section of the configuration.
         artifacts: the artifacts that exist, by the name of their kind.
-        is_generated: whether films and reports are generated ones.
+        is_generated: whether images and reports are generated ones.
         rho: text key -> true class probability; empty where nobody knows it.
         negatives: N, negatives of one anchor in the recipe's global batch.
     """
@@ -59,7 +59,7 @@ class Sources:
     rho: Mapping[str, float]
     negatives: int
 
-    def get(self, *kinds: Kind) -> tuple[Artifact, ...] | None:
+    def get(self, *kinds: ArtifactType) -> tuple[Artifact, ...] | None:
         """Give artifacts that are needed together.
 
         Args:
@@ -79,14 +79,14 @@ def find_sources(
     is_generated: bool,
     rho: Mapping[str, float],
     negatives: int,
-    kinds: Sequence[Kind] = KINDS,
+    kinds: Sequence[ArtifactType] = KINDS,
 ) -> Sources:
     """Open every artifact of a recipe that exists.
 
     Args:
         work: folder of the recipe.
         settings: the report's section of the configuration.
-        is_generated: whether films and reports are generated ones.
+        is_generated: whether images and reports are generated ones.
         rho: text key -> true class probability; empty where nobody knows it.
         negatives: N, negatives of one anchor.
         kinds: the artifacts that are looked for.
@@ -143,25 +143,25 @@ def describe_provenance(sources: Sources) -> View:
         artifact = sources.artifacts.get(kind.name)
         if artifact is None:
             continue
-        inputs = artifact.recipe["inputs"]
+        inputs = artifact.fingerprint["inputs"]
         rows.append(
             {
                 "kind": kind.name,
                 "job": kind.job,
                 "digest": artifact.digest,
-                "sealed_at": artifact.origin["sealed_at"],
+                "committed_at": artifact.origin["committed_at"],
                 "seconds": artifact.origin["seconds"],
                 "megabytes": sum(file["bytes"] for file in artifact.files.values()) / 1e6,
                 "stale": any(digests.get(name, made) != made for name, made in inputs.items()),
             }
         )
     origins = [artifact.origin for artifact in sources.artifacts.values()]
-    newest = max(origins, key=lambda origin: str(origin["sealed_at"]), default=None)
+    newest = max(origins, key=lambda origin: str(origin["committed_at"]), default=None)
     return {
         "artifacts": rows,
         "seconds": sum(row["seconds"] for row in rows),
         "packages": {} if newest is None else newest["packages"],
         "python": "" if newest is None else newest["python"],
         "system": "" if newest is None else f"{newest['system']} {newest['machine']}",
-        "sealed_at": "" if newest is None else newest["sealed_at"],
+        "committed_at": "" if newest is None else newest["committed_at"],
     }

@@ -17,9 +17,9 @@ from medclip_dcl.tables import read_table
 View = dict[str, Any]
 
 _LINES = 5
-_LEAST_BIN = 5  # films of a bin that is drawn: fewer say nothing of a share
+_LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
 _PERPLEXITY = 30.0
-_MAPPED = 250  # films, and as many sentences: more crowd the map
+_MAPPED = 250  # images, and as many sentences: more crowd the map
 _NAMED = 4
 _LEAST_MAPPED = 40
 
@@ -35,7 +35,7 @@ def describe_trust(sources: Sources) -> View | None:
         `paraphrases` by finding, each with its `pairs` of prompts (none in a private report);
         `absent` reasons, empty where there is none; None without results.
     """
-    found = sources.get(results.KIND)
+    found = sources.get(results.ARTIFACT)
     if found is None:
         return None
     questions = results.read_figures(found[0])["questions"]
@@ -44,7 +44,7 @@ def describe_trust(sources: Sources) -> View | None:
         "absent": {name: questions[name]["absent"] for name in names},
         "probabilities": questions["probabilities"]["groups"],
         "reliability": _reliability(sources),
-        "least_films": _LEAST_BIN,
+        "least_images": _LEAST_BIN,
         "groups": _groups(questions["subgroups"]),
         "gaps": {
             name.partition(".")[2]: figure
@@ -57,7 +57,7 @@ def describe_trust(sources: Sources) -> View | None:
 
 
 def draw_map(sources: Sources) -> str | None:
-    """Draw films and sentences of the index in one plane.
+    """Draw images and sentences of the index in one plane.
 
     Args:
         sources: what the report is made from.
@@ -67,8 +67,8 @@ def draw_map(sources: Sources) -> str | None:
 
     Source: van der Maaten and Hinton 2008, by scikit-learn, on cosine distances.
     """
-    found = sources.get(embeddings.KIND, model_package.KIND)
-    if found is None or found[0].recipe["inputs"].get("model") != found[1].digest:
+    found = sources.get(embeddings.ARTIFACT, model_package.ARTIFACT)
+    if found is None or found[0].fingerprint["inputs"].get("model") != found[1].digest:
         return None
     pools = [_sampled(found[0], what) for what in ("pooled", "texts")]
     if min(len(vectors) for _, vectors in pools) < _LEAST_MAPPED:
@@ -76,21 +76,21 @@ def draw_map(sources: Sources) -> str | None:
     from sklearn.manifold import TSNE
 
     vectors = np.concatenate([vectors for _, vectors in pools])
-    places = TSNE(
+    coordinates = TSNE(
         perplexity=_PERPLEXITY, metric="cosine", init="random", max_iter=500, random_state=0
     ).fit_transform(vectors)
-    chosen, films = pools[0][0], len(pools[0][1])
-    shown = read_table(found[0].path, embeddings.FILMS, ["findings"])["findings"].to_pylist()
+    chosen, images = pools[0][0], len(pools[0][1])
+    shown = read_table(found[0].path, embeddings.IMAGES, ["findings"])["findings"].to_pylist()
     names = [(shown[row] or ["nothing read"])[0] for row in chosen]
     often = sorted(set(names), key=lambda name: (-names.count(name), name))[:_NAMED]
     kind = np.array([name if name in often else "other" for name in names])
     groups = [
-        Group(name, places[:films][kind == name].astype(float), is_marked=False)
+        Group(name, coordinates[:images][kind == name].astype(float), is_marked=False)
         for name in (*often, "other")
         if (kind == name).any()
     ]
-    groups.append(Group("sentences", places[films:].astype(float), is_marked=True))
-    alt = "Films and sentences in the plane, near where the model finds them alike"
+    groups.append(Group("sentences", coordinates[images:].astype(float), is_marked=True))
+    alt = "Images and sentences in the plane, near where the model finds them alike"
     return draw_groups(groups, Labels(alt, "", ""))
 
 
@@ -108,7 +108,7 @@ def _sampled(index: Artifact, what: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reliability(sources: Sources) -> str | None:
-    table = read_table(sources.artifacts[results.KIND.name].path, results.SCORES)
+    table = read_table(sources.artifacts[results.ARTIFACT.name].path, results.SCORES)
     by_finding: dict[str, list[tuple[float, int]]] = {}
     for row in table.to_pylist():
         if row["truth"] is not None and row["probability"] is not None:
@@ -116,12 +116,12 @@ def _reliability(sources: Sources) -> str | None:
     lines = []
     for name, pairs in list(by_finding.items())[:_LINES]:
         said, truth = np.array(pairs, dtype=np.float64).T
-        bins = [item for item in reliability(said, truth == 1) if item.films >= _LEAST_BIN]
+        bins = [item for item in reliability(said, truth == 1) if item.images >= _LEAST_BIN]
         lines.append(Line(name, [item.probability for item in bins], [item.share for item in bins]))
     labels = Labels(
-        "Reliability: share of films with the finding by the probability that was said",
+        "Reliability: share of images with the finding by the probability that was said",
         "probability that was said",
-        "share of films with the finding",
+        "share of images with the finding",
     )
     return draw_lines(lines, labels, diagonal=True) if lines else None
 
@@ -131,7 +131,7 @@ def _groups(outcome: Mapping[str, Any]) -> list[View]:
         {
             "trait": name.partition(": ")[0],
             "value": name.partition(": ")[2],
-            "films": outcome["pool"][name],
+            "images": outcome["pool"][name],
             **figures,
         }
         for name, figures in outcome["groups"].items()
@@ -141,7 +141,7 @@ def _groups(outcome: Mapping[str, Any]) -> list[View]:
 def _prompts(sources: Sources) -> dict[str, list[View]]:
     if sources.settings.private:
         return {}
-    rows = read_table(sources.artifacts[results.KIND.name].path, results.PROMPTS).to_pylist()
+    rows = read_table(sources.artifacts[results.ARTIFACT.name].path, results.PROMPTS).to_pylist()
     by_finding: dict[str, list[View]] = {}
     for row in rows:
         by_finding.setdefault(row["finding"], []).append(row)

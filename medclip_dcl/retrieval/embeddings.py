@@ -1,20 +1,20 @@
-"""Retrieval index: vectors of films and sentences, and the tables that say whose they are.
+"""Retrieval index: vectors of images and sentences, and the tables that say whose they are.
 
-Rows of `films.parquet` and `texts.parquet` number the vectors, which lie in shards of
+Rows of `images.parquet` and `texts.parquet` number the vectors, which lie in shards of
 equal length (the last may be shorter):
 
-    regions-00000.npy    float16 (films, rows, columns, dim), unit region vectors
-    pooled-00000.npy     float32 (films, dim), unit mean of a film's regions
+    regions-00000.npy    float16 (images, rows, columns, dim), unit region vectors
+    pooled-00000.npy     float32 (images, dim), unit mean of an image's regions
     texts-00000.npy      float32 (texts, dim), unit sentence vectors
     sketch.npy           float32, how candidates are found: `medclip_dcl.retrieval.sketch`
-    film_sketches-00000.npy, text_sketches-00000.npy  float32 (films or texts, width)
+    image_sketches-00000.npy, text_sketches-00000.npy  float32 (images or texts, width)
     pictures-00000.arrow thumbnails, where the index was built with pictures
 
 Arrays of an opened index, by memory map: shards of equal length, the last may be shorter.
 
 The nearest vectors to a direction: the candidate stage, in memory.
 
-Films and sentences, through an encoder, to the files of a retrieval index.
+Images and sentences, through an encoder, to the files of a retrieval index.
 """
 
 import io
@@ -29,17 +29,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_bytes
 from medclip_dcl.tables import Column, TableFormat
 
-KIND = Kind("index", 3, "build_index")
+ARTIFACT = ArtifactType("index", 3, "build_index")
 
-FILMS = TableFormat(
-    "films.parquet",
+IMAGES = TableFormat(
+    "images.parquet",
     (
-        Column("image_id", pa.string(), "id of the film"),
+        Column("image_id", pa.string(), "id of the image"),
         Column("study_id", pa.string(), "id of its study"),
         Column("subject_id", pa.string(), "id of the patient"),
         Column("split", pa.string(), "train, validate or test"),
@@ -47,14 +47,14 @@ FILMS = TableFormat(
         Column(
             "findings",
             pa.list_(pa.string()),
-            "what the report asserts, `No Finding` where it calls the film normal; without a "
+            "what the report asserts, `No Finding` where it calls the image normal; without a "
             "report, the labels that are 1",
         ),
-        Column("height_px", pa.int32(), "height of the original film, pixels"),
-        Column("width_px", pa.int32(), "width of the original film, pixels"),
+        Column("height_px", pa.int32(), "height of the original image, pixels"),
+        Column("width_px", pa.int32(), "width of the original image, pixels"),
     ),
 )
-"""One row per indexed film, in order of image_id."""
+"""One row per indexed image, in order of image_id."""
 
 TEXTS = TableFormat(
     "texts.parquet",
@@ -66,8 +66,8 @@ TEXTS = TableFormat(
 )
 """One row per distinct sentence of the indexed studies, in order of text_key."""
 
-SAYINGS = TableFormat(
-    "sayings.parquet",
+OCCURRENCES = TableFormat(
+    "occurrences.parquet",
     (
         Column("study_id", pa.string(), "id of the study"),
         Column("text", pa.int32(), "row of the sentence in texts.parquet"),
@@ -77,7 +77,7 @@ SAYINGS = TableFormat(
 
 PICTURES = TableFormat(
     "pictures-*.arrow",
-    (Column("picture", pa.binary(), "the film as a grey JPEG in its own proportions"),),
+    (Column("picture", pa.binary(), "the image as a grey JPEG in its own proportions"),),
 )
 """Thumbnails, an uncompressed Arrow IPC file per shard, read by memory map."""
 
@@ -86,7 +86,7 @@ def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
     """Name a shard's file.
 
     Args:
-        what: regions, pooled, texts, film_sketches, text_sketches or pictures.
+        what: regions, pooled, texts, image_sketches, text_sketches or pictures.
         shard: number of the shard, from 0.
         suffix: suffix of the file.
 
@@ -124,9 +124,11 @@ def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     try:
         array = np.lib.format.open_memmap(path, mode="c")  # torch takes no array it may not write
     except (OSError, ValueError) as error:
-        raise ArtifactCorrupt(f"array {path} cannot be read; rerun {KIND.job}") from error
+        raise ArtifactCorrupt(f"array {path} cannot be read; rerun {ARTIFACT.job}") from error
     if array.dtype != np.dtype(dtype):
-        raise ArtifactCorrupt(f"array {path} is not of type {np.dtype(dtype)}; rerun {KIND.job}")
+        raise ArtifactCorrupt(
+            f"array {path} is not of type {np.dtype(dtype)}; rerun {ARTIFACT.job}"
+        )
     return array
 
 
@@ -135,7 +137,7 @@ def write_pictures(path: Path, pictures: list[bytes]) -> None:
 
     Args:
         path: file to write.
-        pictures: one encoded picture per film, in order.
+        pictures: one encoded picture per image, in order.
     """
     table = pa.Table.from_pydict({"picture": pictures}, schema=PICTURES.schema)
     sink = pa.BufferOutputStream()
@@ -151,7 +153,7 @@ def map_pictures(path: Path) -> pa.ChunkedArray:
         path: file that `write_pictures` wrote.
 
     Returns:
-        One binary value per film.
+        One binary value per image.
 
     Raises:
         ArtifactCorrupt: the file is no such shard.
@@ -159,9 +161,9 @@ def map_pictures(path: Path) -> pa.ChunkedArray:
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
-        raise ArtifactCorrupt(f"pictures {path} cannot be read; rerun {KIND.job}") from error
+        raise ArtifactCorrupt(f"pictures {path} cannot be read; rerun {ARTIFACT.job}") from error
     if table.schema != PICTURES.schema:
-        raise ArtifactCorrupt(f"pictures {path} have other columns; rerun {KIND.job}")
+        raise ArtifactCorrupt(f"pictures {path} have other columns; rerun {ARTIFACT.job}")
     return table.column("picture")
 
 
@@ -195,8 +197,8 @@ class Shards:
         first = self.arrays[0]
         found = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
         for position, row in enumerate(rows.tolist()):
-            shard, place = divmod(row, self.shard_rows)
-            found[position] = self.arrays[shard][place]
+            shard, offset = divmod(row, self.shard_rows)
+            found[position] = self.arrays[shard][offset]
         return found
 
     def widen(self, rows: npt.NDArray[np.int64], found: torch.Tensor) -> torch.Tensor:
@@ -210,8 +212,8 @@ class Shards:
             The part of `found` that was filled, in the order of the numbers.
         """
         for position, row in enumerate(rows.tolist()):
-            shard, place = divmod(row, self.shard_rows)
-            found[position].copy_(self._tensors[shard][place])
+            shard, offset = divmod(row, self.shard_rows)
+            found[position].copy_(self._tensors[shard][offset])
         return found[: len(rows)]
 
     def whole(self) -> npt.NDArray[Any]:
@@ -234,7 +236,7 @@ def open_shards(
 
     Args:
         locate: gives the path of a file of the index, or of its draft.
-        what: regions, pooled, texts, film_sketches or text_sketches.
+        what: regions, pooled, texts, image_sketches or text_sketches.
         rows: number of rows that they must hold.
         shard_rows: rows in each shard but the last.
         dim: width of a vector.
@@ -262,32 +264,32 @@ def open_shards(
 
 @dataclass(frozen=True)
 class Pictures:
-    """Thumbnails of all films, mapped when the index was opened."""
+    """Thumbnails of all images, mapped when the index was opened."""
 
     shards: Sequence[pa.ChunkedArray]
     shard_rows: int
 
     def picture(self, row: int) -> bytes:
-        """Give the thumbnail of a film.
+        """Give the thumbnail of an image.
 
         Args:
-            row: row number of the film.
+            row: row number of the image.
 
         Returns:
             An encoded JPEG.
         """
-        shard, place = divmod(row, self.shard_rows)
-        data: bytes = self.shards[shard][place].as_py()
+        shard, offset = divmod(row, self.shard_rows)
+        data: bytes = self.shards[shard][offset].as_py()
         return data
 
 
-def open_pictures(artifact: Artifact, films: int, shard_rows: int) -> Pictures:
+def open_pictures(artifact: Artifact, images: int, shard_rows: int) -> Pictures:
     """Map the thumbnails of an index that was built with pictures.
 
     Args:
         artifact: the index.
-        films: number of films.
-        shard_rows: films in each shard but the last.
+        images: number of images.
+        shard_rows: images in each shard but the last.
 
     Returns:
         The thumbnails.
@@ -295,10 +297,10 @@ def open_pictures(artifact: Artifact, films: int, shard_rows: int) -> Pictures:
     Raises:
         ArtifactCorrupt: a shard is missing or damaged, or they hold another number of pictures.
     """
-    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-films // shard_rows))]
+    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-images // shard_rows))]
     shards = [map_pictures(artifact.file(name)) for name in names]
-    if sum(map(len, shards)) != films:
-        raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than films; rebuild it")
+    if sum(map(len, shards)) != images:
+        raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than images; rebuild it")
     return Pictures(shards, shard_rows)
 
 
@@ -326,7 +328,7 @@ class Nearest(Protocol):
         """
 
 
-class Resident:
+class InMemoryIndex:
     """All vectors in memory, at half precision: one matrix product, then a selection.
 
     A product takes as long as its vectors take to be read, so half the bytes are half the time.
@@ -355,8 +357,8 @@ class Resident:
         if allowed is None:
             near = highest(products, _SPARE * count + _SPARE_ROWS)
         else:
-            places = np.flatnonzero(allowed)
-            near = places[highest(products[places], _SPARE * count + _SPARE_ROWS)]
+            indices = np.flatnonzero(allowed)
+            near = indices[highest(products[indices], _SPARE * count + _SPARE_ROWS)]
         return near[highest(self.vectors.gather(near) @ direction, count)]
 
 
@@ -372,9 +374,9 @@ def highest(scores: Floats, count: int) -> Rows:
     """
     if count >= len(scores):
         return np.arange(len(scores))
-    places = _worth_a_look(scores, count)
-    if places is not None:
-        return places[highest(scores[places], count)]
+    indices = _worth_a_look(scores, count)
+    if indices is not None:
+        return indices[highest(scores[indices], count)]
     rest = len(scores) - count
     least = np.partition(scores, rest)[rest]
     above = np.flatnonzero(scores > least)
@@ -393,21 +395,21 @@ def _worth_a_look(scores: Floats, count: int) -> Rows | None:
         return None
     maxima = scores[: _GROUPS * columns].reshape(_GROUPS, columns).max(axis=0)
     bound = np.partition(maxima, columns - count)[columns - count]
-    places = np.flatnonzero(scores >= bound)
-    return places if len(places) < len(scores) // 2 else None
+    indices = np.flatnonzero(scores >= bound)
+    return indices if len(indices) < len(scores) // 2 else None
 
 
 def pool(regions: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Give one unit vector per film: the direction of the mean of its regions.
+    """Give one unit vector per image: the direction of the mean of its regions.
 
     Args:
-        regions: (films, rows, columns, dim), unit vectors.
+        regions: (images, rows, columns, dim), unit vectors.
 
     Returns:
-        (films, dim), unit vectors.
+        (images, dim), unit vectors.
 
     Raises:
-        CheckpointError: a vector is not finite, or the regions of a film cancel out.
+        CheckpointError: a vector is not finite, or the regions of an image cancel out.
     """
     means = regions.mean(axis=(1, 2), dtype=np.float32)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Films and sentences, through an encoder, to the files of a retrieval index."""
+"""Images and sentences, through an encoder, to the files of a retrieval index."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.retrieval.embeddings import (
-    FILMS,
-    SAYINGS,
+    IMAGES,
+    OCCURRENCES,
     TEXTS,
     pool,
     shard_name,
@@ -37,14 +37,14 @@ _Item = TypeVar("_Item")
 class Encoder(Protocol):
     """What gives vectors: a loaded model, or a small stand-in."""
 
-    def embed_images(self, films: npt.NDArray[np.uint8]) -> Tensor:
-        """Give unit region vectors (films, rows, columns, dim) of square films."""
+    def embed_images(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        """Give unit region vectors (images, rows, columns, dim) of square images."""
 
     def embed_sentences(self, texts: Sequence[str]) -> Tensor:
         """Give unit vectors (texts, dim) of sentences."""
 
 
-class Films(Protocol):
+class ImageStore(Protocol):
     """Prepared images, by row."""
 
     @property
@@ -52,19 +52,19 @@ class Films(Protocol):
         """Give the row of each image id."""
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Give a film as a square of bytes."""
+        """Give an image as a square of bytes."""
 
     def original_size(self, row: int) -> tuple[int, int]:
-        """Give height and width of the original film, pixels."""
+        """Give height and width of the original image, pixels."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What an index will hold: films, distinct sentences, and who says which."""
+    """What an index will hold: images, distinct sentences, and who says which."""
 
-    films: list[dict[str, Any]]
+    images: list[dict[str, Any]]
     texts: list[dict[str, Any]]
-    sayings: list[dict[str, Any]]
+    occurrences: list[dict[str, Any]]
     without_pixels: int
 
 
@@ -72,41 +72,41 @@ def select(
     manifest: pa.Table,
     sentences: pa.Table,
     findings: Mapping[str, Sequence[str]],
-    films: Films,
+    images: ImageStore,
     splits: Sequence[str],
 ) -> Selection:
-    """Choose the films of the given splits and the sentences of their studies.
+    """Choose the images of the given splits and the sentences of their studies.
 
     Args:
         manifest: the manifest's images.
         sentences: the sentences of all studies.
         findings: findings of each study, from `findings_of`; a study may be absent.
-        films: prepared images; a film that has none is left out and counted.
+        images: prepared images; an image that has none is left out and counted.
         splits: splits that are indexed.
 
     Returns:
         The selection; text-identical sentences are one row.
 
     Raises:
-        ConfigError: no film is left.
+        ConfigError: no image is left.
     """
     wanted = [row for row in manifest.to_pylist() if row["split"] in set(splits)]
     rows = []
     for row in sorted(wanted, key=lambda item: item["image_id"]):
-        place = films.row_of.get(row["image_id"])
-        if place is not None:
-            height, width = films.original_size(place)
+        index = images.row_of.get(row["image_id"])
+        if index is not None:
+            height, width = images.original_size(index)
             facts = {"height_px": height, "width_px": width}
             row |= facts | {"findings": list(findings.get(row["study_id"], ()))}
-            rows.append({column.name: row[column.name] for column in FILMS.columns})
+            rows.append({column.name: row[column.name] for column in IMAGES.columns})
     if not rows:
-        raise ConfigError(f"index.splits = {list(splits)} holds no prepared film; choose others")
-    texts, sayings = _distinct(sentences, {row["study_id"] for row in rows})
-    return Selection(rows, texts, sayings, without_pixels=len(wanted) - len(rows))
+        raise ConfigError(f"index.splits = {list(splits)} holds no prepared image; choose others")
+    texts, occurrences = _distinct(sentences, {row["study_id"] for row in rows})
+    return Selection(rows, texts, occurrences, without_pixels=len(wanted) - len(rows))
 
 
 def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str]]:
-    """Say which findings a film may be asked for by.
+    """Say which findings an image may be asked for by.
 
     Args:
         claims: what each report says (`REPORT_CLAIMS`).
@@ -114,7 +114,7 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
 
     Returns:
         Study -> names of `LABELS`, sorted: what its report asserts, `No Finding` where it
-        calls the film normal; of a study without a report, the labels that are 1.
+        calls the image normal; of a study without a report, the labels that are 1.
     """
     found = {}
     for row in [] if labels is None else labels.to_pylist():
@@ -128,7 +128,7 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
 def write_index(
     directory: Path,
     chosen: Selection,
-    films: Films,
+    images: ImageStore,
     encoder: Encoder,
     settings: IndexConfig,
     similarity: SimilarityConfig,
@@ -138,7 +138,7 @@ def write_index(
     Args:
         directory: the draft's folder.
         chosen: what is indexed.
-        films: prepared images.
+        images: prepared images.
         encoder: gives the vectors.
         settings: the index's settings.
         similarity: the model's, that scores sketches and hits.
@@ -149,13 +149,13 @@ def write_index(
     Raises:
         CheckpointError: a vector is not finite, or has no direction.
     """
-    write_table(directory, FILMS, chosen.films)
+    write_table(directory, IMAGES, chosen.images)
     write_table(directory, TEXTS, chosen.texts)
-    write_table(directory, SAYINGS, chosen.sayings)
-    with Progress("embed films", len(chosen.films), "film") as progress:
-        for shard, rows in enumerate(_batches(chosen.films, settings.shard_rows)):
+    write_table(directory, OCCURRENCES, chosen.occurrences)
+    with Progress("embed images", len(chosen.images), "image") as progress:
+        for shard, rows in enumerate(_batches(chosen.images, settings.shard_rows)):
             if not (directory / shard_name("pooled", shard)).is_file():
-                _write_films(directory, shard, rows, films, encoder, settings)
+                _write_images(directory, shard, rows, images, encoder, settings)
             progress.advance(len(rows))
     with Progress("embed sentences", len(chosen.texts), "sentence") as progress:
         for shard, rows in enumerate(_batches(chosen.texts, settings.shard_rows)):
@@ -164,14 +164,14 @@ def write_index(
                 texts = [row["text"] for row in rows]
                 write_array(path, _embed_texts(texts, encoder, settings.batch))
             progress.advance(len(rows))
-    counts = len(chosen.films), len(chosen.texts)
+    counts = len(chosen.images), len(chosen.texts)
     write_sketches(directory, counts, settings, similarity)
     recall = measure_recall(directory, counts, settings, similarity)
     return {
-        "films": len(chosen.films),
+        "images": len(chosen.images),
         "texts": len(chosen.texts),
-        "sayings": len(chosen.sayings),
-        "films_without_pixels": chosen.without_pixels,
+        "occurrences": len(chosen.occurrences),
+        "images_without_pixels": chosen.without_pixels,
         "candidate_recall_at_10": None if recall is None else round(recall, 4),
     }
 
@@ -183,29 +183,29 @@ def _distinct(
     said = [row for row in columns.to_pylist() if row["study_id"] in studies]
     pairs = list(dict.fromkeys((row["study_id"], row["text_key"]) for row in said))
     text_of = {row["text_key"]: row["text"] for row in said}
-    place = {key: number for number, key in enumerate(sorted(text_of))}
-    counts = dict.fromkeys(place, 0)
+    index_of = {key: number for number, key in enumerate(sorted(text_of))}
+    counts = dict.fromkeys(index_of, 0)
     for _, key in pairs:
         counts[key] += 1
-    texts = [{"text_key": key, "text": text_of[key], "studies": counts[key]} for key in place]
-    return texts, [{"study_id": study, "text": place[key]} for study, key in pairs]
+    texts = [{"text_key": key, "text": text_of[key], "studies": counts[key]} for key in index_of]
+    return texts, [{"study_id": study, "text": index_of[key]} for study, key in pairs]
 
 
-def _write_films(
+def _write_images(
     directory: Path,
     shard: int,
     rows: Sequence[dict[str, Any]],
-    films: Films,
+    images: ImageStore,
     encoder: Encoder,
     settings: IndexConfig,
 ) -> None:
-    places = [films.row_of[row["image_id"]] for row in rows]
+    indices = [images.row_of[row["image_id"]] for row in rows]
     if settings.pictures:
-        pictures = [_thumbnail(films, place, settings.thumbnail_px) for place in places]
+        pictures = [_thumbnail(images, index, settings.thumbnail_px) for index in indices]
         write_pictures(directory / shard_name("pictures", shard, "arrow"), pictures)
     parts = []
-    for batch in _batches(places, settings.batch):
-        pixels = np.stack([films.pixels(place) for place in batch])
+    for batch in _batches(indices, settings.batch):
+        pixels = np.stack([images.pixels(index) for index in batch])
         parts.append(encoder.embed_images(pixels).float().cpu().numpy())
     regions = np.concatenate(parts)
     write_array(directory / shard_name("regions", shard), regions.astype(np.float16))
@@ -221,11 +221,11 @@ def _embed_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> npt.NDAr
     return vectors
 
 
-def _thumbnail(films: Films, place: int, longest_px: int) -> bytes:
-    height, width = films.original_size(place)
+def _thumbnail(images: ImageStore, index: int, longest_px: int) -> bytes:
+    height, width = images.original_size(index)
     scale = longest_px / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    picture = Image.fromarray(films.pixels(place)).resize(size, Image.Resampling.LANCZOS)
+    picture = Image.fromarray(images.pixels(index)).resize(size, Image.Resampling.LANCZOS)
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=_JPEG_QUALITY)
     return stream.getvalue()

@@ -34,27 +34,27 @@ _ROWS_A_CALL = 4096
 _SEARCH = {"metric_type": "IP"}
 
 
-def collection_of(recipe: Mapping[str, Any], vectors: str) -> str:
+def collection_of(fingerprint: Mapping[str, Any], vectors: str) -> str:
     """Name a collection of an index.
 
     Args:
-        recipe: recipe of the index.
+        fingerprint: recipe of the index.
         vectors: which of its vectors.
 
     Returns:
         The name.
     """
-    return f"medclip_{json_digest(recipe)[:32]}_{vectors}"
+    return f"medclip_{json_digest(fingerprint)[:32]}_{vectors}"
 
 
 def fill_collections(
-    settings: RetrievalConfig, recipe: Mapping[str, Any], vectors: Mapping[str, Shards]
+    settings: RetrievalConfig, fingerprint: Mapping[str, Any], vectors: Mapping[str, Shards]
 ) -> None:
     """Bring the vectors of an index to the engine, before the index is published.
 
     Args:
         settings: address, key and patience.
-        recipe: recipe of the index.
+        fingerprint: recipe of the index.
         vectors: all that candidates are found by.
 
     Raises:
@@ -64,7 +64,7 @@ def fill_collections(
     with Milvus(settings) as engine:
         for name, shards in vectors.items():
             with Progress("fill engine", len(shards), "vector") as progress:
-                engine.fill(collection_of(recipe, name), shards, progress.advance)
+                engine.fill(collection_of(fingerprint, name), shards, progress.advance)
 
 
 class Milvus:
@@ -236,15 +236,15 @@ class _Collection:
         Returns:
             Row numbers, ascending.
         """
-        places = np.arange(self._rows) if allowed is None else np.flatnonzero(allowed)
-        count = min(count, len(places), MOST_HITS)
+        indices = np.arange(self._rows) if allowed is None else np.flatnonzero(allowed)
+        count = min(count, len(indices), MOST_HITS)
         if count == 0:
-            return places[:0]
+            return indices[:0]
         if allowed is None:
             return np.sort(self._engine.search(self._name, direction, count))
         # Twice as many as should do, where that is not too many; else, or where hits cluster
         # among what is left out, the rows that may answer are named.
-        wanted = min(math.ceil(2 * count * self._rows / len(places)), self._rows)
+        wanted = min(math.ceil(2 * count * self._rows / len(indices)), self._rows)
         if wanted <= MOST_HITS:
             found = self._engine.search(self._name, direction, wanted)
             kept = found[allowed[found]]
@@ -255,7 +255,7 @@ class _Collection:
 
 def _named(allowed: Mask) -> str:
     """Name the rows that may answer, or those that may not, whichever are fewer."""
-    places = np.flatnonzero(allowed)
-    if 2 * len(places) <= len(allowed):
-        return f"row in {places.tolist()}"
+    indices = np.flatnonzero(allowed)
+    if 2 * len(indices) <= len(allowed):
+        return f"row in {indices.tolist()}"
     return f"row not in {np.flatnonzero(~allowed).tolist()}"

@@ -1,14 +1,14 @@
 """What an index may be asked, and what it answers.
 
-Whose vectors an index holds: films, sentences, and the studies that join them.
+Whose vectors an index holds: images, sentences, and the studies that join them.
 
-An opened retrieval index: queries to ranked films or sentences.
+An opened retrieval index: queries to ranked images or sentences.
 
 What is asked and wanted decides the exact score and the road to it:
 
-    sentence or box -> films      score of all regions; candidates by sketches
-    film -> sentences             the same score the other way; candidates by sketches
-    film -> films                 cosine of the mean regions
+    sentence or box -> images      score of all regions; candidates by sketches
+    image -> sentences             the same score the other way; candidates by sketches
+    image -> images                 cosine of the mean regions
     sentence or box -> sentences  cosine
 
 Candidates come from one matrix product in memory, exact and without a server, or from an
@@ -36,15 +36,15 @@ from medclip_dcl.errors import ArtifactStale, QueryError
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval.embeddings import (
-    FILMS,
-    KIND,
-    SAYINGS,
+    ARTIFACT,
+    IMAGES,
+    OCCURRENCES,
     TEXTS,
     Floats,
+    InMemoryIndex,
     Mask,
     Nearest,
     Pictures,
-    Resident,
     Rows,
     Shards,
     open_pictures,
@@ -63,13 +63,13 @@ Target = Literal["image", "text"]
 
 @dataclass(frozen=True)
 class Filters:
-    """Which films, and sentences of whose studies, may be hits; empty: all.
+    """Which images, and sentences of whose studies, may be hits; empty: all.
 
     Attributes:
-        splits: splits of the films.
-        views: view positions of the films.
-        findings: findings of which a film has one at least.
-        exclude_patient: patient whose films are left out.
+        splits: splits of the images.
+        views: view positions of the images.
+        findings: findings of which an image has one at least.
+        exclude_patient: patient whose images are left out.
     """
 
     splits: frozenset[str] = frozenset()
@@ -80,14 +80,14 @@ class Filters:
 
 @dataclass(frozen=True)
 class Query:
-    """A question: a vector (a sentence, or a box of a film), or all regions of a film.
+    """A question: a vector (a sentence, or a box of an image), or all regions of an image.
 
     Attributes:
-        target: what is wanted, films or sentences.
+        target: what is wanted, images or sentences.
         k: how many hits at most.
         vector: unit vector (dim,).
         regions: unit vectors (rows, columns, dim).
-        filters: which films and studies may answer.
+        filters: which images and studies may answer.
     """
 
     target: Target
@@ -124,13 +124,13 @@ class Hit:
     Attributes:
         id: image id, or text key.
         score: exact score of the query with it; higher is closer.
-        texts: the sentence, or the sentences of the film's study in the report's order.
-        studies: number of studies that say the sentence; 1 for a film.
-        study_id: study of the film; empty for a sentence.
-        subject_id: patient of the film; empty for a sentence.
-        split: split of the film; empty for a sentence.
-        view: view position of the film; empty for a sentence.
-        findings: findings of the film; empty for a sentence.
+        texts: the sentence, or the sentences of the image's study in the report's order.
+        studies: number of studies that say the sentence; 1 for an image.
+        study_id: study of the image; empty for a sentence.
+        subject_id: patient of the image; empty for a sentence.
+        split: split of the image; empty for a sentence.
+        view: view position of the image; empty for a sentence.
+        findings: findings of the image; empty for a sentence.
     """
 
     id: str
@@ -162,38 +162,38 @@ class _Coded:
 
 @dataclass(frozen=True)
 class Studies:
-    """Films and sentences with integer codes of their studies.
+    """Images and sentences with integer codes of their studies.
 
     Attributes:
-        films: the films' table.
+        images: the images' table.
         texts: the sentences' table.
-        study_of_film: (films,) code of each film's study.
-        study_of_saying: (sayings,) code of the study that says a sentence, ascending.
-        text_of_saying: (sayings,) row of that sentence.
-        split: of each film.
-        view: of each film.
-        patient: of each film.
-        has_finding: (films, findings) in the order of `LABELS`.
+        study_of_image: (images,) code of each image's study.
+        study_of_occurrence: (sayings,) code of the study that says a sentence, ascending.
+        text_of_occurrence: (sayings,) row of that sentence.
+        split: of each image.
+        view: of each image.
+        patient: of each image.
+        has_finding: (images, findings) in the order of `LABELS`.
     """
 
-    films: pa.Table
+    images: pa.Table
     texts: pa.Table
-    study_of_film: _Codes
-    study_of_saying: _Codes
-    text_of_saying: _Codes
+    study_of_image: _Codes
+    study_of_occurrence: _Codes
+    text_of_occurrence: _Codes
     split: _Coded
     view: _Coded
     patient: _Coded
     has_finding: Mask
 
-    def film_mask(self, filters: Filters) -> Mask | None:
-        """Say which films may be hits.
+    def image_mask(self, filters: Filters) -> Mask | None:
+        """Say which images may be hits.
 
         Args:
             filters: what is asked; findings are names of `LABELS`.
 
         Returns:
-            (films,) booleans; None where nothing is filtered.
+            (images,) booleans; None where nothing is filtered.
         """
         masks: list[Mask] = []
         if filters.splits:
@@ -208,7 +208,7 @@ class Studies:
         return np.logical_and.reduce(masks) if masks else None
 
     def text_mask(self, filters: Filters) -> Mask | None:
-        """Say which sentences may be hits: those that a study with an allowed film says.
+        """Say which sentences may be hits: those that a study with an allowed image says.
 
         Args:
             filters: what is asked.
@@ -216,25 +216,25 @@ class Studies:
         Returns:
             (texts,) booleans; None where nothing is filtered.
         """
-        films = self.film_mask(filters)
-        if films is None:
+        images = self.image_mask(filters)
+        if images is None:
             return None
-        allowed: Mask = np.zeros(int(self.study_of_film.max()) + 1, dtype=bool)
-        allowed[self.study_of_film[films]] = True
+        allowed: Mask = np.zeros(int(self.study_of_image.max()) + 1, dtype=bool)
+        allowed[self.study_of_image[images]] = True
         mask: Mask = np.zeros(len(self.texts), dtype=bool)
-        mask[self.text_of_saying[allowed[self.study_of_saying]]] = True
+        mask[self.text_of_occurrence[allowed[self.study_of_occurrence]]] = True
         return mask
 
-    def film(self, row: int) -> dict[str, Any]:
-        """Give the facts of a film.
+    def image(self, row: int) -> dict[str, Any]:
+        """Give the facts of an image.
 
         Args:
-            row: row number of the film.
+            row: row number of the image.
 
         Returns:
             Its columns.
         """
-        facts: dict[str, Any] = self.films.slice(row, 1).to_pylist()[0]
+        facts: dict[str, Any] = self.images.slice(row, 1).to_pylist()[0]
         return facts
 
     def text(self, row: int) -> dict[str, Any]:
@@ -249,18 +249,18 @@ class Studies:
         facts: dict[str, Any] = self.texts.slice(row, 1).to_pylist()[0]
         return facts
 
-    def texts_of_film(self, row: int) -> tuple[str, ...]:
-        """Give the sentences of a film's study.
+    def texts_of_image(self, row: int) -> tuple[str, ...]:
+        """Give the sentences of an image's study.
 
         Args:
-            row: row number of the film.
+            row: row number of the image.
 
         Returns:
             The sentences, in the report's order.
         """
-        study = self.study_of_film[row]
-        first, last = np.searchsorted(self.study_of_saying, [study, study + 1])
-        said = self.text_of_saying[first:last]
+        study = self.study_of_image[row]
+        first, last = np.searchsorted(self.study_of_occurrence, [study, study + 1])
+        said = self.text_of_occurrence[first:last]
         return tuple(self.texts.column("text").take(pa.array(said)).to_pylist())
 
 
@@ -271,25 +271,27 @@ def read_studies(artifact: Artifact) -> Studies:
         artifact: the index.
 
     Returns:
-        Films, sentences and the studies that join them.
+        Images, sentences and the studies that join them.
 
     Raises:
         ArtifactCorrupt: a table is damaged.
     """
-    films, sayings = read_table(artifact.path, FILMS), read_table(artifact.path, SAYINGS)
-    names = films.column("study_id").unique()
-    study_of_saying = _codes(sayings, names)
-    order = np.argsort(study_of_saying, kind="stable")  # the report's order stays within a study
+    images, occurrences = read_table(artifact.path, IMAGES), read_table(artifact.path, OCCURRENCES)
+    names = images.column("study_id").unique()
+    study_of_occurrence = _codes(occurrences, names)
+    order = np.argsort(
+        study_of_occurrence, kind="stable"
+    )  # the report's order stays within a study
     return Studies(
-        films=films.combine_chunks(),
+        images=images.combine_chunks(),
         texts=read_table(artifact.path, TEXTS).combine_chunks(),
-        study_of_film=_codes(films, names),
-        study_of_saying=study_of_saying[order],
-        text_of_saying=sayings.column("text").to_numpy().astype(np.int64)[order],
-        split=_coded(films, "split"),
-        view=_coded(films, "view"),
-        patient=_coded(films, "subject_id"),
-        has_finding=_finding_mask(films),
+        study_of_image=_codes(images, names),
+        study_of_occurrence=study_of_occurrence[order],
+        text_of_occurrence=occurrences.column("text").to_numpy().astype(np.int64)[order],
+        split=_coded(images, "split"),
+        view=_coded(images, "view"),
+        patient=_coded(images, "subject_id"),
+        has_finding=_finding_mask(images),
     )
 
 
@@ -304,15 +306,15 @@ def _coded(table: pa.Table, column: str) -> _Coded:
     return _Coded(coded.dictionary, coded.indices.to_numpy().astype(np.int32))
 
 
-def _finding_mask(films: pa.Table) -> Mask:
-    mask: Mask = np.zeros((len(films), len(LABELS)), dtype=bool)
-    column = films.column("findings").combine_chunks()
+def _finding_mask(images: pa.Table) -> Mask:
+    mask: Mask = np.zeros((len(images), len(LABELS)), dtype=bool)
+    column = images.column("findings").combine_chunks()
     found = pc.index_in(column.flatten(), value_set=pa.array(LABELS))
     mask[pc.list_parent_indices(column).to_numpy(), found.to_numpy()] = True
     return mask
 
 
-_RERANKED_AT_ONCE = 32  # films; fewer lose time by calls, more leave the cache
+_RERANKED_AT_ONCE = 32  # images; fewer lose time by calls, more leave the cache
 
 
 @dataclass(frozen=True)
@@ -348,29 +350,29 @@ class RetrievalIndex:
             ArtifactStale: another model made it.
             EngineError: the engine does not answer, or lacks this index.
         """
-        artifact = open_artifact(path, KIND)
-        made_by = artifact.recipe["inputs"]["model"]
+        artifact = open_artifact(path, ARTIFACT)
+        made_by = artifact.fingerprint["inputs"]["model"]
         if made_by != model_digest:
             raise ArtifactStale(
                 f"index was built with model {made_by}, the model here is {model_digest}; "
-                f"rerun {KIND.job}"
+                f"rerun {ARTIFACT.job}"
             )
-        similarity = SimilarityConfig.model_validate(artifact.recipe["settings"]["similarity"])
-        settings = IndexConfig.model_validate(artifact.recipe["settings"]["index"])
+        similarity = SimilarityConfig.model_validate(artifact.fingerprint["settings"]["similarity"])
+        settings = IndexConfig.model_validate(artifact.fingerprint["settings"]["index"])
         studies = read_studies(artifact)
-        films, texts = len(studies.films), len(studies.texts)
+        images, texts = len(studies.images), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
-        vectors = open_vectors(artifact.file, artifact.recipe, (films, texts))
-        ids = studies.films.column("image_id").to_pylist()
+        vectors = open_vectors(artifact.file, artifact.fingerprint, (images, texts))
+        ids = studies.images.column("image_id").to_pylist()
         return cls(
             artifact=artifact,
             studies=studies,
             pooled=vectors["pooled"],
             sentences=vectors["texts"],
-            regions=open_shards(artifact.file, "regions", films, rows, dim),
+            regions=open_shards(artifact.file, "regions", images, rows, dim),
             sketch=Sketch.read(artifact.file(SKETCH), dim),
             near=_finders(artifact, vectors, retrieval),
-            pictures=open_pictures(artifact, films, rows) if settings.pictures else None,
+            pictures=open_pictures(artifact, images, rows) if settings.pictures else None,
             similarity=similarity,
             settings=settings,
             row_of={image_id: row for row, image_id in enumerate(ids)},
@@ -390,36 +392,36 @@ class RetrievalIndex:
             QueryError: the question is malformed.
         """
         query.check(self.similarity.dim)
-        rows, scores = self._films(query) if query.target == "image" else self._texts(query)
-        give = self._film_hit if query.target == "image" else self._text_hit
+        rows, scores = self._images(query) if query.target == "image" else self._texts(query)
+        give = self._image_hit if query.target == "image" else self._text_hit
         best = np.argsort(-scores, kind="stable")[: query.k]
-        return [give(int(rows[place]), float(scores[place])) for place in best]
+        return [give(int(rows[index]), float(scores[index])) for index in best]
 
     def picture(self, image_id: str) -> bytes | None:
-        """Give the thumbnail of an indexed film.
+        """Give the thumbnail of an indexed image.
 
         Args:
-            image_id: id of the film.
+            image_id: id of the image.
 
         Returns:
-            An encoded JPEG; None where the film is not indexed or has no picture.
+            An encoded JPEG; None where the image is not indexed or has no picture.
         """
         row = self.row_of.get(image_id)
         return None if row is None or self.pictures is None else self.pictures.picture(row)
 
-    def _films(self, query: Query) -> tuple[Rows, Floats]:
-        allowed, kept = self.studies.film_mask(query.filters), self._kept(query)
+    def _images(self, query: Query) -> tuple[Rows, Floats]:
+        allowed, kept = self.studies.image_mask(query.filters), self._kept(query)
         if query.vector is None:
             direction = _mean_region(query)
             rows = self.near["pooled"].rows(direction, allowed, kept)
             return rows, _cosines(self.pooled.gather(rows), direction)
         sentence = query.vector[None].float().cpu()
         (asked,) = self.sketch.of_vectors(sentence.numpy())
-        rows = self.near["film_sketches"].rows(asked, allowed, kept)
-        films = torch.empty(_RERANKED_AT_ONCE, *self.regions.arrays[0].shape[1:])
+        rows = self.near["image_sketches"].rows(asked, allowed, kept)
+        images = torch.empty(_RERANKED_AT_ONCE, *self.regions.arrays[0].shape[1:])
         scores = [
             image_sentence_scores(
-                self.regions.widen(part, films).flatten(1, 2), sentence, self.similarity
+                self.regions.widen(part, images).flatten(1, 2), sentence, self.similarity
             )
             for part in np.split(rows, range(_RERANKED_AT_ONCE, len(rows), _RERANKED_AT_ONCE))
         ]
@@ -433,7 +435,7 @@ class RetrievalIndex:
             rows = self.near["texts"].rows(direction, allowed, kept)
             return rows, _cosines(self.sentences.gather(rows), direction)
         regions = query.regions.float().cpu().flatten(0, 1)[None]
-        (asked,) = self.sketch.of_films(regions, self.similarity)
+        (asked,) = self.sketch.of_images(regions, self.similarity)
         rows = self.near["text_sketches"].rows(asked, allowed, kept)
         sentences = torch.from_numpy(self.sentences.gather(rows))
         return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
@@ -441,17 +443,17 @@ class RetrievalIndex:
     def _kept(self, query: Query) -> int:
         return max(self.settings.candidates, query.k)
 
-    def _film_hit(self, row: int, score: float) -> Hit:
-        film = self.studies.film(row)
+    def _image_hit(self, row: int, score: float) -> Hit:
+        image = self.studies.image(row)
         return Hit(
-            id=film["image_id"],
+            id=image["image_id"],
             score=score,
-            texts=self.studies.texts_of_film(row),
-            study_id=film["study_id"],
-            subject_id=film["subject_id"],
-            split=film["split"],
-            view=film["view"],
-            findings=tuple(film["findings"]),
+            texts=self.studies.texts_of_image(row),
+            study_id=image["study_id"],
+            subject_id=image["subject_id"],
+            split=image["split"],
+            view=image["view"],
+            findings=tuple(image["findings"]),
         )
 
     def _text_hit(self, row: int, score: float) -> Hit:
@@ -463,10 +465,10 @@ def _finders(
     artifact: Artifact, vectors: Mapping[str, Shards], retrieval: RetrievalConfig | None
 ) -> dict[str, Nearest]:
     if retrieval is None or not retrieval.uri:
-        return {name: Resident(shards) for name, shards in vectors.items()}
+        return {name: InMemoryIndex(shards) for name, shards in vectors.items()}
     engine = Milvus(retrieval)
     return {
-        name: engine.nearest(collection_of(artifact.recipe, name), len(shards))
+        name: engine.nearest(collection_of(artifact.fingerprint, name), len(shards))
         for name, shards in vectors.items()
     }
 

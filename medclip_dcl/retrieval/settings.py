@@ -11,23 +11,23 @@ class IndexConfig(Section):
     """Retrieval (`build_index`)."""
 
     splits: tuple[str, ...] = ("train", "validate", "test")
-    """Splits whose films and sentences are indexed."""
+    """Splits whose images and sentences are indexed."""
     candidates: Annotated[int, Field(gt=0)] = 300
     """Candidates that are re-ranked by the exact score. `build_index` says as
-    `candidate_recall_at_10` how many of the exact best films they hold; where that is too low, give
-    more."""
-    anchors: Annotated[int, Field(ge=3)] = 1536
-    """Sentences, and boxes for a third, at which the score of every film is sketched to find
+    `candidate_recall_at_10` how many of the exact best images they hold; where that is too low,
+    give more."""
+    landmarks: Annotated[int, Field(ge=3)] = 1536
+    """Sentences, and boxes for a third, at which the score of every image is sketched to find
     candidates: fewer build faster, more find better candidates."""
     pictures: bool = True
     """Whether thumbnails are kept, for the report and the viewer."""
     thumbnail_px: Annotated[int, Field(ge=32)] = 256
     """Longer side of a thumbnail, pixels."""
     shard_rows: Annotated[int, Field(gt=0)] = 1024
-    """Films, or sentences, in one shard: the unit that is resumed. Whoever opens the index
-    keeps two files open per shard of films."""
+    """Images, or sentences, in one shard: the unit that is resumed. Whoever opens the index
+    keeps two files open per shard of images."""
     batch: Annotated[int, Field(gt=0)] = 32
-    """Films, or sentences, in one forward pass."""
+    """Images, or sentences, in one forward pass."""
 
 
 class RetrievalConfig(Section):

@@ -1,21 +1,21 @@
-"""One vector per film and one per sentence whose product stands in for the exact score.
+"""One vector per image and one per sentence whose product stands in for the exact score.
 
-The score of a film is a curved function of the sentence vector: of a trained model's ten best
-films, the 200 films whose mean region is nearest hold but half. Here the function itself is
-sketched. With anchors a_1 .. a_m, sentences and boxes of the corpus, film i has the exact scores
+The score of an image is a curved function of the sentence vector: of a trained model's ten best
+images, the 200 images whose mean region is nearest hold but half. Here the function itself is
+sketched. With anchors a_1 .. a_m, sentences and boxes of the corpus, image i has the exact scores
 f_i = (f(x_i, a_1), .., f(x_i, a_m)); their leading right singular vectors B over a sample of
-films give every film the coordinates
+images give every image the coordinates
 
     p_i = f_i B        and every sentence        q(y) = (k(y, a_1), .., k(y, a_m)) (K + c)^-1 B
 
 so that <p_i, q(y)> is kernel ridge regression of f(x_i, y) from the anchors to y, kept to the
-directions in which films differ. Candidates alone come from it: they are scored exactly.
+directions in which images differ. Candidates alone come from it: they are scored exactly.
 
 Source: ours; kernel ridge regression with a low-rank output.
 
 Region and sentence vectors of a draft -> their sketches; all that candidates are found by.
 
-Do an index's candidates hold the films that an exhaustive search would find?
+Do an index's candidates hold the images that an exhaustive search would find?
 """
 
 from collections.abc import Callable, Mapping
@@ -54,29 +54,29 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Sketch:
-    """How films and sentences are sketched.
+    """How images and sentences are sketched.
 
     Attributes:
-        anchors: (anchors, dim), unit vectors.
-        basis: (anchors, width), takes a film's exact scores to its sketch.
+        landmarks: (anchors, dim), unit vectors.
+        basis: (anchors, width), takes an image's exact scores to its sketch.
         lift: (anchors, width), takes a vector's kernel with the anchors to its sketch.
     """
 
-    anchors: Floats
+    landmarks: Floats
     basis: Floats
     lift: Floats
 
-    def of_films(self, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
-        """Sketch films.
+    def of_images(self, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
+        """Sketch images.
 
         Args:
-            regions: unit vectors (films, regions, dim).
+            regions: unit vectors (images, regions, dim).
             similarity: the exact score.
 
         Returns:
-            (films, width).
+            (images, width).
         """
-        sketched: Floats = score_at(self.anchors, regions, similarity) @ self.basis
+        sketched: Floats = score_at(self.landmarks, regions, similarity) @ self.basis
         return sketched
 
     def of_vectors(self, vectors: Floats) -> Floats:
@@ -89,7 +89,7 @@ class Sketch:
             (vectors, width).
         """
         parts = [
-            _kernel(vectors[first : first + _ROWS_AT_ONCE], self.anchors) @ self.lift
+            _kernel(vectors[first : first + _ROWS_AT_ONCE], self.landmarks) @ self.lift
             for first in range(0, len(vectors), _ROWS_AT_ONCE)
         ]
         return np.concatenate([*parts, np.empty((0, self.lift.shape[1]), dtype=np.float32)])
@@ -100,7 +100,7 @@ class Sketch:
         Args:
             folder: the draft's directory.
         """
-        write_array(folder / FILE, np.concatenate([self.anchors, self.basis, self.lift], axis=1))
+        write_array(folder / FILE, np.concatenate([self.landmarks, self.basis, self.lift], axis=1))
 
     @classmethod
     def read(cls, path: Path, dim: int) -> Self:
@@ -118,62 +118,64 @@ class Sketch:
         """
         whole = np.array(map_array(path, np.float32))
         width = (whole.shape[1] - dim) // 2
-        anchors, basis, lift = np.split(whole, [dim, dim + width], axis=1)
-        return cls(*(np.ascontiguousarray(part) for part in (anchors, basis, lift)))
+        landmarks, basis, lift = np.split(whole, [dim, dim + width], axis=1)
+        return cls(*(np.ascontiguousarray(part) for part in (landmarks, basis, lift)))
 
 
-def score_at(anchors: Floats, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
-    """Score films at anchors.
+def score_at(landmarks: Floats, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
+    """Score images at anchors.
 
     Args:
-        anchors: unit vectors (anchors, dim).
-        regions: unit vectors (films, regions, dim).
+        landmarks: unit vectors (anchors, dim).
+        regions: unit vectors (images, regions, dim).
         similarity: the exact score.
 
     Returns:
-        (films, anchors).
+        (images, anchors).
     """
-    scores: Floats = image_sentence_scores(regions, torch.from_numpy(anchors), similarity).T.numpy()
+    scores: Floats = image_sentence_scores(
+        regions, torch.from_numpy(landmarks), similarity
+    ).T.numpy()
     return scores
 
 
-def fit_sketch(anchors: Floats, scores: Floats) -> Sketch:
+def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
     """Fit a sketch.
 
     Args:
-        anchors: unit vectors (anchors, dim) like those that will be asked with.
-        scores: (films, anchors), of a sample of films, from `score_at`.
+        landmarks: unit vectors (anchors, dim) like those that will be asked with.
+        scores: (images, anchors), of a sample of images, from `score_at`.
 
     Returns:
         The sketch.
     """
     _, _, directions = np.linalg.svd(scores.astype(np.float64), full_matrices=False)
     basis = directions[:_WIDTH].T
-    kernel = _kernel(anchors, anchors).astype(np.float64)
-    lift = np.linalg.solve(kernel + _RIDGE * np.eye(len(anchors)), basis)
-    return Sketch(anchors, basis.astype(np.float32), lift.astype(np.float32))
+    kernel = _kernel(landmarks, landmarks).astype(np.float64)
+    lift = np.linalg.solve(kernel + _RIDGE * np.eye(len(landmarks)), basis)
+    return Sketch(landmarks, basis.astype(np.float32), lift.astype(np.float32))
 
 
-def _kernel(vectors: Floats, anchors: Floats) -> Floats:
-    cosines: npt.NDArray[np.float32] = vectors @ anchors.T
+def _kernel(vectors: Floats, landmarks: Floats) -> Floats:
+    cosines: npt.NDArray[np.float32] = vectors @ landmarks.T
     kernel: Floats = np.exp((cosines - 1) / np.float32(_REACH))
     return kernel
 
 
-_FILMS = 4096
-_FILMS_WITH_BOXES = 1024
-_FILMS_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
+_IMAGES = 4096
+_IMAGES_WITH_BOXES = 1024
+_IMAGES_AT_ONCE = 16  # their widened regions and scores stay in a core's cache
 
 
 def write_sketches(
     directory: Path, counts: tuple[int, int], settings: IndexConfig, similarity: SimilarityConfig
 ) -> None:
-    """Fit the sketch of an index and write those of all films and sentences.
+    """Fit the sketch of an index and write those of all images and sentences.
 
     Args:
         directory: the draft's folder, with all regions and sentence vectors; sketches that
             exist are kept.
-        counts: films and sentences.
+        counts: images and sentences.
         settings: the index's settings.
         similarity: the exact score.
     """
@@ -181,20 +183,20 @@ def write_sketches(
     regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
     if not (directory / FILE).is_file():
-        boxes = settings.anchors // 3
-        said = texts.gather(said_anchors(counts[1], settings))
-        drawn_on = regions.gather(spread(counts[0], _FILMS_WITH_BOXES)).astype(np.float32)
-        anchors = np.concatenate([said, _boxes(drawn_on, boxes)])
-        sample = regions.gather(spread(counts[0], _FILMS))
-        scores = over_blocks(sample, lambda films: score_at(anchors, films, similarity))
-        fit_sketch(anchors, scores).write(directory)
+        boxes = settings.landmarks // 3
+        said = texts.gather(landmark_sentences(counts[1], settings))
+        drawn_on = regions.gather(spread(counts[0], _IMAGES_WITH_BOXES)).astype(np.float32)
+        landmarks = np.concatenate([said, _boxes(drawn_on, boxes)])
+        sample = regions.gather(spread(counts[0], _IMAGES))
+        scores = over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
+        fit_sketch(landmarks, scores).write(directory)
     sketch = Sketch.read(directory / FILE, dim)
-    sketch_films = partial(sketch.of_films, similarity=similarity)
-    with Progress("sketch films", counts[0], "film") as progress:
+    sketch_images = partial(sketch.of_images, similarity=similarity)
+    with Progress("sketch images", counts[0], "image") as progress:
         for number, shard in enumerate(regions.arrays):
-            path = directory / shard_name("film_sketches", number)
+            path = directory / shard_name("image_sketches", number)
             if not path.is_file():
-                write_array(path, over_blocks(shard, sketch_films))
+                write_array(path, over_blocks(shard, sketch_images))
             progress.advance(len(shard))
     for number, shard in enumerate(texts.arrays if counts[1] else ()):
         path = directory / shard_name("text_sketches", number)
@@ -203,51 +205,51 @@ def write_sketches(
 
 
 def open_vectors(
-    locate: Callable[[str], Path], recipe: Mapping[str, Any], counts: tuple[int, int]
+    locate: Callable[[str], Path], fingerprint: Mapping[str, Any], counts: tuple[int, int]
 ) -> dict[str, Shards]:
     """Map everything that candidates are found by.
 
     Args:
         locate: gives the path of a file of the index, or of its draft.
-        recipe: recipe of the index.
-        counts: films and sentences.
+        fingerprint: recipe of the index.
+        counts: images and sentences.
 
     Returns:
-        pooled, texts, film_sketches and text_sketches.
+        pooled, texts, image_sketches and text_sketches.
 
     Raises:
         ArtifactCorrupt: shards are missing or damaged.
     """
-    shard_rows = recipe["settings"]["index"]["shard_rows"]
-    dim = recipe["settings"]["similarity"]["dim"]
+    shard_rows = fingerprint["settings"]["index"]["shard_rows"]
+    dim = fingerprint["settings"]["similarity"]["dim"]
     width = Sketch.read(locate(FILE), dim).basis.shape[1]
-    films, texts = counts
+    images, texts = counts
     return {
-        "pooled": open_shards(locate, "pooled", films, shard_rows, dim),
+        "pooled": open_shards(locate, "pooled", images, shard_rows, dim),
         "texts": open_shards(locate, "texts", texts, shard_rows, dim),
-        "film_sketches": open_shards(locate, "film_sketches", films, shard_rows, width),
+        "image_sketches": open_shards(locate, "image_sketches", images, shard_rows, width),
         "text_sketches": open_shards(locate, "text_sketches", texts, shard_rows, width),
     }
 
 
-def over_blocks(films: npt.NDArray[np.float16], give: Callable[[torch.Tensor], Floats]) -> Floats:
-    """Widen the regions of films block by block.
+def over_blocks(images: npt.NDArray[np.float16], give: Callable[[torch.Tensor], Floats]) -> Floats:
+    """Widen the regions of images block by block.
 
     Args:
-        films: (films, rows, columns, dim).
-        give: makes something of a block, float32 (films, regions, dim).
+        images: (images, rows, columns, dim).
+        give: makes something of a block, float32 (images, regions, dim).
 
     Returns:
         What it gives of all blocks, one after the other.
     """
     parts = []
-    for first in range(0, len(films), _FILMS_AT_ONCE):
-        block = torch.from_numpy(np.array(films[first : first + _FILMS_AT_ONCE]))
+    for first in range(0, len(images), _IMAGES_AT_ONCE):
+        block = torch.from_numpy(np.array(images[first : first + _IMAGES_AT_ONCE]))
         parts.append(give(block.float().flatten(1, 2)))
     return np.concatenate(parts)
 
 
-def said_anchors(texts: int, settings: IndexConfig) -> Rows:
+def landmark_sentences(texts: int, settings: IndexConfig) -> Rows:
     """Choose the sentences that a sketch is fitted on.
 
     Args:
@@ -257,7 +259,7 @@ def said_anchors(texts: int, settings: IndexConfig) -> Rows:
     Returns:
         Their rows, ascending.
     """
-    return spread(texts, settings.anchors - settings.anchors // 3)
+    return spread(texts, settings.landmarks - settings.landmarks // 3)
 
 
 def spread(rows: int, most: int) -> Rows:
@@ -274,15 +276,15 @@ def spread(rows: int, most: int) -> Rows:
 
 
 def _boxes(regions: Floats, count: int) -> Floats:
-    """Give unit vectors of boxes drawn on films: what a box of a film asks with."""
-    draw = np.random.default_rng(0)
-    films, height, width, dim = regions.shape
+    """Give unit vectors of boxes drawn on images: what a box of an image asks with."""
+    rng = np.random.default_rng(0)
+    images, height, width, dim = regions.shape
     found = np.empty((count, dim), dtype=np.float32)
     for number in range(count):
-        tall, wide = draw.integers(1, height // 2 + 2), draw.integers(1, width // 2 + 2)
-        top = draw.integers(0, max(1, height - tall + 1))
-        left = draw.integers(0, max(1, width - wide + 1))
-        inside = regions[number % films, top : top + tall, left : left + wide]
+        tall, wide = rng.integers(1, height // 2 + 2), rng.integers(1, width // 2 + 2)
+        top = rng.integers(0, max(1, height - tall + 1))
+        left = rng.integers(0, max(1, width - wide + 1))
+        inside = regions[number % images, top : top + tall, left : left + wide]
         found[number] = inside.mean(axis=(0, 1))
     lengths = np.linalg.norm(found, axis=1, keepdims=True)
     boxes: Floats = found[lengths[:, 0] > 0] / lengths[lengths > 0][:, None]
@@ -297,32 +299,32 @@ _QUESTIONS = 64
 def measure_recall(
     directory: Path, counts: tuple[int, int], settings: IndexConfig, similarity: SimilarityConfig
 ) -> float | None:
-    """Ask an index that is being built for films, by sentences that its sketch was not fitted on.
+    """Ask an index that is being built for images, by sentences that its sketch was not fitted on.
 
     Args:
         directory: the draft's folder, with all regions, sentence vectors and sketches.
-        counts: films and sentences.
+        counts: images and sentences.
         settings: the index's settings.
         similarity: the exact score.
 
     Returns:
-        Recall@10: the mean share of the ten films with the best exact scores that are among
+        Recall@10: the mean share of the ten images with the best exact scores that are among
         `candidates`; None where every sentence is an anchor.
     """
-    films, texts = counts
+    images, texts = counts
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    unused = np.setdiff1d(np.arange(texts), said_anchors(texts, settings))
+    unused = np.setdiff1d(np.arange(texts), landmark_sentences(texts, settings))
     if not len(unused):
         return None
     asked = open_shards(locate, "texts", texts, shard_rows, dim).gather(
         unused[spread(len(unused), _QUESTIONS)]
     )
     sketch = Sketch.read(locate(FILE), dim)
-    sketches = open_shards(locate, "film_sketches", films, shard_rows, sketch.basis.shape[1])
+    sketches = open_shards(locate, "image_sketches", images, shard_rows, sketch.basis.shape[1])
     near = sketches.whole() @ sketch.of_vectors(asked).T
     parts = []
-    with Progress("measure recall", films, "film") as progress:
-        for shard in open_shards(locate, "regions", films, shard_rows, dim).arrays:
+    with Progress("measure recall", images, "image") as progress:
+        for shard in open_shards(locate, "regions", images, shard_rows, dim).arrays:
             parts.append(over_blocks(shard, lambda block: score_at(asked, block, similarity)))
             progress.advance(len(shard))
     exact = np.concatenate(parts)

@@ -91,7 +91,7 @@ _SPANS = (
 
 SPAN_OF = {str(study): (start, end) for study, start, end in _SPANS}
 """Study -> first character of its text and the one after its last: 31 studies. Both are 0
-for the 8 reports that say nothing of the film."""
+for the 8 reports that say nothing of the image."""
 
 _HEADER = re.compile(r"\n ([A-Z ()/,-]+):\s")
 _LOOSE_HEADER = re.compile(

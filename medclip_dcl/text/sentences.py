@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from medclip_dcl.artifact import Artifact, Kind
+from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat, read_table
 
@@ -64,7 +64,7 @@ class SentencesConfig(Section):
     stops instead, and counted. A report of usual length takes a thousandth of it."""
 
 
-KIND = Kind("sentences", 1, "split_sentences")
+ARTIFACT = ArtifactType("sentences", 1, "split_sentences")
 
 NORMALISATION = "whitespace collapsed, case and marks kept"
 """Names what `normalise_text` does; part of the recipe of everything that is keyed by text."""
@@ -214,14 +214,14 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
     if repaired != section:
         plain = len(segment(section) if is_plain else _cut_at_stops(section))
     kept, dropped, cut = [], dict.fromkeys(RULES, 0), 0
-    for place, sentence in enumerate(pieces):
+    for index, sentence in enumerate(pieces):
         rule = broken_rule(sentence, settings.min_words)
         if rule:
             dropped[rule] += 1
             continue
         stated = without_number(sentence) if settings.strip_numbers else sentence
         cut += len(stated) > settings.max_characters
-        kept.append((place, normalise_text(stated[: settings.max_characters])))
+        kept.append((index, normalise_text(stated[: settings.max_characters])))
     return Split(
         sentences=tuple(kept),
         plain=plain,

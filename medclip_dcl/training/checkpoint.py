@@ -18,11 +18,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, Kind, changed_parts, drafting, open_artifact
+from medclip_dcl.artifact import (
+    Artifact,
+    ArtifactType,
+    fingerprint_changes,
+    open_artifact,
+    write_artifact,
+)
 from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
 from medclip_dcl.files import disk_faults_named, write_bytes, write_text
 
-KIND = Kind("checkpoints", 1, "train")
+ARTIFACT = ArtifactType("checkpoints", 1, "train")
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _PREFIX = "step-"
@@ -62,8 +68,8 @@ class CheckpointStore:
         steps: steps of the whole run.
     """
 
-    def __init__(self, folder: Path, recipe: dict[str, Any], steps: int) -> None:
-        self._folder, self._recipe, self._steps = folder, recipe, steps
+    def __init__(self, folder: Path, fingerprint: dict[str, Any], steps: int) -> None:
+        self._folder, self._fingerprint, self._steps = folder, fingerprint, steps
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -101,11 +107,11 @@ class CheckpointStore:
         skipped = []
         for path in reversed(self._paths()):
             try:
-                artifact = open_artifact(path, KIND)
+                artifact = open_artifact(path, ARTIFACT)
             except ArtifactError:
                 skipped.append(path.name)
                 continue
-            if artifact.recipe == self._recipe:
+            if artifact.fingerprint == self._fingerprint:
                 return Found(_read(artifact), tuple(skipped))
             if artifact.summary["step"] < artifact.summary["steps"]:
                 self._refuse(artifact)
@@ -155,10 +161,10 @@ class CheckpointStore:
             CheckpointError: its bytes are those that were sealed, and yet cannot be read.
         """
         try:
-            artifact = open_artifact(self._path(step), KIND)
+            artifact = open_artifact(self._path(step), ARTIFACT)
         except ArtifactError:
             return None
-        return dict(_read(artifact).weights) if artifact.recipe == self._recipe else None
+        return dict(_read(artifact).weights) if artifact.fingerprint == self._fingerprint else None
 
     def clear(self) -> None:
         """Remove every checkpoint: the model is published."""
@@ -167,13 +173,13 @@ class CheckpointStore:
         shutil.rmtree(self._folder / _GOING, ignore_errors=True)
 
     def _write(self, path: Path, snapshot: Snapshot) -> None:
-        with drafting(path, KIND, self._recipe) as draft:
-            for file in draft.directory.iterdir():  # a killed save may have left a part
+        with write_artifact(path, ARTIFACT, self._fingerprint) as writer:
+            for file in writer.directory.iterdir():  # a killed save may have left a part
                 file.unlink()
-            write_bytes(draft.directory / WEIGHTS, save(_plain(snapshot.weights)))
-            write_bytes(draft.directory / OPTIMIZER, save(_plain(snapshot.optimizer)))
-            write_text(draft.directory / STATE, json.dumps(dict(snapshot.state), sort_keys=True))
-            draft.seal({"step": snapshot.step, "steps": self._steps})
+            write_bytes(writer.directory / WEIGHTS, save(_plain(snapshot.weights)))
+            write_bytes(writer.directory / OPTIMIZER, save(_plain(snapshot.optimizer)))
+            write_text(writer.directory / STATE, json.dumps(dict(snapshot.state), sort_keys=True))
+            writer.commit({"step": snapshot.step, "steps": self._steps})
         self._remove_traces(path)
 
     def _remove_traces(self, path: Path) -> None:
@@ -196,7 +202,7 @@ class CheckpointStore:
         return sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.is_dir())
 
     def _refuse(self, artifact: Artifact) -> None:
-        differences = "; ".join(changed_parts(artifact.recipe, self._recipe))
+        differences = "; ".join(fingerprint_changes(artifact.fingerprint, self._fingerprint))
         raise ArtifactStale(
             f"the run in {self._folder} stopped at step {artifact.summary['step']} of "
             f"{artifact.summary['steps']} and was begun otherwise: {differences}; set these back "

@@ -16,8 +16,8 @@ from medclip_dcl.errors import ArtifactStale, ConfigError
 from medclip_dcl.likelihood import scoring
 from medclip_dcl.likelihood.calibration import (
     Evidence,
-    Meanings,
-    Sayings,
+    MatchTable,
+    Occurrences,
     measure_meanings,
     measure_wordings,
 )
@@ -25,7 +25,7 @@ from medclip_dcl.losses.relations import DIFFERENT, encode_claims, encode_labels
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.labeler.labels import Claims
+from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Measure = Callable[[NDArray[np.float64]], Evidence]
@@ -50,7 +50,7 @@ class ScoredCorpus:
 
     keys: list[str]
     pll_nats: NDArray[np.float64]
-    sayings: Sayings
+    occurrences: Occurrences
     study_ids: list[str]
     patient_of: NDArray[np.int64]
 
@@ -77,14 +77,14 @@ def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
     training = rows.filter(pc.equal(rows["split"], "train"))
     pairs = training.group_by(["text_key", "study_id"]).aggregate([("subject_id", "min")])
     ids, study = np.unique(pairs["study_id"].to_numpy(), return_inverse=True)
-    place = pc.index_in(pairs["text_key"], keys.combine_chunks()).to_numpy()
+    index = pc.index_in(pairs["text_key"], keys.combine_chunks()).to_numpy()
     patient_of = np.zeros(len(ids), dtype=np.int64)
     _, patient = np.unique(pairs["subject_id_min"].to_numpy(), return_inverse=True)
     patient_of[study] = patient
     return ScoredCorpus(
         keys.to_pylist(),
         table["pll_nats"].to_numpy().copy(),
-        Sayings(place.astype(np.int64), study, len(keys), len(ids)),
+        Occurrences(index.astype(np.int64), study, len(keys), len(ids)),
         ids.tolist(),
         patient_of,
     )
@@ -100,7 +100,9 @@ def by_wordings(corpus: ScoredCorpus, min_studies: int) -> Measure:
     Returns:
         The measure.
     """
-    return lambda weights: measure_wordings(corpus.pll_nats, corpus.sayings, weights, min_studies)
+    return lambda weights: measure_wordings(
+        corpus.pll_nats, corpus.occurrences, weights, min_studies
+    )
 
 
 def by_claims(corpus: ScoredCorpus, claimed: Artifact, min_studies: int) -> Measure:
@@ -165,9 +167,9 @@ def by_table(corpus: ScoredCorpus, given: Mapping[str, float], min_studies: int)
     known = np.array([key in given for key in corpus.keys], dtype=np.float64)
     share = np.array([given.get(key, 0.0) for key in corpus.keys])
     floor = min_studies / max(1, len(corpus.study_ids) - 1)
-    ones = np.ones(len(corpus.sayings.study))
+    ones = np.ones(len(corpus.occurrences.study))
     return lambda weights: Evidence(
-        corpus.pll_nats, share, known * corpus.sayings.sums(ones, weights), floor
+        corpus.pll_nats, share, known * corpus.occurrences.sums(ones, weights), floor
     )
 
 
@@ -178,10 +180,10 @@ def _by_meanings(
     known: NDArray[np.bool_],
     min_studies: int,
 ) -> Measure:
-    told = _encoded(claimed, labels.SENTENCE_CLAIMS, "text_key", corpus.keys)
-    meanings = _compare(told, studies, known)
+    reported = _encoded(claimed, labels.SENTENCE_CLAIMS, "text_key", corpus.keys)
+    meanings = _compare(reported, studies, known)
     return lambda weights: measure_meanings(
-        corpus.pll_nats, corpus.sayings, meanings, weights, min_studies
+        corpus.pll_nats, corpus.occurrences, meanings, weights, min_studies
     )
 
 
@@ -189,19 +191,19 @@ def _encoded(claimed: Artifact, form: TableFormat, key: str, ids: Sequence[str])
     rows = {row[key]: row for row in read_table(claimed.path, form).to_pylist()}
     if not rows.keys() >= set(ids):
         raise ArtifactStale("claims and sentences differ; rerun read_claims")
-    return encode_claims([Claims.from_row(rows[name]) for name in ids])
+    return encode_claims([ReportLabels.from_row(rows[name]) for name in ids])
 
 
-def _compare(told: Codes, studies: Codes, known: NDArray[np.bool_]) -> Meanings:
+def _compare(reported: Codes, studies: Codes, known: NDArray[np.bool_]) -> MatchTable:
     """Compare every distinct meaning with every distinct report."""
-    meanings, of_sentence = torch.unique(told, dim=0, return_inverse=True)
+    meanings, of_sentence = torch.unique(reported, dim=0, return_inverse=True)
     columns, of_study = torch.unique(studies, dim=0, return_inverse=True)
     fits = [
         np.packbits((relation_matrix(block, columns) != DIFFERENT).numpy(), axis=1)
         for block in meanings.split(_ROWS)
     ]
-    silent = (told == 0).all(dim=1)
-    return Meanings(
+    silent = (reported == 0).all(dim=1)
+    return MatchTable(
         of_sentence.masked_fill(silent, -1).numpy(),
         np.where(known, of_study.numpy(), -1),
         np.concatenate(fits),

@@ -1,14 +1,14 @@
-"""The usable studies of a split: their films, sentences, and what is known about both.
+"""The usable studies of a split: their images, sentences, and what is known about both.
 
 What is known of sentences and studies beyond who was paired with whom.
 
-Films, sentences, eta and evidence -> the batch of any step.
+Images, sentences, eta and evidence -> the batch of any step.
 
 Axes
     batch  places in the global batch, over all processes
     local  places of this process: a slice of the batch
 
-Only films and word pieces are cut to this process's share. Everything small is kept for
+Only images and word pieces are cut to this process's share. Everything small is kept for
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
 """
 
@@ -31,35 +31,40 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.losses.relations import encode_claims, encode_labels, encode_truth
-from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import TableFormat, read_table
-from medclip_dcl.text.labeler.labels import REPORT_CLAIMS, SENTENCE_CLAIMS, Claims, read_claims
+from medclip_dcl.text.labeler.labels import (
+    REPORT_CLAIMS,
+    SENTENCE_CLAIMS,
+    ReportLabels,
+    read_claims,
+)
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SENTENCES
-from medclip_dcl.training.augment import Views, centre_views, cut, draw_views, slack_px
-from medclip_dcl.training.sampler import Groups, PairSampler
+from medclip_dcl.training.augment import CropParams, centre_crops, cut, draw_crops, slack_px
+from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Studies of one split that have a prepared film and a usable sentence.
+    """Studies of one split that have a prepared image and a usable sentence.
 
-    Studies, distinct texts, films and sentences are numbered from 0, each in order of
+    Studies, distinct texts, images and sentences are numbered from 0, each in order of
     its id, so equal artifacts give equal numbers.
     """
 
     study_ids: tuple[str, ...]
     subject_ids: frozenset[str]
-    films: Groups
-    """Films of each study."""
+    images: RaggedIndex
+    """Images of each study."""
     image_ids: tuple[str, ...]
-    """Id of each film."""
-    study_of_film: Int64[np.ndarray, " films"]
-    """Study of each film."""
-    film_rows: Int64[np.ndarray, " films"]
-    """Row of each film in the prepared images."""
-    sentences: Groups
+    """Id of each image."""
+    study_of_image: Int64[np.ndarray, " images"]
+    """Study of each image."""
+    image_rows: Int64[np.ndarray, " images"]
+    """Row of each image in the prepared images."""
+    sentences: RaggedIndex
     """Sentences of each study."""
     text_of: Int64[np.ndarray, " sentences"]
     """Distinct text of each sentence."""
@@ -82,7 +87,7 @@ def read_corpus(
 
     Args:
         manifest: the manifest.
-        prepared: the prepared images; films that are not there are left out.
+        prepared: the prepared images; images that are not there are left out.
         sentences: the sentences.
         eta: the class probabilities.
         split: train, validate or test.
@@ -92,7 +97,7 @@ def read_corpus(
 
     Raises:
         ScoreError: a sentence has no eta.
-        StudyError: a patient whose films have boxes is in the training split.
+        StudyError: a patient whose images have boxes is in the training split.
     """
     images = _of_split(
         read_table(manifest.path, IMAGES, ["image_id", "study_id", "subject_id", "split"]), split
@@ -110,16 +115,16 @@ def read_corpus(
     if split == "train":
         _refuse_boxed(manifest, subjects)
     image_ids = images["image_id"].to_pylist()
-    study_of_film = _places(images["study_id"], study_ids)
+    study_of_image = _limiter(images["study_id"], study_ids)
     return Corpus(
         study_ids=tuple(study_ids.to_pylist()),
         subject_ids=subjects,
-        films=Groups(study_of_film, len(study_ids)),
+        images=RaggedIndex(study_of_image, len(study_ids)),
         image_ids=tuple(image_ids),
-        study_of_film=study_of_film,
-        film_rows=np.array([prepared.row_of[name] for name in image_ids], dtype=np.int64),
-        sentences=Groups(_places(said["study_id"], study_ids), len(study_ids)),
-        text_of=_places(said["text_key"], pa.array(keys, pa.string())),
+        study_of_image=study_of_image,
+        image_rows=np.array([prepared.row_of[name] for name in image_ids], dtype=np.int64),
+        sentences=RaggedIndex(_limiter(said["study_id"], study_ids), len(study_ids)),
+        text_of=_limiter(said["text_key"], pa.array(keys, pa.string())),
         texts=tuple(texts),
         text_keys=tuple(keys.tolist()),
         eta=_eta_of(eta, keys.tolist()),
@@ -135,9 +140,9 @@ def _common(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array:
     return ids.take(pc.array_sort_indices(ids))
 
 
-def _places(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " values"]:
-    places: np.ndarray = pc.index_in(values, among).to_numpy()
-    return places.astype(np.int64)
+def _limiter(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " values"]:
+    indices: np.ndarray = pc.index_in(values, among).to_numpy()
+    return indices.astype(np.int64)
 
 
 def _eta_of(eta: EtaCache, keys: Sequence[str]) -> Float32[np.ndarray, " texts"]:
@@ -158,7 +163,7 @@ CHEX5 = ("Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Supervision:
     """Codes of texts and studies; None where the objective asks for none."""
 
     sentence_codes: Int8[Tensor, "texts codes"] | None = None
@@ -181,13 +186,13 @@ def needs_claims(settings: ObjectiveConfig) -> bool:
     return settings.relation != "none"
 
 
-def read_evidence(
+def read_supervision(
     settings: ObjectiveConfig,
     corpus: Corpus,
     manifest: Artifact,
     claims: Artifact | None,
     truth: Truth | None,
-) -> Evidence:
+) -> Supervision:
     """Read what the objective asks for.
 
     Args:
@@ -215,7 +220,7 @@ def read_evidence(
     if settings.negatives == "remove_labels":
         rows = _label_rows(manifest, corpus.study_ids)
         labels = torch.tensor([[row.get(name) == 1 for name in CHEX5] for row in rows])
-    return Evidence(sentence_codes, report_codes, labels)
+    return Supervision(sentence_codes, report_codes, labels)
 
 
 def _encoded(
@@ -223,11 +228,11 @@ def _encoded(
 ) -> Int8[Tensor, "rows codes"]:
     wanted = set(ids)
     rows = {
-        row[key]: Claims.from_row(row)
+        row[key]: ReportLabels.from_row(row)
         for row in read_table(claims.path, form).to_pylist()
         if row[key] in wanted
     }
-    silent = Claims({}, frozenset(), frozenset(), normal=False)
+    silent = ReportLabels({}, frozenset(), frozenset(), normal=False)
     return encode_claims([rows.get(name, silent) for name in ids])
 
 
@@ -237,7 +242,7 @@ def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[st
         raise ConfigError("objective.relation is truth, which generated studies alone have")
     sides_of = {name: read_claims(text).asserted for name, text in truth.gallery.items()}
     present: list[dict[str, frozenset[str]]] = [{} for _ in corpus.study_ids]
-    for image_id, study in zip(corpus.image_ids, corpus.study_of_film.tolist(), strict=True):
+    for image_id, study in zip(corpus.image_ids, corpus.study_of_image.tolist(), strict=True):
         for fine in truth.findings_of.get(image_id, frozenset()):
             for name, sides in sides_of[fine].items():
                 present[study][name] = present[study].get(name, frozenset()) | sides
@@ -256,7 +261,7 @@ def _label_rows(manifest: Artifact, study_ids: Sequence[str]) -> list[dict[str, 
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class ImageTextBatch:
     """What a process needs for one step."""
 
     step: int
@@ -265,7 +270,7 @@ class PairBatch:
     study_ids: tuple[str, ...]
     """Study of each place, for messages."""
     crops: UInt8[Tensor, "local 1 input_px input_px"]
-    """Crops of the films, 0 black to 255 white."""
+    """Crops of the images, 0 black to 255 white."""
     brightness: Float[Tensor, " local"]
     contrast: Float[Tensor, " local"]
     input_ids: Int[Tensor, "local tokens"]
@@ -285,7 +290,7 @@ class PairBatch:
         """Study of each place."""
         return self.study_ids
 
-    def to(self, device: torch.device) -> "PairBatch":
+    def to(self, device: torch.device) -> "ImageTextBatch":
         """Move the tensors.
 
         Args:
@@ -339,49 +344,49 @@ class TokenTable:
         """
         starts, ends = self._starts[texts], self._starts[texts + 1]
         width = int((ends - starts).max())
-        place = starts[:, None] + np.arange(width)
-        real = place < ends[:, None]
-        ids = np.where(real, self._flat[np.where(real, place, 0)], self._padding)
+        index = starts[:, None] + np.arange(width)
+        real = index < ends[:, None]
+        ids = np.where(real, self._flat[np.where(real, index, 0)], self._padding)
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(real.astype(np.int64))
 
 
-class Pairs:
+class ImageTextDataset:
     """Makes the batch of any step, by whichever thread asks.
 
     Args:
         corpus: the studies.
         evidence: what is known about them.
-        prepared: their films.
+        prepared: their images.
         tokens: word pieces of the corpus's texts.
         sampler: draws the batches.
         settings: batch size and augmentation.
         input_px: height and width of the crops, pixels.
-        seed: seed of the augmentation; None: every film is seen in the middle, as it is.
+        seed: seed of the augmentation; None: every image is seen in the middle, as it is.
         mine: this process's places in the global batch.
 
     Raises:
-        ConfigError: the crops are larger than the films.
+        ConfigError: the crops are larger than the images.
     """
 
     def __init__(
         self,
         corpus: Corpus,
-        evidence: Evidence,
+        supervision: Supervision,
         prepared: PreparedImages,
         tokens: TokenTable,
-        sampler: PairSampler,
+        sampler: ImageTextSampler,
         settings: TrainConfig,
         input_px: int,
         seed: int | None,
         mine: slice,
     ) -> None:
-        self._corpus, self._evidence, self._prepared = corpus, evidence, prepared
+        self._corpus, self._supervision, self._prepared = corpus, supervision, prepared
         self._tokens, self._sampler, self._settings = tokens, sampler, settings
         self._input_px, self._seed, self._mine = input_px, seed, mine
         self._slack = slack_px(prepared.size_px, input_px)
         self._eta = torch.from_numpy(corpus.eta)
 
-    def batch(self, step: int) -> PairBatch:
+    def batch(self, step: int) -> ImageTextBatch:
         """Make the batch of a step.
 
         Args:
@@ -390,41 +395,41 @@ class Pairs:
         Returns:
             The batch; a function of the step alone.
         """
-        draw = self._sampler.draw(step)
-        texts = self._corpus.text_of[draw.sentences]
+        rows = self._sampler.draw(step)
+        texts = self._corpus.text_of[rows.sentences]
         views = self._views(step).at(self._mine)
         ids, mask = self._tokens.padded(texts[self._mine])
-        return PairBatch(
+        return ImageTextBatch(
             step=step,
             mine=self._mine,
-            study_ids=tuple(self._corpus.study_ids[study] for study in draw.studies),
-            crops=self._crops(self._corpus.film_rows[draw.films[self._mine]], views),
+            study_ids=tuple(self._corpus.study_ids[study] for study in rows.studies),
+            crops=self._crops(self._corpus.image_rows[rows.images[self._mine]], views),
             brightness=torch.from_numpy(views.brightness),
             contrast=torch.from_numpy(views.contrast),
             input_ids=ids,
             attention_mask=mask,
             eta=self._eta[texts],
-            sentence_codes=_rows(self._evidence.sentence_codes, texts),
-            report_codes=_rows(self._evidence.report_codes, draw.reports),
-            labels=_rows(self._evidence.labels, draw.reports),
+            sentence_codes=_rows(self._supervision.sentence_codes, texts),
+            report_codes=_rows(self._supervision.report_codes, rows.reports),
+            labels=_rows(self._supervision.labels, rows.reports),
         )
 
-    def _views(self, step: int) -> Views:
-        films = self._settings.global_batch
+    def _views(self, step: int) -> CropParams:
+        images = self._settings.global_batch
         if self._seed is None:
-            return centre_views(films, self._slack)
-        generator = generator_for(self._seed, Stream.VIEW, step)
-        return draw_views(
-            generator, films, self._slack, self._settings.brightness, self._settings.contrast
+            return centre_crops(images, self._slack)
+        generator = generator_for(self._seed, RngStream.VIEW, step)
+        return draw_crops(
+            generator, images, self._slack, self._settings.brightness, self._settings.contrast
         )
 
     def _crops(
-        self, rows: Int[np.ndarray, " local"], views: Views
+        self, rows: Int[np.ndarray, " local"], views: CropParams
     ) -> UInt8[Tensor, "local 1 input_px input_px"]:
         crops = np.empty((len(rows), 1, self._input_px, self._input_px), dtype=np.uint8)
-        for place, row in enumerate(rows.tolist()):
-            film = self._prepared.pixels(row)
-            cut(film, int(views.top[place]), int(views.left[place]), crops[place, 0])
+        for index, row in enumerate(rows.tolist()):
+            image = self._prepared.pixels(row)
+            cut(image, int(views.top[index]), int(views.left[index]), crops[index, 0])
         return torch.from_numpy(crops)
 
 

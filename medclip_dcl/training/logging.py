@@ -176,7 +176,7 @@ _FLOOR_ALARM = 0.2
 _FLOOR_LINES = 5
 
 
-class Journal:
+class TrainLogger:
     """Writes the metrics log and watches the share of anchors on the floor.
 
     Args:

@@ -10,8 +10,8 @@ Axes
     batch  places in the global batch
     local  places of this process
 
-Each process scores all sentences against its own films, and the columns of scores are
-gathered: batch x batch numbers travel, instead of every region of every film. Anchors
+Each process scores all sentences against its own images, and the columns of scores are
+gathered: batch x batch numbers travel, instead of every region of every image. Anchors
 stay local and the loss is their mean, so that gradients averaged over processes are
 those of one process with the whole batch.
 """
@@ -34,9 +34,9 @@ from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relatio
 from medclip_dcl.losses.sigmoid import sigmoid_loss
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.text_encoder import TextEncoder
-from medclip_dcl.rng import Stream, torch_generator_for
+from medclip_dcl.rng import RngStream, torch_generator_for
 from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.dataset import PairBatch
+from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.settings import ObjectiveConfig
 
 
@@ -184,7 +184,7 @@ def _needed(value: Tensor | None, name: str) -> Tensor:
     return value
 
 
-class Contrast(nn.Module):
+class ContrastiveObjective(nn.Module):
     """The configured loss over a global batch.
 
     Args:
@@ -202,7 +202,9 @@ class Contrast(nn.Module):
         if settings.negatives.endswith("_similar"):
             self.frozen_text = copy.deepcopy(encoder.text).eval().requires_grad_(False)
 
-    def read(self, network: nn.Module, encoder: DualEncoder, batch: PairBatch) -> ObjectiveOutput:
+    def compute_loss(
+        self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
+    ) -> ObjectiveOutput:
         """Run the model on a batch and compute the loss of this process's anchors.
 
         Args:
@@ -223,13 +225,13 @@ class Contrast(nn.Module):
         encoder: DualEncoder,
         regions: Float[Tensor, "local rows columns dim"],
         sentences: Float[Tensor, "local dim"],
-        batch: PairBatch,
+        batch: ImageTextBatch,
     ) -> ObjectiveOutput:
         """Compute the loss of this process's anchors.
 
         Args:
             encoder: the model, for its similarity and gamma.
-            regions: unit vectors of this process's films.
+            regions: unit vectors of this process's images.
             sentences: unit vectors of this process's sentences.
             batch: where they stand in the global batch, and what is known of it.
 
@@ -251,7 +253,7 @@ class Contrast(nn.Module):
         self,
         encoder: DualEncoder,
         s: Float[Tensor, "batch batch"],
-        batch: PairBatch,
+        batch: ImageTextBatch,
         similarity: Tensor | None,
         *,
         from_text: bool,
@@ -267,7 +269,7 @@ class Contrast(nn.Module):
             text_similarity=similarity,
             label_overlap=_label_overlap(batch),
             generator=torch_generator_for(
-                self._seed, Stream.NEGATIVES, batch.step, mine.start, int(from_text)
+                self._seed, RngStream.NEGATIVES, batch.step, mine.start, int(from_text)
             ),
         )
         output = self._objective(inputs)
@@ -277,7 +279,7 @@ class Contrast(nn.Module):
         return output
 
     @torch.no_grad()
-    def _text_similarity(self, batch: PairBatch) -> Float[Tensor, "local batch"] | None:
+    def _text_similarity(self, batch: ImageTextBatch) -> Float[Tensor, "local batch"] | None:
         if self.frozen_text is None:
             return None
         vectors = self.frozen_text(batch.input_ids, batch.attention_mask).float()
@@ -285,7 +287,7 @@ class Contrast(nn.Module):
         return vectors @ gather_constant(vectors).T
 
 
-def _relation(batch: PairBatch, *, from_text: bool) -> Tensor | None:
+def _relation(batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
     if batch.sentence_codes is None or batch.report_codes is None:
         return None
     if from_text:
@@ -293,7 +295,7 @@ def _relation(batch: PairBatch, *, from_text: bool) -> Tensor | None:
     return relation_matrix(batch.sentence_codes, batch.report_codes[batch.mine]).T
 
 
-def _label_overlap(batch: PairBatch) -> Tensor | None:
+def _label_overlap(batch: ImageTextBatch) -> Tensor | None:
     if batch.labels is None:
         return None
     present = batch.labels.float()

@@ -36,7 +36,7 @@ def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * min(past, 1.0)))
 
 
-class Part(StrEnum):
+class ParamGroup(StrEnum):
     """What a parameter belongs to."""
 
     IMAGE = "image"
@@ -47,16 +47,16 @@ class Part(StrEnum):
 
 
 _PREFIXES = (
-    ("text.projection.", Part.PROJECTION),
-    ("region_projection.", Part.PROJECTION),
-    ("head.", Part.PROJECTION),
-    ("image.", Part.IMAGE),
-    ("text.", Part.TEXT),
-    ("gamma", Part.SCALE),
+    ("text.projection.", ParamGroup.PROJECTION),
+    ("region_projection.", ParamGroup.PROJECTION),
+    ("head.", ParamGroup.PROJECTION),
+    ("image.", ParamGroup.IMAGE),
+    ("text.", ParamGroup.TEXT),
+    ("gamma", ParamGroup.SCALE),
 )
 
 
-def part_of(name: str) -> Part:
+def param_group_of(name: str) -> ParamGroup:
     """Say which part a parameter or module belongs to.
 
     Args:
@@ -79,19 +79,19 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
         The rate of its part, else that of the encoder it belongs to, else the common one.
     """
     own = {
-        Part.IMAGE: settings.image_learning_rate,
-        Part.TEXT: settings.text_learning_rate,
-        Part.PROJECTION: settings.projection_learning_rate,
-        Part.SCALE: None,
+        ParamGroup.IMAGE: settings.image_learning_rate,
+        ParamGroup.TEXT: settings.text_learning_rate,
+        ParamGroup.PROJECTION: settings.projection_learning_rate,
+        ParamGroup.SCALE: None,
     }
-    part = part_of(name)
-    rate = own[part]
-    if part is Part.PROJECTION and rate is None:
-        rate = own[Part.TEXT if name.startswith("text.") else Part.IMAGE]
+    group = param_group_of(name)
+    rate = own[group]
+    if group is ParamGroup.PROJECTION and rate is None:
+        rate = own[ParamGroup.TEXT if name.startswith("text.") else ParamGroup.IMAGE]
     return rate or settings.learning_rate
 
 
-def frozen_parts(settings: TrainConfig, step: int) -> frozenset[Part]:
+def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
     """Say which parts a step leaves as they are.
 
     Args:
@@ -102,14 +102,14 @@ def frozen_parts(settings: TrainConfig, step: int) -> frozenset[Part]:
         The parts; a pure function of the step, so a resumed run freezes the same.
     """
     until = {
-        Part.IMAGE: settings.image_frozen_steps,
-        Part.TEXT: settings.text_frozen_steps,
-        Part.PROJECTION: settings.projection_frozen_steps,
+        ParamGroup.IMAGE: settings.image_frozen_steps,
+        ParamGroup.TEXT: settings.text_frozen_steps,
+        ParamGroup.PROJECTION: settings.projection_frozen_steps,
     }
-    return frozenset(part for part, steps in until.items() if step < steps)
+    return frozenset(group for group, steps in until.items() if step < steps)
 
 
-def freeze(encoder: nn.Module, frozen: frozenset[Part]) -> None:
+def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
     """Let gradients reach all parts but the frozen ones; gamma is left alone.
 
     Args:
@@ -117,13 +117,13 @@ def freeze(encoder: nn.Module, frozen: frozenset[Part]) -> None:
         frozen: parts that stay as they are.
     """
     for name, parameter in encoder.named_parameters():
-        part = part_of(name)
-        if part is not Part.SCALE:
-            parameter.requires_grad_(part not in frozen)
+        group = param_group_of(name)
+        if group is not ParamGroup.SCALE:
+            parameter.requires_grad_(group not in frozen)
 
 
 def set_training_mode(
-    encoder: nn.Module, freeze_batchnorm: bool, frozen: frozenset[Part] = frozenset()
+    encoder: nn.Module, freeze_batchnorm: bool, frozen: frozenset[ParamGroup] = frozenset()
 ) -> None:
     """Put a model into training mode.
 
@@ -136,7 +136,7 @@ def set_training_mode(
     for name, module in encoder.named_modules():
         is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
         held = freeze_batchnorm and is_norm
-        if name and (held or part_of(name) in frozen):
+        if name and (held or param_group_of(name) in frozen):
             module.training = False
 
 
@@ -155,7 +155,9 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in encoder.named_parameters():
-        if parameter.requires_grad or part_of(name) is not Part.SCALE:  # frozen ones may thaw
+        if (
+            parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE
+        ):  # frozen ones may thaw
             peak = peak_learning_rate(name, settings)
             decay = settings.weight_decay if parameter.ndim > 1 else 0.0
             members.setdefault((peak, decay), []).append(parameter)

@@ -1,6 +1,6 @@
 """Bytes that a training step needs, counted without allocating them.
 
-Images per second of a recipe on this machine, from a few steps with random films.
+Images per second of a recipe on this machine, from a few steps with random images.
 """
 
 import statistics
@@ -15,11 +15,11 @@ from transformers import BertConfig
 
 from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.training.dataset import PairBatch
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import TrainStep, economise, start_accelerator
+from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
 
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,7 +27,7 @@ _MOST_PAIRS = 64  # of a larger share of the batch, a part is counted and multip
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryEstimate:
     """Memory of one process, bytes."""
 
     parameters: int
@@ -41,9 +41,9 @@ class Footprint:
     activations: int
     """What the forward pass keeps for the backward pass, at the longest sentences."""
     batches: int
-    """Films in hand and read ahead."""
+    """Images in hand and read ahead."""
     regions: int
-    """Regions of one film; no bytes."""
+    """Regions of one image; no bytes."""
 
     @property
     def total(self) -> int:
@@ -56,7 +56,7 @@ class Footprint:
         return self.weights + self.moments
 
 
-def training_footprint(config: Config, text: BertConfig) -> Footprint:
+def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate:
     """Count the memory that one process needs for a step.
 
     Args:
@@ -78,12 +78,12 @@ def training_footprint(config: Config, text: BertConfig) -> Footprint:
     with mode:
         # Layout and compilation change no size that is counted here.
         plain = {"channels_last": False, "compile_backend": "none"}
-        economise(encoder, settings.model_copy(update=plain))
+        configure_performance(encoder, settings.model_copy(update=plain))
         encoder.train()
         trained = [item for item in encoder.parameters() if item.requires_grad]
         activations, regions = _kept(encoder, config, local, longest)
         own = [*encoder.parameters(), *encoder.buffers()]
-        return Footprint(
+        return MemoryEstimate(
             parameters=sum(item.numel() for item in encoder.parameters()),
             weights=_bytes_of(own),
             gradients=_bytes_of(trained),
@@ -105,7 +105,7 @@ def _empty(encoder: DualEncoder, mode: FakeTensorMode) -> None:
 
 
 def _kept(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
-    """Bytes of what autograd keeps, each storage once, the weights left out; regions of a film."""
+    """Bytes that autograd keeps, without the weights, and the regions of an image."""
     settings, image = config.train, config.model.image
     pairs = min(local, _MOST_PAIRS)
     weights = {_place(item) for item in encoder.parameters()}
@@ -125,7 +125,7 @@ def _kept(encoder: DualEncoder, config: Config, local: int, longest: int) -> tup
         regions, sentences = encoder(pixels, ids, torch.ones_like(ids))
         scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
     del scores
-    needed = sum(item.nbytes() for place, item in kept.items() if place not in weights)
+    needed = sum(item.nbytes() for storage, item in kept.items() if storage not in weights)
     return needed * local // pairs, regions.shape[1] * regions.shape[2]
 
 
@@ -147,7 +147,7 @@ _PART = 8  # share of the time that a step may take before it is called slow
 _MOST_STEPS = 20
 
 
-def measure_pace(config: Config, text: BertConfig, seconds: float) -> tuple[float, int]:
+def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tuple[float, int]:
     """Time some steps of one process.
 
     Args:
@@ -180,7 +180,7 @@ def measure_pace(config: Config, text: BertConfig, seconds: float) -> tuple[floa
     return pairs / statistics.median(times), pairs
 
 
-def _timed(step: TrainStep[DualEncoder, PairBatch], batch: PairBatch) -> float:
+def _timed(step: TrainStep[DualEncoder, ImageTextBatch], batch: ImageTextBatch) -> float:
     begun = time.perf_counter()
     step(batch, False)
     if torch.accelerator.is_available():
@@ -190,22 +190,24 @@ def _timed(step: TrainStep[DualEncoder, PairBatch], batch: PairBatch) -> float:
 
 def _step_of(
     config: Config, text: BertConfig, settings: TrainConfig
-) -> TrainStep[DualEncoder, PairBatch]:
+) -> TrainStep[DualEncoder, ImageTextBatch]:
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
-    economise(encoder, settings)
+    configure_performance(encoder, settings)
     encoder.to(accelerator.device).train()
-    contrast = Contrast(ObjectiveConfig(directions=config.objective.directions), 0, encoder)
+    objective = ContrastiveObjective(
+        ObjectiveConfig(directions=config.objective.directions), 0, encoder
+    )
     optimizer = build_optimizer(encoder, settings)
-    return TrainStep(accelerator, encoder, contrast, optimizer, settings, config.seed)
+    return TrainStep(accelerator, encoder, objective, optimizer, settings, config.seed)
 
 
-def _random_batch(config: Config, text: BertConfig, pairs: int) -> PairBatch:
+def _random_batch(config: Config, text: BertConfig, pairs: int) -> ImageTextBatch:
     generator = torch.Generator().manual_seed(0)
     px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
     ones = torch.ones(pairs)
     ids = torch.randint(text.vocab_size, (pairs, width), generator=generator)
-    return PairBatch(
+    return ImageTextBatch(
         step=0,
         mine=slice(0, pairs),
         study_ids=tuple(map(str, range(pairs))),

@@ -14,25 +14,27 @@ from medclip_dcl.files import write_text
 from medclip_dcl.inference.predictor import fit_input_range
 from medclip_dcl.inference.zero_shot import read_prompts
 from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
-from medclip_dcl.model_package import InputRange, write_input_range, write_published
+from medclip_dcl.model_package import InputRange, write_input_range, write_model_package
 from medclip_dcl.models.preprocessing import preprocessing_facts
 from medclip_dcl.tables import read_table
-from medclip_dcl.training.trainer import Ending, Inputs, Trained
+from medclip_dcl.training.trainer import TrainedModel, TrainInputs, TrainResult
 
 INTENDED_USE = (
     "Research on image-text models of chest radiographs. Not a medical device: no output may "
     "guide the care of a patient."
 )
-_RANGE_FILMS = 2048
+_RANGE_IMAGES = 2048
 LIMITS = (
-    "Frontal chest films alone; other views, body parts and ages outside the training data are "
+    "Frontal chest images alone; other views, body parts and ages outside the training data are "
     "not recognised as such.",
-    "Scores compare prompts with a film; they are no probabilities of disease.",
+    "Scores compare prompts with an image; they are no probabilities of disease.",
     "Reports say what their author found worth saying; the model learns that habit as well.",
 )
 
 
-def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> dict[str, Any]:
+def package_model(
+    folder: Path, config: Config, inputs: TrainInputs, trained: TrainedModel
+) -> dict[str, Any]:
     """Write the published model.
 
     Args:
@@ -54,9 +56,9 @@ def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> d
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
         trained.tokenizer.save_pretrained(str(text))
 
-    write_published(
+    write_model_package(
         folder,
-        trained.ending.weights,
+        trained.result.weights,
         config,
         model_card(config, inputs, trained),
         trained.corpus.subject_ids,
@@ -65,10 +67,10 @@ def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> d
     if len(trained.corpus.subject_ids) > 1:
         write_input_range(folder, _input_range(inputs, trained))
     return {
-        "steps": trained.ending.place.step,
-        "skipped": trained.ending.place.skipped,
+        "steps": trained.result.state.step,
+        "skipped": trained.result.state.skipped,
         **{
-            name: trained.ending.figures.get(name)
+            name: trained.result.figures.get(name)
             for name in ("loss", "uncorrected_loss", "frac_floor")
         },
         "studies": len(trained.corpus.study_ids),
@@ -76,35 +78,35 @@ def publish(folder: Path, config: Config, inputs: Inputs, trained: Trained) -> d
     }
 
 
-def best_figure(config: Config, ending: Ending) -> dict[str, Any] | None:
+def best_figure(config: Config, result: TrainResult) -> dict[str, Any] | None:
     """Say by what figure the published step was chosen.
 
     Args:
         config: the configuration.
-        ending: the finished run.
+        result: the finished run.
 
     Returns:
         Name and value; None where the last step is published.
     """
     if not config.train.best_metric:
         return None
-    return {"metric": config.train.best_metric, "value": ending.place.best_value}
+    return {"metric": config.train.best_metric, "value": result.state.best_value}
 
 
-def _input_range(inputs: Inputs, trained: Trained) -> InputRange:
-    """Learn the range of the training films, from some of them where they are many."""
-    rows = trained.corpus.film_rows
-    taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _RANGE_FILMS)).astype(int))
+def _input_range(inputs: TrainInputs, trained: TrainedModel) -> InputRange:
+    """Learn the range of the training images, from some of them where they are many."""
+    rows = trained.corpus.image_rows
+    taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _RANGE_IMAGES)).astype(int))
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
     patient_of = {row["image_id"]: row["subject_id"] for row in table}
-    films = PreparedImages(inputs.prepared)
+    images = PreparedImages(inputs.prepared)
     return fit_input_range(
-        [films.pixels(int(rows[place])) for place in taken],
-        [patient_of[trained.corpus.image_ids[place]] for place in taken],
+        [images.pixels(int(rows[index])) for index in taken],
+        [patient_of[trained.corpus.image_ids[index]] for index in taken],
     )
 
 
-def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, Any]:
+def model_card(config: Config, inputs: TrainInputs, trained: TrainedModel) -> dict[str, Any]:
     """Say what a model is, was made from, is for and is not for.
 
     Args:
@@ -147,15 +149,15 @@ def model_card(config: Config, inputs: Inputs, trained: Trained) -> dict[str, An
             "texts": len(trained.corpus.texts),
         },
         "training": {
-            "steps": trained.ending.place.step,
-            "skipped": trained.ending.place.skipped,
-            "published_step": trained.ending.published_step,
-            "best": best_figure(config, trained.ending),
+            "steps": trained.result.state.step,
+            "skipped": trained.result.state.skipped,
+            "published_step": trained.result.published_step,
+            "best": best_figure(config, trained.result),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
             "last_figures": {
                 name: value
-                for name, value in trained.ending.figures.items()
+                for name, value in trained.result.figures.items()
                 if name not in {"step", "skipped", "images_per_s"}
             },
         },

@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.rng import RngStream, generator_for
 
 
-class Groups:
-    """Members of each study, such as its films: ragged rows in two flat arrays.
+class RaggedIndex:
+    """Members of each study, such as its images: ragged rows in two flat arrays.
 
     Args:
         owners: study of each member, from 0.
@@ -49,23 +49,23 @@ class Groups:
         Returns:
             The members.
         """
-        place = (uniform * self.sizes[studies]).astype(np.int64)
-        members: np.ndarray = self._members[self._starts[studies] + place]
+        index = (uniform * self.sizes[studies]).astype(np.int64)
+        members: np.ndarray = self._members[self._starts[studies] + index]
         return members
 
 
 @dataclass(frozen=True)
-class Draw:
+class BatchRows:
     """One global batch; each array has one entry per place."""
 
     studies: Int64[np.ndarray, " batch"]
-    """Study whose film is shown; all differ."""
+    """Study whose image is shown; all differ."""
     reports: Int64[np.ndarray, " batch"]
     """Study whose report is read: the same, but in the shuffled control."""
-    films: Int64[np.ndarray, " batch"]
-    """Film, as a member of the films' `Groups`."""
+    images: Int64[np.ndarray, " batch"]
+    """Image, as a member of the images' `RaggedIndex`."""
     sentences: Int64[np.ndarray, " batch"]
-    """Sentence, as a member of the sentences' `Groups`."""
+    """Sentence, as a member of the sentences' `RaggedIndex`."""
 
 
 class EpochOrder:
@@ -101,20 +101,20 @@ class EpochOrder:
     def _order_of(self, epoch: int) -> Int64[np.ndarray, " items"]:
         kept, order = self._kept
         if kept != epoch:
-            order = generator_for(self._seed, Stream.ORDER, epoch).permutation(self._items)
+            order = generator_for(self._seed, RngStream.ORDER, epoch).permutation(self._items)
             self._kept = (epoch, order)
         return order
 
 
-class PairSampler:
+class ImageTextSampler:
     """Draws the global batch of any step.
 
     Args:
-        films: films of each study.
+        images: images of each study.
         sentences: usable sentences of each study.
         global_batch: pairs in a batch, over all processes.
         seed: the recipe's seed.
-        shuffle_reports: pair every film with the report of another study.
+        shuffle_reports: pair every image with the report of another study.
 
     Raises:
         ConfigError: there are fewer studies than places.
@@ -122,53 +122,53 @@ class PairSampler:
 
     def __init__(
         self,
-        films: Groups,
-        sentences: Groups,
+        images: RaggedIndex,
+        sentences: RaggedIndex,
         global_batch: int,
         seed: int,
         shuffle_reports: bool,
     ) -> None:
-        assert len(films) == len(sentences)
-        if len(films) < global_batch:
+        assert len(images) == len(sentences)
+        if len(images) < global_batch:
             raise ConfigError(
-                f"train.global_batch {global_batch} exceeds the {len(films)} studies that have a "
-                "film and a usable sentence; a batch holds a study once: lower it or add studies"
+                f"train.global_batch {global_batch} exceeds the {len(images)} studies that have an "
+                "image and a usable sentence; a batch holds a study once: lower it or add studies"
             )
-        self._films, self._sentences = films, sentences
+        self._images, self._sentences = images, sentences
         self._global_batch, self._seed = global_batch, seed
-        self._report_of = np.arange(len(films), dtype=np.int64)
+        self._report_of = np.arange(len(images), dtype=np.int64)
         if shuffle_reports:
-            self._report_of = _derangement(len(films), seed)
-        self._order = EpochOrder(len(films), global_batch, seed)
+            self._report_of = _derangement(len(images), seed)
+        self._order = EpochOrder(len(images), global_batch, seed)
 
     @property
     def steps_per_epoch(self) -> int:
         """Full global batches in one pass over the studies."""
         return self._order.steps_per_epoch
 
-    def draw(self, step: int) -> Draw:
+    def draw(self, step: int) -> BatchRows:
         """Draw the global batch of a step.
 
         Args:
             step: the step, from 0.
 
         Returns:
-            The batch. Each study's film and sentence are drawn uniformly and independently.
+            The batch. Each study's image and sentence are drawn uniformly and independently.
         """
         studies = self._order.draw(step)
         reports = self._report_of[studies]
-        uniform = generator_for(self._seed, Stream.CHOICE, step).random((2, self._global_batch))
-        return Draw(
+        uniform = generator_for(self._seed, RngStream.CHOICE, step).random((2, self._global_batch))
+        return BatchRows(
             studies=studies,
             reports=reports,
-            films=self._films.pick(studies, uniform[0]),
+            images=self._images.pick(studies, uniform[0]),
             sentences=self._sentences.pick(reports, uniform[1]),
         )
 
 
 def _derangement(count: int, seed: int) -> Int64[np.ndarray, " studies"]:
     """Give each study another one's report: a random cycle through all studies."""
-    cycle = generator_for(seed, Stream.PAIRING).permutation(count)
+    cycle = generator_for(seed, RngStream.PAIRING).permutation(count)
     report_of = np.empty(count, dtype=np.int64)
     report_of[cycle] = np.roll(cycle, -1)
     return report_of

@@ -89,8 +89,8 @@ class TrainConfig(Section):
     """Steps between validation losses; 0: none."""
     validate_batches: Annotated[int, Field(gt=0)] = 8
     """Most global batches of the validation split in one validation loss."""
-    validate_films: Annotated[int, Field(ge=0)] = 0
-    """Most films of the validation split that are asked for findings and sentences at each
+    validate_images: Annotated[int, Field(ge=0)] = 0
+    """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
     """Figure of validation that chooses the published step; empty: the last step."""
@@ -104,7 +104,7 @@ class TrainConfig(Section):
     channels_last: bool = True
     """Memory layout of the image encoder; faster on CPU and GPU."""
     shuffle_reports: bool = False
-    """Control: pair every film with the report of another study."""
+    """Control: pair every image with the report of another study."""
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
@@ -128,8 +128,8 @@ class TrainConfig(Section):
         if self.best_metric and not self.validate_every_steps:
             raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
         asks = self.best_metric in {"validation_auc", "validation_recall_at_10"}
-        if asks and not self.validate_films:
-            raise ValueError(f"best_metric {self.best_metric} needs validate_films")
+        if asks and not self.validate_images:
+            raise ValueError(f"best_metric {self.best_metric} needs validate_images")
         return self
 
 

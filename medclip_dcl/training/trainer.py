@@ -14,7 +14,7 @@ One batch -> one update of the weights, or none where a number is not finite.
 
 The loop: resume, step, log, validate, save, stop.
 
-Films, sentences and eta -> a trained model; and the frame of every training run.
+Images, sentences and eta -> a trained model; and the frame of every training run.
 """
 
 import math
@@ -50,36 +50,36 @@ from medclip_dcl.models.image_encoder import load_image_weights
 from medclip_dcl.models.pretrained import LoadReport
 from medclip_dcl.models.view_encoder import ViewEncoder
 from medclip_dcl.progress import Progress
-from medclip_dcl.rng import Stream, seed_for
+from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.dataset import (
     Corpus,
-    PairBatch,
-    Pairs,
+    ImageTextBatch,
+    ImageTextDataset,
     TokenTable,
     read_corpus,
-    read_evidence,
+    read_supervision,
 )
-from medclip_dcl.training.logging import Journal, MetricsLog, open_trackers, tracker_options
-from medclip_dcl.training.objective import Contrast, ObjectiveOutput
+from medclip_dcl.training.logging import MetricsLog, TrainLogger, open_trackers, tracker_options
+from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
-    Part,
+    ParamGroup,
     build_optimizer,
     freeze,
-    frozen_parts,
+    frozen_groups,
     learning_rate_share,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
     set_training_mode,
 )
-from medclip_dcl.training.sampler import PairSampler
+from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.stopping import StopRequest
-from medclip_dcl.training.validation import Checkup, make_checkup
+from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics
 
 
-def economise(encoder: DualEncoder | ViewEncoder, settings: TrainConfig) -> None:
+def configure_performance(encoder: DualEncoder | ViewEncoder, settings: TrainConfig) -> None:
     """Set a model up as the settings ask; names and values of its weights stay.
 
     Args:
@@ -105,7 +105,7 @@ def economise(encoder: DualEncoder | ViewEncoder, settings: TrainConfig) -> None
 Made = TypeVar("Made")
 
 
-def read_ahead(
+def prefetch(
     make: Callable[[int], Made], start: int, stop: int, threads: int
 ) -> Generator[Made, None, None]:
     """Make batches in order, some of them before they are asked for.
@@ -135,7 +135,7 @@ def read_ahead(
 
 
 Model = TypeVar("Model", DualEncoder, ViewEncoder)
-"""A model that can be trained: films and sentences, or views of images."""
+"""A model that can be trained: images and sentences, or views of images."""
 
 
 class Batch(Protocol):
@@ -158,13 +158,13 @@ _Taught = TypeVar("_Taught", DualEncoder, ViewEncoder, contravariant=True)
 _Read = TypeVar("_Read", bound=Batch, contravariant=True)
 
 
-class Lesson(Protocol[_Taught, _Read]):
+class TrainingObjective(Protocol[_Taught, _Read]):
     """The configured loss over a global batch."""
 
     def to(self, device: torch.device) -> object:
         """Move what the loss holds."""
 
-    def read(self, network: nn.Module, encoder: _Taught, batch: _Read) -> ObjectiveOutput:
+    def compute_loss(self, network: nn.Module, encoder: _Taught, batch: _Read) -> ObjectiveOutput:
         """Run the model on a batch and compute the loss of this process's anchors.
 
         Args:
@@ -178,12 +178,12 @@ class Lesson(Protocol[_Taught, _Read]):
 
 
 @dataclass(frozen=True)
-class Course(Generic[Model, BatchT]):
+class TrainingSetup(Generic[Model, BatchT]):
     """A run before its first step, as one process sees it."""
 
     encoder: Model
     """The model before its first step."""
-    contrast: Lesson[Model, BatchT]
+    objective: TrainingObjective[Model, BatchT]
     """The loss."""
     batch: Callable[[int], BatchT]
     """Makes the batch of any step, by whichever thread asks."""
@@ -193,12 +193,12 @@ class Course(Generic[Model, BatchT]):
     """Steps in one pass over the data."""
     facts: Mapping[str, int]
     """Counts that are told at the start."""
-    checkup: Callable[[Model, torch.device], dict[str, float | None]] | None = None
+    validation_metrics: Callable[[Model, torch.device], dict[str, float | None]] | None = None
     """Questions asked beside the validation loss, of a model in eval mode; None: none."""
 
 
 @dataclass
-class Place:
+class TrainState:
     """Where a run stands."""
 
     step: int = 0
@@ -214,11 +214,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Ending:
+class TrainResult:
     """A run whose steps are all done, or that was stopped."""
 
     finished: bool
-    place: Place
+    state: TrainState
     figures: dict[str, float | None]
     """The last line of the metrics log."""
     weights: dict[str, Tensor]
@@ -250,7 +250,7 @@ def evaluating(encoder: nn.Module) -> Iterator[None]:
 def validation_loss(
     accelerator: Accelerator,
     encoder: Model,
-    contrast: Lesson[Model, BatchT],
+    objective: TrainingObjective[Model, BatchT],
     batches: Sequence[BatchT],
 ) -> dict[str, float]:
     """Measure the loss on validation batches; the model is left as it was.
@@ -258,7 +258,7 @@ def validation_loss(
     Args:
         accelerator: device, processes and precision.
         encoder: the model.
-        contrast: the loss.
+        objective: the loss.
         batches: this process's part of the validation batches, at least one.
 
     Returns:
@@ -269,7 +269,9 @@ def validation_loss(
     with evaluating(encoder):
         for item in batches:
             batch = item.to(accelerator.device)
-            output = contrast.read(encoder, encoder, batch)  # prepared: its forward is autocast
+            output = objective.compute_loss(
+                encoder, encoder, batch
+            )  # prepared: its forward is autocast
             losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
     mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
     return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
@@ -303,18 +305,18 @@ class TrainStep(Generic[Model, BatchT]):
         self,
         accelerator: Accelerator,
         encoder: Model,
-        contrast: Lesson[Model, BatchT],
+        objective: TrainingObjective[Model, BatchT],
         optimizer: Optimizer,
         settings: TrainConfig,
         seed: int,
     ) -> None:
         self._accelerator = accelerator
         self._encoder: Model = encoder
-        self._contrast: Lesson[Model, BatchT] = contrast
+        self._objective: TrainingObjective[Model, BatchT] = objective
         self._optimizer, self._settings, self._seed = optimizer, settings, seed
         self._wrapped: nn.Module | None = None
         self._stepper: Optimizer | None = None
-        self._frozen: frozenset[Part] | None = None
+        self._frozen: frozenset[ParamGroup] | None = None
         self._parameters = list(encoder.parameters())
         self._buffers = list(encoder.buffers())
 
@@ -329,13 +331,13 @@ class TrainStep(Generic[Model, BatchT]):
             What came of it. Where the loss or gradient of any process is not finite,
             weights, optimiser and norm statistics stay as they were.
         """
-        self._hold(frozen_parts(self._settings, batch.step))
+        self._hold(frozen_groups(self._settings, batch.step))
         batch = batch.to(self._accelerator.device)
         kept = [buffer.clone() for buffer in self._buffers]
         self._begin(batch.step)
         assert self._wrapped is not None
         assert self._stepper is not None
-        output = self._contrast.read(self._wrapped, self._encoder, batch)
+        output = self._objective.compute_loss(self._wrapped, self._encoder, batch)
         self._accelerator.backward(output.loss)
         norm = self._accelerator.clip_grad_norm_(self._parameters, self._settings.clip_norm)
         broken, stop = self._agree(output.loss, norm, stop)
@@ -347,7 +349,7 @@ class TrainStep(Generic[Model, BatchT]):
         self._encoder.clamp_gamma()
         return StepReport(output, not broken, stop)
 
-    def _hold(self, frozen: frozenset[Part]) -> None:
+    def _hold(self, frozen: frozenset[ParamGroup]) -> None:
         """Freeze and thaw; a distributed wrapper knows only what learned when it was made."""
         if frozen == self._frozen:
             return
@@ -364,7 +366,7 @@ class TrainStep(Generic[Model, BatchT]):
 
     def _begin(self, step: int) -> None:
         torch.manual_seed(
-            seed_for(self._seed, Stream.DROPOUT, step, self._accelerator.process_index)
+            seed_for(self._seed, RngStream.DROPOUT, step, self._accelerator.process_index)
         )
         settings = self._settings
         share = learning_rate_share(step, settings.warmup_steps, settings.steps)
@@ -389,7 +391,7 @@ _IDS_SHOWN = 8
 _COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
 
 
-class Loop(Generic[Model, BatchT]):
+class Trainer(Generic[Model, BatchT]):
     """One process's part in a training run.
 
     Args:
@@ -412,29 +414,29 @@ class Loop(Generic[Model, BatchT]):
     def __init__(
         self,
         accelerator: Accelerator,
-        course: Course[Model, BatchT],
+        setup: TrainingSetup[Model, BatchT],
         store: CheckpointStore,
         settings: TrainConfig,
         seed: int,
     ) -> None:
         self._accelerator, self._settings, self._store = accelerator, settings, store
-        self._course: Course[Model, BatchT] = course
-        encoder = course.encoder
-        economise(encoder, settings)
+        self._setup: TrainingSetup[Model, BatchT] = setup
+        encoder = setup.encoder
+        configure_performance(encoder, settings)
         self._encoder: Model = encoder.to(accelerator.device)
-        course.contrast.to(accelerator.device)
+        setup.objective.to(accelerator.device)
         self.optimizer = build_optimizer(encoder, settings)
-        self.place = Place()
+        self.state = TrainState()
         self.passed_over = self._resume()
         self._step: TrainStep[Model, BatchT] = TrainStep(
-            accelerator, self._encoder, course.contrast, self.optimizer, settings, seed
+            accelerator, self._encoder, setup.objective, self.optimizer, settings, seed
         )
 
-    def run(self, journal: Journal) -> bool:
+    def run(self, logger: TrainLogger) -> bool:
         """Train until the last step, or until asked to stop.
 
         Args:
-            journal: receives the figures.
+            logger: receives the figures.
 
         Returns:
             Whether every step is done. A checkpoint of this moment is on disk.
@@ -443,27 +445,25 @@ class Loop(Generic[Model, BatchT]):
             TrainingError: too many steps in a row met a number that is not finite, or
                 a checkpoint cannot be written.
         """
-        settings, place = self._settings, self.place
-        batches = read_ahead(
-            self._course.batch, place.step, settings.steps, settings.loader_workers
-        )
-        bar = Progress("train", settings.steps, "step", done=place.step)
+        settings, state = self._settings, self.state
+        batches = prefetch(self._setup.batch, state.step, settings.steps, settings.loader_workers)
+        bar = Progress("train", settings.steps, "step", done=state.step)
         with StopRequest() as request, closing(batches), bar as progress:
             for batch in batches:
                 report = self._step(batch, request.requested)
                 self._count(batch, report)
-                progress.advance(1, **journal.note(place.step, place.skipped, report.output))
-                examined = self._is_examined()
+                progress.advance(1, **logger.note(state.step, state.skipped, report.output))
+                examined = self._is_validated()
                 if examined:
-                    journal.note_validation(place.step, self._validate())
-                last = report.stop or place.step == settings.steps
+                    logger.note_validation(state.step, self._validate())
+                last = report.stop or state.step == settings.steps
                 judged = examined and bool(settings.best_metric)
-                if last or judged or place.step % settings.save_every_steps == 0:
-                    journal.sync()
+                if last or judged or state.step % settings.save_every_steps == 0:
+                    logger.sync()
                     self._save()
                 if last:
                     break
-        return place.step == settings.steps
+        return state.step == settings.steps
 
     def published(self) -> tuple[int, dict[str, Tensor]]:
         """Give what the run is to publish.
@@ -475,9 +475,9 @@ class Loop(Generic[Model, BatchT]):
         Raises:
             CheckpointError: the best checkpoint is gone or damaged.
         """
-        best = self.place.best_step
-        if not best or best == self.place.step or not self._accelerator.is_main_process:
-            return self.place.step, self._encoder.state_dict()
+        best = self.state.best_step
+        if not best or best == self.state.step or not self._accelerator.is_main_process:
+            return self.state.step, self._encoder.state_dict()
         weights = self._store.weights(best)
         if weights is None:
             raise CheckpointError(
@@ -509,62 +509,62 @@ class Loop(Generic[Model, BatchT]):
         state = dict(snapshot.state)
         if self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
-        self.place = Place(snapshot.step, **{name: state[name] for name in _COUNTERS})
+        self.state = TrainState(snapshot.step, **{name: state[name] for name in _COUNTERS})
 
     def _save(self) -> None:
         if self._accelerator.is_main_process:
-            scaler, place = self._accelerator.scaler, self.place
-            state = {name: getattr(place, name) for name in _COUNTERS}
+            scaler, train_state = self._accelerator.scaler, self.state
+            state = {name: getattr(train_state, name) for name in _COUNTERS}
             state["scaler"] = None if scaler is None else scaler.state_dict()
             moments = optimizer_tensors(self.optimizer, self._encoder)
-            snapshot = Snapshot(place.step, self._encoder.state_dict(), moments, state)
-            self._store.save(snapshot, self._settings.keep_checkpoints, place.best_step)
+            snapshot = Snapshot(train_state.step, self._encoder.state_dict(), moments, state)
+            self._store.save(snapshot, self._settings.keep_checkpoints, train_state.best_step)
         self._accelerator.wait_for_everyone()
 
     def _count(self, batch: BatchT, report: StepReport) -> None:
-        place = self.place
-        place.step = batch.step + 1
+        state = self.state
+        state.step = batch.step + 1
         if report.updated:
-            place.in_a_row = 0
+            state.in_a_row = 0
             return
-        place.skipped += 1
-        place.in_a_row += 1
-        if place.in_a_row >= self._settings.max_skipped:
+        state.skipped += 1
+        state.in_a_row += 1
+        if state.in_a_row >= self._settings.max_skipped:
             ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
             raise TrainingError(
-                f"{place.in_a_row} steps in a row up to step {place.step} had a loss or gradient "
+                f"{state.in_a_row} steps in a row up to step {state.step} had a loss or gradient "
                 f"that is not finite; the last batch: {ids}, ...; lower "
                 "train.learning_rate, or look at these"
             )
 
-    def _is_examined(self) -> bool:
+    def _is_validated(self) -> bool:
         every = self._settings.validate_every_steps
-        return bool(self._course.validation) and self.place.step % every == 0
+        return bool(self._setup.validation) and self.state.step % every == 0
 
     def _validate(self) -> dict[str, float | None]:
         figures: dict[str, float | None] = {}
         figures |= validation_loss(
-            self._accelerator, self._encoder, self._course.contrast, self._course.validation
+            self._accelerator, self._encoder, self._setup.objective, self._setup.validation
         )
-        if self._course.checkup is not None and self._accelerator.is_main_process:
+        if self._setup.validation_metrics is not None and self._accelerator.is_main_process:
             with evaluating(self._encoder), self._accelerator.autocast():
-                figures |= self._course.checkup(self._encoder, self._accelerator.device)
+                figures |= self._setup.validation_metrics(self._encoder, self._accelerator.device)
         self._judge(figures)
         return figures
 
     def _judge(self, figures: dict[str, float | None]) -> None:
         """Remember the best step; the main process alone knows every figure, and saves."""
-        name, place = self._settings.best_metric, self.place
+        name, state = self._settings.best_metric, self.state
         value = figures.get(name)
         if value is None or not math.isfinite(value):
             return
         sign = -1 if name.endswith("loss") else 1
-        if place.best_value is None or sign * value > sign * place.best_value:
-            place.best_step, place.best_value = place.step, value
+        if state.best_value is None or sign * value > sign * state.best_value:
+            state.best_step, state.best_value = state.step, value
 
 
 @dataclass(frozen=True)
-class Inputs:
+class TrainInputs:
     """What a run is made from."""
 
     manifest: Artifact
@@ -582,13 +582,13 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A run of the image-text model that was ended."""
 
-    ending: Ending
+    result: TrainResult
     """How the run ended."""
     grid: tuple[int, int]
-    """Rows and columns of regions of one film."""
+    """Rows and columns of regions of one image."""
     corpus: Corpus
     """Training studies."""
     text_config: BertConfig
@@ -628,12 +628,12 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
 
 def train(
     config: Config,
-    inputs: Inputs,
+    inputs: TrainInputs,
     accelerator: Accelerator,
     store: CheckpointStore,
     folder: Path,
     say: Callable[..., None],
-) -> Trained:
+) -> TrainedModel:
     """Train a model, or go on where a stopped run left off.
 
     Args:
@@ -655,19 +655,19 @@ def train(
     encoder = _start(config, inputs, text_config, accelerator, say)
     prepared, eta = PreparedImages(inputs.prepared), EtaCache(inputs.eta_cache)
 
-    def pairs_of(split: str) -> tuple[Corpus, Pairs, PairSampler]:
+    def dataset_of(split: str) -> tuple[Corpus, ImageTextDataset, ImageTextSampler]:
         corpus = read_corpus(inputs.manifest, prepared, inputs.sentences, eta, split)
-        return corpus, *_pairs(config, inputs, prepared, tokenizer, corpus, split, accelerator)
+        return corpus, *_dataset(config, inputs, prepared, tokenizer, corpus, split, accelerator)
 
-    corpus, pairs, sampler = pairs_of("train")
-    validation: list[PairBatch] = []
-    checkup: Checkup | None = None
+    corpus, dataset, sampler = dataset_of("train")
+    validation: list[ImageTextBatch] = []
+    validation_metrics: ValidationMetrics | None = None
     if config.train.validate_every_steps:
-        seen, held_out, turns = pairs_of("validate")
+        seen, held_out, turns = dataset_of("validate")
         count = min(config.train.validate_batches, turns.steps_per_epoch)
         validation = [held_out.batch(step) for step in range(count)]
-        if config.train.validate_films and accelerator.is_main_process:
-            checkup = make_checkup(
+        if config.train.validate_images and accelerator.is_main_process:
+            validation_metrics = build_validation_metrics(
                 config,
                 seen,
                 inputs.manifest,
@@ -675,28 +675,34 @@ def train(
                 read_prompts(Path(config.evaluate.prompts)),
                 partial(TokenTable, tokenizer, max_tokens=config.model.text.max_tokens),
             )
-    contrast = Contrast(config.objective, config.seed, encoder)
+    objective = ContrastiveObjective(config.objective, config.seed, encoder)
     facts = {"studies": len(corpus.study_ids), "texts": len(corpus.texts)}
-    course = Course(
-        encoder, contrast, pairs.batch, validation, sampler.steps_per_epoch, facts, checkup
+    setup = TrainingSetup(
+        encoder,
+        objective,
+        dataset.batch,
+        validation,
+        sampler.steps_per_epoch,
+        facts,
+        validation_metrics,
     )
-    ending = follow(course, config, accelerator, store, folder, say)
+    result = run_training(setup, config, accelerator, store, folder, say)
     side = encoder.image.grid(config.model.image.input_px)
-    return Trained(ending, (side, side), corpus, text_config, tokenizer)
+    return TrainedModel(result, (side, side), corpus, text_config, tokenizer)
 
 
-def follow(
-    course: Course[Model, BatchT],
+def run_training(
+    setup: TrainingSetup[Model, BatchT],
     config: Config,
     accelerator: Accelerator,
     store: CheckpointStore,
     folder: Path,
     say: Callable[..., None],
-) -> Ending:
+) -> TrainResult:
     """Train until the last step, or until asked to stop.
 
     Args:
-        course: model, loss and batches.
+        setup: model, loss and batches.
         config: the configuration.
         accelerator: device, processes and precision.
         store: checkpoints of this run.
@@ -709,25 +715,25 @@ def follow(
     Raises:
         MedclipError: a checkpoint is stale or does not fit, or training cannot go on.
     """
-    loop = Loop(accelerator, course, store, config.train, config.seed)
+    loop = Trainer(accelerator, setup, store, config.train, config.seed)
     say(
-        **course.facts,
-        epochs=round(config.train.steps / course.steps_per_epoch, 1),
+        **setup.facts,
+        epochs=round(config.train.steps / setup.steps_per_epoch, 1),
         device=str(accelerator.device),
         processes=accelerator.num_processes,
-        from_step=loop.place.step,
+        from_step=loop.state.step,
         passed_over=list(loop.passed_over),
     )
-    start, encoder = loop.place.step, course.encoder
+    start, encoder = loop.state.step, setup.encoder
     open_trackers(accelerator, config, start)
     with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
-        journal = Journal(accelerator, encoder, loop.optimizer, config.train, log, start, say)
-        finished = loop.run(journal)
+        logger = TrainLogger(accelerator, encoder, loop.optimizer, config.train, log, start, say)
+        finished = loop.run(logger)
     step, weights = loop.published()
-    return Ending(finished, loop.place, journal.latest, weights, step)
+    return TrainResult(finished, loop.state, logger.latest, weights, step)
 
 
-def tell_weights(say: Callable[..., None], part: str, report: LoadReport) -> None:
+def report_loaded_weights(say: Callable[..., None], part: str, report: LoadReport) -> None:
     """Say what became of the weights that a part starts from.
 
     Args:
@@ -740,35 +746,35 @@ def tell_weights(say: Callable[..., None], part: str, report: LoadReport) -> Non
 
 def _start(
     config: Config,
-    inputs: Inputs,
+    inputs: TrainInputs,
     text_config: BertConfig,
     accelerator: Accelerator,
     say: Callable[..., None],
 ) -> DualEncoder:
     encoder = build_dual_encoder(config.model, text_config, config.seed)
-    tell_weights(say, "text", load_text_weights(encoder, inputs.text_folder))
+    report_loaded_weights(say, "text", load_text_weights(encoder, inputs.text_folder))
     if inputs.image_weights is not None:
-        tell_weights(say, "image", load_image_weights(encoder.image, inputs.image_weights))
+        report_loaded_weights(say, "image", load_image_weights(encoder.image, inputs.image_weights))
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
         encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]
     return encoder
 
 
-def _pairs(
+def _dataset(
     config: Config,
-    inputs: Inputs,
+    inputs: TrainInputs,
     prepared: PreparedImages,
     tokenizer: PreTrainedTokenizerBase,
     corpus: Corpus,
     split: str,
     accelerator: Accelerator,
-) -> tuple[Pairs, PairSampler]:
+) -> tuple[ImageTextDataset, ImageTextSampler]:
     trains = split == "train"
     settings = config.train
-    seed = config.seed if trains else seed_for(config.seed, Stream.VALIDATION) % 2**31
-    sampler = PairSampler(
-        corpus.films,
+    seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
+    sampler = ImageTextSampler(
+        corpus.images,
         corpus.sentences,
         settings.global_batch,
         seed,
@@ -776,9 +782,9 @@ def _pairs(
     )
     local = settings.global_batch // settings.processes
     start = accelerator.process_index * local
-    pairs = Pairs(
+    dataset = ImageTextDataset(
         corpus=corpus,
-        evidence=read_evidence(
+        supervision=read_supervision(
             config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
         ),
         prepared=prepared,
@@ -789,4 +795,4 @@ def _pairs(
         seed=config.seed if trains else None,
         mine=slice(start, start + local),
     )
-    return pairs, sampler
+    return dataset, sampler

@@ -1,8 +1,8 @@
-"""Findings and sentences asked of films that do not train, at each validation.
+"""Findings and sentences asked of images that do not train, at each validation.
 
 Axes
     findings  prompt pairs
-    films     one film of each study
+    images     one image of each study
     texts     distinct sentences of their reports
 """
 
@@ -25,27 +25,27 @@ from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
-from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.dataset import Corpus, TokenTable
 
 K = 10
-"""Length of the list of films in which a sentence's own film is looked for."""
+"""Length of the list of images in which a sentence's own image is looked for."""
 
-_FILMS_PER_PASS = 32
+_IMAGES_PER_PASS = 32
 _TEXTS_PER_PASS = 64
 
 
 @dataclass(frozen=True)
-class Checkup:
+class ValidationMetrics:
     """Questions to a model in training; the same at each visit."""
 
-    films: Callable[[int, int], UInt8[np.ndarray, "films size size"]]
-    """First film, and the one after the last -> prepared films."""
-    truth: Int8[np.ndarray, "findings films"]
+    images: Callable[[int, int], UInt8[np.ndarray, "images size size"]]
+    """First image, and the one after the last -> prepared images."""
+    truth: Int8[np.ndarray, "findings images"]
     """1 present, 0 absent, `UNKNOWN` not known."""
-    correct: Bool[np.ndarray, "texts films"]
-    """Whether a film's own report says the text."""
+    correct: Bool[np.ndarray, "texts images"]
+    """Whether an image's own report says the text."""
     findings: tuple[Finding, ...]
     prompts: TokenTable
     texts: TokenTable
@@ -59,13 +59,13 @@ class Checkup:
             device: where it is.
 
         Returns:
-            `validation_auc`, the mean over findings of which there are films with and
+            `validation_auc`, the mean over findings of which there are images with and
             without, None where there is none; `validation_recall_at_10`, the share of
-            texts that find a film whose report says them among the first ten.
+            texts that find an image whose report says them among the first ten.
         """
         regions = [
-            encoder.encode_images(to_input(self.films(start, stop), self.input_px).to(device))
-            for start, stop in _passes(self.truth.shape[1], _FILMS_PER_PASS)
+            encoder.encode_images(to_input(self.images(start, stop), self.input_px).to(device))
+            for start, stop in _passes(self.truth.shape[1], _IMAGES_PER_PASS)
         ]
         prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self.findings)))
         said = self._score(encoder, regions, self.texts, len(self.correct))
@@ -94,36 +94,36 @@ class Checkup:
         return scores
 
 
-def make_checkup(
+def build_validation_metrics(
     config: Config,
     corpus: Corpus,
     manifest: Artifact,
     prepared: PreparedImages,
     findings: tuple[Finding, ...],
     tokens: Callable[[list[str]], TokenTable],
-) -> Checkup:
-    """Choose films and sentences of the validation split.
+) -> ValidationMetrics:
+    """Choose images and sentences of the validation split.
 
     Args:
-        config: the configuration; `train.validate_films` says how many films.
+        config: the configuration; `train.validate_images` says how many images.
         corpus: studies of the validation split.
         manifest: the manifest, with labels where the source has some.
-        prepared: the films.
+        prepared: the images.
         findings: the prompt pairs.
         tokens: cuts texts into word pieces.
 
     Returns:
-        The questions: the first film and the first sentence of each study that is drawn.
+        The questions: the first image and the first sentence of each study that is drawn.
 
     Raises:
-        ConfigError: the best model is to be chosen by findings, and no finding has films
+        ConfigError: the best model is to be chosen by findings, and no finding has images
             with and without it; or the split is empty.
     """
     studies = _drawn(config, len(corpus.study_ids))
     if not len(studies):
-        raise ConfigError("the validation split has no film; set train.validate_films to 0")
+        raise ConfigError("the validation split has no image; set train.validate_images to 0")
     first = np.zeros(len(studies))
-    rows = corpus.film_rows[corpus.films.pick(studies, first)]
+    rows = corpus.image_rows[corpus.images.pick(studies, first)]
     texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
     truth = np.full((len(findings), len(studies)), UNKNOWN, dtype=np.int8)
     if STUDY_LABELS.file in manifest.files:
@@ -132,11 +132,11 @@ def make_checkup(
     both = ((truth == 0).any(axis=1) & (truth == 1).any(axis=1)).any()
     if config.train.best_metric == "validation_auc" and not both:
         raise ConfigError(
-            "train.best_metric is validation_auc, and no prompted finding has validation films "
-            "with and without it; choose another metric or more train.validate_films"
+            "train.best_metric is validation_auc, and no prompted finding has validation images "
+            "with and without it; choose another metric or more train.validate_images"
         )
-    return Checkup(
-        films=lambda start, stop: np.stack([prepared.pixels(row) for row in rows[start:stop]]),
+    return ValidationMetrics(
+        images=lambda start, stop: np.stack([prepared.pixels(row) for row in rows[start:stop]]),
         truth=truth,
         correct=_said(corpus, studies, texts),
         findings=findings,
@@ -147,21 +147,21 @@ def make_checkup(
 
 
 def _said(
-    corpus: Corpus, studies: Int[np.ndarray, " films"], texts: Int[np.ndarray, " texts"]
-) -> Bool[np.ndarray, "texts films"]:
+    corpus: Corpus, studies: Int[np.ndarray, " images"], texts: Int[np.ndarray, " texts"]
+) -> Bool[np.ndarray, "texts images"]:
     """Tell which reports say which texts."""
     said = np.zeros((len(texts), len(studies)), dtype=bool)
     sizes = corpus.sentences.sizes[studies]
-    for place in range(int(sizes.max())):
-        has = sizes > place
-        sentence = corpus.sentences.pick(studies[has], (place + 0.5) / sizes[has])
+    for index in range(int(sizes.max())):
+        has = sizes > index
+        sentence = corpus.sentences.pick(studies[has], (index + 0.5) / sizes[has])
         said[:, has] |= texts[:, None] == corpus.text_of[sentence][None]
     return said
 
 
 def _drawn(config: Config, studies: int) -> Int[np.ndarray, " studies"]:
-    order = generator_for(config.seed, Stream.VALIDATION).permutation(studies)
-    return np.sort(order[: config.train.validate_films])
+    order = generator_for(config.seed, RngStream.VALIDATION).permutation(studies)
+    return np.sort(order[: config.train.validate_images])
 
 
 def _passes(count: int, size: int) -> list[tuple[int, int]]:

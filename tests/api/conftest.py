@@ -32,5 +32,5 @@ def client(service: Service) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def dicom() -> bytes:
-    """A film whose brightness is turned round, 96 pixels high and 64 wide."""
+    """An image whose brightness is turned round, 96 pixels high and 64 wide."""
     return dicom_bytes(ramp(96, 64), photometric="MONOCHROME1")

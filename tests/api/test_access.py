@@ -5,7 +5,7 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Scope
 
-from api.access import is_loopback, read_access
+from api.access import is_loopback, read_auth
 from api.app import create_app
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
@@ -116,7 +116,7 @@ def test_nothing_starts_without_key_or_permission(key_file: Path) -> None:
 def test_a_key_file_that_others_can_read_or_change_is_refused(key_file: Path, mode: int) -> None:
     key_file.chmod(mode)
     with pytest.raises(ConfigError, match="chmod"):
-        read_access(ServeSettings(model="m", key_file=str(key_file)))
+        read_auth(ServeSettings(model="m", key_file=str(key_file)))
 
 
 @pytest.mark.parametrize("text", ["", "short\n", f"{KEY}\nshort\n", "schlüssel" * 5])
@@ -124,13 +124,13 @@ def test_short_or_unreadable_keys_are_refused(key_file: Path, text: str) -> None
     key_file.chmod(0o600)
     key_file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="key file") as refusal:
-        read_access(ServeSettings(model="m", key_file=str(key_file)))
+        read_auth(ServeSettings(model="m", key_file=str(key_file)))
     assert KEY not in str(refusal.value)
 
 
 def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_access(ServeSettings(model="m", key_file=str(tmp_path / "none")))
+        read_auth(ServeSettings(model="m", key_file=str(tmp_path / "none")))
 
 
 def scope(path: str = "/model", server: object = ("127.0.0.1", 8000), **headers: str) -> Scope:
@@ -153,8 +153,8 @@ def scope(path: str = "/model", server: object = ("127.0.0.1", 8000), **headers:
     ],
 )
 def test_anonymous_requests_must_ask_for_this_machine(host: str, admitted: bool) -> None:
-    access = read_access(ServeSettings(model="m", allow_anonymous=True))
-    assert access.refusal(scope(host=host)) == (None if admitted else "host_refused")
+    auth = read_auth(ServeSettings(model="m", allow_anonymous=True))
+    assert auth.refusal(scope(host=host)) == (None if admitted else "host_refused")
 
 
 @pytest.mark.parametrize(
@@ -171,23 +171,23 @@ def test_anonymous_requests_must_ask_for_this_machine(host: str, admitted: bool)
 def test_anonymous_requests_are_answered_on_loopback_whoever_started_the_service(
     server: tuple[str, int | None], admitted: bool
 ) -> None:
-    access = read_access(ServeSettings(model="m", allow_anonymous=True, allowed_hosts=()))
-    assert access.refusal(scope(server=server)) == (None if admitted else "loopback_only")
+    auth = read_auth(ServeSettings(model="m", allow_anonymous=True, allowed_hosts=()))
+    assert auth.refusal(scope(server=server)) == (None if admitted else "loopback_only")
 
 
 @pytest.mark.parametrize("path", ["//health", "/health/", "/static/", "/static/index.html", ""])
 def test_paths_that_only_look_open_are_not(key_file: Path, path: str) -> None:
-    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
-    assert access.refusal(scope("/health")) is None
-    assert access.refusal(scope(path)) == "unauthorized"
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
+    assert auth.refusal(scope("/health")) is None
+    assert auth.refusal(scope(path)) == "unauthorized"
 
 
 def test_a_key_leaves_its_id_and_no_more(key_file: Path) -> None:
-    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     asked = scope(x_api_key=KEY)
-    assert access.refusal(asked) is None
+    assert auth.refusal(asked) is None
     assert asked["state"] == {"key": hashlib.sha256(KEY.encode()).hexdigest()[:8]}
-    assert KEY not in repr(vars(access.keys))
+    assert KEY not in repr(vars(auth.keys))
 
 
 def rewrite(path: Path, text: str, mode: int = 0o400) -> None:
@@ -198,13 +198,13 @@ def rewrite(path: Path, text: str, mode: int = 0o400) -> None:
 
 
 def test_keys_are_exchanged_without_a_restart(key_file: Path) -> None:
-    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     newest = "n" * 32
-    assert access.refusal(scope(x_api_key=newest)) == "unauthorized"
+    assert auth.refusal(scope(x_api_key=newest)) == "unauthorized"
     rewrite(key_file, f"{OTHER}\n{newest}\n")
-    assert access.refusal(scope(x_api_key=newest)) is None
-    assert access.refusal(scope(x_api_key=OTHER)) is None
-    assert access.refusal(scope(x_api_key=KEY)) == "unauthorized"
+    assert auth.refusal(scope(x_api_key=newest)) is None
+    assert auth.refusal(scope(x_api_key=OTHER)) is None
+    assert auth.refusal(scope(x_api_key=KEY)) == "unauthorized"
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_keys_are_exchanged_without_a_restart(key_file: Path) -> None:
 def test_a_bad_change_leaves_the_keys_as_they_were_and_is_logged(
     key_file: Path, caplog: pytest.LogCaptureFixture, text: str | None, mode: int
 ) -> None:
-    access = read_access(ServeSettings(model="m", key_file=str(key_file)))
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     if text is None:
         key_file.unlink()
     else:
         rewrite(key_file, text, mode)
     for _ in range(2):
-        assert access.refusal(scope(x_api_key=KEY)) is None
-        assert access.refusal(scope(x_api_key="n" * 32)) == "unauthorized"
+        assert auth.refusal(scope(x_api_key=KEY)) is None
+        assert auth.refusal(scope(x_api_key="n" * 32)) == "unauthorized"
     assert [record.msg for record in caplog.records] == ["keys_refused"]  # once, not per request
 
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.admission import Places, Turns
-from api.failures import Refusal
-from api.journal import Figures
+from api.admission import ConcurrencyLimiter, WorkerSlots
+from api.failures import ApiError
+from api.journal import Metrics
 
 
 class Caller:
-    """What `Turns` needs to know of a request."""
+    """What `WorkerSlots` needs to know of a request."""
 
     def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
         self.state = SimpleNamespace(deadline=time.monotonic() + left_s, timings={})
@@ -28,10 +28,10 @@ class Caller:
 
 
 def test_places_are_as_many_as_were_made() -> None:
-    places = Places(2, 100, Figures())
-    assert [places.take(), places.take(), places.take()] == [True, True, False]
-    places.leave()
-    assert places.take()
+    limiter = ConcurrencyLimiter(2, 100, Metrics())
+    assert [limiter.take(), limiter.take(), limiter.take()] == [True, True, False]
+    limiter.leave()
+    assert limiter.take()
 
 
 def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
@@ -46,7 +46,7 @@ def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
         return number
 
     async def ask() -> list[int]:
-        turns = Turns("model", 1, Figures())
+        turns = WorkerSlots("model", 1, Metrics())
         asked = [turns.run(Caller(), lambda number=number: work(number)) for number in range(5)]
         return await asyncio.gather(*asked)
 
@@ -58,13 +58,13 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
     begun: list[str] = []
 
     async def ask() -> None:
-        turns = Turns("model", 1, Figures())
+        turns = WorkerSlots("model", 1, Metrics())
         long = asyncio.create_task(turns.run(Caller(), lambda: time.sleep(0.3)))
         await asyncio.sleep(0.05)
-        with pytest.raises(Refusal) as late:
+        with pytest.raises(ApiError) as late:
             await turns.run(Caller(left_s=0.05), lambda: begun.append("late"))
         assert late.value.code == "deadline"
-        with pytest.raises(Refusal) as gone:
+        with pytest.raises(ApiError) as gone:
             await turns.run(Caller(gone=True), lambda: begun.append("gone"))
         assert gone.value.code == "client_gone"
         await long
@@ -79,8 +79,8 @@ def test_a_device_without_memory_refuses_and_goes_on() -> None:
         raise MemoryError
 
     async def ask() -> None:
-        turns = Turns("model", 1, Figures())
-        with pytest.raises(Refusal) as refusal:
+        turns = WorkerSlots("model", 1, Metrics())
+        with pytest.raises(ApiError) as refusal:
             await turns.run(Caller(), exhaust)
         assert (refusal.value.code, refusal.value.status_code) == ("out_of_memory", 503)
         assert await turns.run(Caller(), lambda: 1) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from api.access import OPEN_PATHS
 from api.app import create_app
-from api.failures import FAILURES, IMAGE_STATUS
+from api.failures import ERRORS, IMAGE_STATUS
 from api.settings import ServeSettings
 from medclip_dcl.data.images import REASONS
 
@@ -66,14 +66,14 @@ def test_every_failure_has_its_status_codes_line_and_example() -> None:
                 example = content["examples"][code]["value"]
                 assert example["code"] == code
                 known = {
-                    (FAILURES.get(code, (0, ""))),
+                    (ERRORS.get(code, (0, ""))),
                     (IMAGE_STATUS.get(code, 422), REASONS.get(code)),
                 }
                 assert (int(status), example["message"]) in known, (path, code)
             assert answer["headers"]["X-Request-ID"]["required"] is True
 
 
-def test_a_form_that_takes_a_film_names_every_reason_to_refuse_one() -> None:
+def test_a_form_that_takes_an_image_names_every_reason_to_refuse_one() -> None:
     of_route = operations(document(allow_anonymous=True))
     for path in ("/classify", "/ground", "/retrieve", "/pixels"):
         said = {
@@ -95,7 +95,7 @@ def test_every_code_of_the_table_stands_in_the_document() -> None:
         for code in answer["content"]["application/json"]["examples"]
     }
     # A method that is in no operation, and a client that hears nothing any more.
-    assert set(FAILURES) - said == {"method_not_allowed", "client_gone"}
+    assert set(ERRORS) - said == {"method_not_allowed", "client_gone"}
 
 
 def test_keys_are_asked_for_where_they_are_needed_and_nowhere_else(key_file: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from medclip_dcl.artifact import peek_artifact
+from medclip_dcl.artifact import read_artifact_header
 from pipelines import build_index
-from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
+from tests.synthetic.corpus import KINDS, write_config, write_corpus
 from tests.synthetic.killed import SHARDS, killed_at_shard
 from tests.synthetic.published import publish
 from tests.synthetic.service import PATIENCE_S, Service, png, running, store
@@ -31,12 +31,12 @@ def put(new: Path, folder: Path, part: str) -> None:
 
 
 def digests(folder: Path) -> tuple[str, str]:
-    model, index = (peek_artifact(folder / part).digest for part in PARTS)
+    model, index = (read_artifact_header(folder / part).digest for part in PARTS)
     return model, index
 
 
 class Crowd:
-    """Clients that retrieve by a film and fetch its thumbnail, without a pause."""
+    """Clients that retrieve by an image and fetch its thumbnail, without a pause."""
 
     def __init__(self, service: Service) -> None:
         self.pairs: list[tuple[str, str]] = []
@@ -45,16 +45,16 @@ class Crowd:
         self._stop = threading.Event()
 
     def ask_on(self) -> None:
-        film = {"image": ("film", png())}
+        image = {"image": ("image", png())}
         with self._service.client() as client:
             while not self._stop.is_set():
-                answer = client.post("/retrieve", files=film, data={"target": "image", "k": "1"})
+                answer = client.post("/retrieve", files=image, data={"target": "image", "k": "1"})
                 if answer.status_code != 200:
                     self.failures.append(answer.text)
                     continue
-                told = answer.json()
-                self.pairs.append((told["model"], told["index"]))
-                picture = client.get(told["hits"][0]["thumbnail"])
+                reply = answer.json()
+                self.pairs.append((reply["model"], reply["index"]))
+                picture = client.get(reply["hits"][0]["thumbnail"])
                 if picture.status_code != 200:
                     self.failures.append(picture.text)
 
@@ -66,7 +66,7 @@ class Crowd:
             time.sleep(0.02)
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def batcher(self) -> Iterator[None]:
         threads = [threading.Thread(target=self.ask_on) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
@@ -101,7 +101,7 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
     assert not set(before) & set(after)
     with running(folder, watch_s=0.1) as service:
         crowd = Crowd(service)
-        with crowd.asking():
+        with crowd.batcher():
             put(damaged(new / "model", tmp_path / "damaged"), folder, "model")
             wait_for(service, "swap_refused")
             put(new, folder, "model")
@@ -125,34 +125,34 @@ def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_aga
     tmp_path: Path,
 ) -> None:
     work = write_corpus(tmp_path / "work")
-    recipe = write_recipe(tmp_path / "recipe.yaml", work)
+    config_file = write_config(tmp_path / "config.yaml", work)
     publish(work / "model")
-    assert build_index.main(["--config", str(recipe), *SHARDS]) == 0
+    assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
     before, draft = digests(work), work / ".index.draft"
-    told: list[list[object]] = []
+    reply: list[list[object]] = []
     with running(work, watch_s=0.1) as service, service.client() as client:
 
         def ask() -> None:
             question = {"target": "image", "text": KINDS[0][1], "k": "5"}
             answer = client.post("/retrieve", data=question, files={"unused": b""})
             assert answer.status_code == 200, answer.text
-            told.append([answer.json()[name] for name in ("model", "index", "hits")])
+            reply.append([answer.json()[name] for name in ("model", "index", "hits")])
 
         ask()
         publish(work / "model", seed=1)
         wait_for(service, "swap_refused")  # no index of this model yet
-        assert killed_at_shard(recipe, draft, 5, meanwhile=ask) == -signal.SIGKILL
+        assert killed_at_shard(config_file, draft, 5, meanwhile=ask) == -signal.SIGKILL
         assert (draft / "pooled-00005.npy").is_file()
         ask()
-        assert len(told) > 5
-        assert told == [told[0]] * len(told)
-        assert build_index.main(["--config", str(recipe), *SHARDS]) == 0
+        assert len(reply) > 5
+        assert reply == [reply[0]] * len(reply)
+        assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
         wait_for(service, "swapped")
         ask()
     after = digests(work)
     assert not set(before) & set(after)
-    (*_, first), (*_, last) = told[0], told[-1]
-    assert [told[0], told[-1]] == [[*before, first], [*after, last]]
+    (*_, first), (*_, last) = reply[0], reply[-1]
+    assert [reply[0], reply[-1]] == [[*before, first], [*after, last]]
     assert first != last
 
 
@@ -172,12 +172,12 @@ def test_a_service_that_waits_for_its_index_is_ready_once_it_is_there(tmp_path: 
 def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_path: Path) -> None:
     folder = store(tmp_path)
     with running(folder) as service:
-        told: list[int] = []
+        reported: list[int] = []
 
         def ask() -> None:
             with service.client() as client:
-                film = {"image": ("film", png((900, 900)))}
-                told.append(client.post("/classify", files=film).status_code)
+                image = {"image": ("image", png((900, 900)))}
+                reported.append(client.post("/classify", files=image).status_code)
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
@@ -186,12 +186,12 @@ def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_pa
         while inside < len(threads):
             figures = httpx.get(f"{service.url}metrics").text
             (line,) = (row for row in figures.splitlines() if row.startswith("medclip_inside "))
-            inside = float(line.split()[1]) + len(told)
+            inside = float(line.split()[1]) + len(reported)
         service.process.terminate()
         for thread in threads:
             thread.join()
         assert service.process.wait(PATIENCE_S) == 0
-        assert told == [200] * len(threads)
+        assert reported == [200] * len(threads)
         host, port = service.url.removeprefix("http://").strip("/").split(":")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)))
@@ -207,7 +207,7 @@ def test_slow_senders_keep_nobody_out_and_are_closed(tmp_path: Path) -> None:
             rest = b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 99\r\n\r\n--"
             sender.sendall(head + (rest if number % 2 else b""))
         with service.client() as client:
-            answer = client.post("/classify", files={"image": ("film", png())})
+            answer = client.post("/classify", files={"image": ("image", png())})
             assert answer.status_code == 200
         ends = [
             b"".join(iter(lambda sender=sender: sender.recv(4096), b"")) for sender in slow[1::2]

@@ -7,29 +7,29 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import Message
 
-from api.access import Access
-from api.admission import Places
-from api.failures import FAILURES, add_handlers, failure_response
-from api.frame import Frame
-from api.gate import Gate
-from api.journal import Figures
+from api.access import Auth
+from api.admission import ConcurrencyLimiter
+from api.failures import ERRORS, add_handlers, error_response
+from api.frame import RequestContextMiddleware
+from api.gate import AdmissionMiddleware
+from api.journal import Metrics
 from api.settings import ServeSettings
 
 ROOM = 8 << 20
-OPEN = Access(None, frozenset())
+OPEN = Auth(None, frozenset())
 
 
-def app_with(places: Places | None = None, **settings: Any) -> FastAPI:
-    figures = Figures()
+def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> FastAPI:
+    metrics = Metrics()
     app = FastAPI()
     app.add_middleware(
-        Gate,
+        AdmissionMiddleware,
         settings=ServeSettings(model="m", **settings),
-        access=OPEN,
-        places=places or Places(1, ROOM, figures),
-        figures=figures,
+        auth=OPEN,
+        limiter=limiter or ConcurrencyLimiter(1, ROOM, metrics),
+        metrics=metrics,
     )
-    app.add_middleware(Frame, figures=figures)
+    app.add_middleware(RequestContextMiddleware, metrics=metrics)
     add_handlers(app)
 
     @app.post("/count")
@@ -103,27 +103,27 @@ def test_a_slow_body_is_given_up() -> None:
 
 
 def test_without_a_place_nothing_is_read() -> None:
-    places = Places(1, ROOM, Figures())
-    assert places.take()
-    status, body = ask(app_with(places), [3600.0])
+    limiter = ConcurrencyLimiter(1, ROOM, Metrics())
+    assert limiter.take()
+    status, body = ask(app_with(limiter), [3600.0])
     assert (status, b"overloaded" in body) == (503, True)
-    places.leave()
-    assert ask(app_with(places), [b"abc"]) == (200, b"3")
+    limiter.leave()
+    assert ask(app_with(limiter), [b"abc"]) == (200, b"3")
 
 
 def test_places_are_given_back_after_faults() -> None:
-    places = Places(1, ROOM, Figures())
-    app = app_with(places)
+    limiter = ConcurrencyLimiter(1, ROOM, Metrics())
+    app = app_with(limiter)
     for _ in range(3):
         status, body = ask(app, [b""], path="/fault")
         assert (status, b"internal" in body) == (500, True)
         assert b"secret" not in body
-    assert places.take()
+    assert limiter.take()
 
 
 def test_failures_that_pass_say_when_to_try_again() -> None:
     for code in ("overloaded", "deadline", "out_of_memory", "loading"):
-        answer = failure_response(code, "id")
+        answer = error_response(code, "id")
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
-    assert all(400 <= status < 600 and line for status, line in FAILURES.values())
+    assert all(400 <= status < 600 and line for status, line in ERRORS.values())

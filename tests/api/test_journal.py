@@ -1,11 +1,11 @@
 import json
 import logging
 
-from api.journal import LOGGER, JsonLines, log_fault
+from api.journal import LOGGER, JsonFormatter, log_fault
 
 
 def line_of(record: logging.LogRecord) -> dict[str, object]:
-    text = JsonLines().format(record)
+    text = JsonFormatter().format(record)
     assert "\n" not in text
     parsed: dict[str, object] = json.loads(text)
     return parsed

@@ -3,7 +3,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from api.pictures import LONGEST_PX, film_png, overlay_png
+from api.pictures import LONGEST_PX, image_png, overlay_png
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.inference.heatmap import locate
 
@@ -13,9 +13,9 @@ def grey(height: int, width: int, shade: int = 32768) -> GreyImage:
     return GreyImage(pixels=pixels, bits_stored=16, source="png")
 
 
-def overlay(grid: np.ndarray, film: GreyImage) -> np.ndarray:
-    found = locate(grid.astype(np.float32), *film.pixels.shape, None)
-    with Image.open(io.BytesIO(overlay_png(film, found))) as picture:
+def overlay(grid: np.ndarray, image: GreyImage) -> np.ndarray:
+    found = locate(grid.astype(np.float32), *image.pixels.shape, None)
+    with Image.open(io.BytesIO(overlay_png(image, found))) as picture:
         return np.asarray(picture).astype(int)
 
 
@@ -30,15 +30,15 @@ def test_heat_lies_where_the_score_is_high_and_nowhere_else() -> None:
     assert red > blue
 
 
-def test_an_even_grid_leaves_the_film_as_it_is() -> None:
+def test_an_even_grid_leaves_the_image_as_it_is() -> None:
     picture = overlay(np.full((3, 3), 0.5), grey(30, 30))
     assert np.unique(picture).tolist() == [128]
 
 
-def test_large_films_are_drawn_small() -> None:
+def test_large_images_are_drawn_small() -> None:
     assert max(overlay(np.eye(3), grey(3000, 2000)).shape) == LONGEST_PX
 
 
-def test_a_film_keeps_its_sixteen_bits() -> None:
-    with Image.open(io.BytesIO(film_png(grey(4, 5, shade=12345)))) as picture:
+def test_an_image_keeps_its_sixteen_bits() -> None:
+    with Image.open(io.BytesIO(image_png(grey(4, 5, shade=12345)))) as picture:
         assert np.unique(np.asarray(picture)).tolist() == [12345]

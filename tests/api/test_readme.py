@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from api.app import create_app
-from api.failures import FAILURES, IMAGE_STATUS
+from api.failures import ERRORS, IMAGE_STATUS
 from api.settings import ServeSettings
 from medclip_dcl.data.images import REASONS
 
@@ -24,7 +24,7 @@ def test_every_setting_is_named_with_its_meaning() -> None:
 
 
 def test_every_failure_is_named_with_its_status() -> None:
-    for code, (status, line) in FAILURES.items():
+    for code, (status, line) in ERRORS.items():
         assert f"| {status} | `{code}` | {line} |" in TEXT
     for code, line in REASONS.items():
         assert f"| {IMAGE_STATUS.get(code, 422)} | `{code}` | {line} |" in TEXT
@@ -36,14 +36,14 @@ def test_every_route_is_named() -> None:
         assert path in TEXT, path
 
 
-def arguments_of(example: str, film: bytes) -> httpx.Request:
+def arguments_of(example: str, image: bytes) -> httpx.Request:
     """The request that curl would send."""
     words, files, data, headers = shlex.split(example), [], {}, {}
     url = words.pop()
     for option, value in zip(words[::2], words[1::2], strict=True):
         name, _, rest = value.partition("=")
-        if option == "-F" and rest == "@film.dcm":
-            files.append((name, ("film.dcm", film)))
+        if option == "-F" and rest == "@image.dcm":
+            files.append((name, ("image.dcm", image)))
         elif option == "-F":
             data.setdefault(name, []).append(rest)
         elif option == "-H":

@@ -21,7 +21,7 @@ def test_every_file_is_answered_or_refused_and_names_nobody(
     wrong, said = [], ""
     for row in rows:
         answer = client.post(
-            "/classify", files={"image": ("film.dcm", (folder / row["file"]).read_bytes())}
+            "/classify", files={"image": ("image.dcm", (folder / row["file"]).read_bytes())}
         )
         said += answer.text
         right = {"decode": {200}, "error": {413, 415, 422}}.get(row["expect"], {200, 413, 415, 422})

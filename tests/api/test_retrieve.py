@@ -6,12 +6,12 @@ from pathlib import Path
 import httpx
 
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
 from tests.synthetic.milvus import milvus_server
-from tests.synthetic.service import FILMS, FINDINGS, running
+from tests.synthetic.service import FINDINGS, N_IMAGES, running
 
 QUESTION = {"target": "image", "text": "No pleural effusion.", "k": "99"}
 
@@ -23,12 +23,12 @@ def hits(client: httpx.Client, **fields: object) -> list[dict[str, object]]:
     return found
 
 
-def test_films_are_filtered_by_what_their_reports_assert(client: httpx.Client) -> None:
-    assert len(hits(client)) == FILMS
+def test_images_are_filtered_by_what_their_reports_assert(client: httpx.Client) -> None:
+    assert len(hits(client)) == N_IMAGES
     found = hits(client, finding=FINDINGS[0])
-    assert len(found) == FILMS // 2
+    assert len(found) == N_IMAGES // 2
     assert {name for hit in found for name in hit["findings"]} == {FINDINGS[0]}
-    assert len(hits(client, finding=list(FINDINGS))) == FILMS
+    assert len(hits(client, finding=list(FINDINGS))) == N_IMAGES
     assert hits(client, finding="Fracture") == []
 
 
@@ -41,18 +41,18 @@ def test_a_finding_that_nobody_knows_is_refused(client: httpx.Client) -> None:
 def test_an_engine_gives_the_same_hits_and_its_loss_is_named(
     folder: Path, client: httpx.Client, tmp_path: Path
 ) -> None:
-    index = open_artifact(folder / "index", KIND)
-    counts = index.summary["films"], index.summary["texts"]
-    vectors = open_vectors(index.file, index.recipe, counts)
+    index = open_artifact(folder / "index", ARTIFACT)
+    counts = index.summary["images"], index.summary["texts"]
+    vectors = open_vectors(index.file, index.fingerprint, counts)
     with ExitStack() as engine:
         uri = engine.enter_context(milvus_server(tmp_path))
-        fill_collections(RetrievalConfig(uri=uri), index.recipe, vectors)
+        fill_collections(RetrievalConfig(uri=uri), index.fingerprint, vectors)
         retrieval = {"uri": uri, "timeout_s": 1}
-        with running(folder, retrieval=retrieval) as service, service.client() as asking:
-            assert hits(asking) == hits(client)
-            assert hits(asking, split="test") == hits(client, split="test")
+        with running(folder, retrieval=retrieval) as service, service.client() as batcher:
+            assert hits(batcher) == hits(client)
+            assert hits(batcher, split="test") == hits(client, split="test")
             engine.close()
-            answer = asking.post("/retrieve", data=QUESTION, files={"unused": b""})
+            answer = batcher.post("/retrieve", data=QUESTION, files={"unused": b""})
             assert (answer.status_code, answer.json()["code"]) == (503, "engine_unavailable")
             assert answer.headers["Retry-After"] == "5"
             assert uri not in answer.text

@@ -17,7 +17,7 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import fit_input_range, load
 from tests.synthetic import published
 from tests.synthetic.dicom import raster_bytes
-from tests.synthetic.films import random_films
+from tests.synthetic.films import random_images
 from tests.synthetic.service import PATIENCE_S, Service, png, running
 
 JPEG = b"\xff\xd8"
@@ -29,7 +29,7 @@ HEADERS = {
 }
 
 
-def film(data: bytes | None = None) -> dict[str, tuple[str, bytes]]:
+def image(data: bytes | None = None) -> dict[str, tuple[str, bytes]]:
     return {"image": ("../../etc/passwd", png() if data is None else data)}
 
 
@@ -49,7 +49,7 @@ def png_claiming(width: int, height: int) -> bytes:
 
 
 def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -> None:
-    answer = client.post("/classify", files=film())
+    answer = client.post("/classify", files=image())
     assert answer.status_code == 200
     model = load(folder / "model", "cpu")
     with Image.open(io.BytesIO(png())) as picture:
@@ -72,7 +72,7 @@ def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["image", "other"])
-def test_a_form_with_two_films_is_refused_so_none_is_taken_for_the_other(
+def test_a_form_with_two_images_is_refused_so_none_is_taken_for_the_other(
     name: str, client: httpx.Client
 ) -> None:
     large = png() + bytes(300_000)
@@ -84,13 +84,13 @@ def test_a_form_with_two_films_is_refused_so_none_is_taken_for_the_other(
 def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
     asked = [{"name": "cat", "positive": ["A cat.", "Cats."], "negative": "No cat."}]
     form = {"findings": json.dumps(asked), "explain": "true"}
-    (finding,) = client.post("/classify", files=film(), data=form).json()["findings"]
+    (finding,) = client.post("/classify", files=image(), data=form).json()["findings"]
     assert finding["name"] == "cat"
     assert np.shape(finding["heatmap"]) == (4, 4)
 
 
-def test_grid_and_affine_place_the_peak_on_the_film(client: httpx.Client) -> None:
-    answer = client.post("/ground", files=film(), data={"phrase": ["effusion", "heart"]}).json()
+def test_grid_and_affine_place_the_peak_on_the_image(client: httpx.Client) -> None:
+    answer = client.post("/ground", files=image(), data={"phrase": ["effusion", "heart"]}).json()
     assert len(answer["phrases"]) == 2
     for found in answer["phrases"]:
         grid = np.asarray(found["grid"])
@@ -103,7 +103,7 @@ def test_grid_and_affine_place_the_peak_on_the_film(client: httpx.Client) -> Non
 
 
 def test_overlay_is_a_picture_of_bounded_size(client: httpx.Client) -> None:
-    tall = film(png((3000, 20)))
+    tall = image(png((3000, 20)))
     answer = client.post(
         "/ground", files=tall, data={"phrase": "effusion"}, headers={"Accept": "image/png"}
     )
@@ -114,7 +114,7 @@ def test_overlay_is_a_picture_of_bounded_size(client: httpx.Client) -> None:
 
 def test_a_picture_of_two_phrases_is_refused(client: httpx.Client) -> None:
     form = {"phrase": ["effusion", "heart"]}
-    answer = client.post("/ground", files=film(), data=form, headers={"Accept": "image/png"})
+    answer = client.post("/ground", files=image(), data=form, headers={"Accept": "image/png"})
     assert (answer.status_code, answer.json()["code"]) == (406, "not_acceptable")
 
 
@@ -124,7 +124,7 @@ def test_every_kind_of_question_finds_ranked_hits(
     client: httpx.Client, asked: str, target: str
 ) -> None:
     form = {"target": target, "k": "3"}
-    files = film() if asked != "text" else {"unused": ("", b"")}
+    files = image() if asked != "text" else {"unused": ("", b"")}
     form |= {"text": {"text": "Heart size is normal."}, "box": {"box": "[4, 8, 30.5, 40]"}}.get(
         asked, {}
     )
@@ -153,19 +153,19 @@ def test_filters_and_excluded_patients_hold(client: httpx.Client) -> None:
 
 
 def test_thumbnail_is_served_and_others_are_not_found(client: httpx.Client) -> None:
-    answer = client.get("/images/film-03")
+    answer = client.get("/images/image-03")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
     assert answer.content.startswith(JPEG)
-    for path in ("/images/film-99", "/images/..%2fartifact.json", "/static/..%2fapp.py"):
+    for path in ("/images/image-99", "/images/..%2fartifact.json", "/static/..%2fapp.py"):
         assert client.get(path).status_code == 404
 
 
 def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
-    answer = client.post("/pixels", files=film())
+    answer = client.post("/pixels", files=image())
     facts = json.loads(answer.headers["x-film"])
     pixels = np.frombuffer(answer.content, "<u2").reshape(facts["height"], facts["width"])
     np.testing.assert_array_equal(pixels, open_image(png()).pixels)
-    picture = client.post("/pixels", files=film(), headers={"Accept": "image/png"})
+    picture = client.post("/pixels", files=image(), headers={"Accept": "image/png"})
     with Image.open(io.BytesIO(picture.content)) as decoded:
         np.testing.assert_array_equal(np.asarray(decoded), pixels)
 
@@ -173,7 +173,7 @@ def test_pixels_are_those_that_were_decoded(client: httpx.Client) -> None:
 def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -> None:
     card = client.get("/model").json()
     assert "not a medical device" in card["notice"]
-    assert card["index"]["films"] == 12
+    assert card["index"]["images"] == 12
     assert card["limits"]["max_body_mb"] == 4
     assert len(card["digest"]) == 64
 
@@ -182,7 +182,7 @@ def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -
     ("data", "status", "code"),
     [
         (b"", 422, "empty"),
-        (b"This is a report, not a film.", 415, "unknown_format"),
+        (b"This is a report, not an image.", 415, "unknown_format"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", 415, "unknown_format"),
         (b"II*\x00" + bytes(100), 415, "unknown_format"),
         (png_claiming(60_000, 60_000), 413, "too_many_pixels"),
@@ -190,21 +190,21 @@ def test_card_names_model_index_and_limits(client: httpx.Client, folder: Path) -
     ],
     ids=["empty", "text", "eps", "tiff", "bomb", "cut png"],
 )
-def test_what_is_no_film_is_refused_by_name(
+def test_what_is_no_image_is_refused_by_name(
     client: httpx.Client, data: bytes, status: int, code: str
 ) -> None:
-    answer = client.post("/classify", files=film(data))
+    answer = client.post("/classify", files=image(data))
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
-    assert client.post("/classify", files=film()).status_code == 200
+    assert client.post("/classify", files=image()).status_code == 200
 
 
-def test_a_dicom_film_is_read_and_a_cut_one_refused(client: httpx.Client, dicom: bytes) -> None:
-    answer = client.post("/classify", files=film(dicom))
+def test_a_dicom_image_is_read_and_a_cut_one_refused(client: httpx.Client, dicom: bytes) -> None:
+    answer = client.post("/classify", files=image(dicom))
     assert answer.json()["image"]["source"] == "dicom"
     assert answer.json()["image"]["flags"] == ["inverted"]
     for end in (140, 300, len(dicom) - 1):
-        answer = client.post("/classify", files=film(dicom[:end]))
+        answer = client.post("/classify", files=image(dicom[:end]))
         assert 400 <= answer.status_code < 500
     assert answer.json()["code"] == "truncated"
     assert set(answer.json()) == {"code", "message", "request_id"}
@@ -254,8 +254,8 @@ def test_malformed_questions_are_refused_without_echo(
     ],
     ids=lambda text: text[:14],
 )
-def test_boxes_that_lie_on_no_film_are_refused(client: httpx.Client, box: str) -> None:
-    answer = client.post("/retrieve", files=film(), data={"target": "image", "box": box})
+def test_boxes_that_lie_on_no_image_are_refused(client: httpx.Client, box: str) -> None:
+    answer = client.post("/retrieve", files=image(), data={"target": "image", "box": box})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
 
@@ -271,7 +271,7 @@ def test_boxes_that_lie_on_no_film_are_refused(client: httpx.Client, box: str) -
     ],
 )
 def test_malformed_findings_are_refused(client: httpx.Client, findings: str, code: str) -> None:
-    answer = client.post("/classify", files=film(), data={"findings": findings})
+    answer = client.post("/classify", files=image(), data={"findings": findings})
     assert (answer.status_code, answer.json()["code"]) == (422, code)
 
 
@@ -286,11 +286,11 @@ def test_lone_surrogates_in_a_field_are_refused(client: httpx.Client) -> None:
 
 
 def test_too_many_phrases_or_fields_are_refused(client: httpx.Client) -> None:
-    answer = client.post("/ground", files=film(), data={"phrase": ["x"] * 17})
+    answer = client.post("/ground", files=image(), data={"phrase": ["x"] * 17})
     assert answer.json()["code"] == "invalid_request"
-    answer = client.post("/ground", files=film(), data={"phrase": ["x"] * 200})
+    answer = client.post("/ground", files=image(), data={"phrase": ["x"] * 200})
     assert answer.json()["code"] == "malformed_body"
-    answer = client.post("/ground", files=film(), data={"phrase": "x" * 100_000})
+    answer = client.post("/ground", files=image(), data={"phrase": "x" * 100_000})
     assert answer.json()["code"] == "malformed_body"
     answer = client.post("/classify", files=[("image", ("a", b"x"))] * 5)
     assert answer.json()["code"] == "malformed_body"
@@ -305,7 +305,7 @@ def test_bodies_that_are_no_form_are_refused(client: httpx.Client) -> None:
 
 def test_large_bodies_are_refused_declared_or_not(client: httpx.Client, service: Service) -> None:
     before = service.resident_mb()
-    answer = client.post("/classify", files=film(bytes(5 << 20)))
+    answer = client.post("/classify", files=image(bytes(5 << 20)))
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
 
     def pieces() -> Iterator[bytes]:
@@ -324,7 +324,7 @@ def test_large_bodies_are_refused_declared_or_not(client: httpx.Client, service:
 
 
 def test_compressed_bodies_are_refused(client: httpx.Client) -> None:
-    answer = client.post("/classify", files=film(), headers={"Content-Encoding": "gzip"})
+    answer = client.post("/classify", files=image(), headers={"Content-Encoding": "gzip"})
     assert (answer.status_code, answer.json()["code"]) == (415, "content_encoding")
 
 
@@ -354,11 +354,11 @@ def test_routes_and_methods_that_are_none_say_so(client: httpx.Client) -> None:
 
 def test_everything_is_reachable_under_v1(client: httpx.Client) -> None:
     assert client.get("/v1/ready").status_code == 200
-    assert client.post("/v1/classify", files=film()).status_code == 200
+    assert client.post("/v1/classify", files=image()).status_code == 200
 
 
 def test_figures_count_answers_by_route(client: httpx.Client) -> None:
-    client.post("/classify", files=film())
+    client.post("/classify", files=image())
     text = client.get("/metrics").text
     assert 'medclip_requests_total{route="/classify",status="200"}' in text
     assert 'medclip_stage_seconds_count{stage="model"}' in text
@@ -407,13 +407,13 @@ def test_the_service_stops_when_asked(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("route", "form"), [("/classify", {}), ("/ground", {"phrase": "effusion"})]
 )
-def test_a_film_unlike_those_of_training_is_flagged(
+def test_an_image_unlike_those_of_training_is_flagged(
     tmp_path: Path, route: str, form: dict[str, str]
 ) -> None:
     published.publish(tmp_path / "older")
     older, files = (
         load(tmp_path / "older", "cpu"),
-        [raster_bytes(f, "png") for f in random_films(60)],
+        [raster_bytes(f, "png") for f in random_images(60)],
     )
     known = fit_input_range(
         [older.square(open_image(data)) for data in files], [str(number) for number in range(60)]
@@ -422,8 +422,8 @@ def test_a_film_unlike_those_of_training_is_flagged(
     noise = np.random.default_rng(0).integers(0, 256, (1, 64, 64)).astype(np.uint8)
     flagged = []
     with running(tmp_path, index="") as service, service.client() as client:
-        for pixels in (*noise, *random_films(20, seed=9)):
-            answer = client.post(route, files=film(raster_bytes(pixels, "png")), data=form)
+        for pixels in (*noise, *random_images(20, seed=9)):
+            answer = client.post(route, files=image(raster_bytes(pixels, "png")), data=form)
             flagged.append("out_of_range" in answer.json()["image"]["flags"])
     assert flagged[0]
     assert sum(flagged[1:]) <= 4

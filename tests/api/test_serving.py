@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 
 from api.app import create_app
-from api.failures import Refusal
-from api.journal import Figures
-from api.serving import Serving
+from api.failures import ApiError
+from api.journal import Metrics
+from api.serving import ModelManager
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 from tests.synthetic.published import publish
 
 
-def load(folder: Path, **settings: str) -> Serving:
-    async def loaded() -> Serving:
-        serving = Serving(ServeSettings(model=str(folder), **settings), Figures())
-        with pytest.raises(Refusal) as refusal:
-            serving.now.check()
+def load(folder: Path, **settings: str) -> ModelManager:
+    async def loaded() -> ModelManager:
+        serving = ModelManager(ServeSettings(model=str(folder), **settings), Metrics())
+        with pytest.raises(ApiError) as refusal:
+            serving.current.check()
         assert refusal.value.code == "loading"
         await serving.load()
         return serving
@@ -32,8 +32,12 @@ def test_a_damaged_model_is_never_served(tmp_path: Path) -> None:
     data[-1] ^= 1
     weights.write_bytes(data)
     serving = load(tmp_path / "model")
-    for ask in (serving.now.check, lambda: serving.now.predictor, lambda: serving.now.decoder):
-        with pytest.raises(Refusal) as refusal:
+    for ask in (
+        serving.current.check,
+        lambda: serving.current.predictor,
+        lambda: serving.current.decoder,
+    ):
+        with pytest.raises(ApiError) as refusal:
             ask()
         assert (refusal.value.code, refusal.value.status_code) == ("model_unusable", 503)
     serving.close()
@@ -42,9 +46,9 @@ def test_a_damaged_model_is_never_served(tmp_path: Path) -> None:
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
     publish(tmp_path / "model")
     serving = load(tmp_path / "model", index=str(tmp_path / "nothing"), device="cpu")
-    assert serving.now.predictor.digest == serving.now.published.digest
-    with pytest.raises(Refusal) as refusal:
-        serving.now.check()
+    assert serving.current.predictor.digest == serving.current.published.digest
+    with pytest.raises(ApiError) as refusal:
+        serving.current.check()
     assert refusal.value.code == "index_unusable"
     serving.close()
 

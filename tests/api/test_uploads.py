@@ -5,10 +5,10 @@ import pytest
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from api.uploads import set_film_aside
+from api.uploads import set_image_aside
 
 LARGE = 256 * 1024
-FILM = bytes(range(256)) * (LARGE // 256)
+IMAGE = bytes(range(256)) * (LARGE // 256)
 KIND = b"multipart/form-data; boundary=xyz"
 
 
@@ -42,21 +42,21 @@ def parsed(body: bytes, kind: bytes = KIND) -> object:
 END = b"--xyz--\r\n"
 FILE = '; filename="a"'
 BODIES = {
-    "film alone": part("image", FILM, FILE) + END,
-    "film between fields": part("k", b"3") + part("image", FILM, FILE) + part("text", b"a") + END,
-    "a boundary that is none": part("image", FILM + b"\r\n--xyzzy" + FILM, FILE) + END,
-    "a preamble": b"hello\r\n" + part("image", FILM, FILE) + END,
+    "image alone": part("image", IMAGE, FILE) + END,
+    "image between fields": part("k", b"3") + part("image", IMAGE, FILE) + part("text", b"a") + END,
+    "a boundary that is none": part("image", IMAGE + b"\r\n--xyzzy" + IMAGE, FILE) + END,
+    "a preamble": b"hello\r\n" + part("image", IMAGE, FILE) + END,
     "a large field": part("text", b"a" * LARGE) + END,
     "a field that is called a file": part("filename=x", b"a" * LARGE) + END,
-    "no header": b"--xyz\r\n\r\n" + FILM + b"\r\n" + END,
-    "two films": part("image", FILM, FILE) + part("image", FILM, FILE) + END,
-    "small": part("image", b"film", FILE) + END,
+    "no header": b"--xyz\r\n\r\n" + IMAGE + b"\r\n" + END,
+    "two images": part("image", IMAGE, FILE) + part("image", IMAGE, FILE) + END,
+    "small": part("image", b"image", FILE) + END,
 }
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_what_is_set_aside_is_a_prefix_of_one_part_and_nothing_else_changes(body: bytes) -> None:
-    form, aside = set_film_aside(body, KIND)
+    form, aside = set_image_aside(body, KIND)
     assert len(form) + len(aside) == len(body)
     whole, rest = parsed(body), parsed(form)
     if isinstance(whole, str) or not aside:
@@ -72,18 +72,18 @@ def test_what_is_set_aside_is_a_prefix_of_one_part_and_nothing_else_changes(body
     assert sum(here != there for (_, here), (_, there) in zip(whole, rest, strict=True)) == 1
 
 
-def test_a_large_film_is_set_aside_without_a_copy() -> None:
-    body = BODIES["film between fields"]
-    form, aside = set_film_aside(body, KIND)
-    assert aside == FILM
+def test_a_large_image_is_set_aside_without_a_copy() -> None:
+    body = BODIES["image between fields"]
+    form, aside = set_image_aside(body, KIND)
+    assert aside == IMAGE
     assert aside.obj is body
     assert len(form) < 500
-    assert set_film_aside(body, b'multipart/form-data; boundary="xyz"') == (form, aside)
+    assert set_image_aside(body, b'multipart/form-data; boundary="xyz"') == (form, aside)
 
 
 @pytest.mark.parametrize("kind", [b"", b"text/plain", b"multipart/form-data", KIND + b"; a=b"])
 def test_what_is_no_plain_form_stays_as_it_is(kind: bytes) -> None:
-    body = BODIES["film alone"]
-    assert set_film_aside(body, kind) == (body, b"")
+    body = BODIES["image alone"]
+    assert set_image_aside(body, kind) == (body, b"")
     unended = body.removesuffix(b"\r\n" + END)
-    assert set_film_aside(unended, KIND) == (unended, b"")
+    assert set_image_aside(unended, KIND) == (unended, b"")

@@ -38,21 +38,21 @@ def page() -> Iterator[Page]:
 
 
 @pytest.fixture
-def film(tmp_path: Path) -> Path:
-    """A 16-bit film: a ramp above, and below two greys that eight bits could not tell apart."""
+def image(tmp_path: Path) -> Path:
+    """A 16-bit image: a ramp above, and below two greys that eight bits could not tell apart."""
     pixels = np.full((96, 64), 30_000, dtype=np.uint16)
     pixels[:32] = np.linspace(0, 65_535, 64)
     pixels[32:, 32:] += 100
-    path = tmp_path / "film.dcm"
+    path = tmp_path / "image.dcm"
     path.write_bytes(dicom_bytes(pixels, bits_stored=16))
     return path
 
 
 @pytest.fixture
-def shown(page: Page, keyed: Service, film: Path) -> Page:
-    """The page with a film and its answers."""
+def shown(page: Page, keyed: Service, image: Path) -> Page:
+    """The page with an image and its answers."""
     start(page, keyed)
-    page.choose_file("#file", film)
+    page.choose_file("#file", image)
     page.until(READY)
     return page
 
@@ -65,10 +65,10 @@ def start(page: Page, service: Service, **window: object) -> None:
 
 
 def grey(page: Page, across: float, down: float) -> int:
-    """Grey of the film on screen at shares of its width and height."""
+    """Grey of the image on screen at shares of its width and height."""
     value: int = page.js(
         f"""(() => {{
-        const canvas = document.querySelector('#film');
+        const canvas = document.querySelector('#image');
         const [wide, high] = [canvas.width, canvas.height];
         const zoom = 0.97 * Math.min(wide / 64, high / 96);
         const x = (wide - 64 * zoom) / 2 + {across} * 64 * zoom;
@@ -86,12 +86,12 @@ def facts(page: Page) -> tuple[int, int, int]:
     return int(found[1]), int(found[2]), int(found[3])
 
 
-def test_a_dropped_film_is_shown_with_findings_and_cases_and_nothing_is_asked_elsewhere(
-    page: Page, keyed: Service, film: Path
+def test_a_dropped_image_is_shown_with_findings_and_cases_and_nothing_is_asked_elsewhere(
+    page: Page, keyed: Service, image: Path
 ) -> None:
     start(page, keyed)
     x, y = page.middle("#sight")
-    page.drop_file(film, x, y)
+    page.drop_file(image, x, y)
     page.until(READY)
     assert page.js("document.querySelector('#empty').hidden")
     assert 110 < grey(page, 0.2, 0.8) < 125  # 30,000 of 65,535
@@ -102,10 +102,10 @@ def test_a_dropped_film_is_shown_with_findings_and_cases_and_nothing_is_asked_el
 
 
 def test_the_key_is_asked_for_and_kept_in_memory_alone(
-    page: Page, keyed: Service, film: Path
+    page: Page, keyed: Service, image: Path
 ) -> None:
     page.open(keyed.url)
-    page.choose_file("#file", film)
+    page.choose_file("#file", image)
     page.until("document.querySelector('#key-label').classList.contains('wanted')")
     page.until("document.activeElement.id === 'key'")
     page.type(KEY)
@@ -119,7 +119,7 @@ def test_the_key_is_asked_for_and_kept_in_memory_alone(
 def test_dragging_opens_a_window_on_sixteen_bits(shown: Page) -> None:
     assert abs(grey(shown, 0.25, 0.8) - grey(shown, 0.75, 0.8)) <= 1
     _, before, _ = facts(shown)
-    x, y = shown.middle("#film")
+    x, y = shown.middle("#image")
     shown.drag((x + 290, y), (x - 300, y - 25))
     centre, width, _ = facts(shown)
     assert (before, width < 2000) == (65536, True)
@@ -128,7 +128,7 @@ def test_dragging_opens_a_window_on_sixteen_bits(shown: Page) -> None:
 
 
 def test_wheel_zooms_shift_pans_keys_invert_and_reset(shown: Page) -> None:
-    x, y = shown.middle("#film")
+    x, y = shown.middle("#image")
     first = facts(shown)
     dark, light = grey(shown, 0.05, 0.1), grey(shown, 0.95, 0.1)
     assert dark < 60 < 200 < light
@@ -141,10 +141,10 @@ def test_wheel_zooms_shift_pans_keys_invert_and_reset(shown: Page) -> None:
     shown.key("r")
     assert facts(shown) == first
     shown.drag((x, y), (x + 150, y), modifiers=8)
-    assert facts(shown) == first  # the film moved, the window did not
+    assert facts(shown) == first  # the image moved, the window did not
     assert grey(shown, 0.05, 0.1) != dark
     shown.key("r")
-    shown.js("document.querySelector('#film').focus()")
+    shown.js("document.querySelector('#image').focus()")
     shown.key("ArrowUp")
     shown.key("ArrowLeft")
     assert facts(shown)[:2] == (first[0] - 1024, first[1] - 1024)
@@ -159,13 +159,13 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
     said = shown.until("document.querySelector('#meaning b') && meaning.textContent")
     assert "against" in said
     assert "No probability" in said
-    plain = shown.js("document.querySelector('#film').toDataURL()")
+    plain = shown.js("document.querySelector('#image').toDataURL()")
     shown.click("#findings button")
     assert shown.js("document.querySelector('#findings button').ariaPressed") == "true"
-    with_heat = shown.js("document.querySelector('#film').toDataURL()")
+    with_heat = shown.js("document.querySelector('#image').toDataURL()")
     assert with_heat != plain
     shown.js("opacity.value = 0; opacity.dispatchEvent(new Event('input'))")
-    assert shown.js("document.querySelector('#film').toDataURL()") == plain
+    assert shown.js("document.querySelector('#image').toDataURL()") == plain
     shown.hover(5, 5)
     assert shown.until("!document.querySelector('#meaning b') && meaning.textContent") == hint
 
@@ -173,56 +173,56 @@ def test_a_finding_says_what_it_means_and_where(shown: Page) -> None:
 def test_a_phrase_is_shown_where_it_is_answered(shown: Page) -> None:
     shown.key("/")
     assert shown.js("document.activeElement.id") == "phrase"
-    plain = shown.js("document.querySelector('#film').toDataURL()")
+    plain = shown.js("document.querySelector('#image').toDataURL()")
     shown.type("left pleural effusion")
     shown.key("Enter")
     said = shown.until("peak.textContent")
     assert re.fullmatch(r"Best score -?\d\.\d{3} at x \d+, y \d+ px\.", said)
-    assert shown.js("document.querySelector('#film').toDataURL()") != plain
+    assert shown.js("document.querySelector('#image').toDataURL()") != plain
 
 
 def test_a_box_is_asked_what_it_shows(shown: Page) -> None:
     shown.click("#tool-region")
-    x, y = shown.middle("#film")
+    x, y = shown.middle("#image")
     shown.drag((x - 60, y - 60), (x + 60, y + 60))
     shown.until("document.querySelector('#cases-title').textContent === 'What the box shows'")
     assert shown.js("document.querySelector('#tab-texts').ariaSelected") == "true"
     assert "stud" in shown.until(NAMED)
     sent = [url for url in shown.requests if url.endswith("/retrieve")]
-    assert len(sent) == 4  # films and sentences, for the film and for the box
+    assert len(sent) == 4  # images and sentences, for the image and for the box
     shown.key("Escape")
     shown.until("document.querySelector('#cases-title').textContent === 'Similar cases'")
 
 
-def test_a_similar_case_stands_beside_the_film_with_its_texts(shown: Page) -> None:
+def test_a_similar_case_stands_beside_the_image_with_its_texts(shown: Page) -> None:
     assert shown.js("beside.hidden")
-    whole = shown.js("document.querySelector('#film').clientWidth")
+    whole = shown.js("document.querySelector('#image').clientWidth")
     shown.until("[...document.querySelectorAll('#cases img')].every((item) => item.naturalWidth)")
     shown.click("#cases li:nth-child(2) button")
     assert not shown.js("beside.hidden")
     assert shown.js("document.querySelector('#beside-picture').naturalWidth") > 10
     words = shown.js("document.querySelector('#beside-words').textContent")
     assert words.split(".")[0] in shown.js(NAMED)
-    assert shown.js("document.querySelector('#film').clientWidth") < 0.6 * whole
+    assert shown.js("document.querySelector('#image').clientWidth") < 0.6 * whole
     shown.key("Escape")
     assert shown.js("beside.hidden")
 
 
 def test_sentences_are_a_tab_that_arrow_keys_reach(shown: Page) -> None:
-    shown.js("document.querySelector('#tab-films').focus()")
+    shown.js("document.querySelector('#tab-images').focus()")
     shown.key("ArrowRight")
     assert shown.js("document.activeElement.id") == "tab-texts"
     assert "studies" in shown.js(NAMED)
 
 
-def test_a_refused_file_is_named_and_the_film_stays(shown: Page, tmp_path: Path) -> None:
-    before = shown.js("document.querySelector('#film').toDataURL()")
+def test_a_refused_file_is_named_and_the_image_stays(shown: Page, tmp_path: Path) -> None:
+    before = shown.js("document.querySelector('#image').toDataURL()")
     bad = tmp_path / "JaneDoe.png"
     bad.write_bytes(png()[:60])
     shown.choose_file("#file", bad)
     said = shown.until("document.querySelector('#status.shown')?.textContent")
     assert "corrupt" in said
-    assert shown.js("document.querySelector('#film').toDataURL()") == before
+    assert shown.js("document.querySelector('#image').toDataURL()") == before
 
 
 @pytest.mark.parametrize("size", [(1366, 768), (1024, 768), (820, 1180)])
@@ -268,11 +268,11 @@ CONTRAST = """(() => {
 """Least contrast of a text with what lies behind it."""
 
 
-def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, film: Path) -> None:
+def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, image: Path) -> None:
     start(page, keyed, width=1024, height=768, touch=True)
-    page.choose_file("#file", film)
+    page.choose_file("#file", image)
     page.until(READY)
-    x, y = page.middle("#film")
+    x, y = page.middle("#image")
     first = facts(page)
     page.touch(((x - 40, y), (x - 140, y)), ((x + 40, y), (x + 140, y)))
     assert facts(page)[2] > 2 * first[2]
@@ -299,13 +299,13 @@ def test_every_control_has_a_name_and_can_be_reached_by_tab(shown: Page) -> None
         reached.add(shown.js("document.activeElement.id || document.activeElement.tagName"))
         outline = shown.js("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or shown.js("document.activeElement === document.body")
-    assert {"open", "film", "tool-region", "phrase", "opacity", "tab-films", "BUTTON"} <= reached
+    assert {"open", "image", "tool-region", "phrase", "opacity", "tab-images", "BUTTON"} <= reached
 
 
 def test_the_page_says_what_it_is_not_for(shown: Page) -> None:
     shown.until("document.querySelector('#about-model').textContent")
     shown.click("#about-open")
     assert shown.js("about.open")
-    assert "12 films" in shown.js("about.innerText")
+    assert "12 images" in shown.js("about.innerText")
     shown.key("Escape")
     assert not shown.js("about.open")

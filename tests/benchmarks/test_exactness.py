@@ -40,7 +40,7 @@ def test_a_cut_comes_at_its_step_and_every_step_is_noted(tmp_path: Path) -> None
 def test_checkpoints_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    store = CheckpointStore(folder, {"recipe": 1}, 20)
+    store = CheckpointStore(folder, {"fingerprint": 1}, 20)
     for step in (4, 8):
         store.save(Snapshot(step, {"w": torch.ones(3)}, {}), keep=2)
     assert unreadable(tmp_path) == []

@@ -33,8 +33,8 @@ class Answering(Decoder):
         (ImageError("no such code", "?"), "escape: code no such code"),
         (RuntimeError("a decoder's own"), "escape: RuntimeError"),
         (GreyImage(np.full((2, 2), 7, np.uint16), 16, "png"), "escape: not a picture"),
-        (GreyImage(np.array([[0, 65535]], np.uint16), 16, "png"), "film"),
-        (GreyImage(np.zeros((2, 2), np.uint16), 16, "png", constant=True), "film"),
+        (GreyImage(np.array([[0, 65535]], np.uint16), 16, "png"), "image"),
+        (GreyImage(np.zeros((2, 2), np.uint16), 16, "png", constant=True), "image"),
     ],
 )
 def test_only_a_typed_refusal_or_a_picture_is_no_escape(
@@ -47,12 +47,12 @@ def test_mutants_of_every_syntax_are_refused_or_read() -> None:
     seeds = [read_seed(data) for data in fuzz.dicom_seeds()]
     with Decoder(ImagesConfig(), 2) as decoder:
         found = fuzz.try_mutants(decoder, "dicom_mutants", seeds, 150)
-        assert all(fuzz.ask(decoder, seed.data).reason == "film" for seed in seeds)
+        assert all(fuzz.ask(decoder, seed.data).reason == "image" for seed in seeds)
     assert found["dicom_mutants_escapes"] == found["dicom_mutants_late"] == 0
-    assert 20 < found["dicom_mutants_films"] < 130
+    assert 20 < found["dicom_mutants_images"] < 130
 
 
-def test_film_that_behaves_otherwise_is_astray(tmp_path: Path) -> None:
+def test_image_that_behaves_otherwise_is_astray(tmp_path: Path) -> None:
     (tmp_path / "eq_sound.dcm").write_bytes(dicom_bytes(ramp()))
     (tmp_path / "cut.dcm").write_bytes(dicom_bytes(ramp())[:900])
     rows = "file,expect\neq_sound.dcm,error\ncut.dcm,decode_or_error\n"

@@ -36,11 +36,11 @@ def test_the_long_count_kills_every_job_sixty_times() -> None:
     }
 
 
-def test_a_shard_of_films_is_acknowledged_once_it_is_whole_and_not_when_made_anew(
+def test_a_shard_of_images_is_acknowledged_once_it_is_whole_and_not_when_made_anew(
     tmp_path: Path,
 ) -> None:
     names = ["pictures-00000.arrow", "pooled-00000.npy", "regions-00000.npy", "texts-00000.npy"]
-    for name in (*names, "regions-00001.npy", ".staged.pooled-00001.npy.x", "films.parquet"):
+    for name in (*names, "regions-00001.npy", ".staged.pooled-00001.npy.x", "images.parquet"):
         (tmp_path / name).write_bytes(b"1")
     found = vectors(tmp_path)
     assert [name for name, _ in found] == names
@@ -53,7 +53,7 @@ def test_a_shard_of_films_is_acknowledged_once_it_is_whole_and_not_when_made_ane
 def test_a_checkpoint_that_cannot_be_opened_and_steps_lost_are_counted(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    store = CheckpointStore(folder, {"recipe": 1}, 20)
+    store = CheckpointStore(folder, {"fingerprint": 1}, 20)
     count = Count()
     count.inspect(tmp_path)
     assert (count.unreadable, count.steps_lost) == (0, 0)

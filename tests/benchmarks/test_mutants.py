@@ -31,14 +31,14 @@ def test_every_file_is_cut_into_the_fields_it_has(seeds: list[Seed]) -> None:
             )
 
 
-def test_fields_of_a_film_stand_where_its_bytes_say() -> None:
-    film = dicom_bytes(ramp(40, 50))
-    seed = read_seed(film)
-    at = film.index(b"\x28\x00\x10\x00US\x02\x00")
+def test_fields_of_an_image_stand_where_its_bytes_say() -> None:
+    image = dicom_bytes(ramp(40, 50))
+    seed = read_seed(image)
+    at = image.index(b"\x28\x00\x10\x00US\x02\x00")
     kinds = {field.kind: field for field in seed.fields if at <= field.start < at + 10}
     assert (kinds["tag"].start, kinds["vr"].start, kinds["length"].start) == (at, at + 4, at + 6)
     rows = kinds["value"]
-    assert int.from_bytes(film[rows.start : rows.stop], "little") == 40
+    assert int.from_bytes(image[rows.start : rows.stop], "little") == 40
     assert (at, at + 10) in seed.elements
 
 
@@ -50,20 +50,20 @@ def test_a_number_names_a_mutant_for_good(seeds: list[Seed]) -> None:
 
 
 def test_damage_gets_behind_a_deflation_and_a_checksum() -> None:
-    draw = random.Random(0)
-    film = read_seed(dicom_bytes(ramp(), syntax=DEFLATED))
-    sound = zlib.decompress(film.data[film.body :], -zlib.MAX_WBITS)
+    rng = random.Random(0)
+    image = read_seed(dicom_bytes(ramp(), syntax=DEFLATED))
+    sound = zlib.decompress(image.data[image.body :], -zlib.MAX_WBITS)
     inflated = 0
     for _ in range(40):
-        mutant = mutate(film, film, draw)
+        mutant = mutate(image, image, rng)
         with contextlib.suppress(zlib.error):  # now and then the deflation itself is damaged
-            inflated += zlib.decompress(mutant[film.body :], -zlib.MAX_WBITS) != sound
+            inflated += zlib.decompress(mutant[image.body :], -zlib.MAX_WBITS) != sound
     assert inflated > 10
     png = read_seed(raster_bytes(ramp(9, 9, 255).astype(np.uint8), "png"))
     header = slice(12, 29)
     mended = sum(
         mutant[header] != png.data[header]
         and zlib.crc32(mutant[header]) == int.from_bytes(mutant[29:33], "big")
-        for mutant in (mutate(png, png, draw) for _ in range(100))
+        for mutant in (mutate(png, png, rng) for _ in range(100))
     )
     assert mended > 5

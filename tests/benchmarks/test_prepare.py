@@ -11,14 +11,14 @@ from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 
 def test_rival_scales_by_minimum_and_maximum() -> None:
-    film = np.linspace(100, 300, 512 * 512, dtype=np.float32).reshape(512, 512)
-    square = prepare.rival_square(film)
+    image = np.linspace(100, 300, 512 * 512, dtype=np.float32).reshape(512, 512)
+    square = prepare.rival_square(image)
     assert (square.min(), square.max()) == (0, 255)
     assert square[256, 0] == pytest.approx(127.5, abs=0.3)
 
 
-def test_differences_are_levels_between_the_same_films(tmp_path: Path) -> None:
-    dicom, jpeg = tmp_path / "film.dicom", tmp_path / "film.jpeg"
+def test_differences_are_levels_between_the_same_images(tmp_path: Path) -> None:
+    dicom, jpeg = tmp_path / "image.dicom", tmp_path / "image.jpeg"
     dicom.write_bytes(dicom_bytes(ramp(600, 700)))
     jpeg.write_bytes(raster_bytes(ramp(600, 700, 255).astype(np.uint8), "jpeg", quality=95))
     with Decoder(ImagesConfig(), 1) as decoder:

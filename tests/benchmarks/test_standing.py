@@ -9,17 +9,17 @@ import pytest
 
 from benchmarks.standing import Standing, arm, write_scene
 from benchmarks.victims import TINY
-from medclip_dcl.artifact import Kind, drafting, make_recipe
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
 from medclip_dcl.files import write_text
 from pipelines.build_index import main
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 
-KIND = Kind("index", 1, "build_index")
+ARTIFACT = ArtifactType("index", 1, "build_index")
 
 
 def build(work: Path) -> None:
-    recipe = write_recipe(work / "recipe.yaml", work, **TINY["build_index"])
-    assert main(["--config", str(recipe)]) == 0
+    config_file = write_config(work / "config.yaml", work, **TINY["build_index"])
+    assert main(["--config", str(config_file)]) == 0
 
 
 def test_an_index_that_is_gone_damaged_or_answers_otherwise_is_counted(tmp_path: Path) -> None:
@@ -57,9 +57,11 @@ def test_an_old_index_that_answers_as_the_new_one_proves_nothing(tmp_path: Path)
 
 
 def write(work: Path, text: str) -> None:
-    with drafting(KIND.at(work), KIND, make_recipe(KIND, {"text": text}, {})) as draft:
-        write_text(draft.directory / "text", text)
-        draft.seal({})
+    with write_artifact(
+        ARTIFACT.at(work), ARTIFACT, make_fingerprint(ARTIFACT, {"text": text}, {})
+    ) as writer:
+        write_text(writer.directory / "text", text)
+        writer.commit({})
 
 
 def armed(work: Path, name: str) -> None:
@@ -77,5 +79,5 @@ def test_a_writer_is_killed_after_the_first_rename_or_the_second(
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert (tmp_path / ".index.retired/text").read_text() == "old"
-    place = tmp_path / "index/text"
-    assert (place.read_text() if place.exists() else None) == left
+    folder = tmp_path / "index/text"
+    assert (folder.read_text() if folder.exists() else None) == left

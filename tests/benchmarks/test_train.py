@@ -12,7 +12,7 @@ from tests.synthetic.corpus import write_corpus
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    work = write_corpus(tmp_path_factory.mktemp("films") / "work", size_px=40, dropout=0.0)
+    work = write_corpus(tmp_path_factory.mktemp("images") / "work", size_px=40, dropout=0.0)
     return set_scene(work, batch=4, input_px=32)
 
 
@@ -27,7 +27,7 @@ def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(scene: Scene, tmp_p
     bare = BareStep(scene)
     batch = bare.batch
     regions, sentences = bare.encoder(bare.pixels, batch.input_ids, batch.attention_mask)
-    loss = bare.contrast(bare.encoder, regions, sentences, batch).loss
+    loss = bare.objective(bare.encoder, regions, sentences, batch).loss
     (line,) = read_metrics(tmp_path / "run")
     assert line["loss"] == pytest.approx(loss.item(), rel=1e-5)
     before = bare.encoder.gamma.item()
@@ -36,7 +36,7 @@ def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(scene: Scene, tmp_p
 
 
 def test_the_sentences_differ_in_length_from_step_to_step(scene: Scene) -> None:
-    assert len({scene.pairs.batch(step).input_ids.shape[1] for step in range(6)}) > 1
+    assert len({scene.dataset.batch(step).input_ids.shape[1] for step in range(6)}) > 1
 
 
 def test_the_loader_s_parts_make_up_its_speed(scene: Scene) -> None:

@@ -43,7 +43,7 @@ def asked(folder: Path) -> list[str]:
 
 
 def run(script: str, environment: dict[str, str]) -> int:
-    command = ["bash", f"pipelines/{script}", "recipe.yaml", "--set", "train.steps=5"]
+    command = ["bash", f"pipelines/{script}", "config.yaml", "--set", "train.steps=5"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
@@ -73,7 +73,7 @@ def test_torchrun_starts_a_process_for_each_gpu_and_tells_the_recipe(tmp_path: P
     words = asked(tmp_path)
     assert words[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     assert words[4:7] == ["8", "-m", "pipelines.train"]
-    assert words[7:9] == ["--config", "recipe.yaml"]
+    assert words[7:9] == ["--config", "config.yaml"]
     assert words[9:] == ["--set", "train.processes=8", "--set", "train.steps=5"]
 
 
@@ -103,7 +103,7 @@ def test_slurm_puts_a_stopped_job_back_once_its_checkpoint_is_written(tmp_path: 
         "scontrol",
         f"[[ $1 == show ]] && echo node7 || {{ ls {saved} && echo $@; }} > {tmp_path}/queue",
     )
-    command = ["bash", "pipelines/train_slurm.sh", "recipe.yaml"]
+    command = ["bash", "pipelines/train_slurm.sh", "config.yaml"]
     job = subprocess.Popen(command, cwd=ROOT, env=environment)
     end = time.monotonic() + DEADLINE_S
     while not (tmp_path / "begun").exists():

@@ -10,12 +10,12 @@ from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.text import sentences
 from pipelines import build_manifest, split_sentences
-from pipelines.story import jobs_of
-from tests.synthetic.open_i import write_film, write_projections, write_xml_form
+from pipelines.story import stages_of
+from tests.synthetic.open_i import write_image, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}
-RECIPES = sorted(
+CONFIGS = sorted(
     path
     for path in [
         *(ROOT / "configs").glob("*.yaml"),
@@ -27,15 +27,15 @@ RECIPES = sorted(
 
 
 def test_there_are_recipes() -> None:
-    assert {"demo.yaml", "openi.yaml", "covid_cxr.yaml"} <= {path.name for path in RECIPES}
+    assert {"demo.yaml", "openi.yaml", "covid_cxr.yaml"} <= {path.name for path in CONFIGS}
     trained = {path.stem for path in (ROOT / "configs/train").glob("*.yaml")}
     assert {"mimic_cxr", "open_i", "table", "laptop"} <= trained
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
     config = load_config(path)
-    assert jobs_of(config)
+    assert stages_of(config)
     assert (ROOT / config.evaluate.prompts).is_file()
 
 
@@ -54,7 +54,7 @@ def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
     assert config.eta.eta_max == config.eta.a  # the cap changes nothing
     said = config.objective
     assert (said.kind, said.directions, said.floor) == ("debiased", "t2i", "floor")
-    assert (said.negatives, said.relation) == ("all", "none")  # M = 1, v the paired film
+    assert (said.negatives, said.relation) == ("all", "none")  # M = 1, v the paired image
     assert config.likelihood.variant == "original"
     assert config.sentences.sections == ("findings", "impression")
     assert config.evaluate.prompts == "configs/prompts/chex5.yaml"
@@ -67,29 +67,34 @@ def test_the_recipe_of_open_i_reads_what_is_published(
     write_xml_form(tmp_path / "open_i")
     write_projections(tmp_path / "open_i")
     monkeypatch.setenv("OPEN_I", str(tmp_path / "open_i"))
-    assert_first_jobs("open_i", tmp_path / "work", films=1)
+    assert_first_jobs("open_i", tmp_path / "work", expected=1)
 
 
 def test_the_recipe_of_a_table_reads_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "ours"
-    lines = ["patient,study,film,report,view"]
+    lines = ["patient,study,image,report,view"]
     for number in range(4):
-        write_film(root / f"{number}.png")
+        write_image(root / f"{number}.png")
         lines.append(f"p{number},s{number},{number}.png,FINDINGS: No effusion is seen.,PA")
     (root / "studies.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("STUDIES", str(root))
-    assert_first_jobs("table", tmp_path / "work", films=4)
+    assert_first_jobs("table", tmp_path / "work", expected=4)
 
 
-def assert_first_jobs(recipe: str, work: Path, films: int) -> None:
+def assert_first_jobs(config_file: str, work: Path, expected: int) -> None:
     """Manifest and sentences of a recipe, made by its own jobs."""
-    arguments = ["--config", str(ROOT / f"configs/train/{recipe}.yaml"), "--set", f"work={work}"]
+    arguments = [
+        "--config",
+        str(ROOT / f"configs/train/{config_file}.yaml"),
+        "--set",
+        f"work={work}",
+    ]
     arguments += ["--set", "source.max_reject_share=1"]
     assert build_manifest.main(arguments) == 0
     assert split_sentences.main(arguments) == 0
-    images = open_artifact(manifest.KIND.at(work), manifest.KIND)
-    assert images.summary["films"] == films
-    assert open_artifact(sentences.KIND.at(work), sentences.KIND).summary["sentences"] > 0
+    images = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    assert images.summary["images"] == expected
+    assert open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT).summary["sentences"] > 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/prompts").glob("*.yaml")), ids=str)
@@ -102,4 +107,4 @@ def test_prompt_file_has_both_sides_of_every_finding(path: Path) -> None:
 
 def test_readme_of_recipes_names_each() -> None:
     text = (ROOT / "configs/README.md").read_text(encoding="utf-8")
-    assert [path.name for path in RECIPES if path.name not in text] == []
+    assert [path.name for path in CONFIGS if path.name not in text] == []

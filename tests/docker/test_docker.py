@@ -31,7 +31,7 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def last_stage(dockerfile: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    starts = [place for place, (word, _) in enumerate(dockerfile) if word == "FROM"]
+    starts = [index for index, (word, _) in enumerate(dockerfile) if word == "FROM"]
     assert len(starts) == 2
     return dockerfile[starts[-1] :]
 
@@ -112,7 +112,7 @@ def test_the_image_runs_as_a_user_of_its_own(dockerfile: list[tuple[str, str]]) 
     names = [name for name, _ in stage]
     assert [rest for name, rest in stage if name == "USER"] == ["10001:10001"]
     assert names.index("USER") > max(
-        place for place, name in enumerate(names) if name in {"RUN", "COPY"}
+        index for index, name in enumerate(names) if name in {"RUN", "COPY"}
     )
     assert "HEALTHCHECK" in names
     assert any("/health" in rest for name, rest in stage if name == "HEALTHCHECK")

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 import medclip_dcl
 from medclip_dcl import errors
-from medclip_dcl.artifact import Kind
+from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.config import Config
 from medclip_dcl.data import images
 from medclip_dcl.data.data_check import CODES
@@ -129,7 +129,7 @@ def tags_table() -> str:
     rows = ["| tag | read for | kept as |", "|---|---|---|"]
     uses: dict[str, list[str]] = {}
     for name in metadata.TAGS.values():
-        uses.setdefault(name, []).append("the list of a folder's films")
+        uses.setdefault(name, []).append("the list of a folder's images")
     for name in (*reader.PUBLIC_TAGS, *reader.PIXEL_TAGS):
         uses.setdefault(name, []).append("the picture")
     kept = dict.fromkeys(reader.PUBLIC_TAGS, "code string") | {
@@ -146,7 +146,7 @@ def tags_table() -> str:
 
 
 def reasons_table() -> str:
-    """One row per code by which a row, a report or a film is left out."""
+    """One row per code by which a row, a report or an image is left out."""
     rows = ["| job | code | meaning |", "|---|---|---|"]
     rows += [_row("`build_manifest`", f"`{code}`", text) for code, text in REASONS.items()]
     rows += [_row("`prepare_images`", f"`{code}`", text) for code, text in images.REASONS.items()]
@@ -192,7 +192,7 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _artifacts() -> list[tuple[Kind, types.ModuleType]]:
+def _artifacts() -> list[tuple[ArtifactType, types.ModuleType]]:
     """Every artifact with the module that owns it, in the order of their names."""
     found = []
     for info in pkgutil.walk_packages(medclip_dcl.__path__, "medclip_dcl."):
@@ -200,7 +200,7 @@ def _artifacts() -> list[tuple[Kind, types.ModuleType]]:
         found += [
             (item, module)
             for name, item in vars(module).items()
-            if isinstance(item, Kind) and f"\n{name} = " in inspect.getsource(module)
+            if isinstance(item, ArtifactType) and f"\n{name} = " in inspect.getsource(module)
         ]
     return sorted(found, key=lambda pair: pair[0].name)
 

@@ -27,7 +27,7 @@ LINES = re.findall(r"^python -m medclip_dcl\.client (.+)$", README, re.MULTILINE
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = store(tmp_path_factory.mktemp("client"))
-    (folder / "film.dcm").write_bytes(dicom_bytes(ramp(96, 64)))
+    (folder / "image.dcm").write_bytes(dicom_bytes(ramp(96, 64)))
     (folder / "key").write_text(f"{KEY}\n")
     (folder / "key").chmod(0o400)
     return folder
@@ -40,14 +40,14 @@ def service(folder: Path) -> Iterator[Service]:
 
 
 def test_a_service_that_is_loading_is_waited_for(service: Service, folder: Path) -> None:
-    film = folder / "film.dcm"
+    image = folder / "image.dcm"
     with Client(service.url, KEY, patience_s=0) as hasty:
         with pytest.raises(ServiceError) as refusal:
-            hasty.classify(film)
+            hasty.classify(image)
         assert refusal.value.code == "loading"
     begun = time.monotonic()
     with Client(service.url, KEY) as client:
-        answer = client.classify(film, explain=True)
+        answer = client.classify(image, explain=True)
     assert time.monotonic() - begun > 1
     assert (answer.image.height_px, answer.image.width_px) == (96, 64)
     assert [finding.name for finding in answer.findings] == ["effusion", "pneumonia"]
@@ -55,31 +55,31 @@ def test_a_service_that_is_loading_is_waited_for(service: Service, folder: Path)
 
 
 def test_every_question_is_answered(service: Service, folder: Path) -> None:
-    film = (folder / "film.dcm").read_bytes()
+    image = (folder / "image.dcm").read_bytes()
     asked = [{"name": "one", "positive": "Effusion", "negative": "No effusion"}]
     with Client(service.url, KEY) as client:
-        (finding,) = client.classify(film, asked).findings
-        grounded = client.ground(film, ["Effusion", "Pneumonia"])
-        films = client.retrieve("image", text="No effusion.", k=3, finding=FINDINGS[:1])
-        texts = client.retrieve("text", film=film, box=(10, 20, 30, 40), split=["train", "test"])
+        (finding,) = client.classify(image, asked).findings
+        grounded = client.ground(image, ["Effusion", "Pneumonia"])
+        images = client.retrieve("image", text="No effusion.", k=3, finding=FINDINGS[:1])
+        texts = client.retrieve("text", image=image, box=(10, 20, 30, 40), split=["train", "test"])
     assert finding.name == "one"
     assert 0 < finding.score < 1
     assert len(grounded.phrases) == 2
     assert max(max(row) for row in grounded.phrases[0].grid) == pytest.approx(
         grounded.phrases[0].peak.score, abs=1e-4
     )
-    assert len(films.hits) == 3
-    assert all(hit.study_id for hit in films.hits)
+    assert len(images.hits) == 3
+    assert all(hit.study_id for hit in images.hits)
     assert [hit.score for hit in texts.hits] == sorted((h.score for h in texts.hits), reverse=True)
 
 
 def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -> None:
     with Client(service.url, "w" * 40) as stranger, pytest.raises(ServiceError) as refusal:
-        stranger.ground(folder / "film.dcm", ["Effusion"])
+        stranger.ground(folder / "image.dcm", ["Effusion"])
     assert refusal.value.code == "unauthorized"
     with Client(service.url, KEY) as client:
         with pytest.raises(ServiceError) as refusal:
-            client.classify(b"no film")
+            client.classify(b"no image")
         assert refusal.value.code == "unknown_format"
         with pytest.raises(ServiceError) as refusal:
             client.retrieve("image", text="x", finding="Gout")
@@ -109,7 +109,7 @@ def test_something_else_at_the_address_is_said_so(tmp_path: Path) -> None:
         port = other.stdout.readline().split("port ")[1].split()[0]
         with Client(f"http://127.0.0.1:{port}") as client:
             with pytest.raises(ServiceError) as refusal:
-                client.ground(b"film", ["x"])
+                client.ground(b"image", ["x"])
             assert refusal.value.code == "no_answer"
         other.terminate()
 
@@ -124,7 +124,7 @@ def test_line_of_the_readme_runs(
 ) -> None:
     words = shlex.split(line)
     assert words[-2:] == ["--url", "http://127.0.0.1:8000"]
-    words = [str(folder / word) if word == "film.dcm" else word for word in words[:-1]]
+    words = [str(folder / word) if word == "image.dcm" else word for word in words[:-1]]
     code = main([*words, service.url, "--key-file", str(folder / "key")])
     captured = capsys.readouterr()
     assert code == 0, captured.err
@@ -137,7 +137,7 @@ def test_python_of_the_readme_runs(
     asked = f'Client("{service.url}", "{KEY}")'
     text = PYTHON.replace('Client("http://127.0.0.1:8000")', asked)
     assert asked in text
-    text = text.replace('"film.dcm"', repr(str(folder / "film.dcm")))
+    text = text.replace('"image.dcm"', repr(str(folder / "image.dcm")))
     exec(compile(text, "README", "exec"), {})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
         "effusion",
@@ -151,7 +151,7 @@ def test_failures_of_the_command_line_end_with_a_line_and_a_code(
     loose = folder / "loose"
     loose.write_text(KEY)
     loose.chmod(0o644)
-    words = ["classify", str(folder / "film.dcm"), "--url", service.url]
+    words = ["classify", str(folder / "image.dcm"), "--url", service.url]
     assert main(words) == 1
     assert "unauthorized" in capsys.readouterr().err
     assert main([*words, "--key-file", str(loose)]) == 2

@@ -9,14 +9,14 @@ from medclip_dcl.errors import ConfigError
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
     path.write_text("work: runs/x\neta:\n  a: 0.1\n", encoding="utf-8")
     return path
 
 
-def test_file_and_overrides_are_merged(recipe: Path) -> None:
-    config = load_config(recipe, ["eta.k=0.5", "train.learning_rate=1e-5", "seed=3"])
+def test_file_and_overrides_are_merged(config_file: Path) -> None:
+    config = load_config(config_file, ["eta.k=0.5", "train.learning_rate=1e-5", "seed=3"])
     assert (config.eta.a, config.eta.k, config.train.learning_rate, config.seed) == (
         0.1,
         0.5,
@@ -26,48 +26,50 @@ def test_file_and_overrides_are_merged(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["no", "00123", "1.5.0"])
-def test_value_that_is_no_json_stays_a_string(recipe: Path, text: str) -> None:
-    assert load_config(recipe, [f"eta.table={text}"]).eta.table == text
+def test_value_that_is_no_json_stays_a_string(config_file: Path, text: str) -> None:
+    assert load_config(config_file, [f"eta.table={text}"]).eta.table == text
 
 
 @pytest.mark.parametrize(
     "override",
     ["eta.b=1", "etaa.a=0.1", "eta.a=1", "eta.a=NaN", "eta.a.x=1", "eta", "=1", "train.steps=0"],
 )
-def test_bad_override_is_refused(recipe: Path, override: str) -> None:
+def test_bad_override_is_refused(config_file: Path, override: str) -> None:
     with pytest.raises(ConfigError):
-        load_config(recipe, [override])
+        load_config(config_file, [override])
 
 
-def test_message_names_the_key_and_the_value(recipe: Path) -> None:
+def test_message_names_the_key_and_the_value(config_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"eta\.a = 7"):
-        load_config(recipe, ["eta.a=7"])
+        load_config(config_file, ["eta.a=7"])
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "eta: 3"])
 def test_file_that_holds_no_sections_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "recipe.yaml"
+    path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError):
         load_config(path)
 
 
-def test_config_is_frozen(recipe: Path) -> None:
+def test_config_is_frozen(config_file: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
-        load_config(recipe).eta.a = 0.3  # type: ignore[misc]
+        load_config(config_file).eta.a = 0.3  # type: ignore[misc]
 
 
-def test_work_and_environment_stand_in_paths(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(recipe)
+def test_work_and_environment_stand_in_paths(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(config_file)
     monkeypatch.setenv("ARCHIVE", "/data/archive")
     assert resolve_path("${WORK}/studies", config) == Path("runs/x/studies")
     assert resolve_path("${ARCHIVE}/files", config) == Path("/data/archive/files")
 
 
-def test_unset_variable_is_an_error(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unset_variable_is_an_error(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARCHIVE", raising=False)
     with pytest.raises(ConfigError, match="ARCHIVE"):
-        resolve_path("${ARCHIVE}/files", load_config(recipe))
+        resolve_path("${ARCHIVE}/files", load_config(config_file))
 
 
 def test_every_field_says_what_it_means() -> None:

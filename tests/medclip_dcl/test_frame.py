@@ -11,11 +11,11 @@ import pytest
 from medclip_dcl.artifact import (
     HEADER,
     Artifact,
-    Kind,
-    changed_parts,
-    drafting,
-    make_recipe,
+    ArtifactType,
+    fingerprint_changes,
+    make_fingerprint,
     open_artifact,
+    write_artifact,
 )
 from medclip_dcl.errors import (
     ArtifactCorrupt,
@@ -26,22 +26,22 @@ from medclip_dcl.errors import (
 )
 from medclip_dcl.files import STAGED, write_text
 
-KIND = Kind("thing", 1, "make_thing")
-COSTLY = Kind("thing", 1, "make_thing", costly=True)
+ARTIFACT = ArtifactType("thing", 1, "make_thing")
+COSTLY = ArtifactType("thing", 1, "make_thing", costly=True)
 
 
 def make(path: Path, text: str = "content", **settings: float) -> Artifact:
-    with drafting(path, KIND, make_recipe(KIND, settings, {})) as draft:
-        write_text(draft.directory / "data.txt", text)
-        return draft.seal({"rows": 1})
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, settings, {})) as writer:
+        write_text(writer.directory / "data.txt", text)
+        return writer.commit({"rows": 1})
 
 
 def test_sealed_artifact_opens_with_what_was_written(tmp_path: Path) -> None:
     sealed = make(tmp_path / "thing", a=0.2)
-    opened = open_artifact(tmp_path / "thing", KIND)
+    opened = open_artifact(tmp_path / "thing", ARTIFACT)
     assert opened == sealed
     assert opened.file("data.txt").read_text() == "content"
-    assert opened.recipe["settings"] == {"a": 0.2}
+    assert opened.fingerprint["settings"] == {"a": 0.2}
     assert opened.summary == {"rows": 1}
 
 
@@ -49,7 +49,7 @@ def test_digest_depends_on_content_alone(tmp_path: Path) -> None:
     one, two = make(tmp_path / "one", a=1), make(tmp_path / "two", a=2)
     other = make(tmp_path / "three", text="other", a=1)
     assert one.digest == two.digest != other.digest
-    assert one.recipe_digest == other.recipe_digest != two.recipe_digest
+    assert one.fingerprint_digest == other.fingerprint_digest != two.fingerprint_digest
 
 
 @pytest.mark.parametrize("position", range(7))
@@ -59,7 +59,7 @@ def test_every_flipped_byte_is_detected(tmp_path: Path, position: int) -> None:
     data[position] ^= 1
     file.write_bytes(bytes(data))
     with pytest.raises(ArtifactCorrupt, match="rerun make_thing"):
-        open_artifact(tmp_path / "thing", KIND)
+        open_artifact(tmp_path / "thing", ARTIFACT)
 
 
 def test_truncated_missing_or_added_file_is_detected(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_truncated_missing_or_added_file_is_detected(tmp_path: Path) -> None:
         make(path)
         harm(path)
         with pytest.raises(ArtifactCorrupt):
-            open_artifact(path, KIND, verify=False)
+            open_artifact(path, ARTIFACT, verify=False)
 
 
-@pytest.mark.parametrize("field", ["digest", "recipe", "files"])
+@pytest.mark.parametrize("field", ["digest", "fingerprint", "files"])
 def test_tampered_header_is_detected(tmp_path: Path, field: str) -> None:
     make(tmp_path / "thing", a=1)
     header = tmp_path / "thing" / HEADER
@@ -85,50 +85,50 @@ def test_tampered_header_is_detected(tmp_path: Path, field: str) -> None:
     tree[field] = {"other": 1} if field != "digest" else "0" * 64
     header.write_text(json.dumps(tree))
     with pytest.raises(ArtifactCorrupt):
-        open_artifact(tmp_path / "thing", KIND)
+        open_artifact(tmp_path / "thing", ARTIFACT)
 
 
 def test_absent_artifact_names_the_job_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(ArtifactMissing, match="run make_thing first"):
-        open_artifact(tmp_path / "thing", KIND)
+        open_artifact(tmp_path / "thing", ARTIFACT)
 
 
 def test_other_format_version_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "thing")
     with pytest.raises(ArtifactStale, match="version 1"):
-        open_artifact(tmp_path / "thing", Kind("thing", 2, "make_thing"))
+        open_artifact(tmp_path / "thing", ArtifactType("thing", 2, "make_thing"))
 
 
 def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Path) -> None:
     path = tmp_path / "thing"
-    recipe = make_recipe(KIND, {"a": 1}, {})
-    with drafting(path, KIND, recipe) as draft:
-        write_text(draft.directory / "part.txt", "done")
+    fingerprint = make_fingerprint(ARTIFACT, {"a": 1}, {})
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "part.txt", "done")
     assert not path.exists()
-    with drafting(path, KIND, recipe) as draft:
-        assert draft.resumed
-        assert (draft.directory / "part.txt").read_text() == "done"
-    with drafting(path, KIND, make_recipe(KIND, {"a": 2}, {})) as draft:
-        assert not draft.resumed
-        assert not (draft.directory / "part.txt").exists()
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert (writer.directory / "part.txt").read_text() == "done"
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})) as writer:
+        assert not writer.resumed
+        assert not (writer.directory / "part.txt").exists()
 
 
 def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path) -> None:
     make(tmp_path / "thing", a=1)
     header = tmp_path / "thing" / HEADER
     whole = header.read_bytes()
-    for place in range(0, len(whole), 7):
+    for index in range(0, len(whole), 7):
         for bit in (1, 8, 32):
-            flipped = bytes([whole[place] ^ bit])
-            header.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+            flipped = bytes([whole[index] ^ bit])
+            header.write_bytes(whole[:index] + flipped + whole[index + 1 :])
             with pytest.raises((ArtifactCorrupt, ArtifactStale)):
-                open_artifact(tmp_path / "thing", KIND)
+                open_artifact(tmp_path / "thing", ARTIFACT)
     for length in (0, 1, len(whole) // 2, len(whole) - 1):
         header.write_bytes(whole[:length])
         with pytest.raises(ArtifactCorrupt):
-            open_artifact(tmp_path / "thing", KIND)
+            open_artifact(tmp_path / "thing", ARTIFACT)
     header.write_bytes(whole)
-    open_artifact(tmp_path / "thing", KIND)
+    open_artifact(tmp_path / "thing", ARTIFACT)
 
 
 class Killed(BaseException):
@@ -139,7 +139,7 @@ class Killed(BaseException):
 def test_a_draft_outlives_a_kill_at_every_step_of_sealing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    path, recipe = tmp_path / "thing", make_recipe(KIND, {"a": 1}, {})
+    path, fingerprint = tmp_path / "thing", make_fingerprint(ARTIFACT, {"a": 1}, {})
     make(path, text="old")
     steps = 0
 
@@ -153,46 +153,46 @@ def test_a_draft_outlives_a_kill_at_every_step_of_sealing(
 
         return one
 
-    with drafting(path, KIND, recipe) as draft:
-        write_text(draft.directory / "data.txt", "done")
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "data.txt", "done")
         with monkeypatch.context() as patch:
             for name in ("replace", "unlink"):
                 patch.setattr(Path, name, dies(getattr(Path, name)))
             patch.setattr(shutil, "rmtree", dies(shutil.rmtree))
             with pytest.raises(Killed):
-                draft.seal({})
-    with drafting(path, KIND, recipe) as draft:
-        assert draft.resumed
-        assert (draft.directory / "data.txt").read_text() == "done"
-        assert set(draft.seal({}).files) == {"data.txt"}
-    assert open_artifact(path, KIND).file("data.txt").read_text() == "done"
+                writer.commit({})
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert (writer.directory / "data.txt").read_text() == "done"
+        assert set(writer.commit({}).files) == {"data.txt"}
+    assert open_artifact(path, ARTIFACT).file("data.txt").read_text() == "done"
 
 
 def test_what_a_killed_writer_left_half_written_is_not_sealed(tmp_path: Path) -> None:
-    recipe = make_recipe(KIND, {}, {})
-    with drafting(tmp_path / "thing", KIND, recipe) as draft:
-        write_text(draft.directory / "data.txt", "done")
-        (draft.directory / f"{STAGED}data.txt.abc").write_text("do")
-    with drafting(tmp_path / "thing", KIND, recipe) as draft:
-        assert draft.resumed
-        assert set(draft.seal({}).files) == {"data.txt"}
+    fingerprint = make_fingerprint(ARTIFACT, {}, {})
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+        write_text(writer.directory / "data.txt", "done")
+        (writer.directory / f"{STAGED}data.txt.abc").write_text("do")
+    with write_artifact(tmp_path / "thing", ARTIFACT, fingerprint) as writer:
+        assert writer.resumed
+        assert set(writer.commit({}).files) == {"data.txt"}
 
 
 def test_a_costly_draft_of_another_recipe_is_refused_by_name_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "thing"
-    with drafting(path, COSTLY, make_recipe(COSTLY, {"a": 1}, {})):
+    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 1}, {})):
         pass
-    with drafting(path, COSTLY, make_recipe(COSTLY, {"a": 2}, {})) as draft:
-        assert not draft.resumed  # nothing was lost: the first draft was empty
-        write_text(draft.directory / "part.txt", "hours")
+    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
+        assert not writer.resumed  # nothing was lost: the first draft was empty
+        write_text(writer.directory / "part.txt", "hours")
     with (
         pytest.raises(ArtifactStale, match=r"settings\.a: 2 -> 3.*delete that folder"),
-        drafting(path, COSTLY, make_recipe(COSTLY, {"a": 3}, {})),
+        write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 3}, {})),
     ):
         pass
-    with drafting(path, COSTLY, make_recipe(COSTLY, {"a": 2}, {})) as draft:
-        assert draft.resumed
-        assert (draft.directory / "part.txt").read_text() == "hours"
+    with write_artifact(path, COSTLY, make_fingerprint(COSTLY, {"a": 2}, {})) as writer:
+        assert writer.resumed
+        assert (writer.directory / "part.txt").read_text() == "hours"
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EROFS])
@@ -212,8 +212,8 @@ def test_a_disk_that_fails_is_named_and_spares_what_was_there(
     with pytest.raises(ArtifactUnwritable, match=os.strerror(fault)):
         make(tmp_path / "thing", text="new", a=1)
     monkeypatch.setattr(os, "fsync", fsync)
-    assert open_artifact(tmp_path / "thing", KIND) == old
-    assert make(tmp_path / "thing", text="new", a=1).recipe["settings"] == {"a": 1}
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == old
+    assert make(tmp_path / "thing", text="new", a=1).fingerprint["settings"] == {"a": 1}
 
 
 def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
@@ -230,7 +230,7 @@ def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(ArtifactUnwritable):
         make(tmp_path / "thing", text="new", a=2)
-    assert open_artifact(tmp_path / "thing", KIND) == old
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == old
 
 
 def test_between_two_renames_the_old_artifact_still_opens(
@@ -249,20 +249,22 @@ def test_between_two_renames_the_old_artifact_still_opens(
         with pytest.raises(ArtifactUnwritable):
             make(tmp_path / "thing", text="new", a=2)
     assert not (tmp_path / "thing").exists()
-    assert open_artifact(tmp_path / "thing", KIND).digest == old.digest
-    with drafting(tmp_path / "thing", KIND, make_recipe(KIND, {"a": 2}, {})) as draft:
+    assert open_artifact(tmp_path / "thing", ARTIFACT).digest == old.digest
+    with write_artifact(
+        tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
+    ) as draft:
         assert draft.resumed
-        draft.seal({})
-    assert open_artifact(tmp_path / "thing", KIND).file("data.txt").read_text() == "new"
+        draft.commit({})
+    assert open_artifact(tmp_path / "thing", ARTIFACT).file("data.txt").read_text() == "new"
     assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
-    recipe = make_recipe(KIND, {}, {})
+    fingerprint = make_fingerprint(ARTIFACT, {}, {})
     with (
-        drafting(tmp_path / "thing", KIND, recipe),
+        write_artifact(tmp_path / "thing", ARTIFACT, fingerprint),
         pytest.raises(ArtifactError, match="another process"),
-        drafting(tmp_path / "thing", KIND, recipe),
+        write_artifact(tmp_path / "thing", ARTIFACT, fingerprint),
     ):
         pass
 
@@ -277,4 +279,4 @@ def test_remaking_replaces_the_artifact_and_leaves_no_litter(tmp_path: Path) -> 
 def test_changed_parts_name_what_differs() -> None:
     old = {"settings": {"eta": {"a": 0.2, "k": 1}}, "inputs": {"sentences": "aa"}}
     new = {"settings": {"eta": {"a": 0.3, "k": 1}}, "inputs": {"sentences": "aa"}}
-    assert changed_parts(old, new) == ["settings.eta.a: 0.2 -> 0.3"]
+    assert fingerprint_changes(old, new) == ["settings.eta.a: 0.2 -> 0.3"]

@@ -4,17 +4,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import drafting, make_recipe
+from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_text
 from medclip_dcl.model_package import (
+    ARTIFACT,
     CONFIG,
-    KIND,
     SUBJECTS,
-    read_published,
+    read_model_package,
     subject_hash,
-    write_published,
+    write_model_package,
 )
 
 CONFIGURED = Config(work="/somewhere/of/dr-who", seed=5)
@@ -24,16 +24,16 @@ def publish(path: Path, weight: float = 1.0, config: Config = CONFIGURED) -> Pat
     def write_text_files(folder: Path) -> None:
         write_text(folder / "config.json", "{}")
 
-    with drafting(path, KIND, make_recipe(KIND, {}, {})) as draft:
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
         weights = {"gamma": torch.tensor(weight), "w": torch.arange(6.0).reshape(2, 3).T}
         card = {"prompts": [], "limits": ["none"]}
-        write_published(draft.directory, weights, config, card, {"p2", "p1"}, write_text_files)
-        draft.seal({})
+        write_model_package(writer.directory, weights, config, card, {"p2", "p1"}, write_text_files)
+        writer.commit({})
     return path
 
 
 def test_what_was_published_is_read_back(tmp_path: Path) -> None:
-    model = read_published(publish(tmp_path / "model"))
+    model = read_model_package(publish(tmp_path / "model"))
     assert model.config.seed == 5
     assert model.card["limits"] == ["none"]
     assert model.text_folder == tmp_path / "model" / "text"
@@ -44,16 +44,16 @@ def test_what_was_published_is_read_back(tmp_path: Path) -> None:
 
 def test_patients_are_known_by_hash_alone(tmp_path: Path) -> None:
     path = publish(tmp_path / "model")
-    model = read_published(path)
+    model = read_model_package(path)
     assert model.subject_hashes == {subject_hash("p1"), subject_hash("p2")}
     assert subject_hash("p3") not in model.subject_hashes
     assert "p1" not in json.loads((path / SUBJECTS).read_text())
 
 
 def test_the_digest_names_content_and_not_where_it_was_made(tmp_path: Path) -> None:
-    one = read_published(publish(tmp_path / "one"))
-    moved = read_published(publish(tmp_path / "two", config=Config(work="elsewhere", seed=5)))
-    other = read_published(publish(tmp_path / "three", weight=2.0))
+    one = read_model_package(publish(tmp_path / "one"))
+    moved = read_model_package(publish(tmp_path / "two", config=Config(work="elsewhere", seed=5)))
+    other = read_model_package(publish(tmp_path / "three", weight=2.0))
     assert one.digest == moved.digest != other.digest
     assert "dr-who" not in (tmp_path / "one" / CONFIG).read_text()
 
@@ -63,10 +63,10 @@ def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
     file = path / CONFIG
     file.write_text(file.read_text().replace('"seed": 5', '"seed": 6'))
     with pytest.raises(ArtifactCorrupt, match=r"config\.json"):
-        read_published(path)
+        read_model_package(path)
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    model = read_published(publish(tmp_path / "model", weight=float("nan")))
+    model = read_model_package(publish(tmp_path / "model", weight=float("nan")))
     with pytest.raises(CheckpointError, match=r"gamma .* is not finite"):
         model.weights()

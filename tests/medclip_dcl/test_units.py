@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from medclip_dcl.artifact import drop_units, in_units
+from medclip_dcl.artifact import map_resumable, remove_resumable
 
 
 def doubled(part: Sequence[int]) -> list[dict[str, Any]]:
@@ -20,7 +20,7 @@ def test_a_killed_run_goes_on_after_its_last_unit(tmp_path: Path) -> None:
         return doubled(part)
 
     with pytest.raises(KeyboardInterrupt):
-        in_units(tmp_path, "x", range(6), 2, fail_at_four, lambda _: None)
+        map_resumable(tmp_path, "x", range(6), 2, fail_at_four, lambda _: None)
     asked: list[int] = []
 
     def record(part: Sequence[int]) -> list[dict[str, Any]]:
@@ -28,21 +28,21 @@ def test_a_killed_run_goes_on_after_its_last_unit(tmp_path: Path) -> None:
         return doubled(part)
 
     done: list[int] = []
-    rows = in_units(tmp_path, "x", range(6), 2, record, done.append)
+    rows = map_resumable(tmp_path, "x", range(6), 2, record, done.append)
     assert asked == [4, 5]
     assert [row["value"] for row in rows] == [0, 2, 4, 6, 8, 10]
     assert done == [2, 2, 2]
 
 
 def test_works_of_two_names_do_not_meet(tmp_path: Path) -> None:
-    in_units(tmp_path, "x", range(3), 2, doubled, lambda _: None)
-    rows = in_units(tmp_path, "y", range(10, 12), 2, doubled, lambda _: None)
+    map_resumable(tmp_path, "x", range(3), 2, doubled, lambda _: None)
+    rows = map_resumable(tmp_path, "y", range(10, 12), 2, doubled, lambda _: None)
     assert [row["value"] for row in rows] == [20, 22]
 
 
 def test_nothing_of_it_is_sealed(tmp_path: Path) -> None:
-    in_units(tmp_path, "x", range(3), 2, doubled, lambda _: None)
+    map_resumable(tmp_path, "x", range(3), 2, doubled, lambda _: None)
     (tmp_path / ".unit-x-000009.json.half").touch()
     (tmp_path / "kept").touch()
-    drop_units(tmp_path)
+    remove_resumable(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, scoring
 from medclip_dcl.likelihood.eta import EtaCache
@@ -22,8 +22,8 @@ from tests.synthetic.reports import write_reports
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
     path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     assert split_sentences.main(["--config", str(path)]) == 0
@@ -32,33 +32,33 @@ def recipe(tmp_path: Path) -> Path:
     rows = [
         {
             "text_key": row["text_key"],
-            "pll_nats": 0.0 if place == 0 else -float(generator.gamma(2, 6)),
+            "pll_nats": 0.0 if index == 0 else -float(generator.gamma(2, 6)),
             "tokens": 5,
             "count": row["count"],
         }
-        for place, row in enumerate(distinct)
+        for index, row in enumerate(distinct)
     ]
-    seal(tmp_path / "work", scoring.KIND, scoring.LIKELIHOODS, rows)
+    seal(tmp_path / "work", scoring.ARTIFACT, scoring.LIKELIHOODS, rows)
     return path
 
 
-def corpus_of(recipe: Path) -> Artifact:
-    return open_artifact(recipe.parent / "work" / "sentences", sentences.KIND)
+def corpus_of(config_file: Path) -> Artifact:
+    return open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
 
 
 def seal(work: Path, kind, form, rows) -> Artifact:
-    made = make_recipe(kind, {"rows": len(rows)}, {})
-    with drafting(kind.at(work), kind, made) as draft:
-        write_table(draft.directory, form, rows)
-        return draft.seal({})
+    made = make_fingerprint(kind, {"rows": len(rows)}, {})
+    with write_artifact(kind.at(work), kind, made) as writer:
+        write_table(writer.directory, form, rows)
+        return writer.commit({})
 
 
-def run(recipe: Path, *settings: str, code: int = 0) -> Artifact | None:
+def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
     more = [part for setting in settings for part in ("--set", f"eta.{setting}")]
-    assert build_eta_cache.main(["--config", str(recipe), *more]) == code
+    assert build_eta_cache.main(["--config", str(config_file), *more]) == code
     if code:
         return None
-    return open_artifact(recipe.parent / "work" / "eta_cache", eta.KIND)
+    return open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
 
 
 def rows_of(artifact: Artifact) -> list[dict]:
@@ -66,8 +66,8 @@ def rows_of(artifact: Artifact) -> list[dict]:
 
 
 @pytest.mark.parametrize(("a", "k", "eta_max"), [(0.2, 0.35, 0.2), (0.5, 0.1, 0.15)])
-def test_eta_is_exactly_the_capped_formula(recipe, a, k, eta_max):
-    artifact = run(recipe, f"a={a}", f"k={k}", f"eta_max={eta_max}")
+def test_eta_is_exactly_the_capped_formula(config_file, a, k, eta_max):
+    artifact = run(config_file, f"a={a}", f"k={k}", f"eta_max={eta_max}")
     rows = rows_of(artifact)
     pll_nats = torch.tensor([row["pll_nats"] for row in rows], dtype=torch.float64)
     expected = (a * torch.exp(k * pll_nats)).clamp(max=eta_max)
@@ -77,31 +77,31 @@ def test_eta_is_exactly_the_capped_formula(recipe, a, k, eta_max):
     assert (capped > 0) == (a == 0.5)
 
 
-def test_no_sentence_is_missing_and_the_reader_finds_all(recipe):
-    rows = rows_of(run(recipe))
-    keys = distinct_sentences(corpus_of(recipe))["text_key"].to_pylist()
+def test_no_sentence_is_missing_and_the_reader_finds_all(config_file):
+    rows = rows_of(run(config_file))
+    keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
     assert [row["text_key"] for row in rows] == keys
-    artifact = open_artifact(recipe.parent / "work" / "eta_cache", eta.KIND)
+    artifact = open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
     assert EtaCache(artifact).eta_of(keys).tolist() == [row["eta"] for row in rows]
 
 
-def test_other_a_k_and_cap_rescore_nothing(recipe):
-    path = recipe.parent / "work" / "likelihoods"
+def test_other_a_k_and_cap_rescore_nothing(config_file):
+    path = config_file.parent / "work" / "likelihoods"
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
-    first = run(recipe).digest
-    assert run(recipe, "a=0.1", "k=0.5", "eta_max=0.05").digest != first
+    first = run(config_file).digest
+    assert run(config_file, "a=0.1", "k=0.5", "eta_max=0.05").digest != first
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
 
 
-def test_settings_of_another_source_rebuild_nothing(recipe, capsys):
-    run(recipe)
-    run(recipe, "constant=0.3")
+def test_settings_of_another_source_rebuild_nothing(config_file, capsys):
+    run(config_file)
+    run(config_file, "constant=0.3")
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_frequency_is_the_share_of_training_reports_that_say_it(recipe):
-    rows = {row["text_key"]: row["eta"] for row in rows_of(run(recipe, "source=frequency"))}
-    said = read_table(corpus_of(recipe).path, sentences.SENTENCES).to_pylist()
+def test_frequency_is_the_share_of_training_reports_that_say_it(config_file):
+    rows = {row["text_key"]: row["eta"] for row in rows_of(run(config_file, "source=frequency"))}
+    said = read_table(corpus_of(config_file).path, sentences.SENTENCES).to_pylist()
     training = [row for row in said if row["split"] == "train"]
     studies = {row["study_id"] for row in training}
     for key, value in rows.items():
@@ -109,17 +109,17 @@ def test_frequency_is_the_share_of_training_reports_that_say_it(recipe):
         assert value == min(share, 0.2)
 
 
-def test_constant_is_the_same_for_all_and_reads_no_likelihoods(recipe):
-    for file in (recipe.parent / "work" / "likelihoods").iterdir():
+def test_constant_is_the_same_for_all_and_reads_no_likelihoods(config_file):
+    for file in (config_file.parent / "work" / "likelihoods").iterdir():
         file.unlink()
-    rows = rows_of(run(recipe, "source=constant", "constant=0.1"))
+    rows = rows_of(run(config_file, "source=constant", "constant=0.1"))
     assert {row["eta"] for row in rows} == {0.1}
     assert {row["pll_nats"] for row in rows} == {None}
 
 
-def write_given(recipe: Path, skip: int = 0) -> Path:
-    path = recipe.parent / "given.csv"
-    texts = distinct_sentences(corpus_of(recipe))["text"].to_pylist()
+def write_given(config_file: Path, skip: int = 0) -> Path:
+    path = config_file.parent / "given.csv"
+    texts = distinct_sentences(corpus_of(config_file))["text"].to_pylist()
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["text", "rho"])
@@ -128,65 +128,65 @@ def write_given(recipe: Path, skip: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("source", ["table", "oracle"])
-def test_a_given_table_is_capped_and_used(recipe, source):
-    path = write_given(recipe)
-    rows = rows_of(run(recipe, f"source={source}", f"table={path}"))
+def test_a_given_table_is_capped_and_used(config_file, source):
+    path = write_given(config_file)
+    rows = rows_of(run(config_file, f"source={source}", f"table={path}"))
     assert [row["eta"] for row in rows] == [min(n / 40, 0.2) for n in range(len(rows))]
 
 
-def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(recipe, capsys):
-    path = write_given(recipe, skip=2)
-    run(recipe, "source=table", f"table={path}", code=4)
+def test_a_table_that_lacks_sentences_ends_with_4_and_counts_them(config_file, capsys):
+    path = write_given(config_file, skip=2)
+    run(config_file, "source=table", f"table={path}", code=4)
     message = capsys.readouterr().err
     assert "lacks 2 of 22 sentences" in message
     assert "effusion" not in message
 
 
-def test_sentences_that_a_table_lacks_are_left_uncorrected_where_asked(recipe):
-    path = write_given(recipe, skip=2)
-    artifact = run(recipe, "source=table", f"table={path}", "on_missing=zero")
+def test_sentences_that_a_table_lacks_are_left_uncorrected_where_asked(config_file):
+    path = write_given(config_file, skip=2)
+    artifact = run(config_file, "source=table", f"table={path}", "on_missing=zero")
     expected = [0.0, 0.0] + [min(n / 40, 0.2) for n in range(20)]
     assert [row["eta"] for row in rows_of(artifact)] == expected
     assert artifact.summary["eta_zero_share"] == pytest.approx(3 / 22, abs=1e-6)
 
 
-def test_a_changed_table_makes_the_cache_anew(recipe):
-    path = write_given(recipe)
-    first = run(recipe, "source=table", f"table={path}").digest
+def test_a_changed_table_makes_the_cache_anew(config_file):
+    path = write_given(config_file)
+    first = run(config_file, "source=table", f"table={path}").digest
     path.write_text(path.read_text().replace(",0.025\n", ",0.026\n"))
-    assert run(recipe, "source=table", f"table={path}").digest != first
+    assert run(config_file, "source=table", f"table={path}").digest != first
 
 
 @pytest.mark.parametrize("table", ["", "/nowhere/given.csv"])
-def test_a_missing_table_is_a_configuration_fault(recipe, table):
-    run(recipe, "source=table", f"table={json.dumps(table)}", code=2)
+def test_a_missing_table_is_a_configuration_fault(config_file, table):
+    run(config_file, "source=table", f"table={json.dumps(table)}", code=2)
 
 
-def test_missing_likelihoods_end_with_4_and_name_the_job(recipe, capsys):
-    for file in (recipe.parent / "work" / "likelihoods").iterdir():
+def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, capsys):
+    for file in (config_file.parent / "work" / "likelihoods").iterdir():
         file.unlink()
-    run(recipe, code=4)
+    run(config_file, code=4)
     assert "score_sentences" in capsys.readouterr().err
 
 
-def test_likelihoods_of_other_sentences_are_refused(recipe, capsys):
+def test_likelihoods_of_other_sentences_are_refused(config_file, capsys):
     rows = [{"text_key": "0" * 32, "pll_nats": -1.0, "tokens": 1, "count": 1}]
-    seal(recipe.parent / "work", scoring.KIND, scoring.LIKELIHOODS, rows)
-    run(recipe, code=4)
+    seal(config_file.parent / "work", scoring.ARTIFACT, scoring.LIKELIHOODS, rows)
+    run(config_file, code=4)
     assert "differ" in capsys.readouterr().err
 
 
-def test_a_positive_likelihood_ends_with_4(recipe):
-    path = recipe.parent / "work"
-    keys = distinct_sentences(corpus_of(recipe))["text_key"].to_pylist()
+def test_a_positive_likelihood_ends_with_4(config_file):
+    path = config_file.parent / "work"
+    keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
     rows = [{"text_key": key, "pll_nats": 0.5, "tokens": 1, "count": 1} for key in keys]
-    seal(path, scoring.KIND, scoring.LIKELIHOODS, rows)
-    run(recipe, code=4)
+    seal(path, scoring.ARTIFACT, scoring.LIKELIHOODS, rows)
+    run(config_file, code=4)
 
 
-def test_labels_give_the_share_of_studies_that_a_sentence_fits(recipe):
-    work = recipe.parent / "work"
-    distinct = distinct_sentences(corpus_of(recipe)).to_pylist()
+def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
+    work = config_file.parent / "work"
+    distinct = distinct_sentences(corpus_of(config_file)).to_pylist()
     clear = next(row for row in distinct if row["text"] == "The lungs are clear.")
     rows = [
         {
@@ -198,22 +198,22 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(recipe):
         }
         for row in distinct
     ]
-    seal(work, labels.KIND, labels.SENTENCE_CLAIMS, rows)
-    run(recipe, "source=labels", code=2)
+    seal(work, labels.ARTIFACT, labels.SENTENCE_CLAIMS, rows)
+    run(config_file, "source=labels", code=2)
     reports = read_table(work / "manifest", manifest.REPORTS)
     studies = reports["study_id"].to_pylist()
     rows_of_labels = [
-        {"study_id": study, **dict.fromkeys(LABELS), "No Finding": int(place % 10 == 0)}
-        for place, study in enumerate(studies)
+        {"study_id": study, **dict.fromkeys(LABELS), "No Finding": int(index % 10 == 0)}
+        for index, study in enumerate(studies)
     ]
-    with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": True}) as draft:
-        write_table(draft.directory, manifest.REPORTS, reports)
-        write_table(draft.directory, manifest.STUDY_LABELS, rows_of_labels)
-        draft.seal({})
-    found = {row["text_key"]: row["eta"] for row in rows_of(run(recipe, "source=labels"))}
+    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": True}) as writer:
+        write_table(writer.directory, manifest.REPORTS, reports)
+        write_table(writer.directory, manifest.STUDY_LABELS, rows_of_labels)
+        writer.commit({})
+    found = {row["text_key"]: row["eta"] for row in rows_of(run(config_file, "source=labels"))}
     training = [
-        place for place, split in enumerate(reports["split"].to_pylist()) if split == "train"
+        index for index, split in enumerate(reports["split"].to_pylist()) if split == "train"
     ]
-    share = sum(place % 10 == 0 for place in training) / len(training)
+    share = sum(index % 10 == 0 for index in training) / len(training)
     assert found.pop(clear["text_key"]) == share
     assert set(found.values()) == {0.0}

@@ -22,14 +22,14 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 def run(tmp_path: Path, source: dict[str, Any]) -> int:
-    recipe = tmp_path / "recipe.yaml"
+    config_file = tmp_path / "config.yaml"
     root = {"root": str(tmp_path / "source"), "max_reject_share": 1.0}
-    recipe.write_text(json.dumps({"work": str(tmp_path / "work"), "source": root | source}))
-    return main(["--config", str(recipe)])
+    config_file.write_text(json.dumps({"work": str(tmp_path / "work"), "source": root | source}))
+    return main(["--config", str(config_file)])
 
 
 def made(tmp_path: Path) -> Artifact:
-    return open_artifact(tmp_path / "work/manifest", manifest.KIND)
+    return open_artifact(tmp_path / "work/manifest", manifest.ARTIFACT)
 
 
 def rows(tmp_path: Path, form: TableFormat) -> list[dict[str, Any]]:
@@ -59,53 +59,53 @@ def test_whole_release_comes_through(tmp_path: Path) -> None:
 
 def test_every_fault_has_its_reason(tmp_path: Path) -> None:
     source = release(8)
-    films = [row[0] for row in source.films]
-    studies = [row[2] for row in source.films]
-    source.films += [
-        ("lateral-film", "10000000", "50000000", "LATERAL"),
-        ("blank-film", "10000000", "50000000", ""),
-        source.films[0],
+    images = [row[0] for row in source.images]
+    studies = [row[2] for row in source.images]
+    source.images += [
+        ("lateral-image", "10000000", "50000000", "LATERAL"),
+        ("blank-image", "10000000", "50000000", ""),
+        source.images[0],
         ("../../escape", "10000000", "50000000", "AP"),
         ("stranger", "10000001", "50000000", "AP"),
     ]
-    source.film = {films[1]: None, films[2]: POINTER}
+    source.image = {images[1]: None, images[2]: POINTER}
     source.report = {
         studies[3]: None,
         studies[4]: b" FINDINGS: caf\xe9\n",
         studies[5]: POINTER,
         studies[6]: b" \n",
     }
-    source.film["../../escape"] = source.film["stranger"] = None
+    source.image["../../escape"] = source.image["stranger"] = None
     (tmp_path / "source").mkdir()
     source.write(tmp_path / "source")
     stranger = tmp_path / "source/files/p10/p10000001/s50000000/stranger.dcm"
-    stranger.write_bytes(b"film")
+    stranger.write_bytes(b"image")
     assert run(tmp_path, {}) == 0
-    assert [row["image_id"] for row in rows(tmp_path, manifest.IMAGES)] == [films[0], films[7]]
+    assert [row["image_id"] for row in rows(tmp_path, manifest.IMAGES)] == [images[0], images[7]]
     reasons = {(row["id"], row["reason"]) for row in rows(tmp_path, manifest.REJECTS)}
     assert reasons == {
-        ("lateral-film", "lateral"),
-        ("blank-film", "no_view"),
-        (films[0], "duplicate_id"),
+        ("lateral-image", "lateral"),
+        ("blank-image", "no_view"),
+        (images[0], "duplicate_id"),
         ("row-000011", "bad_id"),
         ("stranger", "patient_conflict"),
-        (films[1], "missing_image"),
-        (films[2], "pointer_file"),
+        (images[1], "missing_image"),
+        (images[2], "pointer_file"),
         (studies[3], "no_report"),
         (studies[4], "not_utf8"),
         (studies[5], "pointer_file"),
         (studies[6], "empty_report"),
-        *((films[number], "no_report") for number in (3, 4, 5, 6)),
+        *((images[number], "no_report") for number in (3, 4, 5, 6)),
     }
 
 
 def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path) -> None:
     source = release(6)
-    films = [row[0] for row in source.films]
-    source.films += [("extra-film", "10000001", "59000000", "AP")]
-    source.splits = {"extra-film": "validate"}  # patient 1 trains, and validates
+    images = [row[0] for row in source.images]
+    source.images += [("extra-image", "10000001", "59000000", "AP")]
+    source.splits = {"extra-image": "validate"}  # patient 1 trains, and validates
     source.boxes = [
-        f"Edema,mild  edema,files/p10/p10000002/x.dcm,1,2,3,4,{films[2]},50,40",
+        f"Edema,mild  edema,files/p10/p10000002/x.dcm,1,2,3,4,{images[2]},50,40",
         "Edema,mild edema,files/p10/p10000003/s5/elsewhere.dcm,1,2,3,4,elsewhere,50,40",
     ]
     build(tmp_path, source, boxes="boxes.csv")
@@ -116,12 +116,12 @@ def test_patients_with_boxes_never_train_and_no_patient_is_split(tmp_path: Path)
     (box,) = rows(tmp_path, manifest.BOXES)
     assert (box["phrase"], box["x"], box["height"], box["image_width"]) == ("mild edema", 1, 4, 50)
     summary = made(tmp_path).summary
-    assert (summary["boxes_without_film"], summary["split_conflicts"]) == (1, 1)
+    assert (summary["boxes_without_image"], summary["split_conflicts"]) == (1, 1)
 
 
 def test_too_many_rejects_stop_the_job(tmp_path: Path) -> None:
     source = release(4)
-    source.film = {source.films[0][0]: None}
+    source.image = {source.images[0][0]: None}
     (tmp_path / "source").mkdir()
     source.write(tmp_path / "source")
     assert run(tmp_path, {"max_reject_share": 0.2}) == 3
@@ -132,12 +132,12 @@ def test_jpg_release_with_reports_elsewhere(tmp_path: Path) -> None:
     source = release(3)
     (tmp_path / "source").mkdir()
     source.write(tmp_path / "source")
-    for film in (tmp_path / "source").rglob("*.dcm"):
-        film.rename(film.with_suffix(".jpg"))
+    for image in (tmp_path / "source").rglob("*.dcm"):
+        image.rename(image.with_suffix(".jpg"))
     for report in (tmp_path / "source").rglob("s*.txt"):
-        place = tmp_path / "reports" / report.relative_to(tmp_path / "source")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        report.rename(place)
+        folder = tmp_path / "reports" / report.relative_to(tmp_path / "source")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        report.rename(folder)
     assert run(tmp_path, {"reports": str(tmp_path / "reports")}) == 0
     assert [row["path"][-4:] for row in rows(tmp_path, manifest.IMAGES)] == [".jpg"] * 3
     assert len(rows(tmp_path, manifest.REPORTS)) == 3
@@ -145,13 +145,13 @@ def test_jpg_release_with_reports_elsewhere(tmp_path: Path) -> None:
 
 def test_dicom_release_takes_its_views_from_the_headers(tmp_path: Path) -> None:
     source = release(3)
-    source.film = {source.films[1][0]: dicom_bytes(ramp(), **_IDS, ViewPosition="LL")}
-    source.film |= {row[0]: dicom_bytes(ramp(), **_IDS) for row in source.films[::2]}
+    source.image = {source.images[1][0]: dicom_bytes(ramp(), **_IDS, ViewPosition="LL")}
+    source.image |= {row[0]: dicom_bytes(ramp(), **_IDS) for row in source.images[::2]}
     (tmp_path / "source").mkdir()
     source.write(tmp_path / "source")
     for table in (tmp_path / "source").glob("mimic-cxr-*.csv.gz"):
         table.unlink()
-    lines = [f"{row[1]},{row[2]},{row[0]},files/x.dcm" for row in source.films]
+    lines = [f"{row[1]},{row[2]},{row[0]},files/x.dcm" for row in source.images]
     text = "\n".join(["subject_id,study_id,dicom_id,path", *lines]) + "\n"
     (tmp_path / "source/cxr-record-list.csv").write_text(text)
     assert run(tmp_path, {}) == 0
@@ -172,7 +172,7 @@ def test_tables_may_lie_in_a_folder_of_their_own_and_plain(tmp_path: Path) -> No
 
 def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Path) -> None:
     source = release(2)
-    source.films = [("a", "10000000", "51410602", "AP"), ("b", "10000001", "58235663", "AP")]
+    source.images = [("a", "10000000", "51410602", "AP"), ("b", "10000001", "58235663", "AP")]
     source.report = {"51410602": b"x" * 47 + b"Lungs are clear. ".ljust(273) + b"Signed."}
     (tmp_path / "source").mkdir()
     source.write(tmp_path / "source")
@@ -183,12 +183,12 @@ def test_studies_that_the_release_sectioned_by_hand_keep_their_text(tmp_path: Pa
     assert reasons == {"58235663": "empty_report", "b": "no_report"}
 
 
-def test_film_that_appears_later_is_found(tmp_path: Path) -> None:
+def test_image_that_appears_later_is_found(tmp_path: Path) -> None:
     source = release(2)
-    source.film = {source.films[0][0]: None}
+    source.image = {source.images[0][0]: None}
     build(tmp_path, source)
     assert len(rows(tmp_path, manifest.IMAGES)) == 1
-    source.film = {}
+    source.image = {}
     source.write(tmp_path / "source")
     assert run(tmp_path, {}) == 0
     assert len(rows(tmp_path, manifest.IMAGES)) == 2
@@ -205,7 +205,7 @@ def test_open_i_passes(tmp_path: Path) -> None:
         assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
 
 
-def test_folder_of_films_without_reports(tmp_path: Path) -> None:
+def test_folder_of_images_without_reports(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/IM1").write_bytes(dicom_bytes(ramp(), **_IDS))
     (tmp_path / "key").write_bytes(b"secret")
@@ -257,9 +257,9 @@ def test_table_of_reports_alone(tmp_path: Path) -> None:
     assert [row["reason"] for row in rows(tmp_path, manifest.REJECTS)] == ["empty_report"]
 
 
-def test_table_of_films_alone_with_paths_made_of_columns(tmp_path: Path) -> None:
+def test_table_of_images_alone_with_paths_made_of_columns(tmp_path: Path) -> None:
     (tmp_path / "source/7").mkdir(parents=True)
-    (tmp_path / "source/7/a.png").write_bytes(b"film")
+    (tmp_path / "source/7/a.png").write_bytes(b"image")
     (tmp_path / "source/t.csv").write_text(
         "ImageID,ImageDir,PatientID,Projection\na.png,7,p1,Frontal\n ,7,p1,Frontal\nb.png,7,p2,PA\n"
     )
@@ -300,7 +300,7 @@ def test_every_form_of_table_says_the_same(tmp_path: Path, form: str) -> None:
 
 def test_fallback_encoding_is_used_where_it_is_declared_alone(tmp_path: Path) -> None:
     source = release(2)
-    source.report = {source.films[0][2]: " \n FINDINGS: caf\xe9 au lait.\n".encode("latin-1")}
+    source.report = {source.images[0][2]: " \n FINDINGS: caf\xe9 au lait.\n".encode("latin-1")}
     build(tmp_path, source)
     assert len(rows(tmp_path, manifest.REPORTS)) == 1
     assert run(tmp_path, {"fallback_encoding": "latin-1"}) == 0
@@ -313,10 +313,10 @@ def test_fallback_encoding_is_used_where_it_is_declared_alone(tmp_path: Path) ->
     assert rows(tmp_path, manifest.REPORTS)[0]["last_paragraph"] == "d\xe9but"
 
 
-def test_table_with_films_and_whole_reports(tmp_path: Path) -> None:
+def test_table_with_images_and_whole_reports(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for name in ("a.png", "b.png", "c.png"):
-        (tmp_path / "source" / name).write_bytes(b"film")
+        (tmp_path / "source" / name).write_bytes(b"image")
     (tmp_path / "source/table.csv").write_text(
         'file,patient,view,text,fold\na.png,p1,AP Supine,"Line one.\nLine two.",val\n'
         "b.png,p2,L,Side.,train\nc.png,,PA,Clear.,train\n../d.png,p3,PA,Clear.,train\n"
@@ -346,10 +346,10 @@ def test_table_with_films_and_whole_reports(tmp_path: Path) -> None:
     }
 
 
-def test_boxes_of_a_mapped_table_name_its_films_by_path(tmp_path: Path) -> None:
+def test_boxes_of_a_mapped_table_name_its_images_by_path(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for name in ("a.png", "b.png"):
-        (tmp_path / "source" / name).write_bytes(b"film")
+        (tmp_path / "source" / name).write_bytes(b"image")
     (tmp_path / "source/table.csv").write_text("file,patient,w,h\na.png,p1,60,40\nb.png,p2,,\n")
     (tmp_path / "source/boxes.csv").write_text("file,label,x,y,w,h\na.png,Left Lung,31,2,20,30\n")
     columns = {"path": "file", "subject_id": "patient", "width": "w", "height": "h"}
@@ -379,9 +379,9 @@ def test_boxes_of_a_mapped_table_name_its_films_by_path(tmp_path: Path) -> None:
 def test_real_tables_pass(tmp_path: Path, test_data: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TEST_DATA", str(test_data))
     configs = Path(__file__).parents[2] / "configs"
-    for name, films in (("covid_cxr", True), ("openi", False)):
+    for name, images in (("covid_cxr", True), ("openi", False)):
         work = tmp_path / name
         assert main(["--config", str(configs / f"{name}.yaml"), "--set", f"work={work}"]) == 0
-        summary = open_artifact(work / "manifest", manifest.KIND).summary
+        summary = open_artifact(work / "manifest", manifest.ARTIFACT).summary
         assert summary["reports"] > 20
-        assert (summary["films"] > 20) == films
+        assert (summary["images"] > 20) == images

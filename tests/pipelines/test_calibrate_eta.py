@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from medclip_dcl.artifact import drafting, make_recipe
+from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import scoring
@@ -39,21 +39,23 @@ FORMS = ("There is {}.", "{} is present.", "Again seen is {}.", "{} is noted.")
 
 
 def seal(work, kind, form, rows):
-    with drafting(kind.at(work), kind, make_recipe(kind, {"rows": len(rows)}, {})) as draft:
-        write_table(draft.directory, form, rows)
-        draft.seal({})
+    with write_artifact(
+        kind.at(work), kind, make_fingerprint(kind, {"rows": len(rows)}, {})
+    ) as writer:
+        write_table(writer.directory, form, rows)
+        writer.commit({})
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
+def config_file(tmp_path_factory):
     """Findings of shares from 0.3 down; each said in any of four wordings."""
     work = tmp_path_factory.mktemp("calibrated") / "work"
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows, labels, share_of = [], [], {}
-    shares = {name: 0.3 * 0.75**place for place, name in enumerate(WORDS)}
+    shares = {name: 0.3 * 0.75**folder for folder, name in enumerate(WORDS)}
     for number in range(STUDIES):
         study = f"s{number:04d}"
-        present = [name for name in WORDS if draw.random() < shares[name]]
+        present = [name for name in WORDS if rng.random() < shares[name]]
         labels.append(
             {
                 "study_id": study,
@@ -63,7 +65,7 @@ def recipe(tmp_path_factory):
             }
         )
         for position, name in enumerate(present):
-            text = FORMS[draw.integers(len(FORMS))].format(WORDS[name]).capitalize()
+            text = FORMS[rng.integers(len(FORMS))].format(WORDS[name]).capitalize()
             share_of[text_key(text)] = (text, name)
             rows.append(
                 {
@@ -76,26 +78,26 @@ def recipe(tmp_path_factory):
                     "text_key": text_key(text),
                 }
             )
-    seal(work, sentences.KIND, sentences.SENTENCES, rows)
-    told = {row["study_id"] for row in rows}
+    seal(work, sentences.ARTIFACT, sentences.SENTENCES, rows)
+    reported = {row["study_id"] for row in rows}
     has = {
-        name: sum(row[name] or 0 for row in labels if row["study_id"] in told) / len(told)
+        name: sum(row[name] or 0 for row in labels if row["study_id"] in reported) / len(reported)
         for name in WORDS
     }
     scores = [
         {
             "text_key": key,
-            "pll_nats": min(0.0, (math.log(has[name] / A) + 0.1 * draw.normal()) / K),
+            "pll_nats": min(0.0, (math.log(has[name] / A) + 0.1 * rng.normal()) / K),
             "tokens": 4,
             "count": 1,
         }
         for key, (_, name) in sorted(share_of.items())
     ]
-    seal(work, scoring.KIND, scoring.LIKELIHOODS, scores)
-    with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": True}) as draft:
-        write_table(draft.directory, manifest.STUDY_LABELS, labels)
-        draft.seal({})
-    path = work.parent / "recipe.yaml"
+    seal(work, scoring.ARTIFACT, scoring.LIKELIHOODS, scores)
+    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": True}) as writer:
+        write_table(writer.directory, manifest.STUDY_LABELS, labels)
+        writer.commit({})
+    path = work.parent / "config.yaml"
     path.write_text(f"work: {work}\neta: {{eta_max: 0.25}}\ncalibrate: {{resamples: 0}}\n")
     given = work.parent / "given.csv"
     with given.open("w", newline="") as stream:
@@ -105,20 +107,20 @@ def recipe(tmp_path_factory):
     return path
 
 
-def run(recipe: Path, *settings: str, code: int = 0) -> dict:
+def run(config_file: Path, *settings: str, code: int = 0) -> dict:
     more = [part for setting in settings for part in ("--set", setting)]
-    assert calibrate_eta.main(["--config", str(recipe), *more]) == code
-    return {} if code else json.loads((folder(recipe) / "calibration.json").read_text())
+    assert calibrate_eta.main(["--config", str(config_file), *more]) == code
+    return {} if code else json.loads((folder(config_file) / "calibration.json").read_text())
 
 
-def folder(recipe: Path) -> Path:
-    return recipe.parent / "work" / "calibration"
+def folder(config_file: Path) -> Path:
+    return config_file.parent / "work" / "calibration"
 
 
 @pytest.mark.parametrize("evidence", ["claims", "labels", "table"])
-def test_a_and_k_that_made_the_likelihoods_are_found(recipe, evidence):
-    given = f"eta.table={recipe.parent / 'given.csv'}"
-    record = run(recipe, f"calibrate.evidence={evidence}", given)
+def test_a_and_k_that_made_the_likelihoods_are_found(config_file, evidence):
+    given = f"eta.table={config_file.parent / 'given.csv'}"
+    record = run(config_file, f"calibrate.evidence={evidence}", given)
     assert record["fitted"]["a"] == pytest.approx(A, rel=0.2)
     assert record["fitted"]["k"] == pytest.approx(K, rel=0.2)
     assert record["correlation"] > 0.95
@@ -126,22 +128,22 @@ def test_a_and_k_that_made_the_likelihoods_are_found(recipe, evidence):
     assert record["measured"] + record["above_cap"] + record["below_floor"] == pytest.approx(1)
 
 
-def test_wordings_are_rarer_than_meanings(recipe):
-    by_claims = run(recipe)["constant"]
-    assert run(recipe, "calibrate.evidence=frequency")["constant"] < by_claims / 2
+def test_wordings_are_rarer_than_meanings(config_file):
+    by_claims = run(config_file)["constant"]
+    assert run(config_file, "calibrate.evidence=frequency")["constant"] < by_claims / 2
 
 
-def test_the_interval_holds_the_fit(recipe):
-    record = run(recipe, "calibrate.resamples=8")
+def test_the_interval_holds_the_fit(config_file):
+    record = run(config_file, "calibrate.resamples=8")
     assert record["resamples"] == 8
     for name, (low, high) in record["interval"].items():
         assert 0.8 * low < record["fitted"][name] < 1.2 * high
-    assert run(recipe)["interval"] is None
+    assert run(config_file)["interval"] is None
 
 
-def test_the_fragment_is_a_recipe_s_section(recipe, tmp_path):
-    record = run(recipe)
-    text = (folder(recipe) / "eta.yaml").read_text()
+def test_the_fragment_is_a_recipe_s_section(config_file, tmp_path):
+    record = run(config_file)
+    text = (folder(config_file) / "eta.yaml").read_text()
     section = yaml.safe_load(text)["eta"]
     assert section["eta_max"] == 0.25
     assert section["k"] == pytest.approx(record["fitted"]["k"], rel=1e-3)
@@ -149,40 +151,40 @@ def test_the_fragment_is_a_recipe_s_section(recipe, tmp_path):
     assert load_config(tmp_path / "whole.yaml").eta.a == section["a"]
 
 
-def test_record_and_picture_hold_no_text(recipe):
-    run(recipe)
+def test_record_and_picture_hold_no_text(config_file):
+    run(config_file)
     for name in ("calibration.json", "eta.yaml", "calibration.svg"):
-        content = (folder(recipe) / name).read_text()
+        content = (folder(config_file) / name).read_text()
         assert not any(word in content for word in WORDS.values())
     assert re.match(r"<svg role=.img.", content)
     assert "<style>" in content
 
 
-def test_a_corpus_of_findings_that_nobody_reads_is_refused(recipe, capsys):
-    run(recipe, "calibrate.min_studies=80", code=4)
+def test_a_corpus_of_findings_that_nobody_reads_is_refused(config_file, capsys):
+    run(config_file, "calibrate.min_studies=80", code=4)
     assert "min_studies" in capsys.readouterr().err
 
 
-def test_missing_likelihoods_end_with_4_and_name_the_job(recipe, tmp_path, capsys):
-    run(recipe, f"work={tmp_path / 'nothing'}", code=4)
+def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, tmp_path, capsys):
+    run(config_file, f"work={tmp_path / 'nothing'}", code=4)
     assert "score_sentences" in capsys.readouterr().err
 
 
-def test_evidence_that_is_not_there_is_named(recipe, tmp_path, capsys):
+def test_evidence_that_is_not_there_is_named(config_file, tmp_path, capsys):
     work = tmp_path / "work"
-    shutil.copytree(recipe.parent / "work", work)
-    with drafting(labels.KIND.at(work), labels.KIND, {"claims": False}) as draft:
-        write_table(draft.directory, labels.SENTENCE_CLAIMS, [])
-        write_table(draft.directory, labels.REPORT_CLAIMS, [])
-        draft.seal({})
-    run(recipe, f"work={work}", code=4)
+    shutil.copytree(config_file.parent / "work", work)
+    with write_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT, {"claims": False}) as writer:
+        write_table(writer.directory, labels.SENTENCE_CLAIMS, [])
+        write_table(writer.directory, labels.REPORT_CLAIMS, [])
+        writer.commit({})
+    run(config_file, f"work={work}", code=4)
     assert "read_claims" in capsys.readouterr().err
-    with drafting(manifest.KIND.at(work), manifest.KIND, {"labels": False}) as draft:
-        draft.seal({})
-    run(recipe, f"work={work}", "calibrate.evidence=labels", code=2)
+    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": False}) as writer:
+        writer.commit({})
+    run(config_file, f"work={work}", "calibrate.evidence=labels", code=2)
     assert "'labels'" in capsys.readouterr().err
-    seal(work, scoring.KIND, scoring.LIKELIHOODS, [])
-    run(recipe, f"work={work}", code=4)
+    seal(work, scoring.ARTIFACT, scoring.LIKELIHOODS, [])
+    run(config_file, f"work={work}", code=4)
     assert "score_sentences" in capsys.readouterr().err
 
 

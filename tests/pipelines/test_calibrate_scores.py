@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.inference.predictor import load
@@ -14,9 +14,9 @@ from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table, write_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 from tests.synthetic.evaluated import write_evaluated
-from tests.synthetic.films import random_films
+from tests.synthetic.films import random_images
 from tests.synthetic.published import PROMPTS, publish
 
 SEED = 5
@@ -32,54 +32,56 @@ def work(tmp_path: Path) -> Path:
 
 def run(work: Path, job: Any = main, least: int = 2, **settings: Any) -> int:
     (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
-    recipe = write_recipe(
-        work / "recipe.yaml",
+    config_file = write_config(
+        work / "config.yaml",
         work,
         evaluate={"bootstrap": 20, "prompts": str(work / "prompts.yaml")},
         probabilities={"least_per_class": least} | settings,
         source={"root": str(work)},
     )
-    code: int = job(["--config", str(recipe)])
+    code: int = job(["--config", str(config_file)])
     return code
 
 
 def calibrated(work: Path, **settings: Any) -> ScoreCalibration:
     assert run(work, **settings) == 0
-    found = read_calibration(open_artifact(work / "model", model_package.KIND))
+    found = read_calibration(open_artifact(work / "model", model_package.ARTIFACT))
     assert found is not None
     return found
 
 
 def flip(work: Path, split: str) -> None:
     """Turn the labels of pneumonia round in the studies of one split."""
-    folder = manifest.KIND.at(work)
+    folder = manifest.ARTIFACT.at(work)
     forms = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
     tables = {form: read_table(folder, form).to_pylist() for form in (*forms, manifest.REJECTS)}
     split_of = {row["study_id"]: row["split"] for row in tables[manifest.REPORTS]}
     for row in tables[manifest.STUDY_LABELS]:
         if split_of[row["study_id"]] == split:
             row["Pneumonia"] = 1 - row["Pneumonia"]
-    with drafting(folder, manifest.KIND, make_recipe(manifest.KIND, {"flip": split}, {})) as draft:
+    with write_artifact(
+        folder, manifest.ARTIFACT, make_fingerprint(manifest.ARTIFACT, {"flip": split}, {})
+    ) as writer:
         for form, rows in tables.items():
-            write_table(draft.directory, form, rows)
-        draft.seal({})
+            write_table(writer.directory, form, rows)
+        writer.commit({})
 
 
-def test_a_finding_with_films_enough_gets_its_probability_and_others_their_reason(
+def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = open_artifact(work / "model", model_package.KIND)
+    before = open_artifact(work / "model", model_package.ARTIFACT)
     effusion, pneumonia = calibrated(work).findings
-    assert (effusion.films_with, effusion.films_without) == (0, 10)
-    assert "0 validation films with it and 10 without" in effusion.reason
-    assert (pneumonia.films_with, pneumonia.films_without, pneumonia.patients) == (4, 6, 8)
+    assert (effusion.images_with, effusion.images_without) == (0, 10)
+    assert "0 validation images with it and 10 without" in effusion.reason
+    assert (pneumonia.images_with, pneumonia.images_without, pneumonia.patients) == (4, 6, 8)
     assert '"calibrated": 1, "uncalibrated": 1' in capsys.readouterr().out
-    after = open_artifact(work / "model", model_package.KIND)
+    after = open_artifact(work / "model", model_package.ARTIFACT)
     assert after.digest != before.digest
-    assert after.recipe == before.recipe
+    assert after.fingerprint == before.fingerprint
     assert after.files[model_package.WEIGHTS] == before.files[model_package.WEIGHTS]
     predictor = load(work / "model", "cpu")
-    regions = predictor.embed_images(random_films(3, 40))
+    regions = predictor.embed_images(random_images(3, 40))
     margin = predictor.margins(regions, predictor.findings)
     logits = (predictor.model.gamma**2 * margin).double().numpy()
     said = [answer[1].probability for answer in predictor.classify_regions(regions)]
@@ -90,7 +92,7 @@ def test_a_finding_with_films_enough_gets_its_probability_and_others_their_reaso
     )
 
 
-def test_labels_of_test_films_have_no_part_in_it(work: Path) -> None:
+def test_labels_of_test_images_have_no_part_in_it(work: Path) -> None:
     first = calibrated(work)
     flip(work, "test")
     assert calibrated(work).findings == first.findings
@@ -104,17 +106,17 @@ def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calibrated(work)
-    digest = open_artifact(work / "model", model_package.KIND).digest
+    digest = open_artifact(work / "model", model_package.ARTIFACT).digest
     calibrated(work)
     assert '"state": "reused"' in capsys.readouterr().out
-    assert open_artifact(work / "model", model_package.KIND).digest == digest
+    assert open_artifact(work / "model", model_package.ARTIFACT).digest == digest
     isotonic = calibrated(work, method="isotonic").findings[1].curve
     assert isotonic is not None
     assert len(isotonic.logits) >= 2
-    assert open_artifact(work / "model", model_package.KIND).digest != digest
+    assert open_artifact(work / "model", model_package.ARTIFACT).digest != digest
 
 
-def test_films_that_the_model_was_trained_on_are_refused(
+def test_images_that_the_model_was_trained_on_are_refused(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(work / "model", ["p024"], seed=SEED)
@@ -122,10 +124,10 @@ def test_films_that_the_model_was_trained_on_are_refused(
     assert "trained on 1 of 8" in capsys.readouterr().err
 
 
-def test_the_evaluation_holds_probabilities_against_test_films(work: Path) -> None:
+def test_the_evaluation_holds_probabilities_against_test_images(work: Path) -> None:
     def outcome() -> dict[str, Any]:
         assert run(work, evaluate.main) == 0
-        found = open_artifact(results.KIND.at(work), results.KIND)
+        found = open_artifact(results.ARTIFACT.at(work), results.ARTIFACT)
         answer: dict[str, Any] = results.read_figures(found)["questions"]["probabilities"]
         return answer
 
@@ -134,7 +136,7 @@ def test_the_evaluation_holds_probabilities_against_test_films(work: Path) -> No
     assert curve is not None
     found = outcome()
     assert set(found["groups"]) == {"pneumonia"}
-    rows = read_table(results.KIND.at(work), results.SCORES).to_pylist()
+    rows = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
     known = [row for row in rows if row["finding"] == "pneumonia"]
     gamma = float(load(work / "model", "cpu").model.gamma.detach() ** 2)
     said = curve.probabilities(gamma * np.array([row["margin"] for row in known]))

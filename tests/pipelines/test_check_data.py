@@ -23,10 +23,10 @@ from tests.synthetic.published import publish
 from tests.synthetic.release import REPORT, Release, release
 
 IMAGES = {"workers": 1}
-GENERATE = {"patients": 38, "coverage_films": 0, "size_px": 64, "workers": 1, "faults": 1}
+GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "workers": 1, "faults": 1}
 
 
-def write_recipe(work: Path, **sections: Any) -> Path:
+def write_config(work: Path, **sections: Any) -> Path:
     work.mkdir(exist_ok=True, parents=True)
     path = work.with_suffix(".yaml")
     path.write_text(json.dumps({"work": str(work), "images": IMAGES} | sections))
@@ -39,11 +39,11 @@ def check(tmp_path: Path, given: Release | None = None, **sections: Any) -> int:
         root.mkdir()
         given.write(root)
     source = {"root": str(root), "boxes": "boxes.csv"} | sections.pop("source", {})
-    return main(["--config", str(write_recipe(tmp_path / "work", source=source, **sections))])
+    return main(["--config", str(write_config(tmp_path / "work", source=source, **sections))])
 
 
 def made(work: Path) -> Artifact:
-    return open_artifact(data_check.KIND.at(work), data_check.KIND)
+    return open_artifact(data_check.ARTIFACT.at(work), data_check.ARTIFACT)
 
 
 def tree(tmp_path: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def found(work: Path) -> set[tuple[str, str]]:
 
 
 def opened(work: Path) -> list[str]:
-    rows = read_table(made(work).path, data_check.FILMS).to_pylist()
+    rows = read_table(made(work).path, data_check.IMAGES).to_pylist()
     return [row["image_id"] for row in rows if row["opened"]]
 
 
@@ -64,10 +64,10 @@ def opened(work: Path) -> list[str]:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("archive") / "work"
     source = {"boxes": BOX_TABLE, "max_reject_share": 1.0}
-    recipe = write_recipe(work, generate=GENERATE, source=source)
-    assert generate_studies(["--config", str(recipe)]) == 0
-    assert build_manifest(["--config", str(recipe)]) == 0
-    assert main(["--config", str(recipe)]) == 3
+    config_file = write_config(work, generate=GENERATE, source=source)
+    assert generate_studies(["--config", str(config_file)]) == 0
+    assert build_manifest(["--config", str(config_file)]) == 0
+    assert main(["--config", str(config_file)]) == 3
     return work
 
 
@@ -121,13 +121,13 @@ def test_the_report_shows_the_check_where_there_is_one(archive: Path) -> None:
 
 def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = release(3)
-    given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
+    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
     assert check(tmp_path, given) == 0
     facts = tree(tmp_path)
     assert facts["verdict"]["clean"]
-    assert [(step["films"], step["patients"]) for step in facts["steps"]] == [(3, 3)] * 6
+    assert [(step["images"], step["patients"]) for step in facts["steps"]] == [(3, 3)] * 6
     assert facts["encodings"] == {"ASCII": 3}
-    assert facts["films"]["bits"] == {"12": 3}
+    assert facts["images"]["bits"] == {"12": 3}
     assert facts["labels"]["source"] == "table"
     assert facts["labels"]["findings"]["Atelectasis"]["present"] == 3
     assert facts["labels"]["findings"]["Cardiomegaly"]["absent"] == 3
@@ -140,35 +140,35 @@ def test_a_sound_source_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_one_picture_in_two_splits_is_a_leak(tmp_path: Path) -> None:
     given = release(4)
     same = dicom_bytes(ramp(40, 50))
-    given.film = {row[0]: dicom_bytes(ramp(50 + n, 50)) for n, row in enumerate(given.films)}
-    given.film |= {given.films[0][0]: same, given.films[2][0]: same}
-    given.splits = {given.films[2][0]: "test"}
+    given.image = {row[0]: dicom_bytes(ramp(50 + n, 50)) for n, row in enumerate(given.images)}
+    given.image |= {given.images[0][0]: same, given.images[2][0]: same}
+    given.splits = {given.images[2][0]: "test"}
     assert check(tmp_path, given, check={"max_duplicate_share": 1}) == 3
     assert found(tmp_path / "work") >= {
-        ("same_pixels", given.films[2][0]),
-        ("pixels_across_splits", given.films[2][0]),
+        ("same_pixels", given.images[2][0]),
+        ("pixels_across_splits", given.images[2][0]),
     }
     assert tree(tmp_path)["verdict"]["leaks"] == 1
 
 
 def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
     given = release(4)
-    given.film = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.films)}
-    given.splits = {row[0]: "test" for row in given.films[:2]}
-    publish(tmp_path / "work/model", [given.films[1][1], given.films[2][1]])
+    given.image = {row[0]: dicom_bytes(ramp(40 + n, 50)) for n, row in enumerate(given.images)}
+    given.splits = {row[0]: "test" for row in given.images[:2]}
+    publish(tmp_path / "work/model", [given.images[1][1], given.images[2][1]])
     assert check(tmp_path, given) == 3
-    assert ("trained_patient", given.films[1][1]) in found(tmp_path / "work")
+    assert ("trained_patient", given.images[1][1]) in found(tmp_path / "work")
     assert tree(tmp_path)["verdict"]["leaks"] == 1
 
 
 def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> None:
-    sample = {"films": 3, "reports": 2, "unit": 2, "max_duplicate_share": 1}
+    sample = {"images": 3, "reports": 2, "unit": 2, "max_duplicate_share": 1}
     assert check(tmp_path, release(8), check=sample) == 0
     facts = tree(tmp_path)
-    films = facts["films"]
-    assert (films["looked"], films["opened"], facts["text"]["reports"]) == (8, 3, 2)
-    assert (films["known"], films["bits"]) == (8, {"12": 8})  # the headers of all
-    assert not facts["source"]["all_films"]
+    images = facts["images"]
+    assert (images["looked"], images["opened"], facts["text"]["reports"]) == (8, 3, 2)
+    assert (images["known"], images["bits"]) == (8, {"12": 8})  # the headers of all
+    assert not facts["source"]["all_images"]
     first = opened(tmp_path / "work")
     assert check(tmp_path, check=sample, seed=1) == 0
     assert first != opened(tmp_path / "work")
@@ -185,15 +185,15 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     looked: list[str] = []
     from pipelines import check_data
 
-    look = check_data.look_at_film
+    look = check_data.look_at_image
 
-    def stop_at_fourth(film: Any, *rest: Any) -> dict[str, Any]:
-        looked.append(film.image_id)
+    def stop_at_fourth(image: Any, *rest: Any) -> dict[str, Any]:
+        looked.append(image.image_id)
         if len(looked) == 4:
             raise KeyboardInterrupt
-        return look(film, *rest)
+        return look(image, *rest)
 
-    monkeypatch.setattr(check_data, "look_at_film", stop_at_fourth)
+    monkeypatch.setattr(check_data, "look_at_image", stop_at_fourth)
     assert check(tmp_path, check=settings) == 75
     before = len(looked)
     assert check(tmp_path, check=settings) == 0
@@ -201,7 +201,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     assert made(tmp_path / "work").digest == whole
     before = len(looked)
     assert check(tmp_path, check=settings | {"max_leaks": 7}) == 0
-    assert len(looked) == before  # the films are the same
+    assert len(looked) == before  # the images are the same
 
 
 def test_no_text_and_no_name_leaves_the_check(
@@ -209,8 +209,8 @@ def test_no_text_and_no_name_leaves_the_check(
 ) -> None:
     given = release(2)
     said = REPORT.replace("The lungs are clear.", "PHISENTINEL has clear lungs.")
-    given.report = {row[2]: said.encode() for row in given.films}
-    given.film = {row[0]: dicom_bytes(ramp(), PatientName="PHISENTINEL") for row in given.films}
+    given.report = {row[2]: said.encode() for row in given.images}
+    given.image = {row[0]: dicom_bytes(ramp(), PatientName="PHISENTINEL") for row in given.images}
     assert check(tmp_path, given) == 3  # one picture, two patients
     printed = capsys.readouterr()
     assert "PHISENT" not in printed.out + printed.err
@@ -231,7 +231,7 @@ def test_a_table_of_reports_alone_is_held_against_the_thresholds(tmp_path: Path)
     assert [step["studies"] for step in facts["steps"]] == [3, 2, 2]
     assert facts["labels"]["source"] == "reports"
     assert facts["labels"]["findings"]["Edema"] == {"present": 1, "absent": 1, "uncertain": 0}
-    assert not re.search(r"<th[^>]*>films</th>", (tmp_path / "work" / PAGE).read_text())
+    assert not re.search(r"<th[^>]*>images</th>", (tmp_path / "work" / PAGE).read_text())
 
 
 @pytest.mark.real_data
@@ -240,10 +240,10 @@ def test_real_sources_are_checked(
 ) -> None:
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = Path(__file__).parents[2] / "configs/covid_cxr.yaml"
-    settings = ["--set", f"work={tmp_path}", "--set", "check.films=30"]
+    settings = ["--set", f"work={tmp_path}", "--set", "check.images=30"]
     assert main(["--config", str(config), *settings]) == 0
     facts = read_preflight(made(tmp_path))
-    assert facts["steps"][0]["films"] == 127
-    assert facts["films"]["opened"] == 30
-    assert facts["films"]["formats"] == {"jpeg": facts["films"]["looked"]}
+    assert facts["steps"][0]["images"] == 127
+    assert facts["images"]["opened"] == 30
+    assert facts["images"]["formats"] == {"jpeg": facts["images"]["looked"]}
     assert facts["duplicates"]["pixels"]["groups"] == 0

@@ -11,14 +11,14 @@ from tests.synthetic.published import publish
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four random models, one folder each, examined on the same films."""
+    """Four random models, one folder each, examined on the same images."""
     folder = tmp_path_factory.mktemp("runs")
     work = write_evaluated(folder / "work")
     for seed in range(4):
         shutil.rmtree(work / "model", ignore_errors=True)
         publish(work / "model", seed=seed)
         evaluate_here(work)
-        shutil.copytree(results.KIND.at(work), folder / f"seed-{seed}" / "results")
+        shutil.copytree(results.ARTIFACT.at(work), folder / f"seed-{seed}" / "results")
     for side, seeds in {"first": (0, 1), "second": (2, 3)}.items():
         for seed in seeds:
             shutil.copytree(folder / f"seed-{seed}", folder / side / f"seed-{seed}")
@@ -26,13 +26,13 @@ def runs(tmp_path_factory):
 
 
 def test_two_halves_of_random_models_are_compared_figure_by_figure(runs, tmp_path, capsys):
-    told = tmp_path / "told.json"
+    output = tmp_path / "told.json"
     sides = [str(runs / side) for side in ("first", "second")]
-    assert main([*sides, "--samples", "100", "--json", str(told)]) == 0
+    assert main([*sides, "--samples", "100", "--json", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "A: 2 run(s), B: 2 run(s); 100 draws" in printed
     assert "grounding.miou" in printed
-    tree = json.loads(told.read_text(), parse_constant=lambda name: pytest.fail(name))
+    tree = json.loads(output.read_text(), parse_constant=lambda name: pytest.fail(name))
     item = tree["grounding.miou"]
     assert item["estimate"]["value"] == pytest.approx(item["a"] - item["b"])
     assert item["estimate"]["low"] <= item["estimate"]["value"] <= item["estimate"]["high"]
@@ -61,9 +61,9 @@ def test_figures_can_be_chosen_beforehand(runs, capsys):
     assert "the runs have no figures ['beauty']" in capsys.readouterr().err
 
 
-def test_runs_on_other_films_are_refused(runs, tmp_path, capsys):
+def test_runs_on_other_images_are_refused(runs, tmp_path, capsys):
     other = write_evaluated(tmp_path / "work")
-    evaluate_here(other, "evaluate.films_per_finding=4")
+    evaluate_here(other, "evaluate.images_per_finding=4")
     assert main([str(runs / "seed-0"), str(other)]) == 4
     assert "has other cases" in capsys.readouterr().err
 

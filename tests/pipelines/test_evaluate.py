@@ -9,7 +9,7 @@ from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
 from pipelines.evaluation_findings import QUESTIONS
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 from tests.synthetic.evaluated import BOXED, PROMPTS, write_evaluated
 from tests.synthetic.published import publish
 
@@ -24,12 +24,14 @@ def work(tmp_path_factory):
 def run(work, *overrides, **settings):
     (work / "prompts.yaml").write_text(PROMPTS)
     given = SETTINGS | {"prompts": str(work / "prompts.yaml")} | settings
-    recipe = write_recipe(work / "recipe.yaml", work, evaluate=given, source={"root": str(work)})
-    return main(["--config", str(recipe), *overrides])
+    config_file = write_config(
+        work / "config.yaml", work, evaluate=given, source={"root": str(work)}
+    )
+    return main(["--config", str(config_file), *overrides])
 
 
 def figures(work):
-    return read_figures(open_artifact(results.KIND.at(work), results.KIND))
+    return read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +44,8 @@ def evaluated(work):
 
 def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     tree = figures(evaluated)
-    assert (tree["films"], tree["patients"], tree["contaminated"]) == (10, 8, 0)
-    assert tree["repeated_films"] == 0
+    assert (tree["images"], tree["patients"], tree["contaminated"]) == (10, 8, 0)
+    assert tree["repeated_images"] == 0
     assert tree["truth"] == "labels"
     questions = tree["questions"]
     assert set(questions) == {
@@ -56,18 +58,18 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert questions["grounding"]["figures"]["cnr"]["n"] == 6
     assert questions["gallery"]["pool"] == {"boxes": 6, "sentences": 3}
     assert questions["gallery"]["chance"]["recall_at_1"] == pytest.approx(1 / 3)
-    assert questions["reports"]["pool"]["report_to_film"] == 8  # one film a study
-    assert questions["probe"]["absent"] == "evaluate.probe_films is 0"
+    assert questions["reports"]["pool"]["report_to_image"] == 8  # one image a study
+    assert questions["probe"]["absent"] == "evaluate.probe_images is 0"
 
 
-def test_a_finding_that_no_film_has_is_named_undefined(evaluated):
+def test_a_finding_that_no_image_has_is_named_undefined(evaluated):
     auc = figures(evaluated)["questions"]["zero_shot"]["groups"]["effusion"]["auc"]
     assert auc["value"] is None
     assert "two classes" in auc["reason"]
 
 
 def test_the_scores_behind_the_figures_are_kept(evaluated):
-    folder = results.KIND.at(evaluated)
+    folder = results.ARTIFACT.at(evaluated)
     assert len(read_table(folder, results.SCORES)) == 2 * 10
     groundings = read_table(folder, results.GROUNDINGS).to_pylist()
     assert [len(row["grid"]) for row in groundings] == [16] * 6
@@ -80,9 +82,9 @@ def test_the_scores_behind_the_figures_are_kept(evaluated):
 
 
 def test_a_second_run_reuses_the_results_and_prints_them(evaluated, capsys):
-    before = open_artifact(results.KIND.at(evaluated), results.KIND).origin
+    before = open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT).origin
     assert run(evaluated, gallery=str(evaluated / "gallery.txt")) == 0
-    assert open_artifact(results.KIND.at(evaluated), results.KIND).origin == before
+    assert open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT).origin == before
     printed = capsys.readouterr().out
     assert '"state": "reused"' in printed
     assert "sentence from box, gallery, R@5" in printed
@@ -90,7 +92,7 @@ def test_a_second_run_reuses_the_results_and_prints_them(evaluated, capsys):
 
 
 def test_the_results_hold_no_number_that_is_none(evaluated):
-    text = (results.KIND.at(evaluated) / results.FIGURES).read_text()
+    text = (results.ARTIFACT.at(evaluated) / results.FIGURES).read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(name))
 
 
@@ -100,7 +102,7 @@ def test_data_without_labels_and_boxes_is_still_evaluated(tmp_path, capsys):
     questions = figures(work)["questions"]
     assert questions["grounding"]["absent"]
     assert questions["boxes"]["absent"] == questions["gallery"]["absent"] != ""
-    assert questions["reports"]["groups"]["film_to_report"]["recall_at_1"]["value"] is not None
+    assert questions["reports"]["groups"]["image_to_report"]["recall_at_1"]["value"] is not None
     assert "absent" in capsys.readouterr().out
 
 
@@ -116,12 +118,12 @@ def test_patients_that_were_trained_on_are_refused_unless_allowed(tmp_path, caps
 def test_pictures_that_were_trained_on_are_refused_unless_allowed(tmp_path, capsys):
     work = write_evaluated(tmp_path / "work", subjects=["p000", "p001"], repeated=("p001", "p033"))
     assert run(work) == 4
-    assert "picture of 1 of 10 evaluated films" in capsys.readouterr().err
-    assert not results.KIND.at(work).exists()
+    assert "picture of 1 of 10 evaluated images" in capsys.readouterr().err
+    assert not results.ARTIFACT.at(work).exists()
     assert run(work, allow_contaminated=True) == 0
     tree = figures(work)
-    assert (tree["contaminated"], tree["repeated_films"]) == (0, 1)
-    assert "on the picture of 1 of these films" in capsys.readouterr().out
+    assert (tree["contaminated"], tree["repeated_images"]) == (0, 1)
+    assert "on the picture of 1 of these images" in capsys.readouterr().out
 
 
 def test_another_model_makes_other_results(tmp_path):
@@ -138,16 +140,16 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
     adapter = {"model": "tests.synthetic.clip:build", "weights": str(weights)}
-    assert run(work, adapter=adapter, geometry="biovil", films_per_finding=4) == 0
+    assert run(work, adapter=adapter, geometry="biovil", images_per_finding=4) == 0
     tree = figures(work)
-    assert (tree["contaminated"], tree["repeated_films"], tree["geometry"]) == (
+    assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
         None,
         None,
         "biovil",
     )
     assert "nobody knows which patients" in capsys.readouterr().out
     assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
-    scores = read_table(results.KIND.at(work), results.SCORES).to_pylist()
+    scores = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
     drawn = [row["truth"] for row in scores if row["finding"] == "pneumonia"]
     assert (drawn.count(0), drawn.count(1)) == (2, 2)
     before = tree["model"]
@@ -171,9 +173,9 @@ def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, 
     assert message in capsys.readouterr().err
 
 
-def test_a_probe_reads_training_films_and_says_by_share_of_labels(tmp_path, capsys):
+def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, capsys):
     work = write_evaluated(tmp_path / "work")
-    assert run(work, "--set", "probe.fractions=[0.5, 1.0]", probe_films=1000) == 0
+    assert run(work, "--set", "probe.fractions=[0.5, 1.0]", probe_images=1000) == 0
     probe = figures(work)["questions"]["probe"]
     assert list(probe["groups"]) == ["0.5", "1"]
     assert probe["pool"]["labelled"] > 20

@@ -8,7 +8,7 @@ from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 from tests.synthetic.evaluated import PROMPTS, write_evaluated
 
 PARAPHRASES = """
@@ -29,27 +29,33 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(work: Path, **settings: Any) -> int:
     (work / "prompts.yaml").write_text(PROMPTS)
     given = {"bootstrap": 10, "prompts": str(work / "prompts.yaml")} | settings
-    recipe = write_recipe(work / "recipe.yaml", work, evaluate=given, source={"root": str(work)})
-    return main(["--config", str(recipe)])
+    config_file = write_config(
+        work / "config.yaml", work, evaluate=given, source={"root": str(work)}
+    )
+    return main(["--config", str(config_file)])
 
 
 def questions(work: Path) -> dict[str, Any]:
-    found = results.read_figures(open_artifact(results.KIND.at(work), results.KIND))
+    found = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
     answered: dict[str, Any] = found["questions"]
     return answered
 
 
 def test_groups_and_paraphrases_are_told_apart(work: Path) -> None:
-    films = read_table(manifest.KIND.at(work), manifest.IMAGES).to_pylist()
-    subjects = sorted({row["subject_id"] for row in films if row["split"] == "test"})
+    images = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
+    subjects = sorted({row["subject_id"] for row in images if row["split"] == "test"})
     sexes = [f"{name},{'FM'[number % 4 == 0]}" for number, name in enumerate(subjects)]
     (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
     (work / "paraphrases.yaml").write_text(PARAPHRASES)
-    people = {"table": str(work / "people.csv"), "sex": "gender", "least_patients": 2}
-    assert run(work, people=people, paraphrases=str(work / "paraphrases.yaml")) == 0
+    demographics = {"table": str(work / "people.csv"), "sex": "gender", "least_patients": 2}
+    assert run(work, people=demographics, paraphrases=str(work / "paraphrases.yaml")) == 0
     found = questions(work)
     pool = found["subgroups"]["pool"]
-    assert pool == {"sex: female": 6, "sex: male": 4, "view: PA": 10}  # the men have two films each
+    assert pool == {
+        "sex: female": 6,
+        "sex: male": 4,
+        "view: PA": 10,
+    }  # the men have two images each
     whole = found["zero_shot"]["figures"]["mean_auc"]
     same = found["subgroups"]["groups"]["view: PA"]["mean_auc"]
     assert [same[name] for name in ("value", "n", "subjects")] == [
@@ -58,7 +64,7 @@ def test_groups_and_paraphrases_are_told_apart(work: Path) -> None:
     ]
     assert found["paraphrases"]["pool"] == {"pneumonia": 4}
     spread = found["paraphrases"]["groups"]["pneumonia"]
-    rows = read_table(results.KIND.at(work), results.PROMPTS).to_pylist()
+    rows = read_table(results.ARTIFACT.at(work), results.PROMPTS).to_pylist()
     areas = [row["auc"] for row in rows]
     assert len(areas) == 4
     ends = [spread["auc_lowest"]["value"], spread["auc_highest"]["value"]]

@@ -30,11 +30,11 @@ SMALL = {
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    return write_recipe(tmp_path, "work")
+def config_file(tmp_path: Path) -> Path:
+    return write_config(tmp_path, "work")
 
 
-def write_recipe(folder: Path, work: str) -> Path:
+def write_config(folder: Path, work: str) -> Path:
     path = folder / f"{work}.yaml"
     path.write_text(f"work: {folder / work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     write_reports(folder / work)
@@ -42,19 +42,19 @@ def write_recipe(folder: Path, work: str) -> Path:
     return path
 
 
-def arguments(recipe: Path, **settings) -> list[str]:
+def arguments(config_file: Path, **settings) -> list[str]:
     chosen = {**SMALL, **settings}
     sets = [f"language_model.{name}={value}" for name, value in chosen.items()]
-    return ["--config", str(recipe), *(part for item in sets for part in ("--set", item))]
+    return ["--config", str(config_file), *(part for item in sets for part in ("--set", item))]
 
 
-def run(recipe: Path, **settings) -> Artifact:
-    assert fit_language_model.main(arguments(recipe, **settings)) == 0
-    return open_artifact(recipe.with_suffix("") / "language_model", masked_lm.KIND)
+def run(config_file: Path, **settings) -> Artifact:
+    assert fit_language_model.main(arguments(config_file, **settings)) == 0
+    return open_artifact(config_file.with_suffix("") / "language_model", masked_lm.ARTIFACT)
 
 
-def test_a_fitted_model_is_whole_and_measured(recipe):
-    artifact = run(recipe)
+def test_a_fitted_model_is_whole_and_measured(config_file):
+    artifact = run(config_file)
     assert set(artifact.files) == set(masked_lm.FILES)
     assert artifact.summary["fitted"] is True
     assert 0 <= artifact.summary["held_out_accuracy"] <= 1
@@ -63,7 +63,7 @@ def test_a_fitted_model_is_whole_and_measured(recipe):
     assert yaml.safe_load(card.split("---")[1])["license"] == "other"
     assert f"{artifact.summary['held_out_accuracy']:.1%} of the" in card
     assert "Not a medical device" in card
-    assert artifact.recipe["inputs"]["sentences"] in card
+    assert artifact.fingerprint["inputs"]["sentences"] in card
     assert "effusion" not in card
     loaded = load_language_model(artifact.path)
     assert loaded.model.config.hidden_size == 16
@@ -72,26 +72,26 @@ def test_a_fitted_model_is_whole_and_measured(recipe):
 
 
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
-    first = run(write_recipe(tmp_path, "first"))
-    second = run(write_recipe(tmp_path, "second"))
+    first = run(write_config(tmp_path, "first"))
+    second = run(write_config(tmp_path, "second"))
     assert first.digest == second.digest
     third = tmp_path / "second.yaml"
     assert fit_language_model.main([*arguments(third), "--set", "seed=1"]) == 0
-    assert open_artifact(tmp_path / "second" / "language_model", masked_lm.KIND).digest != (
+    assert open_artifact(tmp_path / "second" / "language_model", masked_lm.ARTIFACT).digest != (
         first.digest
     )
 
 
-def test_valid_model_is_reused(recipe, capsys):
-    run(recipe)
-    run(recipe, threads=2, save_every_s=5)
+def test_valid_model_is_reused(config_file, capsys):
+    run(config_file)
+    run(config_file, threads=2, save_every_s=5)
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(recipe, tmp_path):
+def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(config_file, tmp_path):
     model = tiny_bert()
     write_cxr_bert(tmp_path / "cxr", model, pickled=True)
-    artifact = run(recipe, fit="false", pretrained=tmp_path / "cxr")
+    artifact = run(config_file, fit="false", pretrained=tmp_path / "cxr")
     assert artifact.summary["fitted"] is False
     assert artifact.summary["ignored_keys"] == 6
     assert "model.safetensors" in artifact.files
@@ -101,9 +101,9 @@ def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(recipe, 
         assert torch.equal(copied, model(ids).logits)
 
 
-def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(recipe, tmp_path):
+def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(config_file, tmp_path):
     write_cxr_bert(tmp_path / "cxr", tiny_bert())
-    artifact = run(recipe, pretrained=tmp_path / "cxr")
+    artifact = run(config_file, pretrained=tmp_path / "cxr")
     assert 0 <= artifact.summary["held_out_accuracy_before"] <= 1
     assert "random weights" not in artifact.file(masked_lm.CARD).read_text()
     tuned = load_language_model(artifact.path).model
@@ -113,26 +113,26 @@ def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(recipe, tmp_path):
     ]
     assert all(changed)
     write_cxr_bert(tmp_path / "other", tiny_bert(scale=2.0))
-    assert run(recipe, pretrained=tmp_path / "other").digest != artifact.digest
+    assert run(config_file, pretrained=tmp_path / "other").digest != artifact.digest
 
 
-def test_neither_fitting_nor_a_given_model_is_a_configuration_fault(recipe, capsys):
-    assert fit_language_model.main(arguments(recipe, fit="false")) == 2
+def test_neither_fitting_nor_a_given_model_is_a_configuration_fault(config_file, capsys):
+    assert fit_language_model.main(arguments(config_file, fit="false")) == 2
     assert "language_model.fit" in capsys.readouterr().err
 
 
-def test_damaged_pretrained_model_ends_with_4(recipe, tmp_path):
+def test_damaged_pretrained_model_ends_with_4(config_file, tmp_path):
     write_cxr_bert(tmp_path / "cxr", tiny_bert())
     (tmp_path / "cxr" / "model.safetensors").write_bytes(b"no tensors")
-    assert fit_language_model.main(arguments(recipe, pretrained=tmp_path / "cxr")) == 4
+    assert fit_language_model.main(arguments(config_file, pretrained=tmp_path / "cxr")) == 4
 
 
 def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
     settings = {"steps": 40, "save_every_s": 0.0001}
-    whole = run(write_recipe(tmp_path, "whole"), **settings)
-    recipe = write_recipe(tmp_path, "killed")
+    whole = run(write_config(tmp_path, "whole"), **settings)
+    config_file = write_config(tmp_path, "killed")
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.fit_language_model", *arguments(recipe, **settings)],
+        [sys.executable, "-m", "pipelines.fit_language_model", *arguments(config_file, **settings)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -145,6 +145,6 @@ def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert state.is_file()
-    resumed = run(recipe, **settings)
+    resumed = run(config_file, **settings)
     assert set(resumed.files) == set(masked_lm.FILES)
     assert resumed.digest == whole.digest

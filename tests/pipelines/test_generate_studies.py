@@ -7,17 +7,17 @@ from pipelines.generate_studies import main
 
 SMALL = (
     "generate.patients=3",
-    "generate.coverage_films=0",
+    "generate.coverage_images=0",
     "generate.size_px=64",
     "generate.workers=1",
 )
 
 
 def run(folder: Path, *overrides: str) -> int:
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(f"work: {folder / 'work'}\n")
+    config_file = folder / "config.yaml"
+    config_file.write_text(f"work: {folder / 'work'}\n")
     settings = [part for text in (*SMALL, *overrides) for part in ("--set", text)]
-    return main(["--config", str(recipe), *settings])
+    return main(["--config", str(config_file), *settings])
 
 
 def last(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:

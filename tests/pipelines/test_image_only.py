@@ -23,7 +23,7 @@ from pipelines.probe_images import main as probe_images
 from pipelines.train import main as train
 from pipelines.write_report import main as write_report
 
-RECIPE = "configs/images/digits_r.yaml"
+CONFIG = "configs/images/digits_r.yaml"
 STEPS = 48
 TINY = {
     "image_set.per_class": 60,
@@ -45,7 +45,7 @@ TINY = {
     "probe.fractions": [0.1, 1.0],
     "probe.draws": 2,
     "probe.penalties": [0.01],
-    "probe.map_images": 60,
+    "probe.tsne_images": 60,
     "probe.perplexity": 5,
 }
 
@@ -53,7 +53,7 @@ TINY = {
 def arguments(work: Path, **changes: Any) -> list[str]:
     settings: Mapping[str, Any] = {**TINY, **changes, "work": str(work)}
     given = [("--set", f"{name}={json.dumps(value)}") for name, value in settings.items()]
-    return ["--config", RECIPE, *(word for pair in given for word in pair)]
+    return ["--config", CONFIG, *(word for pair in given for word in pair)]
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,9 @@ def test_a_stopped_run_goes_on_bit_by_bit(work: Path, tmp_path: Path) -> None:
     assert 11 <= len(figures(again)) < STEPS
     assert train(arguments(again)) == 0
     assert figures(again) == figures(work)
-    digests = [read_image_model(artifacts.IMAGE_MODEL.at(place)).digest for place in (again, work)]
+    digests = [
+        read_image_model(artifacts.IMAGE_MODEL.at(folder)).digest for folder in (again, work)
+    ]
     assert digests[0] == digests[1]
 
 
@@ -175,10 +177,10 @@ def test_a_model_of_another_size_is_refused(
     ],
 )
 def test_an_incomplete_image_set_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any], told: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any], output: str
 ) -> None:
     assert prepare(arguments(tmp_path, **changes)) == 2
-    assert told in capfd.readouterr().err
+    assert output in capfd.readouterr().err
 
 
 def test_the_cifar_recipe_has_the_papers_settings() -> None:
@@ -199,13 +201,13 @@ def test_cifar_10_is_prepared_from_its_tables(test_data: Path, tmp_path: Path) -
     given = ["work", "image_set.root", "image_set.per_class", "image_set.test_per_class"]
     values = [tmp_path, test_data / "cifar10", 50, 5]
     words = [f"{name}={value}" for name, value in zip(given, values, strict=True)]
-    recipe = [
+    config_file = [
         "--config",
         "configs/images/cifar10_r.yaml",
         "--set",
         "image_set.validate_share=0.002",
     ]
-    assert prepare([*recipe, *(word for item in words for word in ("--set", item))]) == 0
+    assert prepare([*config_file, *(word for item in words for word in ("--set", item))]) == 0
     images = ImageSet(open_artifact(artifacts.IMAGE_SET.at(tmp_path), artifacts.IMAGE_SET))
     counts = {item.name: (item.train, item.validate, item.test) for item in images.classes}
     assert counts["cat"] == (50, 10, 5)

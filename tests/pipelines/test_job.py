@@ -5,42 +5,42 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import Draft, Kind
+from medclip_dcl.artifact import ArtifactType, ArtifactWriter
 from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.files import write_text
 from pipelines.job import STOPPED, Job, Stopped, run_job
 
-KIND = Kind("thing", 1, "make_thing")
+ARTIFACT = ArtifactType("thing", 1, "make_thing")
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
     path.write_text(f"work: {tmp_path / 'work'}\n", encoding="utf-8")
     return path
 
 
-def run(recipe: Path, work: object, *more: str) -> int:
-    return run_job("make_thing", work, ["--config", str(recipe), *more])  # type: ignore[arg-type]
+def run(config_file: Path, work: object, *more: str) -> int:
+    return run_job("make_thing", work, ["--config", str(config_file), *more])  # type: ignore[arg-type]
 
 
 def test_valid_artifact_is_reused_and_said_so(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = []
 
-    def write(draft: Draft) -> dict[str, int]:
+    def write(writer: ArtifactWriter) -> dict[str, int]:
         written.append(1)
-        write_text(draft.directory / "a", "x")
+        write_text(writer.directory / "a", "x")
         return {"rows": 1}
 
     def work(job: Job) -> None:
-        job.make(KIND, {"eta": job.config.eta}, {}, write)
+        job.make(ARTIFACT, {"eta": job.config.eta}, {}, write)
 
-    assert run(recipe, work) == run(recipe, work) == 0
+    assert run(config_file, work) == run(config_file, work) == 0
     states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert states == ["made", "reused"]
-    assert run(recipe, work, "--set", "eta.a=0.1") == 0
+    assert run(config_file, work, "--set", "eta.a=0.1") == 0
     assert len(written) == 2
 
 
@@ -54,12 +54,12 @@ def test_valid_artifact_is_reused_and_said_so(
         (KeyboardInterrupt(), STOPPED),
     ],
 )
-def test_exit_code_tells_how_it_ended(recipe: Path, error: BaseException, code: int) -> None:
+def test_exit_code_tells_how_it_ended(config_file: Path, error: BaseException, code: int) -> None:
     def work(job: Job) -> None:
         raise error
 
-    assert run(recipe, work) == code
+    assert run(config_file, work) == code
 
 
-def test_unknown_key_ends_with_the_configuration_code(recipe: Path) -> None:
-    assert run(recipe, lambda job: None, "--set", "nonsense=1") == 2
+def test_unknown_key_ends_with_the_configuration_code(config_file: Path) -> None:
+    assert run(config_file, lambda job: None, "--set", "nonsense=1") == 2

@@ -7,7 +7,7 @@ import pytest
 from medclip_dcl.config import load_config
 from pipelines import plan
 from pipelines.false_negatives import false_negatives
-from tests.synthetic.corpus import write_corpus, write_recipe
+from tests.synthetic.corpus import write_config, write_corpus
 
 PAPER = "configs/train/mimic_cxr.yaml"
 Answers = dict[str, tuple[str, str]]
@@ -19,10 +19,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(
-    capsys: pytest.CaptureFixture[str], recipe: Path | str, *more: str
+    capsys: pytest.CaptureFixture[str], config_file: Path | str, *more: str
 ) -> tuple[int, Answers, list[list[str]]]:
     """Exit code, state and words by question, and the rows of the table."""
-    code = plan.main(["--config", str(recipe), *more])
+    code = plan.main(["--config", str(config_file), *more])
     lines = capsys.readouterr().out.splitlines()
     head = next(at for at, line in enumerate(lines) if line.startswith("false negatives"))
     found = {line[6:20].strip(): (line[:6].strip(), line[20:]) for line in lines[:head]}
@@ -47,7 +47,7 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
 def test_numbers_that_are_given_give_passes_hours_and_bytes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    given = ["--studies", "6400", "--films", "1000", "--images-per-s", "640"]
+    given = ["--studies", "6400", "--images", "1000", "--images-per-s", "640"]
     more = ["--set", f"work={tmp_path / 'work'}", "--set", "train.steps=36000"]
     code, found, _ = answers(capsys, PAPER, *given, *more)
     assert code == 0
@@ -59,8 +59,8 @@ def test_numbers_that_are_given_give_passes_hours_and_bytes(
 def test_what_earlier_jobs_made_is_read(
     capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path
 ) -> None:
-    recipe = write_recipe(tmp_path / "recipe.yaml", corpus)
-    code, found, table = answers(capsys, recipe, "--seconds", "4")
+    config_file = write_config(tmp_path / "config.yaml", corpus)
+    code, found, table = answers(capsys, config_file, "--seconds", "4")
     assert code == 0
     assert "4.0 passes over 24 training studies" in found["steps"][1]  # 12 steps of 3 a pass
     assert found["hours"][0] == "ok"
@@ -74,7 +74,7 @@ def test_what_earlier_jobs_made_is_read(
 def test_more_than_the_machine_has_is_a_fault(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    more = ["--seconds", "0", "--films", "10000000000", "--studies", "9"]
+    more = ["--seconds", "0", "--images", "10000000000", "--studies", "9"]
     code, found, _ = answers(
         capsys, PAPER, *more, "--set", f"work={tmp_path}", "--set", "train.global_batch=8192"
     )

@@ -1,4 +1,4 @@
-"""Prepared films: right pixels, named rejects, and a kill that changes nothing."""
+"""Prepared images: right pixels, named rejects, and a kill that changes nothing."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.synthetic.release import Release, release
 ROOT = Path(__file__).parents[2]
 
 
-def recipe(tmp_path: Path, source: Release, name: str = "work", **images: Any) -> Path:
+def config_file(tmp_path: Path, source: Release, name: str = "work", **images: Any) -> Path:
     root = tmp_path / "source"
     if not root.exists():
         root.mkdir()
@@ -42,34 +42,34 @@ def recipe(tmp_path: Path, source: Release, name: str = "work", **images: Any) -
 
 
 def made(work: Path) -> Artifact:
-    return open_artifact(work / "prepared", prepared.KIND)
+    return open_artifact(work / "prepared", prepared.ARTIFACT)
 
 
-def test_films_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
+def test_images_come_out_as_the_square_of_what_went_in(tmp_path: Path) -> None:
     source = release(10)
-    assert prepare_images.main(["--config", str(recipe(tmp_path, source))]) == 0
-    films = PreparedImages(made(tmp_path / "work"))
-    assert (len(films), films.size_px) == (10, 32)
-    assert films.image_ids == sorted(row[0] for row in source.films)
+    assert prepare_images.main(["--config", str(config_file(tmp_path, source))]) == 0
+    images = PreparedImages(made(tmp_path / "work"))
+    assert (len(images), images.size_px) == (10, 32)
+    assert images.image_ids == sorted(row[0] for row in source.images)
     table = read_table(tmp_path / "work/manifest", manifest.IMAGES).to_pylist()
     for row in table:
         image = open_image(tmp_path / "source" / row["path"])
-        at = films.row_of[row["image_id"]]
-        assert films.original_size(at) == image.pixels.shape
-        assert np.array_equal(films.pixels(at), square(image, 32, False))
-    assert not films.pixels(0).flags.owndata
+        at = images.row_of[row["image_id"]]
+        assert images.original_size(at) == image.pixels.shape
+        assert np.array_equal(images.pixels(at), square(image, 32, False))
+    assert not images.pixels(0).flags.owndata
     with pytest.raises(IndexError):
-        films.pixels(10)
+        images.pixels(10)
 
 
-def test_refused_films_are_rows_with_a_reason(tmp_path: Path) -> None:
+def test_refused_images_are_rows_with_a_reason(tmp_path: Path) -> None:
     source = release(10)
-    ids = [row[0] for row in source.films]
-    source.film = {
+    ids = [row[0] for row in source.images]
+    source.image = {
         ids[2]: dicom_bytes(np.full((9, 9), 5, dtype=np.uint16)),
         ids[5]: dicom_bytes(ramp())[:900],
     }
-    path = recipe(tmp_path, source, max_reject_share=0.1)
+    path = config_file(tmp_path, source, max_reject_share=0.1)
     assert prepare_images.main(["--config", str(path)]) == 3
     command = ["--config", str(path), "--set", "images.max_reject_share=0.2"]
     assert prepare_images.main(command) == 0
@@ -78,18 +78,18 @@ def test_refused_films_are_rows_with_a_reason(tmp_path: Path) -> None:
         (ids[2], "constant"),
         (ids[5], "truncated"),
     ]
-    films = PreparedImages(made(tmp_path / "work"))
-    assert films.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
+    images = PreparedImages(made(tmp_path / "work"))
+    assert images.image_ids == [name for name in ids if name not in {ids[2], ids[5]}]
 
 
 def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     source = release(60)
     slow = np.random.default_rng(0).integers(0, 4096, (600, 500)).astype(np.uint16)
-    source.film = {row[0]: dicom_bytes(slow + number) for number, row in enumerate(source.films)}
-    source.film[source.films[1][0]] = b"no film"
-    whole = recipe(tmp_path, source, "whole", max_reject_share=0.1)
+    source.image = {row[0]: dicom_bytes(slow + number) for number, row in enumerate(source.images)}
+    source.image[source.images[1][0]] = b"no image"
+    whole = config_file(tmp_path, source, "whole", max_reject_share=0.1)
     assert prepare_images.main(["--config", str(whole)]) == 0
-    cut = recipe(tmp_path, source, "cut", max_reject_share=0.1)
+    cut = config_file(tmp_path, source, "cut", max_reject_share=0.1)
     command = [sys.executable, "-m", "pipelines.prepare_images", "--config", str(cut)]
     draft = tmp_path / "cut/.prepared.draft"
     job = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -112,13 +112,16 @@ def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None
 
 def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> None:
     source = release(30)
-    source.film = {source.films[3][0]: b"no film", source.films[7][0]: dicom_bytes(ramp())[:900]}
-    here = recipe(tmp_path, source, "here", max_reject_share=0.1)
+    source.image = {
+        source.images[3][0]: b"no image",
+        source.images[7][0]: dicom_bytes(ramp())[:900],
+    }
+    here = config_file(tmp_path, source, "here", max_reject_share=0.1)
     assert prepare_images.main(["--config", str(here)]) == 0
     with LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
     ) as cluster:
-        there = recipe(
+        there = config_file(
             tmp_path,
             source,
             "there",
@@ -141,19 +144,19 @@ def _decode_workers() -> int:
     return len(psutil.Process().children())
 
 
-def test_film_that_changes_is_prepared_anew(tmp_path: Path) -> None:
-    path = recipe(tmp_path, release(3))
+def test_image_that_changes_is_prepared_anew(tmp_path: Path) -> None:
+    path = config_file(tmp_path, release(3))
     assert prepare_images.main(["--config", str(path)]) == 0
     first = made(tmp_path / "work").digest
     assert prepare_images.main(["--config", str(path)]) == 0
     assert made(tmp_path / "work").digest == first
-    film = next((tmp_path / "source").rglob("*.dcm"))
-    film.write_bytes(dicom_bytes(ramp()[::-1].copy()))
+    image = next((tmp_path / "source").rglob("*.dcm"))
+    image.write_bytes(dicom_bytes(ramp()[::-1].copy()))
     assert prepare_images.main(["--config", str(path)]) == 0
     assert made(tmp_path / "work").digest != first
 
 
-def test_manifest_without_films_gives_no_shards(tmp_path: Path) -> None:
+def test_manifest_without_images_gives_no_shards(tmp_path: Path) -> None:
     root = tmp_path / "source"
     root.mkdir()
     (root / "t.csv").write_text("id,findings\n1,Clear.\n")

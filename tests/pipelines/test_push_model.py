@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl import export, model_package
-from medclip_dcl.artifact import HEADER, Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.errors import ArtifactStale, CheckpointError
-from medclip_dcl.export import make_public_copy, without_places
+from medclip_dcl.export import export_model, without_paths
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.model_package import read_published, subject_hash
+from medclip_dcl.model_package import read_model_package, subject_hash
 from pipelines import push_model, write_cards
 from pipelines.evaluation_films import refuse_contaminated
 from pipelines.job import Job
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 from tests.synthetic.evaluated import write_evaluated
 from tests.synthetic.hub import TOKEN, running_hub
 
@@ -38,27 +38,31 @@ SENT = {
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = write_evaluated(tmp_path_factory.mktemp("pushed") / "work", subjects=("patient-17",))
-    words = {"intended_use": "Tests.", "limits": ["Tiny films."], "licence": "mit"}
-    path = write_recipe(work.parent / "recipe.yaml", work, card=words)
+    words = {"intended_use": "Tests.", "limits": ["Tiny images."], "licence": "mit"}
+    path = write_config(work.parent / "config.yaml", work, card=words)
     assert write_cards.main(["--config", str(path)]) == 0
     return path
 
 
-def public_copy(recipe: Path, model: Path, folder: Path) -> Artifact:
-    told = export.cards_of(
-        recipe.parent / "work",
-        open_artifact(model_package.KIND.at(recipe.parent / "work"), model_package.KIND),
+def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
+    reported = export.cards_of(
+        config_file.parent / "work",
+        open_artifact(
+            model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT
+        ),
     )
-    return make_public_copy(model, told, folder, allow_vocabulary=True)
+    return export_model(model, reported, folder, allow_vocabulary=True)
 
 
-def pushed(recipe: Path, url: str, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines.push_model", "--config", str(recipe)]
+def pushed(
+    config_file: Path, url: str, *options: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.push_model", "--config", str(config_file)]
     own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
     return subprocess.run(
-        [*command, "--repo", "someone/films", *options],
+        [*command, "--repo", "someone/images", *options],
         env={**os.environ, **own, **more},
         capture_output=True,
         text=True,
@@ -67,106 +71,113 @@ def pushed(recipe: Path, url: str, *options: str, **more: str) -> subprocess.Com
 
 
 def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
-    recipe: Path, tmp_path: Path
+    config_file: Path, tmp_path: Path
 ) -> None:
     with running_hub() as hub:
-        done = pushed(recipe, hub.url, "--allow-vocabulary")
+        done = pushed(config_file, hub.url, "--allow-vocabulary")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"{hub.url}/someone/films/commit/1"
+    assert done.stdout.splitlines()[-1] == f"{hub.url}/someone/images/commit/1"
     assert hub.visibility == "private"
     assert set(hub.files) == SENT
     for name, data in hub.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-        for secret in ("patient-17", subject_hash("patient-17"), str(recipe.parent)):
+        for secret in ("patient-17", subject_hash("patient-17"), str(config_file.parent)):
             assert secret.encode() not in data, name
-    model = read_published(tmp_path)
+    model = read_model_package(tmp_path)
     assert model.subject_hashes is None
-    own = model_package.KIND.at(recipe.parent / "work")
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
     assert hub.files["model.safetensors"] == (own / "model.safetensors").read_bytes()
     assert load(tmp_path, device="cpu") is not None
 
 
-def test_a_public_repository_is_written_to_only_when_it_is_meant(recipe: Path) -> None:
+def test_a_public_repository_is_written_to_only_when_it_is_meant(config_file: Path) -> None:
     with running_hub() as hub:
         hub.visibility = "public"
-        done = pushed(recipe, hub.url, "--allow-vocabulary")
+        done = pushed(config_file, hub.url, "--allow-vocabulary")
         assert (done.returncode, hub.files) == (2, {})
         assert "give --public" in done.stderr
-        assert pushed(recipe, hub.url, "--allow-vocabulary", "--public").returncode == 0
+        assert pushed(config_file, hub.url, "--allow-vocabulary", "--public").returncode == 0
     assert set(hub.files) == SENT
 
 
-def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(recipe: Path) -> None:
+def test_a_vocabulary_learned_from_reports_stays_until_it_is_allowed(config_file: Path) -> None:
     with running_hub() as hub:
-        done = pushed(recipe, hub.url)
+        done = pushed(config_file, hub.url)
     assert done.returncode == 4
     assert "--allow-vocabulary" in done.stderr
     assert hub.asked == []
 
 
 def test_a_model_without_cards_is_not_pushed(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(model_package.KIND.at(recipe.parent / "work"), model_package.KIND.at(tmp_path))
-    arguments = ["--config", str(recipe), "--repo", "someone/films", "--allow-vocabulary"]
+    shutil.copytree(
+        model_package.ARTIFACT.at(config_file.parent / "work"), model_package.ARTIFACT.at(tmp_path)
+    )
+    arguments = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
     assert push_model.main([*arguments, "--set", f"work={tmp_path}", "--dry-run"]) == 4
     assert "write_cards" in capsys.readouterr().err
 
 
 def test_a_dry_run_lists_the_files_and_sends_nothing(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--config", str(recipe), "--repo", "someone/films", "--allow-vocabulary"]
+    arguments = ["--config", str(config_file), "--repo", "someone/images", "--allow-vocabulary"]
     assert push_model.main([*arguments, "--dry-run"]) == 0
     *files, last = capsys.readouterr().out.splitlines()
     assert last == "nothing was sent"
     assert {line.split()[1] for line in files} == SENT
 
 
-def test_a_hub_that_refuses_or_is_away_is_named(recipe: Path) -> None:
+def test_a_hub_that_refuses_or_is_away_is_named(config_file: Path) -> None:
     with running_hub() as hub:
-        done = pushed(recipe, hub.url, "--allow-vocabulary", HF_TOKEN="hf_of_nobody")
+        done = pushed(config_file, hub.url, "--allow-vocabulary", HF_TOKEN="hf_of_nobody")
     assert "status 401" in done.stderr
     assert hub.files == {}
-    done = pushed(recipe, hub.url, "--allow-vocabulary")
+    done = pushed(config_file, hub.url, "--allow-vocabulary")
     assert "cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr
-    done = pushed(recipe, hub.url, "--allow-vocabulary", HF_HUB_OFFLINE="1")
+    done = pushed(config_file, hub.url, "--allow-vocabulary", HF_HUB_OFFLINE="1")
     assert (done.returncode, "HF_HUB_OFFLINE" in done.stderr) == (2, True)
 
 
-def test_a_file_that_is_not_a_model_s_is_never_sent(recipe: Path, tmp_path: Path) -> None:
-    model = model_package.KIND.at(recipe.parent / "work")
-    with drafting(
-        tmp_path / "model", model_package.KIND, make_recipe(model_package.KIND, {}, {})
-    ) as draft:
-        (draft.directory / "text").mkdir()
-        for name in open_artifact(model, model_package.KIND).files:
-            (draft.directory / name).write_bytes((model / name).read_bytes())
-        (draft.directory / "sentences.csv").write_text("There is a left pleural effusion.")
-        draft.seal({})
+def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path: Path) -> None:
+    model = model_package.ARTIFACT.at(config_file.parent / "work")
+    with write_artifact(
+        tmp_path / "model", model_package.ARTIFACT, make_fingerprint(model_package.ARTIFACT, {}, {})
+    ) as writer:
+        (writer.directory / "text").mkdir()
+        for name in open_artifact(model, model_package.ARTIFACT).files:
+            (writer.directory / name).write_bytes((model / name).read_bytes())
+        (writer.directory / "sentences.csv").write_text("There is a left pleural effusion.")
+        writer.commit({})
     with pytest.raises(CheckpointError, match="1 files that no published model has"):
-        public_copy(recipe, tmp_path / "model", tmp_path / "copy")
+        public_copy(config_file, tmp_path / "model", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
-    recipe: Path, tmp_path: Path
+    config_file: Path, tmp_path: Path
 ) -> None:
-    own = model_package.KIND.at(recipe.parent / "work")
-    public_copy(recipe, own, model_package.KIND.at(tmp_path))
-    job = Job("evaluate", load_config(recipe, [f"work={tmp_path}"]), tmp_path)
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    public_copy(config_file, own, model_package.ARTIFACT.at(tmp_path))
+    job = Job("evaluate", load_config(config_file, [f"work={tmp_path}"]), tmp_path)
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
         refuse_contaminated(job, [], None)
 
 
 def test_places_are_cut_to_their_last_part() -> None:
-    tree = {"root": "/data/ward 7/films", "list": ["~/ours.csv", "C:\\x\\y"], "n": 1, "v": "${X}/a"}
-    assert without_places(tree) == {
-        "root": "films",
+    tree = {
+        "root": "/data/ward 7/images",
+        "list": ["~/ours.csv", "C:\\x\\y"],
+        "n": 1,
+        "v": "${X}/a",
+    }
+    assert without_paths(tree) == {
+        "root": "images",
         "list": ["ours.csv", "y"],
         "n": 1,
         "v": "${X}/a",
     }
-    assert json.dumps(without_places({"eta": "pll"})) == '{"eta": "pll"}'
+    assert json.dumps(without_paths({"eta": "pll"})) == '{"eta": "pll"}'

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -18,7 +18,7 @@ REPORTS = {
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def config_file(tmp_path: Path) -> Path:
     rows = [
         {
             "study_id": study,
@@ -32,18 +32,20 @@ def recipe(tmp_path: Path) -> Path:
         for study, texts in REPORTS.items()
         for position, text in enumerate(texts)
     ]
-    path = sentences.KIND.at(tmp_path)
-    with drafting(path, sentences.KIND, make_recipe(sentences.KIND, {}, {})) as draft:
-        write_table(draft.directory, sentences.SENTENCES, rows)
-        draft.seal({})
-    config = tmp_path / "recipe.yaml"
+    path = sentences.ARTIFACT.at(tmp_path)
+    with write_artifact(
+        path, sentences.ARTIFACT, make_fingerprint(sentences.ARTIFACT, {}, {})
+    ) as writer:
+        write_table(writer.directory, sentences.SENTENCES, rows)
+        writer.commit({})
+    config = tmp_path / "config.yaml"
     config.write_text(f"work: {tmp_path}\n")
     return config
 
 
-def test_sentences_and_reports_get_their_claims(recipe: Path) -> None:
-    assert main(["--config", str(recipe)]) == 0
-    artifact = open_artifact(labels.KIND.at(recipe.parent), labels.KIND)
+def test_sentences_and_reports_get_their_claims(config_file: Path) -> None:
+    assert main(["--config", str(config_file)]) == 0
+    artifact = open_artifact(labels.ARTIFACT.at(config_file.parent), labels.ARTIFACT)
 
     reports = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
     assert [row["study_id"] for row in reports] == ["s1", "s2", "s3"]
@@ -61,9 +63,9 @@ def test_sentences_and_reports_get_their_claims(recipe: Path) -> None:
     assert said[sentences.text_key("No acute disease.")]["normal"]
 
 
-def test_summary_counts_occurrences_and_findings(recipe: Path) -> None:
-    main(["--config", str(recipe)])
-    summary = open_artifact(labels.KIND.at(recipe.parent), labels.KIND).summary
+def test_summary_counts_occurrences_and_findings(config_file: Path) -> None:
+    main(["--config", str(config_file)])
+    summary = open_artifact(labels.ARTIFACT.at(config_file.parent), labels.ARTIFACT).summary
     assert summary["sentences"] == 7
     assert summary["distinct_sentences"] == 6
     assert summary["share_with_claims"] == pytest.approx(5 / 7, abs=1e-4)
@@ -74,16 +76,18 @@ def test_summary_counts_occurrences_and_findings(recipe: Path) -> None:
     }
 
 
-def test_a_second_run_reuses_the_artifact(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--config", str(recipe)])
+def test_a_second_run_reuses_the_artifact(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--config", str(config_file)])
     capsys.readouterr()
-    main(["--config", str(recipe)])
+    main(["--config", str(config_file)])
     assert '"reused"' in capsys.readouterr().out
 
 
 def test_without_sentences_the_job_names_the_one_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "recipe.yaml").write_text(f"work: {tmp_path}\n")
-    assert main(["--config", str(tmp_path / "recipe.yaml")]) == 4
+    (tmp_path / "config.yaml").write_text(f"work: {tmp_path}\n")
+    assert main(["--config", str(tmp_path / "config.yaml")]) == 4
     assert "split_sentences" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 from pipelines.calibrate_scores import main as calibrate
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
-from tests.synthetic.corpus import KINDS, write_recipe
+from tests.synthetic.corpus import KINDS, write_config
 from tests.synthetic.evaluated import write_evaluated
 from tests.synthetic.published import PROMPTS, publish
 
@@ -21,8 +21,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
     pair = "{name: pneumonia, label: Pneumonia, positive: [pneumonia, %s], negative: no pneumonia}"
     (work / "other.yaml").write_text(f"format_version: 1\nfindings: [{pair % CANARY}]\n")
-    recipe = write_recipe(
-        work / "recipe.yaml",
+    config_file = write_config(
+        work / "config.yaml",
         work,
         evaluate={
             "bootstrap": 10,
@@ -33,14 +33,14 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         probabilities={"least_per_class": 2},
         source={"root": str(work)},
     )
-    assert calibrate(["--config", str(recipe)]) == 0
-    assert evaluate(["--config", str(recipe)]) == 0
+    assert calibrate(["--config", str(config_file)]) == 0
+    assert evaluate(["--config", str(config_file)]) == 0
     return work
 
 
 def page(work: Path, *, private: bool) -> str:
-    recipe = str(work / "recipe.yaml")
-    assert main(["--config", recipe, "--set", f"report.private={str(private).lower()}"]) == 0
+    config_file = str(work / "config.yaml")
+    assert main(["--config", config_file, "--set", f"report.private={str(private).lower()}"]) == 0
     return (work / "report.html").read_text(encoding="utf-8")
 
 
@@ -48,18 +48,20 @@ def test_trust_and_false_negatives_have_their_sections(work: Path) -> None:
     text = page(work, private=False)
     assert 'id="trust"' in text
     assert 'id="audit"' in text
-    assert "Reliability: share of films" in text
+    assert "Reliability: share of images" in text
     assert "best minus worst AUC" not in text  # one view alone: no gap
     assert CANARY in text
     assert "Pairs most likely to be false" in text
     assert any(said in text for _, *pair in KINDS for said in pair)
 
 
-def test_a_private_page_keeps_the_figures_and_drops_prompts_films_and_sentences(work: Path) -> None:
+def test_a_private_page_keeps_the_figures_and_drops_prompts_images_and_sentences(
+    work: Path,
+) -> None:
     text = page(work, private=True)
     assert 'id="trust"' in text
     assert 'id="audit"' in text
-    assert "Reliability: share of films" in text
+    assert "Reliability: share of images" in text
     assert CANARY not in text
     assert "Pairs most likely" not in text
     assert "data:image" not in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import warm
-from medclip_dcl.artifact import Artifact, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
@@ -29,16 +29,16 @@ DEADLINE_S = 90
 
 
 def write_model(work: Path, scale: float = 4.0) -> None:
-    recipe = make_recipe(masked_lm.KIND, {"scale": scale}, {})
-    kind = masked_lm.KIND
-    with drafting(kind.at(work), kind, recipe) as draft:
-        save_language_model(tiny_bert(scale=scale), tiny_tokenizer(), draft.directory)
-        draft.seal({})
+    config_file = make_fingerprint(masked_lm.ARTIFACT, {"scale": scale}, {})
+    kind = masked_lm.ARTIFACT
+    with write_artifact(kind.at(work), kind, config_file) as writer:
+        save_language_model(tiny_bert(scale=scale), tiny_tokenizer(), writer.directory)
+        writer.commit({})
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
     path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     assert split_sentences.main(["--config", str(path)]) == 0
@@ -46,29 +46,29 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def run(recipe: Path, *more: str) -> Artifact:
-    assert score_sentences.main(["--config", str(recipe), *more]) == 0
-    return open_artifact(recipe.parent / "work" / "likelihoods", scoring.KIND)
+def run(config_file: Path, *more: str) -> Artifact:
+    assert score_sentences.main(["--config", str(config_file), *more]) == 0
+    return open_artifact(config_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
 
 
-def run_elsewhere(recipe: Path) -> Artifact:
+def run_elsewhere(config_file: Path) -> Artifact:
     """An uninterrupted run on equal inputs in a folder of its own."""
-    work = recipe.parent / "elsewhere"
+    work = config_file.parent / "elsewhere"
     for name in ("sentences", "language_model"):
-        shutil.copytree(recipe.parent / "work" / name, work / name)
-    other = recipe.parent / "elsewhere.yaml"
+        shutil.copytree(config_file.parent / "work" / name, work / name)
+    other = config_file.parent / "elsewhere.yaml"
     other.write_text(f"work: {work}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     assert score_sentences.main(["--config", str(other), *UNITS]) == 0
-    return open_artifact(work / "likelihoods", scoring.KIND)
+    return open_artifact(work / "likelihoods", scoring.ARTIFACT)
 
 
-def parts_folder(recipe: Path) -> Path:
-    return recipe.parent / "work" / ".likelihoods.draft" / "parts"
+def parts_folder(config_file: Path) -> Path:
+    return config_file.parent / "work" / ".likelihoods.draft" / "parts"
 
 
-def acknowledged(recipe: Path) -> dict[str, float]:
+def acknowledged(config_file: Path) -> dict[str, float]:
     """Scores on disk; none of them of a sentence that is cut into spans."""
-    rows = read_parts(parts_folder(recipe))[0].to_pylist()
+    rows = read_parts(parts_folder(config_file))[0].to_pylist()
     assert all(row["first"] == 0 for row in rows)
     assert len({row["text_key"] for row in rows}) == len(rows)
     return {row["text_key"]: row["pll_nats"] for row in rows}
@@ -91,16 +91,16 @@ def stop_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, t
     return asked
 
 
-def cut_short(recipe: Path, tasks: int = 2) -> None:
+def cut_short(config_file: Path, tasks: int = 2) -> None:
     """Stop the job after a few units."""
     with pytest.MonkeyPatch.context() as patch:
         stop_after(tasks, patch)
-        assert score_sentences.main(["--config", str(recipe), *UNITS]) == 75
+        assert score_sentences.main(["--config", str(config_file), *UNITS]) == 75
 
 
-def test_scores_and_counts_are_those_of_the_sentences(recipe):
-    table = read_table(run(recipe, *UNITS).path, scoring.LIKELIHOODS)
-    corpus = open_artifact(recipe.parent / "work" / "sentences", sentences.KIND)
+def test_scores_and_counts_are_those_of_the_sentences(config_file):
+    table = read_table(run(config_file, *UNITS).path, scoring.LIKELIHOODS)
+    corpus = open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
     distinct = distinct_sentences(corpus)
     texts = distinct["text"].to_pylist()
     expected = pseudo_log_likelihood(tiny_bert(), tiny_tokenizer(), texts)
@@ -110,158 +110,163 @@ def test_scores_and_counts_are_those_of_the_sentences(recipe):
     assert max(table["count"].to_pylist()) > 3
 
 
-def test_recipe_names_model_tokenizer_variant_dtype_and_splitter(recipe):
-    artifact = run(recipe)
-    assert set(artifact.recipe["settings"]) >= HEADER
-    assert all(artifact.recipe["settings"][name] for name in HEADER)
-    assert set(artifact.recipe["inputs"]) == {"sentences", "language_model"}
+def test_recipe_names_model_tokenizer_variant_dtype_and_splitter(config_file):
+    artifact = run(config_file)
+    assert set(artifact.fingerprint["settings"]) >= HEADER
+    assert all(artifact.fingerprint["settings"][name] for name in HEADER)
+    assert set(artifact.fingerprint["inputs"]) == {"sentences", "language_model"}
 
 
-def test_whole_scores_are_reused_where_another_engine_is_at_hand(recipe, capsys):
-    assert run(recipe, "--set", "likelihood.engine=plain").recipe["settings"]["engine"] == "plain"
-    assert run(recipe).recipe["settings"]["engine"] == "plain"
+def test_whole_scores_are_reused_where_another_engine_is_at_hand(config_file, capsys):
+    assert (
+        run(config_file, "--set", "likelihood.engine=plain").fingerprint["settings"]["engine"]
+        == "plain"
+    )
+    assert run(config_file).fingerprint["settings"]["engine"] == "plain"
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
-    run(recipe, "--set", "likelihood.engine=onnxruntime")
+    run(config_file, "--set", "likelihood.engine=onnxruntime")
     assert "settings.engine: " in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model"])
-def test_what_changes_scores_makes_them_anew_and_is_named(recipe, capsys, change):
-    digest = run(recipe).digest
+def test_what_changes_scores_makes_them_anew_and_is_named(config_file, capsys, change):
+    digest = run(config_file).digest
     more = {
         "variant": ("--set", "likelihood.variant=within_word_l2r"),
         "dtype": ("--set", "likelihood.dtype=bfloat16"),
         "model": (),
     }[change]
     if change == "model":
-        write_model(recipe.parent / "work", scale=3.0)
-    assert run(recipe, *more).digest != digest
+        write_model(config_file.parent / "work", scale=3.0)
+    assert run(config_file, *more).digest != digest
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["state"] == "made"
     assert f"settings.{change}: " in said["replaced"]
 
 
 @pytest.mark.parametrize("change", ["variant", "dtype", "model", "splitter"])
-def test_the_eta_cache_refuses_other_scores_by_name(recipe, capsys, monkeypatch, change):
-    run(recipe)
+def test_the_eta_cache_refuses_other_scores_by_name(config_file, capsys, monkeypatch, change):
+    run(config_file)
     more: list[str] = []
     if change in {"variant", "dtype"}:
         value = {"variant": "within_word_l2r", "dtype": "bfloat16"}[change]
         more = ["--set", f"likelihood.{change}={value}"]
     elif change == "model":
-        write_model(recipe.parent / "work", scale=3.0)
+        write_model(config_file.parent / "work", scale=3.0)
     else:
         monkeypatch.setattr(split_sentences, "SPLITTER", "another one")
-        assert split_sentences.main(["--config", str(recipe)]) == 0
-    assert build_eta_cache.main(["--config", str(recipe), *more]) == 4
+        assert split_sentences.main(["--config", str(config_file)]) == 0
+    assert build_eta_cache.main(["--config", str(config_file), *more]) == 4
     said = capsys.readouterr().err
     assert f"{change}: " in said
     assert "rerun score_sentences" in said
-    run(recipe, *more)
-    assert build_eta_cache.main(["--config", str(recipe), *more]) == 0
+    run(config_file, *more)
+    assert build_eta_cache.main(["--config", str(config_file), *more]) == 0
 
 
-def test_what_changes_speed_alone_reuses_scores(recipe, capsys):
-    run(recipe)
-    run(recipe, *UNITS, "--set", "likelihood.workers=1", "--set", "likelihood.token_budget=100")
+def test_what_changes_speed_alone_reuses_scores(config_file, capsys):
+    run(config_file)
+    run(
+        config_file, *UNITS, "--set", "likelihood.workers=1", "--set", "likelihood.token_budget=100"
+    )
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     "change", ["variant", "dtype", "engine", "model", "normalisation", "splitter"]
 )
-def test_an_unfinished_draft_refuses_other_scores_by_name(recipe, capsys, monkeypatch, change):
-    cut_short(recipe)
-    before = acknowledged(recipe)
+def test_an_unfinished_draft_refuses_other_scores_by_name(config_file, capsys, monkeypatch, change):
+    cut_short(config_file)
+    before = acknowledged(config_file)
     more: list[str] = []
     if change in {"variant", "dtype", "engine"}:
         values = {"variant": "within_word_l2r", "dtype": "bfloat16", "engine": "plain"}
         value = values[change]
         more = ["--set", f"likelihood.{change}={value}"]
     elif change == "model":
-        write_model(recipe.parent / "work", scale=3.0)
+        write_model(config_file.parent / "work", scale=3.0)
     elif change == "normalisation":
         monkeypatch.setattr(sentences, "NORMALISATION", "lower case")
     else:
         monkeypatch.setattr(split_sentences, "SPLITTER", "another one")
-        assert split_sentences.main(["--config", str(recipe)]) == 0
+        assert split_sentences.main(["--config", str(config_file)]) == 0
     capsys.readouterr()
-    assert score_sentences.main(["--config", str(recipe), *more, *UNITS]) == 4
+    assert score_sentences.main(["--config", str(config_file), *more, *UNITS]) == 4
     said = capsys.readouterr().err
     assert f"settings.{change}: " in said
     assert "delete that folder" in said
-    assert acknowledged(recipe) == before
+    assert acknowledged(config_file) == before
 
 
-def test_another_tokenizer_alone_is_refused_by_name(recipe, capsys):
-    cut_short(recipe)
-    work = recipe.parent / "work"
-    old = shutil.copytree(work / "language_model", recipe.parent / "old")
+def test_another_tokenizer_alone_is_refused_by_name(config_file, capsys):
+    cut_short(config_file)
+    work = config_file.parent / "work"
+    old = shutil.copytree(work / "language_model", config_file.parent / "old")
     tokenizer = json.loads((old / "tokenizer.json").read_text())
     tokenizer["normalizer"]["strip_accents"] = True
     (old / "tokenizer.json").write_text(json.dumps(tokenizer))
     (old / "artifact.json").unlink()
-    kind = masked_lm.KIND
-    with drafting(kind.at(work), kind, make_recipe(kind, {"other": 1}, {})) as draft:
-        shutil.copytree(old, draft.directory, dirs_exist_ok=True)
-        draft.seal({})
-    assert score_sentences.main(["--config", str(recipe), *UNITS]) == 4
+    kind = masked_lm.ARTIFACT
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {"other": 1}, {})) as writer:
+        shutil.copytree(old, writer.directory, dirs_exist_ok=True)
+        writer.commit({})
+    assert score_sentences.main(["--config", str(config_file), *UNITS]) == 4
     said = capsys.readouterr().err
     assert "settings.tokenizer: " in said
     assert "settings.model: " not in said
 
 
-def test_a_stopped_run_goes_on_without_scoring_anything_twice(recipe, monkeypatch):
-    cut_short(recipe)
-    before = acknowledged(recipe)
+def test_a_stopped_run_goes_on_without_scoring_anything_twice(config_file, monkeypatch):
+    cut_short(config_file)
+    before = acknowledged(config_file)
     assert 2 <= len(before) < 20
     asked = stop_after(-1, monkeypatch)
-    resumed = run(recipe, *UNITS)
+    resumed = run(config_file, *UNITS)
     assert len(set(asked)) == len(asked) > 0
     assert not {key for key, _ in asked} & before.keys()
     table = read_table(resumed.path, scoring.LIKELIHOODS).to_pylist()
     final = {row["text_key"]: row["pll_nats"] for row in table}
     assert {key: final[key] for key in before} == before
-    assert resumed.digest == run_elsewhere(recipe).digest
+    assert resumed.digest == run_elsewhere(config_file).digest
 
 
-def test_a_damaged_part_is_scored_again_and_said_so(recipe, capsys):
-    cut_short(recipe)
-    part = next(parts_folder(recipe).glob("part-*.parquet"))
+def test_a_damaged_part_is_scored_again_and_said_so(config_file, capsys):
+    cut_short(config_file)
+    part = next(parts_folder(config_file).glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:-9])
-    assert run(recipe, *UNITS).digest == run_elsewhere(recipe).digest
+    assert run(config_file, *UNITS).digest == run_elsewhere(config_file).digest
     assert '"damaged_parts": 1' in capsys.readouterr().out
 
 
-def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(recipe, monkeypatch):
-    cut_short(recipe)
-    before = acknowledged(recipe)
+def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(config_file, monkeypatch):
+    cut_short(config_file)
+    before = acknowledged(config_file)
     asked = stop_after(-1, monkeypatch)
     other = ("--set", "likelihood.unit_pieces=77", "--set", "likelihood.token_budget=99")
-    table = read_table(run(recipe, *other).path, scoring.LIKELIHOODS).to_pylist()
+    table = read_table(run(config_file, *other).path, scoring.LIKELIHOODS).to_pylist()
     assert not {key for key, _ in asked} & before.keys()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
 
 
-def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(recipe):
-    log = recipe.parent / "log"
-    process = warm.start("score_sentences", ["--config", str(recipe), *UNITS], log)
+def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(config_file):
+    log = config_file.parent / "log"
+    process = warm.start("score_sentences", ["--config", str(config_file), *UNITS], log)
     deadline = time.monotonic() + DEADLINE_S
-    while process.is_alive() and not list(parts_folder(recipe).glob("part-*")):
+    while process.is_alive() and not list(parts_folder(config_file).glob("part-*")):
         assert time.monotonic() < deadline
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert process.exitcode == -signal.SIGKILL, log.read_text()
-    before = acknowledged(recipe)
+    before = acknowledged(config_file)
     assert before
-    resumed = run(recipe, *UNITS)
+    resumed = run(config_file, *UNITS)
     assert list(resumed.files) == ["likelihoods.parquet"]
-    assert resumed.digest == run_elsewhere(recipe).digest
+    assert resumed.digest == run_elsewhere(config_file).digest
     table = read_table(resumed.path, scoring.LIKELIHOODS).to_pylist()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
 
 
-def launch(recipe: Path, processes: int, *more: str) -> list[int]:
+def launch(config_file: Path, processes: int, *more: str) -> list[int]:
     """Start the job as a launcher does; gives the exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -269,8 +274,8 @@ def launch(recipe: Path, processes: int, *more: str) -> list[int]:
     crew = [
         warm.start(
             "score_sentences",
-            ["--config", str(recipe), *UNITS, *more],
-            recipe.parent / f"log-{rank}",
+            ["--config", str(config_file), *UNITS, *more],
+            config_file.parent / f"log-{rank}",
             {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -288,30 +293,30 @@ def launch(recipe: Path, processes: int, *more: str) -> list[int]:
     return [process.exitcode for process in crew]
 
 
-def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(recipe):
-    cut_short(recipe)
-    before = acknowledged(recipe)
-    assert launch(recipe, 2) == [0, 0], (recipe.parent / "log-1").read_text()
-    artifact = open_artifact(recipe.parent / "work" / "likelihoods", scoring.KIND)
-    assert artifact.digest == run_elsewhere(recipe).digest
+def test_two_launched_processes_share_the_units_and_end_with_the_bytes_of_one(config_file):
+    cut_short(config_file)
+    before = acknowledged(config_file)
+    assert launch(config_file, 2) == [0, 0], (config_file.parent / "log-1").read_text()
+    artifact = open_artifact(config_file.parent / "work" / "likelihoods", scoring.ARTIFACT)
+    assert artifact.digest == run_elsewhere(config_file).digest
     table = read_table(artifact.path, scoring.LIKELIHOODS).to_pylist()
     assert before.items() <= {row["text_key"]: row["pll_nats"] for row in table}.items()
-    assert "1 of 2 shares" in (recipe.parent / "log-0").read_text()
-    assert not (recipe.parent / "work" / ".likelihoods.draft").exists()
-    assert launch(recipe, 2) == [0, 0]
-    assert '"state": "reused"' in (recipe.parent / "log-0").read_text()
-    assert "score sentences" not in (recipe.parent / "log-1").read_text()
+    assert "1 of 2 shares" in (config_file.parent / "log-0").read_text()
+    assert not (config_file.parent / "work" / ".likelihoods.draft").exists()
+    assert launch(config_file, 2) == [0, 0]
+    assert '"state": "reused"' in (config_file.parent / "log-0").read_text()
+    assert "score sentences" not in (config_file.parent / "log-1").read_text()
 
 
-def test_what_the_main_process_refuses_ends_the_others(recipe):
-    cut_short(recipe)
-    codes = launch(recipe, 2, "--set", "likelihood.dtype=bfloat16")
+def test_what_the_main_process_refuses_ends_the_others(config_file):
+    cut_short(config_file)
+    codes = launch(config_file, 2, "--set", "likelihood.dtype=bfloat16")
     assert codes == [4, 0]
-    assert "settings.dtype: " in (recipe.parent / "log-0").read_text()
+    assert "settings.dtype: " in (config_file.parent / "log-0").read_text()
 
 
-def test_summary_tells_counts_and_spread(recipe, capsys):
-    summary = run(recipe).summary
+def test_summary_tells_counts_and_spread(config_file, capsys):
+    summary = run(config_file).summary
     assert summary["sentences"] == 22
     assert summary["truncated"] == 0
     assert summary["pll_p5_nats"] < summary["pll_median_nats"] < summary["pll_p95_nats"] < 0

@@ -13,20 +13,20 @@ from tests.synthetic.reports import write_reports
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
     path.write_text(f"work: {tmp_path / 'work'}\nsentences: {{min_words: 3}}\n", encoding="utf-8")
     write_reports(tmp_path / "work")
     return path
 
 
-def run(recipe: Path, *more: str):
-    assert split_sentences.main(["--config", str(recipe), *more]) == 0
-    return open_artifact(recipe.parent / "work" / "sentences", sentences.KIND)
+def run(config_file: Path, *more: str):
+    assert split_sentences.main(["--config", str(config_file), *more]) == 0
+    return open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
 
 
-def test_every_sentence_has_its_place_and_key(recipe):
-    rows = read_table(run(recipe).path, sentences.SENTENCES).to_pylist()
+def test_every_sentence_has_its_place_and_key(config_file):
+    rows = read_table(run(config_file).path, sentences.SENTENCES).to_pylist()
     first = [row for row in rows if row["study_id"] == "s0001"]
     assert [(row["section"], row["position"], row["text"]) for row in first] == [
         ("findings", 0, "Small left pleural effusion."),
@@ -38,13 +38,13 @@ def test_every_sentence_has_its_place_and_key(recipe):
     assert order == sorted(order)
 
 
-def test_last_paragraph_stands_in_for_missing_sections_alone(recipe):
-    rows = read_table(run(recipe).path, sentences.SENTENCES).to_pylist()
+def test_last_paragraph_stands_in_for_missing_sections_alone(config_file):
+    rows = read_table(run(config_file).path, sentences.SENTENCES).to_pylist()
     assert [row["study_id"] for row in rows if row["section"] == "last_paragraph"] == ["s9998"]
 
 
-def test_summary_counts_everything(recipe):
-    summary = run(recipe).summary
+def test_summary_counts_everything(config_file):
+    summary = run(config_file).summary
     assert summary["reports"] == 62
     assert summary["reports_with_sentences"] == 61
     assert summary["dropped_enumerator"] + summary["dropped_punctuation"] >= 12
@@ -53,32 +53,32 @@ def test_summary_counts_everything(recipe):
     assert summary["unique"] < summary["sentences"] < 62 * 4
 
 
-def test_summary_adds_up(recipe):
-    summary = run(recipe).summary
+def test_summary_adds_up(config_file):
+    summary = run(config_file).summary
     dropped = sum(count for name, count in summary.items() if name.startswith("dropped_"))
     assert summary["plain_sentences"] + summary["separated"] - dropped == summary["sentences"]
 
 
-def test_sections_and_rules_are_settings(recipe):
-    summary = run(recipe, "--set", 'sentences.sections=["impression"]').summary
+def test_sections_and_rules_are_settings(config_file):
+    summary = run(config_file, "--set", 'sentences.sections=["impression"]').summary
     assert summary["sections"] == 45 + 2
-    assert run(recipe, "--set", "sentences.min_words=1").summary["dropped_short"] == 0
+    assert run(config_file, "--set", "sentences.min_words=1").summary["dropped_short"] == 0
 
 
-def test_valid_sentences_are_reused(recipe, capsys):
-    digest = run(recipe).digest
-    assert run(recipe).digest == digest
+def test_valid_sentences_are_reused(config_file, capsys):
+    digest = run(config_file).digest
+    assert run(config_file).digest == digest
     assert '"state": "reused"' in capsys.readouterr().out
 
 
-def test_no_report_text_is_printed(recipe, capsys):
-    run(recipe)
+def test_no_report_text_is_printed(config_file, capsys):
+    run(config_file)
     out, err = capsys.readouterr()
     assert "effusion" not in out + err
 
 
-def test_distinct_sentences_count_the_training_split_alone(recipe):
-    artifact = run(recipe)
+def test_distinct_sentences_count_the_training_split_alone(config_file):
+    artifact = run(config_file)
     rows = read_table(artifact.path, sentences.SENTENCES).to_pylist()
     training = [row for row in rows if row["split"] == "train"]
     table = distinct_sentences(artifact).to_pylist()

@@ -17,8 +17,8 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
 from pipelines.table1 import FIGURES, FOLDER, main
 from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows
-from pipelines.table1_runs import LOG, NOTE, RECIPE, Run
-from tests.synthetic.corpus import write_recipe
+from pipelines.table1_runs import CONFIG_FILE, LOG, NOTE, Run
+from tests.synthetic.corpus import write_config
 from tests.synthetic.evaluated import PROMPTS, write_evaluated
 
 DEADLINE_S = 120
@@ -33,9 +33,9 @@ def corpus(tmp_path_factory):
     return work
 
 
-def recipe_of(work, rows, seeds, processes=1, **sections):
-    recipe = write_recipe(
-        work / "recipe.yaml",
+def config_of(work, rows, seeds, processes=1, **sections):
+    config_file = write_config(
+        work / "config.yaml",
         work,
         **{
             "eta": {"source": "frequency"},
@@ -45,9 +45,9 @@ def recipe_of(work, rows, seeds, processes=1, **sections):
             **sections,
         },
     )
-    with recipe.open("a") as stream:
+    with config_file.open("a") as stream:
         stream.write("jobs: [train]\n")  # everything before it lies there
-    return recipe
+    return config_file
 
 
 def figures(work):
@@ -59,7 +59,7 @@ def made(corpus, tmp_path_factory):
     """Two rows of two seeds, made in this process."""
     work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
     rows = ["dcl_05", "lse_nl"]
-    assert main(["--config", str(recipe_of(work, rows, [0, 1]))]) == 0
+    assert main(["--config", str(config_of(work, rows, [0, 1]))]) == 0
     return work
 
 
@@ -78,7 +78,7 @@ def test_the_table_has_the_paper_s_layout_and_values(made, capsys):
     assert cnr["low"] < cnr["value"] < cnr["high"]
     assert set(rows["dcl_05"]["against_baseline"]) == set(COLUMNS.values())
     assert rows["lse_nl"]["cost"]["model_mb"] > 0
-    assert main(["--config", str(made / "recipe.yaml")]) == 0
+    assert main(["--config", str(made / "config.yaml")]) == 0
     printed = capsys.readouterr().out
     assert "DCL eta=.05" in printed
     assert "(1.46)" in printed
@@ -88,7 +88,7 @@ def test_the_table_has_the_paper_s_layout_and_values(made, capsys):
 def test_the_mean_over_seeds_is_that_of_their_results(made):
     runs = [
         results.read_figures(
-            open_artifact(made / FOLDER / f"lse_nl/seed-{seed}/results", results.KIND)
+            open_artifact(made / FOLDER / f"lse_nl/seed-{seed}/results", results.ARTIFACT)
         )
         for seed in (0, 1)
     ]
@@ -102,13 +102,13 @@ def test_rows_and_seeds_differ_and_share_what_was_prepared(made):
         made / FOLDER / row / f"seed-{seed}" for row in ("lse_nl", "dcl_05") for seed in (0, 1)
     ]
     models = {
-        open_artifact(model_package.KIND.at(folder), model_package.KIND).digest
+        open_artifact(model_package.ARTIFACT.at(folder), model_package.ARTIFACT).digest
         for folder in folders
     }
     assert len(models) == 4
     assert all((folder / "prepared").resolve() == made / "prepared" for folder in folders)
-    recipe = load_config(folders[2] / RECIPE)
-    assert (recipe.objective.kind, recipe.eta.source, recipe.eta.constant) == (
+    config_file = load_config(folders[2] / CONFIG_FILE)
+    assert (config_file.objective.kind, config_file.eta.source, config_file.eta.constant) == (
         "debiased",
         "constant",
         0.05,
@@ -121,12 +121,12 @@ def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
     own = made / FOLDER / "dcl_05" / "seed-1" / NOTE
     cost = json.loads(own.read_text())["cpu_s"]
     own.unlink()  # as if killed before its note
-    assert main(["--config", str(made / "recipe.yaml")]) == 0
+    assert main(["--config", str(made / "config.yaml")]) == 0
     assert '"runs": 4, "done": 3' in capsys.readouterr().out
     after = [note.stat().st_mtime_ns for note in notes]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
     assert json.loads(own.read_text())["cpu_s"] >= cost > 0  # that of the training stays in it
-    changed = recipe_of(made, ["lse_nl"], [0], train={"steps": 6})
+    changed = config_of(made, ["lse_nl"], [0], train={"steps": 6})
     assert main(["--config", str(changed)]) == 0
     assert '"runs": 1, "done": 0' in capsys.readouterr().out
 
@@ -134,8 +134,8 @@ def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
 def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     work = shutil.copytree(corpus, tmp_path / "work")
     loop = {"steps": 60, "save_every_steps": 4}
-    recipe = recipe_of(work, ["dcl_05"], [0], processes=2, train=loop)
-    command = [sys.executable, "-m", "pipelines.table1", "--config", str(recipe)]
+    config_file = config_of(work, ["dcl_05"], [0], processes=2, train=loop)
+    command = [sys.executable, "-m", "pipelines.table1", "--config", str(config_file)]
     environment = {**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     table = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -149,42 +149,43 @@ def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     os.kill(table.pid, signal.SIGKILL)  # its worker hears of it, saves and ends
     table.wait()
     assert not (own / NOTE).exists()
-    assert main(["--config", str(recipe)]) == 0
+    assert main(["--config", str(config_file)]) == 0
     assert "go on" in (own / LOG).read_text()
     whole = shutil.copytree(corpus, tmp_path / "whole")
-    assert main(["--config", str(recipe_of(whole, ["dcl_05"], [0], train=loop))]) == 0
-    folders = [place / FOLDER / "dcl_05" / "seed-0" for place in (work, whole)]
+    assert main(["--config", str(config_of(whole, ["dcl_05"], [0], train=loop))]) == 0
+    folders = [folder / FOLDER / "dcl_05" / "seed-0" for folder in (work, whole)]
     losses = [
-        open_artifact(model_package.KIND.at(f), model_package.KIND).summary["loss"] for f in folders
+        open_artifact(model_package.ARTIFACT.at(f), model_package.ARTIFACT).summary["loss"]
+        for f in folders
     ]
     assert losses[0] == losses[1]  # as if nothing had happened
 
 
 def test_a_run_that_fails_is_named_and_its_exit_code_kept(corpus, tmp_path, capsys):
     work = shutil.copytree(corpus, tmp_path / "work")
-    recipe = recipe_of(work, ["dcl_lm"], [0])  # the corpus has no likelihoods
-    assert main(["--config", str(recipe)]) == 4
-    told = capsys.readouterr().err
-    assert "dcl_lm/seed-0 ended with exit code 4" in told
+    config_file = config_of(work, ["dcl_lm"], [0])  # the corpus has no likelihoods
+    assert main(["--config", str(config_file)]) == 4
+    output = capsys.readouterr().err
+    assert "dcl_lm/seed-0 ended with exit code 4" in output
     assert "likelihoods" in (work / FOLDER / "dcl_lm" / "seed-0" / LOG).read_text()
 
 
 def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
-    plain = load_config(write_recipe(tmp_path / "recipe.yaml", tmp_path))
+    plain = load_config(write_config(tmp_path / "config.yaml", tmp_path))
     names = [row.name for row in chosen_rows(plain)]
     assert names == [row.name for row in PAPER_ROWS]
     assert len(names) == 9
-    more = load_config(tmp_path / "recipe.yaml", ["table1.variants=true"])
+    more = load_config(tmp_path / "config.yaml", ["table1.variants=true"])
     assert [row.name for row in chosen_rows(more)][9:] == ["multipositive", "dcl_mates", "shuffled"]
     with pytest.raises(ConfigError, match=r"names \['beauty'\]; choose among"):
-        chosen_rows(load_config(tmp_path / "recipe.yaml", ['table1.rows=["beauty"]']))
+        chosen_rows(load_config(tmp_path / "config.yaml", ['table1.rows=["beauty"]']))
 
 
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     adapter = {"adapter": {"model": "tests.synthetic.clip:build"}}
     models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
     table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "processes": 1, "models": models}
-    assert main(["--config", str(recipe_of(made, [], [], table1=table))]) == 0
+    assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
     rows = figures(made)["rows"]
     assert list(rows) == ["biovil", "clip"]
     assert rows["biovil"]["seeds"] == [0]  # nothing is drawn: once

@@ -23,13 +23,13 @@ from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
 from medclip_dcl import load, model_package
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import eta
-from medclip_dcl.model_package import read_published, subject_hash
+from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.tables import write_table
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.train import main
-from tests.synthetic.corpus import write_corpus, write_eta, write_recipe
+from tests.synthetic.corpus import write_config, write_corpus, write_eta
 
 STEPS = 240
 LONG = {"steps": STEPS, "save_every_steps": 20}
@@ -57,7 +57,7 @@ def copy_of(corpus: Path, folder: Path) -> Path:
 
 
 def train(work: Path, **sections: Mapping[str, Any]) -> int:
-    return main(["--config", str(write_recipe(work / "recipe.yaml", work, **sections))])
+    return main(["--config", str(write_config(work / "config.yaml", work, **sections))])
 
 
 def figures(work: Path) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def figures(work: Path) -> list[dict[str, Any]]:
 
 
 def digest(work: Path) -> str:
-    return read_published(model_package.KIND.at(work)).digest
+    return read_model_package(model_package.ARTIFACT.at(work)).digest
 
 
 def environment() -> dict[str, str]:
@@ -76,8 +76,8 @@ def environment() -> dict[str, str]:
 
 
 def start(command: list[str], work: Path, **sections: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    recipe = write_recipe(work / "recipe.yaml", work, **sections)
-    arguments = [sys.executable, "-m", *command, "--config", str(recipe)]
+    config_file = write_config(work / "config.yaml", work, **sections)
+    arguments = [sys.executable, "-m", *command, "--config", str(config_file)]
     return subprocess.Popen(
         arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -96,7 +96,7 @@ def wait_for_step(work: Path, step: int) -> None:
 
 
 def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
-    model = read_published(model_package.KIND.at(whole_run))
+    model = read_model_package(model_package.ARTIFACT.at(whole_run))
     assert model.card["data"]["studies"] == 24
     assert model.card["grid"] == {"rows": 4, "columns": 4}
     assert len(model.card["prompts"]) == 5
@@ -127,11 +127,12 @@ def test_training_learns_and_shuffled_reports_do_not(
 def test_a_second_run_of_the_same_recipe_reuses_the_model(
     whole_run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = open_artifact(model_package.KIND.at(whole_run), model_package.KIND)
+    before = open_artifact(model_package.ARTIFACT.at(whole_run), model_package.ARTIFACT)
     assert train(whole_run, train={**LONG, "log_every_steps": 7}) == 0
     assert '"state": "reused"' in capfd.readouterr().out
     assert (
-        open_artifact(model_package.KIND.at(whole_run), model_package.KIND).origin == before.origin
+        open_artifact(model_package.ARTIFACT.at(whole_run), model_package.ARTIFACT).origin
+        == before.origin
     )
 
 
@@ -142,7 +143,7 @@ def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert not model_package.KIND.at(work).exists()
+    assert not model_package.ARTIFACT.at(work).exists()
     assert train(work, train=LONG) == 0
     assert figures(work) == figures(whole_run)
     assert digest(work) == digest(whole_run)
@@ -234,10 +235,10 @@ def test_a_missing_eta_is_named(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     work = copy_of(corpus, tmp_path)
-    kind = eta.KIND
-    with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
-        write_table(draft.directory, eta.ETA, [])
-        draft.seal({})
+    kind = eta.ARTIFACT
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
+        write_table(writer.directory, eta.ETA, [])
+        writer.commit({})
     assert train(work) == 4
     assert "8 sentences have no eta" in capfd.readouterr().err
 
@@ -248,17 +249,17 @@ def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
     work = copy_of(corpus, tmp_path)
     settings = {"learning_rate": 1e30, "max_skipped": 3, "weight_decay": 0.0}
     assert train(work, train={**LONG, **settings}) == 1
-    told = capfd.readouterr().err
-    assert "3 steps in a row" in told
-    assert "s0" in told
-    assert "pneumonia" not in told
+    output = capfd.readouterr().err
+    assert "3 steps in a row" in output
+    assert "s0" in output
+    assert "pneumonia" not in output
 
 
 BEST = {
     "steps": 40,
     "save_every_steps": 40,
     "validate_every_steps": 5,
-    "validate_films": 8,
+    "validate_images": 8,
     "best_metric": "validation_recall_at_10",
 }
 
@@ -276,11 +277,11 @@ def test_the_best_checkpoint_is_kept_and_published(
     lines = {line["step"]: line for line in figures(work) if "validation_loss" in line}
     assert list(lines) == list(range(5, 41, 5))
     assert {line["validation_auc"] for line in lines.values()} == {None}  # no label says absent
-    assert {line["validation_recall_at_10"] for line in lines.values()} == {1}  # 8 films in all
+    assert {line["validation_recall_at_10"] for line in lines.values()} == {1}  # 8 images in all
     assert all(line["validation_uncorrected_loss"] > 0 for line in lines.values())
     least = min(lines, key=lambda step: lines[step]["validation_loss"])
     best = least if metric == "validation_loss" else 5  # of equal steps the first
-    training = read_published(model_package.KIND.at(work)).card["training"]
+    training = read_model_package(model_package.ARTIFACT.at(work)).card["training"]
     assert training["published_step"] == best
     assert training["best"] == {"metric": metric, "value": lines[best][metric]}
 
@@ -301,12 +302,12 @@ def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
     model = {"image": image, "similarity": {"dim": 16}}
     assert train(work, model=model, train={"steps": 2, "text_frozen_steps": 2}) == 0
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    told = {line["weights"]: line for line in lines if "weights" in line}
-    assert told["text"]["missing"] == 0
-    assert told["text"]["matched"] > 20
-    assert told["image"]["missing"] == 2  # the norm of the last map, which a classifier lacks
-    assert told["image"]["unexpected"] == 4  # its last norm and its classes
-    predictor = load(model_package.KIND.at(work))
+    output = {line["weights"]: line for line in lines if "weights" in line}
+    assert output["text"]["missing"] == 0
+    assert output["text"]["matched"] > 20
+    assert output["image"]["missing"] == 2  # the norm of the last map, which a classifier lacks
+    assert output["image"]["unexpected"] == 4  # its last norm and its classes
+    predictor = load(model_package.ARTIFACT.at(work))
     regions = predictor.embed_images(np.zeros((1, 40, 40), dtype=np.uint8))
     assert regions.shape == (1, 4, 4, 16)
     start = load_file(work / "language_model" / "model.safetensors")
@@ -319,17 +320,17 @@ def test_the_validation_settings_may_change_only_where_they_choose_no_model(
 ) -> None:
     work = copy_of(corpus, tmp_path)
     assert stop_after(work, 2, train=BEST) == 75
-    assert train(work, train={**BEST, "validate_films": 4}) == 4
-    assert "settings.train.validate_films: 8 -> 4" in capfd.readouterr().err
+    assert train(work, train={**BEST, "validate_images": 4}) == 4
+    assert "settings.train.validate_images: 8 -> 4" in capfd.readouterr().err
 
 
 def test_figures_go_to_a_tracker_as_well(corpus: Path, tmp_path: Path) -> None:
     work = copy_of(corpus, tmp_path)
     assert train(work, train={"trackers": ["tensorboard"], "validate_every_steps": 6}) == 0
-    told = scalars(work / "trackers")
+    reported = scalars(work / "trackers")
     for line in read_metrics(work / "checkpoints"):
         for name, value in line.items():
-            assert told[name, line["step"]] == pytest.approx(value, rel=1e-6), name
+            assert reported[name, line["step"]] == pytest.approx(value, rel=1e-6), name
     texts = b"".join(path.read_bytes() for path in (work / "trackers").rglob("*") if path.is_file())
     assert b"train.global_batch" in texts
     assert str(work).encode() not in texts
@@ -339,11 +340,11 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
     """Read event files: length, checksum, event, checksum, one after the other."""
     found = {}
     for path in folder.rglob("events.out.*"):
-        data, place = path.read_bytes(), 0
-        while place < len(data):
-            (length,) = struct.unpack_from("<Q", data, place)
-            event = Event.FromString(data[place + 12 : place + 12 + length])
-            place += length + 16
+        data, index = path.read_bytes(), 0
+        while index < len(data):
+            (length,) = struct.unpack_from("<Q", data, index)
+            event = Event.FromString(data[index + 12 : index + 12 + length])
+            index += length + 16
             for value in event.summary.value:
                 found[value.tag, event.step] = value.simple_value
     return found
@@ -379,8 +380,8 @@ def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
         train={**settings, "processes": 2},
         objective=objective,
     )
-    _, told = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, told.decode()
+    _, output = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output.decode()
     ours, theirs = figures(one), figures(two)
     assert len(ours) == len(theirs) == 10
     assert ours[0]["loss"] != ours[-1]["loss"]

@@ -12,13 +12,13 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from pipelines.write_cards import main
-from tests.synthetic.corpus import write_recipe
+from tests.synthetic.corpus import write_config
 from tests.synthetic.evaluated import evaluate_here, write_evaluated
 from tests.synthetic.published import publish
 
 WORDS = {
     "intended_use": "Comparing losses.",
-    "limits": ["Tiny films alone."],
+    "limits": ["Tiny images alone."],
     "licence": "MIT",
     "data": "Drawn for a test.",
 }
@@ -30,8 +30,10 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(work: Path, **words: Any) -> int:
-    recipe = write_recipe(work / "cards.yaml", work, card=WORDS | words, source={"root": str(work)})
-    return main(["--config", str(recipe)])
+    config_file = write_config(
+        work / "cards.yaml", work, card=WORDS | words, source={"root": str(work)}
+    )
+    return main(["--config", str(config_file)])
 
 
 def facts(work: Path, name: str) -> dict[str, Any]:
@@ -46,28 +48,28 @@ def test_publishing_is_refused_while_a_text_is_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, empty: Any
 ) -> None:
     work = write_evaluated(tmp_path / "work")
-    model = open_artifact(work / "model", model_package.KIND)
+    model = open_artifact(work / "model", model_package.ARTIFACT)
     assert run(work, **{name: empty}) == 2
     assert f"card.{name} empty" in capsys.readouterr().err
     with pytest.raises(ArtifactMissing, match="fill the recipe's card section"):
         export.cards_of(work, model)
-    assert open_artifact(work / "model", model_package.KIND).digest == model.digest
+    assert open_artifact(work / "model", model_package.ARTIFACT).digest == model.digest
 
 
 def test_the_cards_open_the_gate_for_their_own_model_alone(tmp_path: Path) -> None:
     work = write_evaluated(tmp_path / "work")
     assert run(work) == 0
-    model = open_artifact(work / "model", model_package.KIND)
+    model = open_artifact(work / "model", model_package.ARTIFACT)
     assert export.cards_of(work, model).summary["model"] == model.digest
     publish(work / "model", ["elsewhere"], seed=1)
     with pytest.raises(ArtifactStale, match="rerun write_cards"):
-        export.cards_of(work, open_artifact(work / "model", model_package.KIND))
+        export.cards_of(work, open_artifact(work / "model", model_package.ARTIFACT))
 
 
 def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     assert run(evaluated) == 0
     found = facts(evaluated, export.MODEL_FACTS)
-    tree = results.read_figures(open_artifact(results.KIND.at(evaluated), results.KIND))
+    tree = results.read_figures(open_artifact(results.ARTIFACT.at(evaluated), results.ARTIFACT))
     auc = tree["questions"]["zero_shot"]["figures"]["mean_auc"]
     assert found["evaluation"]["figures"]["zero-shot AUC, mean of findings"] == {
         **auc,
@@ -76,7 +78,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
     text = (evaluated / "cards" / export.MODEL_CARD).read_text()
     assert text.startswith("---\nlicense: mit\n")
     assert "Comparing losses." in text
-    assert "- Tiny films alone." in text
+    assert "- Tiny images alone." in text
     shown = f"{auc['value']:.3f} [{auc['low']:.3f}, {auc['high']:.3f}]"
     assert f"| zero-shot AUC, mean of findings | {shown} | 0.500 |" in text
     assert "12 steps with 8 pairs each, from 24 studies of 24 patients" in text
@@ -85,7 +87,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
 def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     assert run(evaluated) == 0
     found = facts(evaluated, export.DATA_FACTS)
-    counts = {name: (row["films"], row["patients"]) for name, row in found["splits"].items()}
+    counts = {name: (row["images"], row["patients"]) for name, row in found["splits"].items()}
     assert counts == {"train": (30, 24), "validate": (10, 8), "test": (10, 8)}
     assert found["splits"]["test"]["views"] == "PA 10"
     assert found["labels"]["Pneumonia"] == {
@@ -97,11 +99,11 @@ def test_the_data_card_counts_split_by_split(evaluated: Path) -> None:
     assert found["terms"] == "Drawn for a test."
 
 
-def test_cards_name_no_patient_film_or_sentence(evaluated: Path) -> None:
+def test_cards_name_no_patient_image_or_sentence(evaluated: Path) -> None:
     assert run(evaluated) == 0
-    said = read_table(sentences.KIND.at(evaluated), sentences.SENTENCES)["text"].to_pylist()
+    said = read_table(sentences.ARTIFACT.at(evaluated), sentences.SENTENCES)["text"].to_pylist()
     text = "".join(path.read_text() for path in (evaluated / "cards").glob("*_card.*"))
-    assert not re.search(r"\bp0\d\d\b|film0\d\d|\bs0\d\d\b", text)
+    assert not re.search(r"\bp0\d\d\b|image0\d\d|\bs0\d\d\b", text)
     assert not [sentence for sentence in set(said) if sentence in text]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
-from tests.synthetic.corpus import KINDS, write_recipe
+from tests.synthetic.corpus import KINDS, write_config
 from tests.synthetic.evaluated import write_evaluated, write_texts
 from tests.synthetic.published import publish
 
@@ -43,8 +43,8 @@ class Page(HTMLParser):
 
 
 def report(work, **sections):
-    recipe = write_recipe(work / "recipe.yaml", work, **sections)
-    assert main(["--config", str(recipe)]) == 0
+    config_file = write_config(work / "config.yaml", work, **sections)
+    assert main(["--config", str(config_file)]) == 0
     return (work / "report.html").read_text(encoding="utf-8")
 
 
@@ -54,8 +54,8 @@ def work(tmp_path_factory):
     gallery = work / "gallery.txt"
     gallery.write_text("\n".join(said for _, said, _ in KINDS))
     settings = {"bootstrap": 20, "gallery": str(gallery)}
-    recipe = write_recipe(work / "recipe.yaml", work, evaluate=settings)
-    assert evaluate(["--config", str(recipe)]) == 0
+    config_file = write_config(work / "config.yaml", work, evaluate=settings)
+    assert evaluate(["--config", str(config_file)]) == 0
     return work
 
 
@@ -96,10 +96,10 @@ def test_real_studies_are_not_called_generated(open_page):
 
 def test_generated_studies_are_called_so(work, tmp_path):
     (tmp_path / "truth").mkdir()
-    for name in ("films.csv", "fine.csv"):
+    for name in ("images.csv", "fine.csv"):
         (tmp_path / "truth" / name).write_text("")
     text = report(work, source={"root": str(tmp_path)})
-    assert "All films and reports are generated" in text
+    assert "All images and reports are generated" in text
 
 
 def test_a_private_report_shows_no_text_and_no_picture(private_page):
@@ -109,7 +109,7 @@ def test_a_private_report_shows_no_text_and_no_picture(private_page):
     for _, *said in KINDS:
         assert not any(sentence in text for sentence in said)
     assert "p032" not in text
-    assert "film032" not in text
+    assert "image032" not in text
     assert "texts and pictures left out" in words
     assert page.ids.issuperset(SECTIONS)
 
@@ -127,8 +127,8 @@ def test_a_recipe_of_text_alone_has_a_page(tmp_path):
 
 def test_a_stage_whose_input_has_changed_is_called_stale(tmp_path):
     work = write_evaluated(tmp_path / "work")
-    recipe = write_recipe(work / "recipe.yaml", work, evaluate={"bootstrap": 0})
-    assert evaluate(["--config", str(recipe)]) == 0
+    config_file = write_config(work / "config.yaml", work, evaluate={"bootstrap": 0})
+    assert evaluate(["--config", str(config_file)]) == 0
     assert ">stale<" not in report(work)
     (work / "model").rename(work / "old")
     publish(work / "model", seed=1)
@@ -146,6 +146,6 @@ def test_markup_in_a_report_s_sentence_stays_text(tmp_path, monkeypatch):
 
 
 def test_there_is_no_page_about_nothing(tmp_path, capsys):
-    recipe = write_recipe(tmp_path / "recipe.yaml", tmp_path / "work")
-    assert main(["--config", str(recipe)]) == 4
+    config_file = write_config(tmp_path / "config.yaml", tmp_path / "work")
+    assert main(["--config", str(config_file)]) == 4
     assert "build_manifest" in capsys.readouterr().err

@@ -28,7 +28,7 @@ class Bomb:
     reasons: frozenset[str]
 
 
-def empty_film(rows: int, columns: int, **tags: object) -> bytes:
+def empty_image(rows: int, columns: int, **tags: object) -> bytes:
     """A DICOM file that declares a size and holds hardly a pixel."""
     return dicom_bytes(ramp(4, 4), **{"Rows": rows, "Columns": columns, **tags})
 
@@ -105,14 +105,14 @@ def png_with(kind: bytes, data: bytes) -> bytes:
 
 
 def before_modality(data: bytes) -> bytes:
-    """A sound film with elements put before its Modality."""
+    """A sound image with elements put before its Modality."""
     sound = dicom_bytes(ramp())
     at = sound.index(_MODALITY)
     return sound[:at] + data + sound[at:]
 
 
 def nested(levels: int, length: bytes = b"\xff\xff\xff\xff") -> bytes:
-    """A film with sequences inside sequences."""
+    """An image with sequences inside sequences."""
     start = b"\x08\x00\x40\x11SQ\0\0" + length + b"\xfe\xff\x00\xe0" + length
     return before_modality(start * levels)
 
@@ -129,12 +129,14 @@ def _bomb(make: Callable[[], bytes], *reasons: str) -> Bomb:
 
 
 BOMBS: dict[str, Bomb] = {
-    "native_65535": _bomb(lambda: empty_film(65535, 65535), "too_many_pixels"),
-    "million_frames": _bomb(lambda: empty_film(4, 4, NumberOfFrames="1000000"), "not_single_frame"),
-    "long_rows": _bomb(lambda: empty_film(4, 4, Rows=("UL", 2**32 - 1)), "too_many_pixels"),
-    "native_40_mp": _bomb(lambda: empty_film(6300, 6300), "truncated"),
+    "native_65535": _bomb(lambda: empty_image(65535, 65535), "too_many_pixels"),
+    "million_frames": _bomb(
+        lambda: empty_image(4, 4, NumberOfFrames="1000000"), "not_single_frame"
+    ),
+    "long_rows": _bomb(lambda: empty_image(4, 4, Rows=("UL", 2**32 - 1)), "too_many_pixels"),
+    "native_40_mp": _bomb(lambda: empty_image(6300, 6300), "truncated"),
     "rle_65535": _bomb(
-        lambda: empty_film(65535, 65535, syntax=RLE, frame=rle_frame(9, 99)), "too_many_pixels"
+        lambda: empty_image(65535, 65535, syntax=RLE, frame=rle_frame(9, 99)), "too_many_pixels"
     ),
     "rle_40_mp": _bomb(
         lambda: compressed(_LARGE, RLE, rle_frame(9, 99)), "size_mismatch", "corrupt"
@@ -143,7 +145,7 @@ BOMBS: dict[str, Bomb] = {
         lambda: compressed(ramp(), RLE, rle_frame(9999, 9999)), "size_mismatch", "corrupt"
     ),
     "deflate": _bomb(deflate_bomb, "too_many_bytes"),
-    "jpeg_13300_in_small_film": _bomb(
+    "jpeg_13300_in_small_image": _bomb(
         lambda: compressed(np.zeros((16, 16), np.uint8), BASELINE, jpeg_claim(13_300, 13_300)),
         "size_mismatch",
     ),

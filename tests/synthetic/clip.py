@@ -25,8 +25,8 @@ class Clip:
     def __init__(self, model: CLIPModel, tokenizer: BertTokenizer) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
 
-    def embed_images(self, films: np.ndarray) -> Tensor:
-        grey = torch.from_numpy(films).float().div(255).unsqueeze(1)
+    def embed_images(self, images: np.ndarray) -> Tensor:
+        grey = torch.from_numpy(images).float().div(255).unsqueeze(1)
         size = (INPUT_PX, INPUT_PX)
         grey = functional.interpolate(grey, size=size, mode="bilinear", antialias=True)
         colours = zip(MEAN, SPREAD, strict=True)

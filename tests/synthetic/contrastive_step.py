@@ -15,7 +15,7 @@ from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.training.objective import ObjectiveInputs, build_objective, mean_of
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.films import (
-    random_films,
+    random_images,
     random_tokens,
     tiny_model_config,
     tiny_text_config,
@@ -55,7 +55,7 @@ def step(way: str, dtype: torch.dtype, rows: slice, wrapped: bool = False) -> di
     )  # eval: batch statistics would be local
     network = DistributedDataParallel(model) if wrapped else model
     gather = WAYS[way]
-    pixels = to_input(random_films(GLOBAL_BATCH), 64).to(dtype)[rows]
+    pixels = to_input(random_images(GLOBAL_BATCH), 64).to(dtype)[rows]
     ids, mask = random_tokens(GLOBAL_BATCH)
     regions, sentences = network(pixels, ids[rows], mask[rows])
     eta, scale = ETA.to(dtype)[rows], model.gamma**2

@@ -2,7 +2,7 @@
 
 Studies come in four kinds, each with its own bright patch and its own sentences, so that
 a model has something to learn. Each patient has one study; every fourth study has two
-films. Patients p000, p001, ... are split 8 : 1 : 1.
+images. Patients p000, p001, ... are split 8 : 1 : 1.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,13 @@ import numpy as np
 import yaml
 from transformers import BertConfig, BertForMaskedLM
 
-from medclip_dcl.artifact import Artifact, Kind, drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import (
+    Artifact,
+    ArtifactType,
+    make_fingerprint,
+    open_artifact,
+    write_artifact,
+)
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
@@ -46,7 +52,7 @@ def write_corpus(
     Args:
         work: receives them.
         studies: number of studies.
-        size_px: height and width of the prepared films, pixels.
+        size_px: height and width of the prepared images, pixels.
         eta: class probability of every sentence.
         dropout: dropout of the language model.
 
@@ -70,20 +76,20 @@ def write_eta(work: Path, value: float) -> Artifact:
     table = [
         {"text_key": key, "eta": value, "pll_nats": -4.0, "tokens": 5, "count": 1} for key in texts
     ]
-    return _seal(work, eta.KIND, {"eta": value}, {eta.ETA: table})
+    return _seal(work, eta.ARTIFACT, {"eta": value}, {eta.ETA: table})
 
 
 def read_tiny_corpus(work: Path, split: str = "train") -> Corpus:
     """Read the studies of a split as the trainer does."""
 
-    def opened(kind: Kind) -> Artifact:
+    def opened(kind: ArtifactType) -> Artifact:
         return open_artifact(kind.at(work), kind)
 
-    films, cache = PreparedImages(opened(prepared.KIND)), EtaCache(opened(eta.KIND))
-    return read_corpus(opened(manifest.KIND), films, opened(sentences.KIND), cache, split)
+    images, cache = PreparedImages(opened(prepared.ARTIFACT)), EtaCache(opened(eta.ARTIFACT))
+    return read_corpus(opened(manifest.ARTIFACT), images, opened(sentences.ARTIFACT), cache, split)
 
 
-def write_recipe(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
+def write_config(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
     """Write a recipe that trains a tiny model on a tiny corpus within seconds.
 
     Args:
@@ -120,17 +126,17 @@ def write_recipe(path: Path, work: Path, **sections: Mapping[str, Any]) -> Path:
 def _study(number: int, studies: int) -> dict[str, Any]:
     share = number / studies
     split = "train" if share < 0.6 else "validate" if share < 0.8 else "test"
-    films = [f"film{number:03d}a", f"film{number:03d}b"][: 2 if number % 4 == 0 else 1]
+    images = [f"image{number:03d}a", f"image{number:03d}b"][: 2 if number % 4 == 0 else 1]
     ids = {"study_id": f"s{number:03d}", "subject_id": f"p{number:03d}", "split": split}
-    return {**ids, "kind": number % len(KINDS), "films": films}
+    return {**ids, "kind": number % len(KINDS), "images": images}
 
 
 def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
     ids = ("study_id", "subject_id", "split")
     images = [
-        {"image_id": film, **{key: row[key] for key in ids}, "view": "PA", "path": f"{film}.png"}
+        {"image_id": image, **{key: row[key] for key in ids}, "view": "PA", "path": f"{image}.png"}
         for row in rows
-        for film in row["films"]
+        for image in row["images"]
     ]
     reports = [
         {
@@ -156,23 +162,25 @@ def _write_manifest(work: Path, rows: list[dict[str, Any]]) -> None:
         manifest.BOXES: [],
         manifest.REJECTS: [],
     }
-    _seal(work, manifest.KIND, {"studies": len(rows)}, tables)
+    _seal(work, manifest.ARTIFACT, {"studies": len(rows)}, tables)
 
 
 def _write_prepared(work: Path, rows: list[dict[str, Any]], size_px: int) -> None:
     rng = np.random.default_rng(0)
-    names = sorted((film, row["kind"]) for row in rows for film in row["films"])
-    films = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
+    names = sorted((image, row["kind"]) for row in rows for image in row["images"])
+    images = rng.integers(60, 120, (len(names), size_px, size_px), dtype=np.uint8)
     half = size_px // 2
-    for film, (_, kind) in zip(films, names, strict=True):
+    for image, (_, kind) in zip(images, names, strict=True):
         top, left = (kind // 2) * half, (kind % 2) * half
-        film[top : top + half, left : left + half] += 100
+        image[top : top + half, left : left + half] += 100
     sizes = np.full((len(names), 2), size_px, dtype=np.int32)
-    recipe = make_recipe(prepared.KIND, {"size_px": size_px, "films": len(names)}, {})
-    with drafting(prepared.KIND.at(work), prepared.KIND, recipe) as draft:
+    fingerprint = make_fingerprint(
+        prepared.ARTIFACT, {"size_px": size_px, "images": len(names)}, {}
+    )
+    with write_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT, fingerprint) as writer:
         ids = [name for name, _ in names]
-        prepared.write_shard(draft.directory, 0, ids, films, sizes, [])
-        draft.seal({"size_px": size_px, "images": len(names)})
+        prepared.write_shard(writer.directory, 0, ids, images, sizes, [])
+        writer.commit({"size_px": size_px, "images": len(names)})
 
 
 def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
@@ -187,7 +195,7 @@ def _write_sentences(work: Path, rows: list[dict[str, Any]]) -> None:
         for row in rows
         for position, text in enumerate(KINDS[row["kind"]][1:])
     ]
-    _seal(work, sentences.KIND, {"studies": len(rows)}, {sentences.SENTENCES: table})
+    _seal(work, sentences.ARTIFACT, {"studies": len(rows)}, {sentences.SENTENCES: table})
 
 
 def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
@@ -200,7 +208,7 @@ def _write_claims(work: Path, rows: list[dict[str, Any]]) -> None:
     of_texts.sort(key=lambda row: row["text_key"])
     of_reports = [{"study_id": row["study_id"], **said[row["kind"]]} for row in rows]
     tables = {labels.SENTENCE_CLAIMS: of_texts, labels.REPORT_CLAIMS: of_reports}
-    _seal(work, labels.KIND, {"studies": len(rows)}, tables)
+    _seal(work, labels.ARTIFACT, {"studies": len(rows)}, tables)
 
 
 def _claims_of(label: str) -> dict[str, Any]:
@@ -226,16 +234,16 @@ def _write_language_model(work: Path, dropout: float) -> None:
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    kind = masked_lm.KIND
-    with drafting(kind.at(work), kind, make_recipe(kind, {}, {})) as draft:
-        save_language_model(BertForMaskedLM(settings), tokenizer, draft.directory)
-        draft.seal({})
+    kind = masked_lm.ARTIFACT
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
+        save_language_model(BertForMaskedLM(settings), tokenizer, writer.directory)
+        writer.commit({})
 
 
 def _seal(
-    work: Path, kind: Kind, settings: Mapping[str, Any], tables: Mapping[Any, Any]
+    work: Path, kind: ArtifactType, settings: Mapping[str, Any], tables: Mapping[Any, Any]
 ) -> Artifact:
-    with drafting(kind.at(work), kind, make_recipe(kind, settings, {})) as draft:
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, settings, {})) as writer:
         for form, rows in tables.items():
-            write_table(draft.directory, form, rows)
-        return draft.seal({})
+            write_table(writer.directory, form, rows)
+        return writer.commit({})

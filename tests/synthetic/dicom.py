@@ -14,7 +14,7 @@ COMPUTED_RADIOGRAPHY = "1.2.840.10008.5.1.4.1.1.1"
 
 
 def ramp(rows: int = 40, columns: int = 50, top: int = 4095) -> np.ndarray:
-    """A film whose shades rise from 0 to `top` along the rows."""
+    """An image whose shades rise from 0 to `top` along the rows."""
     steps = np.linspace(0, top, rows * columns)
     return np.rint(steps).astype(np.uint16).reshape(rows, columns)
 
@@ -31,7 +31,7 @@ def dicom_bytes(
     """A DICOM file around the pixels; `frame` is put in their place as a compressed frame."""
     data = Dataset()
     data.SOPClassUID = COMPUTED_RADIOGRAPHY
-    data.SOPInstanceUID = generate_uid(entropy_srcs=["film"])
+    data.SOPInstanceUID = generate_uid(entropy_srcs=["image"])
     data.Modality, data.ViewPosition = "CR", "PA"
     data.SamplesPerPixel = 1
     data.PhotometricInterpretation = photometric

@@ -1,4 +1,4 @@
-"""A small index of random vectors: films, sentences and an encoder that makes them up."""
+"""A small index of random vectors: images, sentences and an encoder that makes them up."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe
+from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.models.settings import SimilarityConfig
-from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import Selection, select, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.text.sentences import SENTENCES, text_key
@@ -29,15 +29,15 @@ MODEL_DIGEST = "m" * 64
 class HashedEncoder:
     """Vectors that depend on the input alone, as a model's do."""
 
-    def embed_images(self, films: npt.NDArray[np.uint8]) -> Tensor:
-        return torch.stack([_vectors(film.tobytes(), GRID, GRID) for film in films])
+    def embed_images(self, images: npt.NDArray[np.uint8]) -> Tensor:
+        return torch.stack([_vectors(image.tobytes(), GRID, GRID) for image in images])
 
     def embed_sentences(self, texts: Sequence[str]) -> Tensor:
         return torch.stack([_vectors(text.encode(), 1, 1)[0, 0] for text in texts])
 
 
-class NumberedFilms:
-    """Prepared films whose pixels are drawn from their row number."""
+class NumberedImages:
+    """Prepared images whose pixels are drawn from their row number."""
 
     def __init__(self, image_ids: Sequence[str]) -> None:
         self.row_of = {image_id: row for row, image_id in enumerate(image_ids)}
@@ -50,8 +50,8 @@ class NumberedFilms:
         return 200 + row % 2, 100
 
 
-def manifest_table(films: int) -> pa.Table:
-    """Films of which two share a study and four a patient."""
+def manifest_table(images: int) -> pa.Table:
+    """Images of which two share a study and four a patient."""
     rows = [
         {
             "image_id": f"image-{number:03d}",
@@ -61,7 +61,7 @@ def manifest_table(films: int) -> pa.Table:
             "view": ("PA", "AP")[number % 2],
             "path": f"{number}.dcm",
         }
-        for number in range(films)
+        for number in range(images)
     ]
     return pa.Table.from_pylist(rows, schema=IMAGES.schema)
 
@@ -96,25 +96,25 @@ def study_findings(studies: int) -> dict[str, list[str]]:
     }
 
 
-def selection(films: int = 48, splits: Sequence[str] = ("train", "validate", "test")) -> Selection:
+def selection(images: int = 48, splits: Sequence[str] = ("train", "validate", "test")) -> Selection:
     """What a small index holds."""
-    manifest = manifest_table(films)
-    prepared = NumberedFilms(manifest.column("image_id").to_pylist())
+    manifest = manifest_table(images)
+    prepared = NumberedImages(manifest.column("image_id").to_pylist())
     return select(
-        manifest, sentence_table(films // 2), study_findings(films // 2), prepared, splits
+        manifest, sentence_table(images // 2), study_findings(images // 2), prepared, splits
     )
 
 
-def build(path: Path, settings: IndexConfig, films: int = 48) -> Artifact:
+def build(path: Path, settings: IndexConfig, images: int = 48) -> Artifact:
     """Seal a small index."""
-    chosen = selection(films)
-    prepared = NumberedFilms(manifest_table(films).column("image_id").to_pylist())
-    recipe = make_recipe(
-        KIND, {"index": settings, "similarity": SIMILARITY}, {"model": MODEL_DIGEST}
+    chosen = selection(images)
+    prepared = NumberedImages(manifest_table(images).column("image_id").to_pylist())
+    fingerprint = make_fingerprint(
+        ARTIFACT, {"index": settings, "similarity": SIMILARITY}, {"model": MODEL_DIGEST}
     )
-    with drafting(path, KIND, recipe) as draft:
-        return draft.seal(
-            write_index(draft.directory, chosen, prepared, HashedEncoder(), settings, SIMILARITY)
+    with write_artifact(path, ARTIFACT, fingerprint) as writer:
+        return writer.commit(
+            write_index(writer.directory, chosen, prepared, HashedEncoder(), settings, SIMILARITY)
         )
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 from pipelines import evaluate
-from tests.synthetic.corpus import KINDS, write_corpus, write_recipe
+from tests.synthetic.corpus import KINDS, write_config, write_corpus
 from tests.synthetic.published import publish
 
 PROMPTS = """
@@ -22,10 +22,10 @@ findings:
   - {name: pneumonia, label: Pneumonia, positive: pneumonia is seen, negative: the lungs are clear}
   - {name: effusion, label: Pleural Effusion, positive: effusion, negative: the lungs are clear}
 """
-"""Two findings; no test film has an effusion."""
+"""Two findings; no test image has an effusion."""
 
 BOXED = {"Pneumonia": KINDS[0][1], "Pneumothorax": KINDS[2][1]}
-"""Label -> sentence of the box that its test films get."""
+"""Label -> sentence of the box that its test images get."""
 
 
 def write_evaluated(
@@ -40,8 +40,8 @@ def write_evaluated(
     Args:
         work: receives the artifacts.
         subjects: patients that the model says it was trained on.
-        with_truth: whether films have labels and boxes.
-        repeated: two patients; the first film of the second shows that of the first.
+        with_truth: whether images have labels and boxes.
+        repeated: two patients; the first image of the second shows that of the first.
 
     Returns:
         `work`.
@@ -56,34 +56,34 @@ def write_evaluated(
 
 
 def _repeat(work: Path, one: str, other: str) -> None:
-    artifact = open_artifact(prepared.KIND.at(work), prepared.KIND)
+    artifact = open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)
     images = PreparedImages(artifact)
     pixels = np.stack([images.pixels(row) for row in range(len(images))])
     sizes = np.array([images.original_size(row) for row in range(len(images))], dtype=np.int32)
-    source, target = (images.row_of[f"film{name[1:]}a"] for name in (one, other))
+    source, target = (images.row_of[f"image{name[1:]}a"] for name in (one, other))
     pixels[target] = pixels[source]
-    recipe = make_recipe(prepared.KIND, {"repeated": [one, other]}, {})
-    with drafting(artifact.path, prepared.KIND, recipe) as draft:
-        prepared.write_shard(draft.directory, 0, images.image_ids, pixels, sizes, [])
-        draft.seal(artifact.summary)
+    fingerprint = make_fingerprint(prepared.ARTIFACT, {"repeated": [one, other]}, {})
+    with write_artifact(artifact.path, prepared.ARTIFACT, fingerprint) as writer:
+        prepared.write_shard(writer.directory, 0, images.image_ids, pixels, sizes, [])
+        writer.commit(artifact.summary)
 
 
 def write_texts(work: Path) -> Path:
     """Write a corpus whose eta cache says how it was made, as the job's does."""
     write_corpus(work)
-    folder = eta.KIND.at(work)
+    folder = eta.ARTIFACT.at(work)
     settings = {"source": "pll", "a": 0.2, "k": 0.35, "eta_max": 0.2}
     table = read_table(folder, eta.ETA)
-    recipe = make_recipe(eta.KIND, {"eta": settings}, {})
-    with drafting(folder, eta.KIND, recipe) as draft:
-        write_table(draft.directory, eta.ETA, table)
-        draft.seal({})
+    fingerprint = make_fingerprint(eta.ARTIFACT, {"eta": settings}, {})
+    with write_artifact(folder, eta.ARTIFACT, fingerprint) as writer:
+        write_table(writer.directory, eta.ETA, table)
+        writer.commit({})
     return work
 
 
 def _annotate(work: Path) -> None:
     """Put labels 1 and 0, and a box over the bright patch, into the manifest."""
-    folder = manifest.KIND.at(work)
+    folder = manifest.ARTIFACT.at(work)
     images = read_table(folder, manifest.IMAGES).to_pylist()
     labels = read_table(folder, manifest.STUDY_LABELS).to_pylist()
     kind_of = {row["study_id"]: _label_of(row) for row in labels}
@@ -102,11 +102,11 @@ def _annotate(work: Path) -> None:
         manifest.BOXES: boxes,
         manifest.REJECTS: [{"id": "lost", "stage": "build_manifest", "reason": "missing_file"}],
     }
-    recipe = make_recipe(manifest.KIND, {"annotated": True}, {})
-    with drafting(folder, manifest.KIND, recipe) as draft:
+    fingerprint = make_fingerprint(manifest.ARTIFACT, {"annotated": True}, {})
+    with write_artifact(folder, manifest.ARTIFACT, fingerprint) as writer:
         for form, rows in tables.items():
-            write_table(draft.directory, form, rows)
-        draft.seal({})
+            write_table(writer.directory, form, rows)
+        writer.commit({})
 
 
 def _label_of(row: dict[str, Any]) -> str:
@@ -138,8 +138,10 @@ def evaluate_here(work: Path, *overrides: str) -> Path:
         "prompts": str(work / "prompts.yaml"),
         "gallery": str(work / "gallery.txt"),
     }
-    recipe = write_recipe(work / "recipe.yaml", work, evaluate=settings, source={"root": str(work)})
+    config_file = write_config(
+        work / "config.yaml", work, evaluate=settings, source={"root": str(work)}
+    )
     options = [word for override in overrides for word in ("--set", override)]
-    if evaluate.main(["--config", str(recipe), *options]):
+    if evaluate.main(["--config", str(config_file), *options]):
         raise AssertionError("the evaluation failed")
     return work

@@ -1,4 +1,4 @@
-"""Tiny random films, token batches and models, for tests that need some that run."""
+"""Tiny random images, token batches and models, for tests that need some that run."""
 
 import numpy as np
 import torch
@@ -15,15 +15,15 @@ from medclip_dcl.models.settings import (
 VOCABULARY = 60
 
 
-def random_films(count: int, size_px: int = 64, seed: int = 0) -> np.ndarray:
-    """Films uint8 (count, size_px, size_px): a bright disc somewhere on grey noise."""
+def random_images(count: int, size_px: int = 64, seed: int = 0) -> np.ndarray:
+    """Images uint8 (count, size_px, size_px): a bright disc somewhere on grey noise."""
     rng = np.random.default_rng(seed)
-    films = rng.integers(60, 120, (count, size_px, size_px))
+    images = rng.integers(60, 120, (count, size_px, size_px))
     rows, columns = np.mgrid[:size_px, :size_px]
-    for film in films:
+    for image in images:
         row, column = rng.uniform(0.2, 0.8, 2) * size_px
-        film[(rows - row) ** 2 + (columns - column) ** 2 < (size_px / 8) ** 2] += 100
-    return films.astype(np.uint8)
+        image[(rows - row) ** 2 + (columns - column) ** 2 < (size_px / 8) ** 2] += 100
+    return images.astype(np.uint8)
 
 
 def random_tokens(texts: int, tokens: int = 9, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

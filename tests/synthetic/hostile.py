@@ -12,7 +12,7 @@ from tests.synthetic.wire import BOUNDARY, Part, Request, form
 
 CANARY = "PHISENTINEL"
 _C = CANARY.encode()
-FILM = png()
+IMAGE = png()
 
 TEXTS: dict[str, bytes] = {
     "empty": b"",
@@ -40,7 +40,7 @@ TEXTS: dict[str, bytes] = {
     "lookup": b"${jndi:ldap://127.0.0.1/" + _C + b"}",
     "format": b"%s%s%n%x{0}{0.__class__}" + _C,
     "script": b"<script>" + _C + b"</script>",
-    "query language": b"' OR '1'='1'; DROP TABLE films; -- " + _C,
+    "query language": b"' OR '1'='1'; DROP TABLE images; -- " + _C,
     "expression": b'split == "train" or 1 == 1 # ' + _C,
     "line breaks": b"a\r\nX-Injected: " + _C + b"\r\n\r\n",
     "terminal": b"\x1b]0;" + _C + b"\x07\x1b[2J",
@@ -61,10 +61,10 @@ TEXTS: dict[str, bytes] = {
 """Name -> what is put where a field's value belongs."""
 
 SOUND: dict[str, tuple[Part, ...]] = {
-    "/classify": (Part("image", FILM, "film.png"),),
-    "/ground": (Part("image", FILM, "film.png"), Part("phrase", b"effusion")),
+    "/classify": (Part("image", IMAGE, "image.png"),),
+    "/ground": (Part("image", IMAGE, "image.png"), Part("phrase", b"effusion")),
     "/retrieve": (Part("target", b"image"), Part("text", b"Heart size is normal.")),
-    "/pixels": (Part("image", FILM, "film.png"),),
+    "/pixels": (Part("image", IMAGE, "image.png"),),
 }
 """Route -> the parts of a form that it answers."""
 
@@ -73,7 +73,7 @@ FIELDS = {
     "/ground": ("phrase", "threshold"),
     "/retrieve": ("text", "target", "k", "split", "view", "exclude_patient", "box"),
 }
-"""Route -> its fields beside the film."""
+"""Route -> its fields beside the image."""
 
 _JSON: dict[str, object] = {
     "no list": {"name": CANARY},
@@ -116,25 +116,25 @@ def _pairs() -> Iterator[tuple[str, Request]]:
         part = Part("findings", json.dumps(tree).encode())
         yield f"/classify findings as JSON: {title}", _asked("/classify", part)
     for box in _BOXES:
-        parts = (Part("target", b"image"), Part("image", FILM, "f.png"), Part("box", box.encode()))
+        parts = (Part("target", b"image"), Part("image", IMAGE, "f.png"), Part("box", box.encode()))
         yield f"/retrieve box {box[:24]}", Request("/retrieve", body=form(*parts))
     for title, value in TEXTS.items():
-        part = Part("image", FILM, value.replace(b"\n", b"").replace(b"\r", b""))
+        part = Part("image", IMAGE, value.replace(b"\n", b"").replace(b"\r", b""))
         yield f"file name: {title}", Request("/pixels", body=form(part))
-        part = Part("image", value, "film.dcm")
-        yield f"as a film: {title}", Request("/classify", body=form(part))
+        part = Part("image", value, "image.dcm")
+        yield f"as an image: {title}", Request("/classify", body=form(part))
     yield from _forms()
     yield from _heads()
     yield from _raw()
 
 
 def _forms() -> Iterator[tuple[str, Request]]:
-    image = Part("image", FILM, f"{CANARY}.png")
+    image = Part("image", IMAGE, f"{CANARY}.png")
     secret = dicom_bytes(ramp(96, 64), PatientName=f"{CANARY}^A", PatientID=CANARY)
     broken = dicom_bytes(ramp(96, 64), PatientName=CANARY, Rows=9)
     for title, body in {
         "canary in DICOM tags": form(Part("image", secret, "a")),
-        "canary in a broken film's tags": form(Part("image", broken, "a")),
+        "canary in a broken image's tags": form(Part("image", broken, "a")),
         "no body": b"",
         "no boundary in the body": b"hello " + _C,
         "only the end": f"--{BOUNDARY}--\r\n".encode(),
@@ -143,8 +143,8 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "no blank line": f"--{BOUNDARY}\r\nContent-Disposition: form-data\r\n".encode(),
         "part without a name": form(Part("", b"x")),
         "name of bytes": form(Part(b"\xff\xfe" + _C, b"x")),
-        "name with a quote": form(Part('image"; filename="' + CANARY, FILM)),
-        "image as a field": form(Part("image", FILM)),
+        "name with a quote": form(Part('image"; filename="' + CANARY, IMAGE)),
+        "image as a field": form(Part("image", IMAGE)),
         "two images": form(image, image),
         "five hundred images": form(*[image] * 500),
         "65 fields": form(image, *[Part("phrase", b"x")] * 65),
@@ -154,10 +154,10 @@ def _forms() -> Iterator[tuple[str, Request]]:
         "transfer encoding": form(
             Part("image", b"aGVsbG8=", "a", b"Content-Transfer-Encoding: base64\r\n")
         ),
-        "long part header": form(Part("image", FILM, "a", b"X: " + b"y" * 60_000 + b"\r\n")),
-        "many part headers": form(Part("image", FILM, "a", b"X: y\r\n" * 5000)),
-        "long file name": form(Part("image", FILM, "a" * 30_000)),
-        "extended name": form(Part("a", FILM, None, b"X: filename*=utf-8''%00" + _C + b"\r\n")),
+        "long part header": form(Part("image", IMAGE, "a", b"X: " + b"y" * 60_000 + b"\r\n")),
+        "many part headers": form(Part("image", IMAGE, "a", b"X: y\r\n" * 5000)),
+        "long file name": form(Part("image", IMAGE, "a" * 30_000)),
+        "extended name": form(Part("a", IMAGE, None, b"X: filename*=utf-8''%00" + _C + b"\r\n")),
         "too large": form(Part("image", bytes(5 << 20), "a")),
         "unknown field": form(image, Part(CANARY, _C)),
     }.items():

@@ -42,7 +42,7 @@ def running_hub() -> Iterator[Hub]:
                 self._answer(401, {"error": "no token"})
             elif self.path == "/api/repos/create":
                 hub.visibility = hub.visibility or json.loads(body)["visibility"]
-                self._answer(200, {"url": f"{hub.url}/someone/films"})
+                self._answer(200, {"url": f"{hub.url}/someone/images"})
             elif self.path == "/api/validate-yaml":
                 self._answer(200, {"errors": [], "warnings": []})
             elif "/preupload/" in self.path:
@@ -58,7 +58,7 @@ def running_hub() -> Iterator[Hub]:
             elif "/commit/" in self.path:
                 _commit(hub, body)
                 self._answer(
-                    200, {"commitUrl": f"{hub.url}/someone/films/commit/1", "commitOid": "1"}
+                    200, {"commitUrl": f"{hub.url}/someone/images/commit/1", "commitOid": "1"}
                 )
             else:
                 self._answer(404, {"error": "unknown"})
@@ -69,7 +69,7 @@ def running_hub() -> Iterator[Hub]:
             if self.headers.get("authorization") != f"Bearer {TOKEN}":
                 self._answer(401, {"error": "no token"})
                 return
-            self._answer(200, {"id": "someone/films", "private": private, "siblings": []})
+            self._answer(200, {"id": "someone/images", "private": private, "siblings": []})
 
         def do_PUT(self) -> None:
             body = self._body()

@@ -12,13 +12,13 @@ SHARDS = ("--set", "index.shard_rows=1", "--set", "index.pictures=false")
 
 
 def killed_at_shard(
-    recipe: Path, draft: Path, shard: int, meanwhile: Callable[[], object] | None = None
+    config_file: Path, draft: Path, shard: int, meanwhile: Callable[[], object] | None = None
 ) -> int:
     """Build with `SHARDS` until a shard is there, then kill; give the exit code.
 
     `meanwhile` is called again and again as long as the build runs.
     """
-    words = [sys.executable, "-m", "pipelines.build_index", "--config", str(recipe), *SHARDS]
+    words = [sys.executable, "-m", "pipelines.build_index", "--config", str(config_file), *SHARDS]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not (draft / f"pooled-{shard:05d}.npy").is_file():
             if meanwhile is None:

@@ -1,4 +1,4 @@
-"""Open-i in its two forms: XML reports as the archive holds them, or CSV, and PNG films."""
+"""Open-i in its two forms: XML reports as the archive holds them, or CSV, and PNG images."""
 
 from pathlib import Path
 
@@ -38,9 +38,9 @@ XML = """<?xml version="1.0" encoding="utf-8"?>
       <Affiliation>Indiana University</Affiliation>
     </Article>
   </MedlineCitation>
-{films}</eCitation>
+{images}</eCitation>
 """
-FILM = """  <parentImage id="{name}">
+IMAGE = """  <parentImage id="{name}">
     <figureId>F1</figureId>
     <caption>Xray Chest PA and Lateral</caption>
     <panel type="single"><url>/extract/{name}.jpg</url></panel>
@@ -48,40 +48,40 @@ FILM = """  <parentImage id="{name}">
 """
 
 
-def xml(uid: str, findings: str, impression: str, films: list[str]) -> str:
+def xml(uid: str, findings: str, impression: str, images: list[str]) -> str:
     """One report."""
-    body = "".join(FILM.format(name=name) for name in films)
+    body = "".join(IMAGE.format(name=name) for name in images)
     number = uid.removeprefix("CXR")
     return XML.format(
-        uid=uid, number=number, findings=findings, impression=impression, films=body
+        uid=uid, number=number, findings=findings, impression=impression, images=body
     ).replace("></AbstractText>", "/>")
 
 
-def write_film(path: Path) -> None:
+def write_image(path: Path) -> None:
     """A small PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raster_bytes(np.arange(64, dtype=np.uint8).reshape(8, 8), "PNG"))
 
 
 def write_xml_form(root: Path) -> None:
-    """Three reports, the second without text, the third without films; and two broken ones."""
+    """Three reports, the second without text, the third without images; and two broken ones."""
     reports = root / "NLMCXR_reports/ecgen-radiology"
     reports.mkdir(parents=True)
-    films = {"CXR1": ["CXR1_1_IM-0001-3001", "CXR1_1_IM-0001-4001"], "CXR2": ["CXR2_IM-0652-1001"]}
+    images = {"CXR1": ["CXR1_1_IM-0001-3001", "CXR1_1_IM-0001-4001"], "CXR2": ["CXR2_IM-0652-1001"]}
     texts = {"CXR1": ("", "Normal chest x-XXXX."), "CXR2": ("", ""), "CXR10": ("Clear.", "")}
     for uid, (findings, impression) in texts.items():
-        text = xml(uid, findings, impression, films.get(uid, []))
+        text = xml(uid, findings, impression, images.get(uid, []))
         (reports / f"{uid.removeprefix('CXR')}.xml").write_text(text, encoding="utf-8")
     (reports / "3.xml").write_text("<eCitation><uId id='CXR3'>", encoding="utf-8")
     bomb = '<!DOCTYPE a [<!ENTITY b "c">]>' + xml("CXR4", "Clear.", "", [])[38:]
     (reports / "4.xml").write_text(bomb, encoding="utf-8")
-    for names in films.values():
+    for names in images.values():
         for name in names:
-            write_film(root / f"NLMCXR_png/{name}.png")
+            write_image(root / f"NLMCXR_png/{name}.png")
 
 
 def write_projections(root: Path) -> None:
-    """The list of projections, as the CSV form names films."""
+    """The list of projections, as the CSV form names images."""
     lines = ["uid,filename,projection"]
     lines += ["1,1_IM-0001-4001.dcm.png,Frontal", "1,1_IM-0001-3001.dcm.png,Lateral"]
     lines += ["2,2_IM-0652-1001.dcm.png,Frontal"]
@@ -89,11 +89,11 @@ def write_projections(root: Path) -> None:
 
 
 def write_csv_form(root: Path) -> None:
-    """Two reports, of which the first has films, in the form of the public copy."""
+    """Two reports, of which the first has images, in the form of the public copy."""
     lines = ["uid,MeSH,Problems,image,indication,comparison,findings,impression"]
     lines += ['1,normal,normal,Xray Chest PA and Lateral,Cough,None.,"Clear, no\nchange.",Normal.']
     lines += ["2,normal,normal,Xray Chest PA and Lateral,Cough,None.,,"]
     (root / "indiana_reports.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     write_projections(root)
     for name in ("1_IM-0001-4001", "1_IM-0001-3001", "2_IM-0652-1001"):
-        write_film(root / f"images/images_normalized/{name}.dcm.png")
+        write_image(root / f"images/images_normalized/{name}.dcm.png")

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe
+from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.likelihood.fitting import train_tokenizer
-from medclip_dcl.model_package import KIND, InputRange, write_input_range, write_published
+from medclip_dcl.model_package import ARTIFACT, InputRange, write_input_range, write_model_package
 from medclip_dcl.models.preprocessing import preprocessing_facts
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config, tiny_text_config
 
@@ -50,7 +50,7 @@ def publish(
     known: InputRange | None = None,
     config: Config | None = None,
 ) -> Artifact:
-    """Seal a model into `folder`; by default a tiny one for 64-pixel films.
+    """Seal a model into `folder`; by default a tiny one for 64-pixel images.
 
     `preprocessing` changes its card, `config` is that of another model.
     """
@@ -66,9 +66,9 @@ def publish(
         tree = tiny_text_config(len(tokenizer)).to_dict()
         (text / "config.json").write_text(json.dumps(tree))
 
-    with drafting(folder, KIND, make_recipe(KIND, {"seed": seed}, {})) as draft:
-        write_published(
-            draft.directory,
+    with write_artifact(folder, ARTIFACT, make_fingerprint(ARTIFACT, {"seed": seed}, {})) as writer:
+        write_model_package(
+            writer.directory,
             model.state_dict(),
             config,
             CARD | {"preprocessing": facts},
@@ -76,5 +76,5 @@ def publish(
             write_text_files,
         )
         if known is not None:
-            write_input_range(draft.directory, known)
-        return draft.seal({})
+            write_input_range(writer.directory, known)
+        return writer.commit({})

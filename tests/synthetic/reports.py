@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe
+from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.tables import write_table
 
@@ -34,7 +34,7 @@ def write_reports(work: Path, reports: int = 60, subject: str = "p") -> Artifact
     rows[-1]["last_paragraph"] = "There is no change since yesterday."
     rows.append({**rows[0], "study_id": "s9999", "findings": "", "impression": "Normal."})
     work.mkdir(parents=True, exist_ok=True)
-    recipe = make_recipe(manifest.KIND, {"reports": reports, "subject": subject}, {})
-    with drafting(manifest.KIND.at(work), manifest.KIND, recipe) as draft:
-        write_table(draft.directory, manifest.REPORTS, rows)
-        return draft.seal({})
+    fingerprint = make_fingerprint(manifest.ARTIFACT, {"reports": reports, "subject": subject}, {})
+    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, fingerprint) as writer:
+        write_table(writer.directory, manifest.REPORTS, rows)
+        return writer.commit({})

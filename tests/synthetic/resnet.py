@@ -42,9 +42,9 @@ def torchvision_weights(settings: ImageEncoderConfig, channels: int = 3) -> Weig
             sizes = [(width, inner, 1), (inner, inner, 3), (inner, out, 1)]
             if not bottleneck:
                 sizes = [(width, out, 3), (out, out, 3)]
-            for place, (inputs, outputs, size) in enumerate(sizes, 1):
-                convolve(f"{name}.conv{place}.weight", inputs, outputs, size)
-                norm(f"{name}.bn{place}", outputs)
+            for index, (inputs, outputs, size) in enumerate(sizes, 1):
+                convolve(f"{name}.conv{index}.weight", inputs, outputs, size)
+                norm(f"{name}.bn{index}", outputs)
             if width != out or (stage > 1 and block == 0):
                 convolve(f"{name}.downsample.0.weight", width, out, 1)
                 norm(f"{name}.downsample.1", out)
@@ -67,15 +67,15 @@ def torchvision_map(
     strided = 2 if settings.layer == "bottleneck" else 1
     for stage, depth in enumerate(settings.depths, 1):
         for block in range(depth):
-            name, y, place = f"layer{stage}.{block}", x, 1
+            name, y, index = f"layer{stage}.{block}", x, 1
             jump = 2 if stage > 1 and block == 0 else 1
-            while f"{name}.conv{place}.weight" in state:
-                weight = state[f"{name}.conv{place}.weight"]
-                stride = jump if place == strided else 1
+            while f"{name}.conv{index}.weight" in state:
+                weight = state[f"{name}.conv{index}.weight"]
+                stride = jump if index == strided else 1
                 y = functional.conv2d(y, weight, stride=stride, padding=weight.shape[-1] // 2)
-                y = norm(f"{name}.bn{place}", y)
-                place += 1
-                if f"{name}.conv{place}.weight" in state:
+                y = norm(f"{name}.bn{index}", y)
+                index += 1
+                if f"{name}.conv{index}.weight" in state:
                     y = y.relu()
             if f"{name}.downsample.0.weight" in state:
                 x = functional.conv2d(x, state[f"{name}.downsample.0.weight"], stride=jump)

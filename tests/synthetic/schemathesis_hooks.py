@@ -1,4 +1,4 @@
-"""What schemathesis cannot know: what a film looks like, where a box lies on one, and that
+"""What schemathesis cannot know: what an image looks like, where a box lies on one, and that
 names of findings differ.
 
 Loaded by schemathesis itself through the variable SCHEMATHESIS_HOOKS. What it drew stays as it
@@ -13,7 +13,7 @@ from schemathesis.transport.serialization import Binary
 from tests.synthetic.dicom import dicom_bytes, ramp
 from tests.synthetic.service import png
 
-FILMS = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
+IMAGES = (png(), png((40, 120), seed=5), dicom_bytes(ramp(96, 64)))
 _FORM = "multipart/form-data"
 _SHORTEST_PX = 20
 _LISTS_OF_TEXTS = {"view", "phrase"}
@@ -25,8 +25,8 @@ _serialize = _matched[1]
 
 
 @REQUESTS_TRANSPORT.serializer(_FORM)
-def _with_films(context: Any, body: Any) -> dict[str, Any]:
-    """Send films where any bytes fit the schema, boxes that lie on them, names that differ.
+def _with_images(context: Any, body: Any) -> dict[str, Any]:
+    """Send images where any bytes fit the schema, boxes that lie on them, names that differ.
 
     A form carries texts alone: a list item that is none goes as one that is too long for any.
     """
@@ -34,7 +34,7 @@ def _with_films(context: Any, body: Any) -> dict[str, Any]:
         body = dict(body)
         image, box = body.get("image"), body.get("box")
         if isinstance(image, str | bytes):
-            body["image"] = Binary(FILMS[len(image) % len(FILMS)])
+            body["image"] = Binary(IMAGES[len(image) % len(IMAGES)])
         elif "image" in body:  # what is no file at all is sent as one
             body["image"] = Binary(repr(image).encode())
         for name in _LISTS_OF_TEXTS & body.keys():

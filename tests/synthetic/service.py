@@ -1,4 +1,4 @@
-"""A tiny model with an index of tiny films, and the service as a real process over HTTP."""
+"""A tiny model with an index of tiny images, and the service as a real process over HTTP."""
 
 import io
 import json
@@ -18,17 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from medclip_dcl.artifact import drafting, make_recipe
+from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.inference.predictor import load
-from medclip_dcl.retrieval.embeddings import KIND
+from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import select, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 from medclip_dcl.text.sentences import SENTENCES, text_key
 from tests.synthetic import published
-from tests.synthetic.films import random_films
+from tests.synthetic.films import random_images
 
-FILMS = 12
+N_IMAGES = 12
 FINDINGS = ("Pleural Effusion", "No Finding")
 """Of studies with an even and with an odd number."""
 PATIENCE_S = 90.0
@@ -36,14 +36,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class PixelRows:
-    """Prepared films, held in memory."""
+    """Prepared images, held in memory."""
 
-    def __init__(self, films: npt.NDArray[np.uint8]) -> None:
-        self._films = films
-        self.row_of = {f"film-{row:02d}": row for row in range(len(films))}
+    def __init__(self, images: npt.NDArray[np.uint8]) -> None:
+        self._images = images
+        self.row_of = {f"image-{row:02d}": row for row in range(len(images))}
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        return self._films[row]
+        return self._images[row]
 
     def original_size(self, row: int) -> tuple[int, int]:
         return 96, 64
@@ -52,8 +52,8 @@ class PixelRows:
 def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
     """Seal a tiny model and its index below a folder; each study says two sentences."""
     model = published.publish(folder / "model", seed=seed)
-    films = PixelRows(random_films(FILMS))
-    ids = list(films.row_of)
+    pixels = PixelRows(random_images(N_IMAGES))
+    ids = list(pixels.row_of)
     splits = ["train", "validate", "test"]
     images = [
         {
@@ -76,7 +76,7 @@ def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
             "text": text,
             "text_key": text_key(text),
         }
-        for row in range(FILMS)
+        for row in range(N_IMAGES)
         for position, text in enumerate(
             (published.SENTENCES[row % 7], published.SENTENCES[(row + 3) % 7])
         )
@@ -85,22 +85,22 @@ def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
     chosen = select(
         pa.Table.from_pylist(images, schema=IMAGES.schema),
         pa.Table.from_pylist(texts, schema=SENTENCES.schema),
-        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in range(FILMS)},
-        films,
+        {f"study-{row:02d}": [FINDINGS[row % 2]] for row in range(N_IMAGES)},
+        pixels,
         splits,
     )
     predictor = load(model.path, "cpu")
-    recipe = make_recipe(
-        KIND,
+    fingerprint = make_fingerprint(
+        ARTIFACT,
         {"index": settings, "similarity": predictor.config.model.similarity},
         {"model": model_digest or model.digest},
     )
-    with drafting(folder / "index", KIND, recipe) as draft:
-        draft.seal(
+    with write_artifact(folder / "index", ARTIFACT, fingerprint) as writer:
+        writer.commit(
             write_index(
-                draft.directory,
+                writer.directory,
                 chosen,
-                films,
+                pixels,
                 predictor,
                 settings,
                 predictor.config.model.similarity,
@@ -110,10 +110,10 @@ def store(folder: Path, model_digest: str | None = None, seed: int = 0) -> Path:
 
 
 def png(size: tuple[int, int] = (96, 64), seed: int = 3) -> bytes:
-    """A film as a PNG, height and width given."""
-    film = Image.fromarray(random_films(1, seed=seed)[0]).resize((size[1], size[0]))
+    """An image as a PNG, height and width given."""
+    image = Image.fromarray(random_images(1, seed=seed)[0]).resize((size[1], size[0]))
     stream = io.BytesIO()
-    film.save(stream, "PNG")
+    image.save(stream, "PNG")
     return stream.getvalue()
 
 

@@ -8,12 +8,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from medclip_dcl.image_only.run import ViewContrast
+from medclip_dcl.image_only.run import SimCLRObjective
 from medclip_dcl.image_only.settings import AugmentConfig, ViewsConfig
-from medclip_dcl.image_only.views import ViewBatch, draw_looks
+from medclip_dcl.image_only.views import ViewBatch, draw_augmentation
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.view_encoder import ViewEncoder, build_view_encoder
-from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.training.settings import ObjectiveConfig
 
 SIZE, CLASSES = 8, 3
@@ -33,13 +33,15 @@ def view_batch(
     own = slice(0, images) if mine is None else mine
     generator = torch.Generator().manual_seed(4)
     pixels = torch.randint(0, 256, (images, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
-    looks = draw_looks(generator_for(0, Stream.LOOK, 0), views, images, SIZE, AugmentConfig())
+    augmentation = draw_augmentation(
+        generator_for(0, RngStream.LOOK, 0), views, images, SIZE, AugmentConfig()
+    )
     return ViewBatch(
         step=0,
         mine=own,
         item_ids=tuple(f"train/{row}" for row in range(images)),
         pixels=pixels[own],
-        looks=looks.at(own),
+        augmentation=augmentation.at(own),
         eta=torch.linspace(0, 2 * eta, images),
         labels=torch.arange(images) % CLASSES,
     )
@@ -50,8 +52,8 @@ def one_step(mine: slice, anchors: str, wrapped: bool = False) -> dict[str, Tens
     views = ViewsConfig.model_validate({"anchors": anchors, "M": 3})
     model = tiny_view_encoder().eval()  # batch statistics would be local
     network = DistributedDataParallel(model) if wrapped else model
-    contrast = ViewContrast(ObjectiveConfig(), views)
-    output = contrast.read(network, model, view_batch(mine=mine, views=4))
+    objective = SimCLRObjective(ObjectiveConfig(), views)
+    output = objective.compute_loss(network, model, view_batch(mine=mine, views=4))
     output.loss.backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {**found, "loss": output.loss.detach()}

@@ -1,4 +1,4 @@
-"""First bytes of a DICOM file -> the few values that say whose film it is, and what picture.
+"""First bytes of a DICOM file -> the few values that say whose image it is, and what picture.
 
 A walk over the elements of the data set's start, without a parser: it allocates nothing
 beyond the bytes it is given, follows no nesting, and ends after a fixed number of
@@ -55,7 +55,7 @@ class _CutShort(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What a film says of itself.
+    """What an image says of itself.
 
     Attributes:
         image_id: SOPInstanceUID.
@@ -76,7 +76,7 @@ class Header:
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """What a film says of its picture, before anything is decoded.
+    """What an image says of its picture, before anything is decoded.
 
     Attributes:
         height_px: Rows.

@@ -94,8 +94,8 @@ def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:
     if len(body) < at + 8:
         raise ImageError("no_pixel_data", "the file ends before its pixels")
     group, element = (
-        int.from_bytes(body[place : place + 2], order)  # type: ignore[arg-type]
-        for place in (at, at + 2)
+        int.from_bytes(body[index : index + 2], order)  # type: ignore[arg-type]
+        for index in (at, at + 2)
     )
     if (group, element) != (0x7FE0, 0x0010):
         raise ImageError("no_pixel_data", "the data set has no PixelData element")

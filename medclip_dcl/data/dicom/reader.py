@@ -1,4 +1,4 @@
-"""DICOM bytes -> grey picture: one film, one frame, grey, in a listed transfer syntax.
+"""DICOM bytes -> grey picture: one image, one frame, grey, in a listed transfer syntax.
 
 Everything that can be refused from headers is refused before a decoder or a large
 allocation. Only the elements named here are ever parsed, so names and other
@@ -24,7 +24,7 @@ from pydicom.tag import BaseTag, Tag
 from medclip_dcl.data.dicom import pixel_data
 from medclip_dcl.data.grayscale import (
     TOP,
-    DecodedFilm,
+    DecodedImage,
     Layout,
     Meaning,
     Shades,
@@ -91,8 +91,8 @@ class _Header:
     at: int
 
 
-def read_dicom(data: bytes, limits: Limits) -> DecodedFilm:
-    """Read one film.
+def read_dicom(data: bytes, limits: Limits) -> DecodedImage:
+    """Read one image.
 
     Args:
         data: a whole DICOM file.
@@ -118,7 +118,7 @@ def read_dicom(data: bytes, limits: Limits) -> DecodedFilm:
         header.body, header.at, header.syntax, (rows, columns), layout.bits_allocated
     )
     picture = shade(words, _meaning(tags, layout, voi=limits.voi), inverted=inverted)
-    return DecodedFilm(
+    return DecodedImage(
         shades=picture,
         bits_stored=layout.bits_stored,
         source="dicom",
@@ -184,21 +184,21 @@ def _meta_elements(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _require_grey(tags: Dataset) -> bool:
-    """Refuse colour and several frames; say whether the film is MONOCHROME1."""
+    """Refuse colour and several frames; say whether the image is MONOCHROME1."""
     kind = _code(tags, "PhotometricInterpretation")
     if _whole(tags, "SamplesPerPixel", 1) != 1 or kind in {"RGB", "PALETTE COLOR"}:
-        raise ImageError("not_greyscale", "the film has colours; send a MONOCHROME one")
+        raise ImageError("not_greyscale", "the image has colours; send a MONOCHROME one")
     if kind not in {"MONOCHROME1", "MONOCHROME2"}:
         raise ImageError("bad_tags", "PhotometricInterpretation is not MONOCHROME1 or MONOCHROME2")
     if _whole(tags, "NumberOfFrames", 1) not in {0, 1}:
-        raise ImageError("not_single_frame", "the file has several frames; send one film")
+        raise ImageError("not_single_frame", "the file has several frames; send one image")
     return kind == "MONOCHROME1"
 
 
 def _size(tags: Dataset, limits: Limits) -> tuple[int, int]:
     rows, columns = _required(tags, "Rows"), _required(tags, "Columns")
     if rows < 1 or columns < 1:
-        raise ImageError("bad_tags", f"the film has {rows} x {columns} pixels")
+        raise ImageError("bad_tags", f"the image has {rows} x {columns} pixels")
     if rows * columns > limits.max_pixels:
         raise ImageError("too_many_pixels", f"{rows} x {columns} exceeds images.max_megapixels")
     return rows, columns
@@ -244,8 +244,8 @@ def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, f
     if picture.constant or centre is None or width is None or width <= 0:
         return None
     scale = TOP / (picture.high - picture.low)
-    place = (picture.high - centre if inverted else centre - picture.low) * scale
-    return (place, width * scale) if math.isfinite(place) and math.isfinite(width) else None
+    level = (picture.high - centre if inverted else centre - picture.low) * scale
+    return (level, width * scale) if math.isfinite(level) and math.isfinite(width) else None
 
 
 def _spacing(tags: Dataset) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""A folder of DICOM files without tables or reports -> films, by what each says of itself."""
+"""A folder of DICOM files without tables or reports -> images, by what each says of itself."""
 
 import hashlib
 import os
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medclip_dcl.data.dicom.metadata import is_dicom_file, read_header
-from medclip_dcl.data.sources.records import Film, RawStudies, Reject, SourceConfig
+from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, SourceConfig
 from medclip_dcl.errors import StudyError
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
-"""SOP class of a DICOMDIR, which holds no film. Source: DICOM PS3.4, Annex B."""
+"""SOP class of a DICOMDIR, which holds no image. Source: DICOM PS3.4, Annex B."""
 
 
 def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStudies:
-    """List the films below a folder; headers are read, pixels are not.
+    """List the images below a folder; headers are read, pixels are not.
 
     Args:
         root: the folder; links in it are not followed.
@@ -22,7 +22,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStud
         key: makes the patients' ids impossible to guess; may be empty.
 
     Returns:
-        One film per DICOM file, in order of path: its SOPInstanceUID, its study's UID, a
+        One image per DICOM file, in order of path: its SOPInstanceUID, its study's UID, a
         hash of its PatientID and its view. No other value of the header is kept.
 
     Raises:
@@ -30,7 +30,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStud
     """
     if not root.is_dir():
         raise StudyError("source.root is no folder; name the folder that holds the DICOM files")
-    films: list[Film] = []
+    images: list[ImageRecord] = []
     rejects: list[Reject] = []
     for number, path in enumerate(_files(root)):
         name = f"file-{number:06d}"
@@ -48,16 +48,18 @@ def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStud
             rejects.append(Reject(header.image_id, "modality"))
         else:
             subject = hash_patient(header.patient, key)
-            place = path.relative_to(root).as_posix()
-            films.append(Film(header.image_id, header.study_id, subject, header.view, place))
+            relative = path.relative_to(root).as_posix()
+            images.append(
+                ImageRecord(header.image_id, header.study_id, subject, header.view, relative)
+            )
     return RawStudies(
-        films=films,
+        images=images,
         studies=[],
         splits={},
         labels=None,
         root=root,
         reports_root=root,
-        has_films=True,
+        has_images=True,
         rejects=rejects,
         has_reports=False,
     )

@@ -1,4 +1,4 @@
-"""MIMIC-CXR and MIMIC-CXR-JPG: the release's tables -> films and studies."""
+"""MIMIC-CXR and MIMIC-CXR-JPG: the release's tables -> images and studies."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from medclip_dcl.data.sources.records import (
     RECORDS,
     SPLIT,
     SPLITS,
-    Film,
+    ImageRecord,
     RawStudies,
     Reject,
     SourceConfig,
@@ -27,7 +27,7 @@ _TABLES = ("metadata", "split", "chexpert")
 _RECORDS = "cxr-record-list"
 _SUFFIXES = (".dcm", ".jpg", ".jpeg", ".png")
 _LOOKED_AT = 200
-"""Films looked for, one after the other, to learn how films end."""
+"""Images looked for, one after the other, to learn how images end."""
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 
 
@@ -65,7 +65,7 @@ def find_tables(root: Path) -> dict[str, Path]:
 def read_mimic_cxr(
     tables: dict[str, Path], root: Path, reports_root: Path, settings: SourceConfig
 ) -> RawStudies:
-    """Read the tables of a release; no report is opened, and no film for its pixels.
+    """Read the tables of a release; no report is opened, and no image for its pixels.
 
     Args:
         tables: from `find_tables`.
@@ -74,7 +74,7 @@ def read_mimic_cxr(
         settings: settings of the source.
 
     Returns:
-        Every film with a sound id, in the order of the table, and its study.
+        Every image with a sound id, in the order of the table, and its study.
 
     Raises:
         StudyError: a table cannot be read or lacks a column.
@@ -87,7 +87,7 @@ def read_mimic_cxr(
     listed = tables["metadata"] if has_views else tables["records"]
     rows = read_rows(listed, (METADATA if has_views else RECORDS).names)
     views = rows.get("ViewPosition", [""] * len(rows["dicom_id"]))
-    films: list[Film] = []
+    images: list[ImageRecord] = []
     rejects: list[Reject] = []
     studies: dict[str, Study] = {}
     suffix: str = settings.image_suffix
@@ -100,19 +100,19 @@ def read_mimic_cxr(
         folder = f"files/p{subject[:2]}/p{subject}/s{study}"
         if not suffix and row < _LOOKED_AT:
             suffix = _suffix(root / folder / image_id)
-        films.append(Film(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
+        images.append(ImageRecord(image_id, study, subject, view.strip(), f"{folder}/{image_id}"))
         studies.setdefault(study, Study(study, subject, f"{folder}.txt"))
-    films = [film._replace(path=f"{film.path}{suffix or _SUFFIXES[0]}") for film in films]
+    images = [image._replace(path=f"{image.path}{suffix or _SUFFIXES[0]}") for image in images]
     if not has_views:
-        films = [film._replace(view=_view(root / film.path)) for film in films]
+        images = [image._replace(view=_view(root / image.path)) for image in images]
     return RawStudies(
-        films=films,
+        images=images,
         studies=list(studies.values()),
         splits=_splits(tables.get("split")),
         labels=_labels(tables.get("chexpert")),
         root=root,
         reports_root=reports_root,
-        has_films=True,
+        has_images=True,
         rejects=rejects,
     )
 

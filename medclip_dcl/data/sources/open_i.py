@@ -1,7 +1,7 @@
-"""Open-i (Indiana University): XML or CSV reports and PNG films -> films and studies.
+"""Open-i (Indiana University): XML or CSV reports and PNG images -> images and studies.
 
 Views do not stand in the reports: they come from the list of projections that goes with
-the CSV form, which fits both forms, since films are matched by their numbers alone.
+the CSV form, which fits both forms, since images are matched by their numbers alone.
 """
 
 import re
@@ -14,7 +14,7 @@ from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
     OPEN_I_PROJECTIONS,
     OPEN_I_REPORTS,
-    Film,
+    ImageRecord,
     RawStudies,
     Reject,
     SourceConfig,
@@ -25,19 +25,19 @@ from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import StudyError
 
 _XML_FOLDERS = ("NLMCXR_reports/ecgen-radiology", "ecgen-radiology", "reports", ".")
-_FILM_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images_normalized", "images", ".")
+_IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images_normalized", "images", ".")
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
-_FILM = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,6}(?:-\d{1,12})*)")
+_IMAGE = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,6}(?:-\d{1,12})*)")
 _UID = re.compile(r"(?:CXR)?(\d{1,9})")
 
 
 @dataclass(frozen=True)
 class _Report:
-    """One report: its study, its text and the films that it names."""
+    """One report: its study, its text and the images that it names."""
 
     study_id: str
     text: Text
-    films: list[str]
+    images: list[str]
 
 
 def find_open_i(root: Path) -> dict[str, Path]:
@@ -54,7 +54,7 @@ def find_open_i(root: Path) -> dict[str, Path]:
 
 
 def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> RawStudies:
-    """Read the reports, and find their films and views.
+    """Read the reports, and find their images and views.
 
     Args:
         tables: from `find_open_i`; XML files are preferred to the table of reports.
@@ -62,7 +62,7 @@ def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> 
         settings: settings of the source.
 
     Returns:
-        Every film that a report names, and every study; studies alone where the folder
+        Every image that a report names, and every study; studies alone where the folder
         holds no PNG file. One report is one patient's.
 
     Raises:
@@ -81,42 +81,42 @@ def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> 
         reports = _table_reports(tables["reports"], views)
     else:
         raise StudyError(f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS}")
-    places = _films(root)
+    image_paths = _images(root)
     suffix = settings.image_suffix or ".png"
-    films = [
-        Film(
+    images = [
+        ImageRecord(
             name,
             report.study_id,
             report.study_id,
             views.get(name, ""),
-            places.get(name, f"{name}{suffix}"),
+            image_paths.get(name, f"{name}{suffix}"),
         )
         for report in reports
-        for name in report.films
+        for name in report.images
     ]
     return RawStudies(
-        films=films if places else [],
+        images=images if image_paths else [],
         studies=[Study(report.study_id, report.study_id, report.text) for report in reports],
         splits={},
         labels=None,
         root=root,
         reports_root=root,
-        has_films=bool(places),
+        has_images=bool(image_paths),
         rejects=rejects,
         files=files,
     )
 
 
-def film_name(text: str) -> str:
-    """Bring the name of a film to the form in which all lists agree.
+def image_name(text: str) -> str:
+    """Bring the name of an image to the form in which all lists agree.
 
     Args:
         text: `CXR1_1_IM-0001-3001`, `CXR3_IM-1384-1001.png` or `3_IM-1384-1001.dcm.png`.
 
     Returns:
-        `1_IM-0001-3001`; empty where the text names no film.
+        `1_IM-0001-3001`; empty where the text names no image.
     """
-    match = _FILM.match(text)
+    match = _IMAGE.match(text)
     if match is None or not (match["uid"] or match["study"]):
         return ""
     return f"{match['uid'] or match['study']}_{match['rest']}"
@@ -131,7 +131,7 @@ def _views(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     rows = read_rows(path, OPEN_I_PROJECTIONS.names)
-    names = (film_name(name) for name in rows["filename"])
+    names = (image_name(name) for name in rows["filename"])
     return {
         name: view.strip().upper()
         for name, view in zip(names, rows["projection"], strict=True)
@@ -179,18 +179,18 @@ def _xml_report(path: Path) -> _Report | None:
         words = "".join(part.itertext()).strip()
         texts.setdefault(part.get("Label", "").upper(), []).append(words)
     findings, impression = (" ".join(texts.get(name, [])) for name in ("FINDINGS", "IMPRESSION"))
-    named = (film_name(image.get("id", "")) for image in tree.iter("parentImage"))
-    films = list(dict.fromkeys(name for name in named if name))
-    return _Report(study, Text(findings.strip(), impression.strip(), ""), films)
+    named = (image_name(image.get("id", "")) for image in tree.iter("parentImage"))
+    images = list(dict.fromkeys(name for name in named if name))
+    return _Report(study, Text(findings.strip(), impression.strip(), ""), images)
 
 
 def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
-    films: dict[str, list[str]] = {}
+    images: dict[str, list[str]] = {}
     for name in views:
-        films.setdefault(_study(name.partition("_")[0]), []).append(name)
+        images.setdefault(_study(name.partition("_")[0]), []).append(name)
     rows = read_rows(path, OPEN_I_REPORTS.names)
     return [
-        _Report(study, Text(findings.strip(), impression.strip(), ""), films.get(study, []))
+        _Report(study, Text(findings.strip(), impression.strip(), ""), images.get(study, []))
         for uid, findings, impression in zip(
             rows["uid"], rows["findings"], rows["impression"], strict=True
         )
@@ -198,13 +198,13 @@ def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
     ]
 
 
-def _films(root: Path) -> dict[str, str]:
-    """Find the PNG files: film -> path relative to the root."""
-    for folder in _FILM_FOLDERS:
+def _images(root: Path) -> dict[str, str]:
+    """Find the PNG files: image -> path relative to the root."""
+    for folder in _IMAGE_FOLDERS:
         if not (root / folder).is_dir():
             continue
         files = sorted((root / folder).glob("*.[pP][nN][gG]"))
-        found = {film_name(path.name): path.relative_to(root).as_posix() for path in files}
+        found = {image_name(path.name): path.relative_to(root).as_posix() for path in files}
         found.pop("", None)
         if found:
             return found

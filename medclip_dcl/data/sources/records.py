@@ -1,8 +1,8 @@
 """Settings of the generator, of sources of studies and of prepared images.
 
-Manifest: the usable frontal films, their reports, labels and boxes, and what was rejected.
+Manifest: the usable frontal images, their reports, labels and boxes, and what was rejected.
 
-Raw studies -> usable films and reports, and a reason for everything that is left out.
+Raw studies -> usable images and reports, and a reason for everything that is left out.
 
 What a source of studies says, before anything of it is believed.
 
@@ -27,7 +27,7 @@ class ColumnsConfig(Section):
     """Names of the columns of a mapped table; empty where the table has none."""
 
     image_id: str = ""
-    """Id of the film; made from the study id and row number where empty."""
+    """Id of the image; made from the study id and row number where empty."""
     study_id: str = ""
     """Id of the study; the image id where empty."""
     subject_id: str = ""
@@ -43,13 +43,13 @@ class ColumnsConfig(Section):
     """Text of the whole report, used where findings and impression are empty."""
     view: str = ""
     """View position; rows with a value outside `source.frontal_views` are rejected. A table
-    without this column holds frontal films alone."""
+    without this column holds frontal images alone."""
     split: str = ""
     """train, validate or test; assigned by hash of the patient where empty."""
     width: str = ""
-    """Width of the film's file, pixels; read for boxes whose table does not state it."""
+    """Width of the image's file, pixels; read for boxes whose table does not state it."""
     height: str = ""
-    """Height of the film's file, pixels; likewise."""
+    """Height of the image's file, pixels; likewise."""
 
 
 ColumnName = Annotated[str, Field(min_length=1)]
@@ -59,13 +59,13 @@ class BoxColumnsConfig(Section):
     """Names of the columns of a box table in CSV; MS-CXR's as they stand."""
 
     image_id: ColumnName = "dicom_id"
-    """Id of the film, or the path of its file as `source.columns.path` gives it."""
+    """Id of the image, or the path of its file as `source.columns.path` gives it."""
     category: ColumnName = "category_name"
     """Finding."""
     phrase: ColumnName = "label_text"
     """Sentence that the box belongs to; it may be the column of the finding."""
     x: ColumnName = "x"
-    """Left edge in the original film, pixels."""
+    """Left edge in the original image, pixels."""
     y: ColumnName = "y"
     """Top edge, pixels."""
     width: ColumnName = "w"
@@ -73,9 +73,9 @@ class BoxColumnsConfig(Section):
     height: ColumnName = "h"
     """Height, pixels."""
     image_width: str = "image_width"
-    """Width of the film that the box was drawn on, pixels; empty: `source.columns.width`."""
+    """Width of the image that the box was drawn on, pixels; empty: `source.columns.width`."""
     image_height: str = "image_height"
-    """Height of that film, pixels; empty: `source.columns.height`."""
+    """Height of that image, pixels; empty: `source.columns.height`."""
 
 
 class SourceConfig(Section):
@@ -93,7 +93,7 @@ class SourceConfig(Section):
     reports: str = ""
     """Folder whose `files/` holds the report texts (kind `mimic_cxr`); empty: `root`."""
     image_suffix: Literal["", ".dcm", ".jpg", ".jpeg", ".png"] = ""
-    """Ending of the films' names (kinds `mimic_cxr`, `open_i`); empty: as the first film that is
+    """Ending of the images' names (kinds `mimic_cxr`, `open_i`); empty: as the first image that is
     found."""
     table: str = ""
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
@@ -102,10 +102,10 @@ class SourceConfig(Section):
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
     """Views that count as frontal, in any case; every other is `lateral`."""
     keep_blank_views: bool = False
-    """Whether a film whose view is blank counts as frontal. Left out and counted as `no_view`
-    otherwise: no other field of these sources says reliably what such a film shows."""
+    """Whether an image whose view is blank counts as frontal. Left out and counted as `no_view`
+    otherwise: no other field of these sources says reliably what such an image shows."""
     modalities: tuple[str, ...] = ("CR", "DX")
-    """Modalities of the films wanted (kind `dicom`); other files are counted as `modality`."""
+    """Modalities of the images wanted (kind `dicom`); other files are counted as `modality`."""
     patient_key: str = ""
     """File with a secret (kind `dicom`) that keys the hash by which a PatientID is replaced. Empty:
     no key, and who knows how ids are formed can find them by trying."""
@@ -134,8 +134,8 @@ ReadSections = Callable[[str, str], tuple[str, str, str]]
 """Report text, study id -> findings, impression and the text that stands in for both."""
 
 
-class Film(NamedTuple):
-    """One film as a table names it; `path` is relative to the source's root.
+class ImageRecord(NamedTuple):
+    """One image as a table names it; `path` is relative to the source's root.
 
     Width and height are 0 where the table does not state them.
     """
@@ -158,7 +158,7 @@ class Text(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """A film or study that is left out, and why (a key of `selection.REASONS`)."""
+    """An image or study that is left out, and why (a key of `selection.REASONS`)."""
 
     id: str
     reason: str
@@ -177,25 +177,25 @@ class RawStudies:
     """All rows of a source.
 
     Attributes:
-        films: one per film; none where the source holds reports alone.
+        images: one per image; none where the source holds reports alone.
         studies: one per study, in the source's order; ids may repeat.
-        splits: patient -> every split that the source puts one of its films in.
+        splits: patient -> every split that the source puts one of its images in.
         labels: table with `study_id` and CheXpert columns, where the source has one.
-        root: folder that film paths are relative to.
+        root: folder that image paths are relative to.
         reports_root: folder that report paths are relative to.
-        has_films: whether the source names films at all.
+        has_images: whether the source names images at all.
         rejects: rows that name nothing usable, with their reasons.
-        has_reports: whether the source has reports at all; without, films stand alone.
+        has_reports: whether the source has reports at all; without, images stand alone.
         files: further files that were read, relative to `reports_root`.
     """
 
-    films: list[Film]
+    images: list[ImageRecord]
     studies: list[Study]
     splits: dict[str, set[str]]
     labels: pa.Table | None
     root: Path
     reports_root: Path
-    has_films: bool
+    has_images: bool
     rejects: list[Reject] = field(default_factory=list)
     has_reports: bool = True
     files: list[str] = field(default_factory=list)
@@ -234,7 +234,7 @@ class Input:
         return [field.name for field in self.fields]
 
 
-_FILM_ID = SourceField("dicom_id", "id", "id of the film; the name of its file without ending")
+_IMAGE_ID = SourceField("dicom_id", "id", "id of the image; the name of its file without ending")
 _SUBJECT = SourceField("subject_id", "id", "id of the patient")
 _STUDY = SourceField("study_id", "id", "id of the study")
 
@@ -243,7 +243,7 @@ METADATA = Input(
     "*-metadata.csv[.gz]",
     "yes, or the record list",
     (
-        _FILM_ID,
+        _IMAGE_ID,
         _SUBJECT,
         _STUDY,
         SourceField(
@@ -254,8 +254,8 @@ METADATA = Input(
 RECORDS = Input(
     "mimic_cxr",
     "cxr-record-list.csv[.gz]",
-    "where there is no metadata table; views then come from the films' headers",
-    (_FILM_ID, _SUBJECT, _STUDY),
+    "where there is no metadata table; views then come from the images' headers",
+    (_IMAGE_ID, _SUBJECT, _STUDY),
 )
 SPLIT = Input(
     "mimic_cxr",
@@ -287,7 +287,7 @@ MIMIC_FILES = Input(
             "sSTUDY.txt", "UTF-8 text, at most a million bytes", "report, lines as in the file"
         ),
         SourceField(
-            "sSTUDY/DICOM_ID.dcm", "DICOM, or .jpg, .jpeg, .png", "film, 8 or 16 bits, grey"
+            "sSTUDY/DICOM_ID.dcm", "DICOM, or .jpg, .jpeg, .png", "image, 8 or 16 bits, grey"
         ),
     ),
 )
@@ -297,31 +297,35 @@ BOX_TABLE = Input(
     "MS-CXR's CSV[.gz]",
     "no",
     (
-        SourceField(_BOX.image_id, _FILM_ID.form, _FILM_ID.meaning),
+        SourceField(_BOX.image_id, _IMAGE_ID.form, _IMAGE_ID.meaning),
         SourceField(_BOX.category, "text", "finding"),
         SourceField(_BOX.phrase, "text", "sentence that the box belongs to"),
-        SourceField(_BOX.x, "pixels", "left edge in the original film"),
+        SourceField(_BOX.x, "pixels", "left edge in the original image"),
         SourceField(_BOX.y, "pixels", "top edge"),
         SourceField(_BOX.width, "pixels", "width"),
         SourceField(_BOX.height, "pixels", "height"),
-        SourceField(_BOX.image_width, "pixels", "width of the original film"),
-        SourceField(_BOX.image_height, "pixels", "height of the original film"),
+        SourceField(_BOX.image_width, "pixels", "width of the original image"),
+        SourceField(_BOX.image_height, "pixels", "height of the original image"),
     ),
-    (SourceField("path", "text", "names the patient, also where the film is not at hand"),),
+    (SourceField("path", "text", "names the patient, also where the image is not at hand"),),
 )
 BOX_JSON = Input(
     "source.boxes",
     "MS-CXR's JSON[.gz]",
     "no",
     (
-        SourceField("images[].id", "number", "key of a film in this file"),
-        SourceField("images[].file_name", "text", "name of the film's file: its id, and an ending"),
+        SourceField("images[].id", "number", "key of an image in this file"),
         SourceField(
-            "images[].path", "text", "names the patient, also where the film is not at hand"
+            "images[].file_name", "text", "name of the image's file: its id, and an ending"
         ),
-        SourceField("images[].width, .height", "pixels", "size of the original film"),
+        SourceField(
+            "images[].path", "text", "names the patient, also where the image is not at hand"
+        ),
+        SourceField("images[].width, .height", "pixels", "size of the original image"),
         SourceField("categories[].id, .name", "number, text", "finding"),
-        SourceField("annotations[].image_id, .category_id", "numbers", "film and finding of a box"),
+        SourceField(
+            "annotations[].image_id, .category_id", "numbers", "image and finding of a box"
+        ),
         SourceField("annotations[].bbox", "pixels", "[x, y, width, height], from the top left"),
         SourceField("annotations[].label_text", "text or list of texts", "its sentences"),
     ),
@@ -333,7 +337,7 @@ OPEN_I_XML = Input(
     (
         SourceField("eCitation//uId@id", "CXR1", "study, and patient: one report is one patient's"),
         SourceField("eCitation//AbstractText[@Label]", "text", "FINDINGS and IMPRESSION"),
-        SourceField("eCitation//parentImage@id", "CXR1_1_IM-0001-3001", "film"),
+        SourceField("eCitation//parentImage@id", "CXR1_1_IM-0001-3001", "image"),
     ),
 )
 OPEN_I_REPORTS = Input(
@@ -352,7 +356,7 @@ OPEN_I_PROJECTIONS = Input(
     "for the views; all are blank without",
     (
         SourceField(
-            "filename", "1_IM-0001-4001.dcm.png", "film; matched by its numbers in both forms"
+            "filename", "1_IM-0001-4001.dcm.png", "image; matched by its numbers in both forms"
         ),
         SourceField("projection", "word", "Frontal or Lateral"),
     ),
@@ -361,14 +365,14 @@ OPEN_I_FILES = Input(
     "open_i",
     "NLMCXR_png or images/images_normalized",
     "no; reports alone without",
-    (SourceField("*.png", "PNG", "film"),),
+    (SourceField("*.png", "PNG", "image"),),
 )
 DICOM_FILES = Input(
     "dicom",
     "any file below the root that starts as DICOM does",
     "yes",
     (
-        SourceField("SOPInstanceUID", "UID", "id of the film"),
+        SourceField("SOPInstanceUID", "UID", "id of the image"),
         SourceField("StudyInstanceUID", "UID", "id of the study"),
         SourceField("PatientID", "text", "patient; kept as a keyed hash alone"),
         SourceField("ViewPosition", "code", "view; may be blank"),

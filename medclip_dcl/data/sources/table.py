@@ -1,4 +1,4 @@
-"""Any table with mapped columns -> films and studies, or studies alone."""
+"""Any table with mapped columns -> images and studies, or studies alone."""
 
 import re
 from itertools import count
@@ -7,7 +7,7 @@ from pathlib import Path
 from medclip_dcl.data.sources.records import (
     SPLITS,
     ColumnsConfig,
-    Film,
+    ImageRecord,
     RawStudies,
     ReadSections,
     Reject,
@@ -34,13 +34,13 @@ def read_mapped_table(
         read_sections: finds sections in the text of a whole report.
 
     Returns:
-        One film per row with a path, and the studies in the order of their first row; films
+        One image per row with a path, and the studies in the order of their first row; images
         alone where no column of text is mapped.
 
     Raises:
         ConfigError: a column that is needed is not mapped.
         StudyError: the table cannot be read, lacks a column, or holds a split or a size
-            of a film that is none.
+            of an image that is none.
     """
     names = settings.columns
     has_reports = bool(names.findings or names.impression or names.report)
@@ -56,7 +56,7 @@ def read_mapped_table(
     blank = [""] * total
     columns = {field: rows[name] if name else blank for field, name in fields.items()}
     ids = _ids(columns, names, total)
-    films: list[Film] = []
+    images: list[ImageRecord] = []
     rejects: list[Reject] = []
     studies: dict[str, Study] = {}
     splits: dict[str, set[str]] = {}
@@ -71,20 +71,20 @@ def read_mapped_table(
         if names.path:
             view, file = columns["view"][row].strip(), _file(names.path, rows, row)
             size = (_pixels(columns[side][row], row) for side in ("width", "height"))
-            films.append(Film(image_id, study_id, subject, view, file, *size))
+            images.append(ImageRecord(image_id, study_id, subject, view, file, *size))
         text = _text(columns, row, study_id, read_sections)
         if study_id not in studies or not any(studies[study_id].report):
             studies[study_id] = Study(study_id, subject, text)
         if columns["split"][row]:
             splits.setdefault(subject, set()).add(_split(columns["split"][row], row))
     return RawStudies(
-        films=films,
+        images=images,
         studies=list(studies.values()) if has_reports else [],
         splits=splits,
         labels=None,
         root=root,
         reports_root=root,
-        has_films=bool(names.path),
+        has_images=bool(names.path),
         rejects=rejects,
         has_reports=has_reports,
     )
@@ -97,8 +97,8 @@ def _ids(columns: dict[str, list[str]], names: ColumnsConfig, total: int) -> lis
         made = [f"row-{row:06d}" for row in range(total)]
         return [(name, name) for name in made]
     if not names.image_id:
-        films: dict[str, count[int]] = {}
-        return [(f"{s}-{next(films.setdefault(s, count()))}", s) for s in studies]
+        counters: dict[str, count[int]] = {}
+        return [(f"{s}-{next(counters.setdefault(s, count()))}", s) for s in studies]
     return [(image, study or image) for image, study in zip(images, studies, strict=True)]
 
 
@@ -110,14 +110,14 @@ def _file(pattern: str, rows: dict[str, list[str]], row: int) -> str:
 
 
 def _pixels(value: str, row: int) -> int:
-    """Give a side of a film; 0 where the table leaves it blank."""
+    """Give a side of an image; 0 where the table leaves it blank."""
     try:
         side = float(value or 0)
     except ValueError:
         side = -1.0
     if not (side >= 0 and side.is_integer()):
         raise StudyError(
-            f"row {row} of the table states no size of its film; mend it, or leave "
+            f"row {row} of the table states no size of its image; mend it, or leave "
             "source.columns.width and height empty"
         )
     return int(side)

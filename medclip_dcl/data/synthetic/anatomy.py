@@ -1,13 +1,13 @@
-"""The plane that a film is drawn on: anatomical coordinates, soft shapes, smooth noise.
+"""The plane that an image is drawn on: anatomical coordinates, soft shapes, smooth noise.
 
 Axes
-    x   -1..1 across the chest; negative is the patient's right, on the left of the film
+    x   -1..1 across the chest; negative is the patient's right, on the left of the image
     y   about -1.15..1.15 down the chest, in the same unit as x
 Fields are float32 arrays (rows, columns) with one value per pixel.
 
 A chest as numbers, and the fields that a projection of it adds up.
 
-The right lung lies at negative x. All lengths are in units of half the film's width.
+The right lung lies at negative x. All lengths are in units of half the image's width.
 """
 
 import functools
@@ -24,7 +24,7 @@ from medclip_dcl.data.synthetic.findings import FineFinding
 Field = NDArray[np.float32]
 Reals = NDArray[np.floating[Any]]
 Box = tuple[int, int, int, int]
-"""x, y, width, height in pixels of the film."""
+"""x, y, width, height in pixels of the image."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pose:
 
 @dataclass(frozen=True)
 class Canvas:
-    """Anatomical coordinates of every pixel of one film."""
+    """Anatomical coordinates of every pixel of one image."""
 
     height: int
     width: int
@@ -79,14 +79,14 @@ class Canvas:
             y1: greatest anatomical y.
 
         Returns:
-            Row and column slices inside the film, at least one pixel each.
+            Row and column slices inside the image, at least one pixel each.
         """
         corners = [self.pixel_at(x, y) for x in (x0, x1) for y in (y0, y1)]
         rows, columns = zip(*corners, strict=True)
         return _clipped(rows, self.height), _clipped(columns, self.width)
 
     def cut(self, area: tuple[slice, slice]) -> "Canvas":
-        """Narrow the coordinates to an area of the film; `pixel_at` stays that of the film.
+        """Narrow the coordinates to an area of the image; `pixel_at` stays that of the image.
 
         Args:
             area: rows and columns.
@@ -98,11 +98,11 @@ class Canvas:
 
 
 def make_canvas(height: int, width: int, pose: Pose) -> Canvas:
-    """Lay anatomical coordinates over a film.
+    """Lay anatomical coordinates over an image.
 
     Args:
-        height: rows of the film.
-        width: columns of the film.
+        height: rows of the image.
+        width: columns of the image.
         pose: how the chest lies on it.
 
     Returns:
@@ -199,7 +199,7 @@ def box_of(mask: Field, area: tuple[slice, slice] | None = None, level: float = 
 
     Args:
         mask: a finding's share in each pixel, 0 to 1.
-        area: where on the film the mask lies; None: it covers the film.
+        area: where on the image the mask lies; None: it covers the image.
         level: share of its maximum from which a pixel counts.
 
     Returns:
@@ -326,7 +326,7 @@ def with_findings(body: Body, findings: dict[FineFinding, float]) -> Body:
 
 @dataclass(frozen=True)
 class Chest:
-    """The fields of one projected chest, all of the film's shape."""
+    """The fields of one projected chest, all of the image's shape."""
 
     body: Body
     m: Field
@@ -342,7 +342,7 @@ class Chest:
     lung_outline: Field
 
     def cut(self, area: tuple[slice, slice]) -> "Chest":
-        """Narrow every field to an area of the film.
+        """Narrow every field to an area of the image.
 
         Args:
             area: rows and columns.

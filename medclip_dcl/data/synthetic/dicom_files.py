@@ -28,7 +28,7 @@ _DETECTOR_MM = 430.0
 
 @dataclass(frozen=True)
 class Storage:
-    """How one film is stored.
+    """How one image is stored.
 
     Attributes:
         bits: bits stored, 12 to 16.
@@ -46,7 +46,7 @@ class Storage:
 
 
 def draw_storage(compressed_share: float, generator: np.random.Generator) -> Storage:
-    """Draw how a film is stored.
+    """Draw how an image is stored.
 
     Args:
         compressed_share: chance of a compressed transfer syntax.
@@ -70,7 +70,7 @@ def draw_storage(compressed_share: float, generator: np.random.Generator) -> Sto
 
 @dataclass(frozen=True)
 class Tags:
-    """What the header of a film says besides its pixels."""
+    """What the header of an image says besides its pixels."""
 
     dicom_id: str
     study_id: str
@@ -81,8 +81,8 @@ class Tags:
     burned_in: bool = False
 
 
-def encode_film(pixels: Field, storage: Storage, tags: Tags) -> bytes:
-    """Write a film as a DICOM file.
+def encode_image(pixels: Field, storage: Storage, tags: Tags) -> bytes:
+    """Write an image as a DICOM file.
 
     Args:
         pixels: intensities in [0, 1], bright where little passes.

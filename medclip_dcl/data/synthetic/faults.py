@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from medclip_dcl.data.synthetic.dicom_files import encode_film
+from medclip_dcl.data.synthetic.dicom_files import encode_image
 from medclip_dcl.data.synthetic.patients import (
     NATURAL,
-    FilmPlan,
+    ImagePlan,
     Patient,
     Study,
-    draw_film,
-    film_bytes,
-    film_path,
-    film_tags,
+    draw_image,
+    image_bytes,
+    image_path,
+    image_tags,
     report_path,
 )
-from medclip_dcl.data.synthetic.radiograph import Film
+from medclip_dcl.data.synthetic.radiograph import DrawnImage
 from medclip_dcl.data.synthetic.tables import Item, Row, TableFaults, to_csv
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_bytes
@@ -53,17 +53,17 @@ class Fault(NamedTuple):
 
 FAULTS: dict[str, Fault] = {
     "trained_box": Fault("boxed_training", "subject_id", "a patient with boxes is put in train"),
-    "wrong_split": Fault("two_splits", "subject_id", "one film of a patient is in another split"),
-    "copied_study": Fault("same_pixels", "image_id", "another patient's film and report, reused"),
-    "lateral_view": Fault("lateral", "image_id", "the only film of the study is a lateral one"),
+    "wrong_split": Fault("two_splits", "subject_id", "one image of a patient is in another split"),
+    "copied_study": Fault("same_pixels", "image_id", "another patient's image and report, reused"),
+    "lateral_view": Fault("lateral", "image_id", "the only image of the study is a lateral one"),
     "blank_view": Fault("no_view", "image_id", "the table and the file name no view"),
-    "repeated_row": Fault("duplicate_id", "image_id", "the metadata table lists the film twice"),
-    "missing_film": Fault("missing_image", "image_id", "the film's file is not there"),
-    "pointer_film": Fault("pointer_file", "image_id", "a git-LFS pointer stands for the film"),
-    "page_for_film": Fault("unknown_format", "image_id", "a web page was saved as the film"),
-    "truncated_film": Fault("truncated", "image_id", "the file ends within its pixels"),
-    "constant_film": Fault("constant", "image_id", "all pixels are equal"),
-    "burned_in_film": Fault("burned_in", "image_id", "BurnedInAnnotation says YES"),
+    "repeated_row": Fault("duplicate_id", "image_id", "the metadata table lists the image twice"),
+    "missing_image": Fault("missing_image", "image_id", "the image's file is not there"),
+    "pointer_image": Fault("pointer_file", "image_id", "a git-LFS pointer stands for the image"),
+    "page_for_image": Fault("unknown_format", "image_id", "a web page was saved as the image"),
+    "truncated_image": Fault("truncated", "image_id", "the file ends within its pixels"),
+    "constant_image": Fault("constant", "image_id", "all pixels are equal"),
+    "burned_in_image": Fault("burned_in", "image_id", "BurnedInAnnotation says YES"),
     "missing_report": Fault("no_report", "study_id", "the report's file is not there"),
     "pointer_report": Fault("pointer_file", "study_id", "a git-LFS pointer stands for the report"),
     "empty_report": Fault("empty_report", "study_id", "the report has headers and no text"),
@@ -73,7 +73,7 @@ FAULTS: dict[str, Fault] = {
 
 
 class Planted(NamedTuple):
-    """One planted fault; `other` is the film that was copied, empty for all other kinds."""
+    """One planted fault; `other` is the image that was copied, empty for all other kinds."""
 
     fault: str
     subject_id: str
@@ -88,7 +88,7 @@ class Planted(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Id of the film, study or patient that a check names."""
+        """Id of the image, study or patient that a check names."""
         return str(getattr(self, FAULTS[self.fault].on))
 
 
@@ -99,7 +99,7 @@ def choose_faults(
 
     Args:
         patients: all patients.
-        drawn: size and boxes of every film.
+        drawn: size and boxes of every image.
         each: faults of each kind.
         seed: seed of the recipe.
 
@@ -110,15 +110,15 @@ def choose_faults(
         ConfigError: the tree has too few patients that fit.
     """
     generator = np.random.default_rng((seed, _STREAM))
-    order = [patients[int(place)] for place in generator.permutation(len(patients))]
+    order = [patients[int(entry)] for entry in generator.permutation(len(patients))]
     free = {patient.subject_id: patient for patient in order if patient.origin == NATURAL}
     planted = []
     for fault in FAULTS:
         for _ in range(each):
             item = _take(free, _FITS.get(fault, _is_plain), drawn)
             donor = _take(free, _is_plain, drawn) if fault == "copied_study" else None
-            ids = item.patient.subject_id, item.study.study_id, item.film.dicom_id
-            planted.append(Planted(fault, *ids, donor.film.dicom_id if donor else ""))
+            ids = item.patient.subject_id, item.study.study_id, item.image.dicom_id
+            planted.append(Planted(fault, *ids, donor.image.dicom_id if donor else ""))
     return planted
 
 
@@ -132,51 +132,51 @@ def plant_faults(
     """Spoil the files that the ledger names.
 
     Args:
-        folder: the draft's directory, all films and reports written.
+        folder: the draft's directory, all images and reports written.
         patients: all patients.
-        drawn: size and boxes of every film; those of films drawn anew are replaced.
+        drawn: size and boxes of every image; those of images drawn anew are replaced.
         planted: from `choose_faults`.
-        size_px: longer side of a film, pixels.
+        size_px: longer side of an image, pixels.
 
     Returns:
         The patients as the tables shall describe them.
     """
     found = {patient.subject_id: patient for patient in patients}
     owner = {
-        film.dicom_id: Item(patient, study, film)
+        image.dicom_id: Item(patient, study, image)
         for patient in patients
         for study in patient.studies
-        for film in study.films
+        for image in study.images
     }
-    for place in planted:
-        item = owner[place.image_id]
-        if place.fault in _REPORTS:
-            _write(folder / report_path(item.patient, item.study), _REPORTS[place.fault](item))
-        elif place.fault in _FILES:
-            data = _FILES[place.fault](item, _drawn_film(item, size_px))
-            _write(folder / film_path(item.patient, item.study, item.film), data)
-        elif place.fault in _PLANS:
-            item, film = _PLANS[place.fault](item, owner.get(place.other, item), size_px)
-            path = film_path(item.patient, item.study, item.film)
-            _write(folder / path, film_bytes(item.patient, item.study, item.film, film))
+    for entry in planted:
+        item = owner[entry.image_id]
+        if entry.fault in _REPORTS:
+            _write(folder / report_path(item.patient, item.study), _REPORTS[entry.fault](item))
+        elif entry.fault in _FILES:
+            data = _FILES[entry.fault](item, _drawn_image(item, size_px))
+            _write(folder / image_path(item.patient, item.study, item.image), data)
+        elif entry.fault in _PLANS:
+            item, image = _PLANS[entry.fault](item, owner.get(entry.other, item), size_px)
+            path = image_path(item.patient, item.study, item.image)
+            _write(folder / path, image_bytes(item.patient, item.study, item.image, image))
             _write(folder / report_path(item.patient, item.study), item.study.text.encode())
-            drawn[item.film.dicom_id] = describe_film(film)
-            study = replace(item.study, films=(item.film,))
+            drawn[item.image.dicom_id] = describe_image(image)
+            study = replace(item.study, images=(item.image,))
             found[item.patient.subject_id] = replace(item.patient, studies=(study,))
     return list(found.values())
 
 
-def describe_film(film: Film) -> Row:
-    """Say of a drawn film what the tables need.
+def describe_image(image: DrawnImage) -> Row:
+    """Say of a drawn image what the tables need.
 
     Args:
-        film: the film.
+        image: the image.
 
     Returns:
         Height and width, pixels, and boxes by the name of their finding.
     """
-    height, width = film.pixels.shape
-    boxes = {finding.name: found for finding, found in film.boxes.items()}
+    height, width = image.pixels.shape
+    boxes = {finding.name: found for finding, found in image.boxes.items()}
     return {"height": height, "width": width, "boxes": boxes}
 
 
@@ -188,7 +188,7 @@ def table_faults(patients: Sequence[Patient], planted: Sequence[Planted]) -> Tab
         planted: from `choose_faults`.
 
     Returns:
-        Rows to repeat, films to move to another split, films to give boxes.
+        Rows to repeat, images to move to another split, images to give boxes.
     """
     split_of = {patient.subject_id: patient.split for patient in patients}
     return TableFaults(
@@ -209,9 +209,9 @@ def write_ledger(planted: Sequence[Planted]) -> bytes:
         planted: from `choose_faults`.
 
     Returns:
-        UTF-8 CSV: fault, ids, the copied film, and the code by which a check names it.
+        UTF-8 CSV: fault, ids, the copied image, and the code by which a check names it.
     """
-    return to_csv([place._asdict() | {"code": place.code} for place in planted])
+    return to_csv([item._asdict() | {"code": item.code} for item in planted])
 
 
 def read_ledger(root: Path) -> list[Planted]:
@@ -247,32 +247,32 @@ def _take(free: dict[str, Patient], fits: Fits, drawn: Mapping[str, Any]) -> Ite
 
 
 def _is_plain(patient: Patient, _drawn: Mapping[str, Any]) -> Item | None:
-    """Fit patients whose one study has one frontal film."""
+    """Fit patients whose one study has one frontal image."""
     (study, *more) = patient.studies
-    if more or len(study.films) != 1:
+    if more or len(study.images) != 1:
         return None
-    return Item(patient, study, study.films[0])
+    return Item(patient, study, study.images[0])
 
 
 def _has_two_studies(patient: Patient, _drawn: Mapping[str, Any]) -> Item | None:
     if len(patient.studies) == 1:
         return None
     study = patient.studies[-1]
-    return Item(patient, study, study.films[0])
+    return Item(patient, study, study.images[0])
 
 
 def _has_box_in_train(patient: Patient, drawn: Mapping[str, Any]) -> Item | None:
     item = _is_plain(patient, drawn)
     if item is None or patient.split != "train":
         return None
-    return item if drawn[item.film.dicom_id]["boxes"] else None
+    return item if drawn[item.image.dicom_id]["boxes"] else None
 
 
 _FITS: dict[str, Fits] = {"wrong_split": _has_two_studies, "trained_box": _has_box_in_train}
 
 
-def _drawn_film(item: Item, size_px: int) -> Film:
-    return draw_film(item.patient, item.study, item.film, size_px)
+def _drawn_image(item: Item, size_px: int) -> DrawnImage:
+    return draw_image(item.patient, item.study, item.image, size_px)
 
 
 def _write(path: Path, data: bytes | None) -> None:
@@ -282,42 +282,42 @@ def _write(path: Path, data: bytes | None) -> None:
         write_bytes(path, data)
 
 
-def _truncated(item: Item, film: Film) -> bytes:
-    storage = replace(item.film.storage, syntax="native")
-    data = encode_film(film.pixels, storage, film_tags(item.patient, item.study, item.film))
+def _truncated(item: Item, image: DrawnImage) -> bytes:
+    storage = replace(item.image.storage, syntax="native")
+    data = encode_image(image.pixels, storage, image_tags(item.patient, item.study, item.image))
     return data[: len(data) * 2 // 3]
 
 
-def _constant(item: Item, film: Film) -> bytes:
-    flat = replace(film, pixels=np.full_like(film.pixels, 0.5))
-    return film_bytes(item.patient, item.study, item.film, flat)
+def _constant(item: Item, image: DrawnImage) -> bytes:
+    flat = replace(image, pixels=np.full_like(image.pixels, 0.5))
+    return image_bytes(item.patient, item.study, item.image, flat)
 
 
-def _burned_in(item: Item, film: Film) -> bytes:
-    tags = replace(film_tags(item.patient, item.study, item.film), burned_in=True)
-    return encode_film(film.pixels, item.film.storage, tags)
+def _burned_in(item: Item, image: DrawnImage) -> bytes:
+    tags = replace(image_tags(item.patient, item.study, item.image), burned_in=True)
+    return encode_image(image.pixels, item.image.storage, tags)
 
 
-def _lateral(item: Item, _other: Item, size_px: int) -> tuple[Item, Film]:
-    item = replace(item, film=replace(item.film, view="LATERAL"))
-    return item, _drawn_film(item, size_px)
+def _lateral(item: Item, _other: Item, size_px: int) -> tuple[Item, DrawnImage]:
+    item = replace(item, image=replace(item.image, view="LATERAL"))
+    return item, _drawn_image(item, size_px)
 
 
-def _blank_view(item: Item, _other: Item, size_px: int) -> tuple[Item, Film]:
-    film = _drawn_film(item, size_px)
-    return replace(item, film=replace(item.film, view="")), film
+def _blank_view(item: Item, _other: Item, size_px: int) -> tuple[Item, DrawnImage]:
+    image = _drawn_image(item, size_px)
+    return replace(item, image=replace(item.image, view="")), image
 
 
-def _copied(item: Item, other: Item, size_px: int) -> tuple[Item, Film]:
-    """Put the other study under this one's ids, its film the other way round in the file."""
+def _copied(item: Item, other: Item, size_px: int) -> tuple[Item, DrawnImage]:
+    """Put the other study under this one's ids, its image the other way round in the file."""
     storage = replace(
-        other.film.storage, monochrome1=not other.film.storage.monochrome1, syntax="native"
+        other.image.storage, monochrome1=not other.image.storage.monochrome1, syntax="native"
     )
-    plan: FilmPlan = replace(item.film, view=other.film.view, storage=storage)
+    plan: ImagePlan = replace(item.image, view=other.image.view, storage=storage)
     study: Study = replace(
         item.study, findings=other.study.findings, report=other.study.report, text=other.study.text
     )
-    return Item(item.patient, study, plan), _drawn_film(other, size_px)
+    return Item(item.patient, study, plan), _drawn_image(other, size_px)
 
 
 _REPORTS: dict[str, Callable[[Item], bytes | None]] = {
@@ -326,17 +326,17 @@ _REPORTS: dict[str, Callable[[Item], bytes | None]] = {
     "empty_report": lambda _item: _HEADERS_ALONE.encode(),
     "foreign_report": lambda item: item.study.text.encode("utf-16"),
 }
-_FILES: dict[str, Callable[[Item, Film], bytes | None]] = {
-    "missing_film": lambda _item, _film: None,
-    "pointer_film": lambda item, _film: _POINTER % int(item.study.study_id),
-    "page_for_film": lambda _item, _film: _WEB_PAGE,
-    "truncated_film": _truncated,
-    "constant_film": _constant,
-    "burned_in_film": _burned_in,
+_FILES: dict[str, Callable[[Item, DrawnImage], bytes | None]] = {
+    "missing_image": lambda _item, _image: None,
+    "pointer_image": lambda item, _image: _POINTER % int(item.study.study_id),
+    "page_for_image": lambda _item, _image: _WEB_PAGE,
+    "truncated_image": _truncated,
+    "constant_image": _constant,
+    "burned_in_image": _burned_in,
 }
-_PLANS: dict[str, Callable[[Item, Item, int], tuple[Item, Film]]] = {
+_PLANS: dict[str, Callable[[Item, Item, int], tuple[Item, DrawnImage]]] = {
     "lateral_view": _lateral,
     "blank_view": _blank_view,
     "copied_study": _copied,
 }
-"""Faults that change what the tables say of the film, too."""
+"""Faults that change what the tables say of the image, too."""

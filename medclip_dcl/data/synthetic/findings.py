@@ -148,7 +148,7 @@ def draw_findings(generator: np.random.Generator) -> tuple[FineFinding, ...]:
 
     Returns:
         None at all for a normal study (40 %), else 1 + Binomial(2, .35) distinct
-        findings; of two that exclude each other on a film the first stays.
+        findings; of two that exclude each other on an image the first stays.
 
     Source: ours.
     """

@@ -1,13 +1,13 @@
-"""One patient: studies, films and reports, all a function of the seed and a number."""
+"""One patient: studies, images and reports, all a function of the seed and a number."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from medclip_dcl.data.synthetic.anatomy import Body, draw_body
-from medclip_dcl.data.synthetic.dicom_files import Storage, Tags, draw_storage, encode_film
+from medclip_dcl.data.synthetic.dicom_files import Storage, Tags, draw_storage, encode_image
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS, FineFinding, draw_findings
-from medclip_dcl.data.synthetic.radiograph import Film, draw_frontal, draw_lateral
+from medclip_dcl.data.synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
 from medclip_dcl.data.synthetic.reports import Report, draw_report, lay_out
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 
@@ -20,8 +20,8 @@ _STREAMS = {NATURAL: 0, COVERAGE: 1}
 
 
 @dataclass(frozen=True)
-class FilmPlan:
-    """A film before it is drawn."""
+class ImagePlan:
+    """An image before it is drawn."""
 
     dicom_id: str
     view: str
@@ -36,7 +36,7 @@ class FilmPlan:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: what it shows, what its report says, and its films to be drawn."""
+    """A study: what it shows, what its report says, and its images to be drawn."""
 
     study_id: str
     date: str
@@ -44,7 +44,7 @@ class Study:
     findings: dict[FineFinding, float]
     report: Report
     text: str
-    films: tuple[FilmPlan, ...]
+    images: tuple[ImagePlan, ...]
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,23 @@ def draw_patient(origin: str, number: int, seed: int, settings: GenerateConfig) 
     body = draw_body(generator)
     count = 1 + int(generator.binomial(_MAX_STUDIES - 1, 0.12)) if origin == NATURAL else 1
     studies = []
-    for place in range(count):
+    for index in range(count):
         findings: tuple[FineFinding, ...] = (FINE_FINDINGS[number % len(FINE_FINDINGS)],)
         if origin == NATURAL:
             findings = draw_findings(generator)
-        study_id = str(50_000_000 + (slot * _MAX_STUDIES + place) * _STUDY_STEP % _ID_RANGE)
-        studies.append(_study(study_id, findings, (seed, slot, place), settings, generator))
+        study_id = str(50_000_000 + (slot * _MAX_STUDIES + index) * _STUDY_STEP % _ID_RANGE)
+        studies.append(_study(study_id, findings, (seed, slot, index), settings, generator))
     subject_id = str(_ID_RANGE + slot * _PATIENT_STEP % _ID_RANGE)
     return Patient(subject_id, split, origin, body, tuple(studies))
 
 
-def draw_film(patient: Patient, study: Study, plan: FilmPlan, size_px: int) -> Film:
-    """Draw the pixels of a film.
+def draw_image(patient: Patient, study: Study, plan: ImagePlan, size_px: int) -> DrawnImage:
+    """Draw the pixels of an image.
 
     Args:
-        patient: whose film it is.
+        patient: whose image it is.
         study: the study that it belongs to.
-        plan: the film.
+        plan: the image.
         size_px: longer side, pixels.
 
     Returns:
@@ -105,28 +105,28 @@ def draw_film(patient: Patient, study: Study, plan: FilmPlan, size_px: int) -> F
     return draw_lateral(patient.body, size_px, generator)
 
 
-def film_bytes(patient: Patient, study: Study, plan: FilmPlan, film: Film) -> bytes:
-    """Encode a drawn film.
+def image_bytes(patient: Patient, study: Study, plan: ImagePlan, image: DrawnImage) -> bytes:
+    """Encode a drawn image.
 
     Args:
-        patient: whose film it is.
+        patient: whose image it is.
         study: the study that it belongs to.
         plan: ids, view and storage.
-        film: the pixels.
+        image: the pixels.
 
     Returns:
         A DICOM file.
     """
-    return encode_film(film.pixels, plan.storage, film_tags(patient, study, plan))
+    return encode_image(image.pixels, plan.storage, image_tags(patient, study, plan))
 
 
-def film_tags(patient: Patient, study: Study, plan: FilmPlan) -> Tags:
-    """Give what the header of a film says.
+def image_tags(patient: Patient, study: Study, plan: ImagePlan) -> Tags:
+    """Give what the header of an image says.
 
     Args:
-        patient: whose film it is.
+        patient: whose image it is.
         study: the study that it belongs to.
-        plan: the film.
+        plan: the image.
 
     Returns:
         Ids, view, date and time.
@@ -136,13 +136,13 @@ def film_tags(patient: Patient, study: Study, plan: FilmPlan) -> Tags:
     )
 
 
-def film_path(patient: Patient, study: Study, plan: FilmPlan) -> str:
-    """Give a film's path in the tree.
+def image_path(patient: Patient, study: Study, plan: ImagePlan) -> str:
+    """Give an image's path in the tree.
 
     Args:
-        patient: whose film it is.
+        patient: whose image it is.
         study: the study that it belongs to.
-        plan: the film.
+        plan: the image.
 
     Returns:
         `files/p1x/p1xxxxxxx/s5xxxxxxx/<dicom_id>.dcm`.
@@ -184,16 +184,16 @@ def _study(
     shown = {finding: float(generator.random()) for finding in findings}
     view = "AP" if generator.random() < 0.55 else "PA"
     views = [view]
-    if generator.random() < settings.second_film_share:
+    if generator.random() < settings.second_image_share:
         views.append("LATERAL" if generator.random() < 0.6 else view)
-    films = tuple(
-        FilmPlan(
+    images = tuple(
+        ImagePlan(
             _dicom_id(generator),
             name,
             draw_storage(settings.compressed_share, generator),
-            (*seed, place),
+            (*seed, index),
         )
-        for place, name in enumerate(views)
+        for index, name in enumerate(views)
     )
     report = draw_report(shown, generator)
     text = lay_out(report, view, generator)
@@ -206,7 +206,7 @@ def _study(
         shown,
         report,
         text,
-        films,
+        images,
     )
 
 

@@ -1,4 +1,4 @@
-"""From a body and its findings to the intensities of one film."""
+"""From a body and its findings to the intensities of one image."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,8 @@ from medclip_dcl.data.synthetic.signs import Scene, draw_sign
 
 
 @dataclass(frozen=True)
-class Film:
-    """One drawn film and the truth about it."""
+class DrawnImage:
+    """One drawn image and the truth about it."""
 
     pixels: Field
     boxes: dict[FineFinding, list[Box]]
@@ -30,18 +30,18 @@ class Film:
 
 def draw_frontal(
     body: Body, findings: dict[FineFinding, float], size_px: int, generator: np.random.Generator
-) -> Film:
-    """Draw a frontal film.
+) -> DrawnImage:
+    """Draw a frontal image.
 
     Args:
         body: the healthy chest of the patient.
         findings: finding -> severity in [0, 1].
-        size_px: longer side of the film, pixels.
+        size_px: longer side of the image, pixels.
         generator: source of randomness.
 
     Returns:
         Intensities in [0, 1], bright where little passes, and the exact boxes. The same
-        generator without a finding gives the same film but for that finding.
+        generator without a finding gives the same image but for that finding.
     """
     chance, sign_chance, exposure = generator.spawn(3)
     canvas = _draw_canvas(size_px, chance)
@@ -50,15 +50,15 @@ def draw_frontal(
     scene = Scene(canvas, chest, _compose(canvas, chest, chance), sign_chance)
     boxes = {finding: draw_sign(scene, finding, level) for finding, level in findings.items()}
     pixels = _expose(_mark(scene.image, exposure), exposure)
-    return Film(pixels, {finding: found for finding, found in boxes.items() if found})
+    return DrawnImage(pixels, {finding: found for finding, found in boxes.items() if found})
 
 
-def draw_lateral(body: Body, size_px: int, generator: np.random.Generator) -> Film:
-    """Draw a lateral film: a plausible picture without findings, which no stage reads.
+def draw_lateral(body: Body, size_px: int, generator: np.random.Generator) -> DrawnImage:
+    """Draw a lateral image: a plausible picture without findings, which no stage reads.
 
     Args:
         body: the chest of the patient.
-        size_px: longer side of the film, pixels.
+        size_px: longer side of the image, pixels.
         generator: source of randomness.
 
     Returns:
@@ -75,7 +75,7 @@ def draw_lateral(body: Body, size_px: int, generator: np.random.Generator) -> Fi
     arch = np.abs(np.sin((y - 0.5 * x) / body.rib_spacing * np.pi / 1.2))
     image = 0.55 * trunk - 0.34 * lung * (1 - 0.8 * heart) + 0.16 * bone + 0.05 * heart
     image += 0.05 * lung * arch
-    return Film(_expose(image.astype(np.float32), generator), {})
+    return DrawnImage(_expose(image.astype(np.float32), generator), {})
 
 
 def _draw_canvas(size_px: int, generator: np.random.Generator) -> Canvas:
@@ -116,7 +116,7 @@ def _compose(canvas: Canvas, chest: anatomy.Chest, generator: np.random.Generato
 
 
 def _mark(image: Field, generator: np.random.Generator) -> Field:
-    """Put a lead side marker beside a shoulder: R on the left of the film, L on its right."""
+    """Put a lead side marker beside a shoulder: R on the left of the image, L on its right."""
     is_right = generator.random() < 0.5
     unit = max(1, image.shape[0] // 128)
     letter = np.kron(_LETTER_R if is_right else _LETTER_L, np.ones((unit, unit), np.uint8))

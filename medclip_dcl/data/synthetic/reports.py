@@ -1,4 +1,4 @@
-"""Sentences with their meaning: what a generated report says and of which films it is true.
+"""Sentences with their meaning: what a generated report says and of which images it is true.
 
 A report of a study: its statements, and their layout as MIMIC-CXR files them.
 """
@@ -40,10 +40,10 @@ class Meaning:
     uncertain: bool = False
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
-        """Tell whether the sentence is true of a film.
+        """Tell whether the sentence is true of an image.
 
         Args:
-            findings: everything that the film shows.
+            findings: everything that the image shows.
 
         Returns:
             True where each asserted finding is there and no denied one is.
@@ -91,7 +91,7 @@ def state_finding(
     """Write one sentence about a finding.
 
     Args:
-        finding: what the film shows.
+        finding: what the image shows.
         severity: 0 (slight) to 1 (gross); it chooses the adjective.
         coarse: name the type alone.
         hedged: leave it open.
@@ -131,7 +131,7 @@ def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
     sentences = []
     for noun in words.fine or words.coarse:
         article, _, phrase = noun.partition("|")
-        for choice in range(len(_places(finding)) if "{" in phrase else 1):
+        for choice in range(len(_limiter(finding)) if "{" in phrase else 1):
             filled = _filled(phrase, finding, choice)
             sentences.append(_sentence("There {is} {a_np}.", article, filled))
     return tuple(dict.fromkeys(sentences))
@@ -141,7 +141,7 @@ def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
     """Write one sentence that denies one type or several.
 
     Args:
-        types: types that the film does not show; each has words of denial.
+        types: types that the image does not show; each has words of denial.
         generator: source of randomness.
 
     Returns:
@@ -170,10 +170,10 @@ def call_normal(generator: np.random.Generator) -> Statement:
 def clear_regions(
     findings: Collection[FineFinding], generator: np.random.Generator
 ) -> list[Statement]:
-    """Write about the regions of a film that show nothing.
+    """Write about the regions of an image that show nothing.
 
     Args:
-        findings: everything that the film shows.
+        findings: everything that the image shows.
         generator: source of randomness.
 
     Returns:
@@ -209,19 +209,19 @@ def _sentence(carrier: str, article: str, phrase: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _places(finding: FineFinding) -> tuple[str, ...]:
+def _limiter(finding: FineFinding) -> tuple[str, ...]:
     if not finding.zone:
         return ("",)
-    table = wording.RIB_PLACES if finding.type == "rib fracture" else wording.PLACES
+    table = wording.RIB_PLACES if finding.type == "rib fracture" else wording.PATH_SETTINGS
     return table[finding.side, finding.zone]
 
 
 def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:
-    return _filled(phrase, finding, int(generator.integers(len(_places(finding)))))
+    return _filled(phrase, finding, int(generator.integers(len(_limiter(finding)))))
 
 
 def _filled(phrase: str, finding: FineFinding, choice: int) -> str:
-    place = _places(finding)[choice]
+    place = _limiter(finding)[choice]
     side = finding.side
     return phrase.format(place=place, rib=place, side=side, Side=side.capitalize())
 
@@ -269,8 +269,8 @@ class Report:
         if not self.numbered:
             return self.impression
         return tuple(
-            replace(item, text=f"{place}. {item.text}")
-            for place, item in enumerate(self.impression, 1)
+            replace(item, text=f"{index}. {item.text}")
+            for index, item in enumerate(self.impression, 1)
         )
 
     @property
@@ -296,18 +296,20 @@ def draw_report(findings: dict[FineFinding, float], generator: np.random.Generat
 
     Source: ours.
     """
-    told = {item: level for item, level in findings.items() if generator.random() > _OMITTED_SHARE}
-    told = told or findings
-    positive = [_state(item, level, generator) for item, level in told.items()]
+    reported = {
+        item: level for item, level in findings.items() if generator.random() > _OMITTED_SHARE
+    }
+    reported = reported or findings
+    positive = [_state(item, level, generator) for item, level in reported.items()]
     body = positive + _denials(findings, generator) + clear_regions(findings, generator)
     if not findings and (not body or generator.random() < 0.35):
         body.append(call_normal(generator))
     order = generator.permutation(len(body))
-    body = [body[int(place)] for place in order]
+    body = [body[int(index)] for index in order]
     if not findings:
         summary = [call_normal(generator)]
     else:
-        summary = [_state(item, level, generator) for item, level in list(told.items())[:2]]
+        summary = [_state(item, level, generator) for item, level in list(reported.items())[:2]]
     draw = float(generator.random())
     layout: Layout = "plain" if draw < 0.03 else "impression" if draw < 0.13 else "both"
     if not body:
@@ -321,7 +323,7 @@ def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
 
     Args:
         report: what it says.
-        view: view position of the study's first film.
+        view: view position of the study's first image.
         generator: source of randomness.
 
     Returns:
@@ -380,7 +382,7 @@ def _denials(findings: dict[FineFinding, float], generator: np.random.Generator)
     absent = [
         name for name in COMMON_TYPES if name not in shown and generator.random() < _DENIED_SHARE
     ]
-    order = [absent[int(place)] for place in generator.permutation(len(absent))]
+    order = [absent[int(index)] for index in generator.permutation(len(absent))]
     listed: list[str] = []
     if len(order) > 1 and generator.random() < _COMBINED_SHARE:
         listed, order = order[:3], order[3:]

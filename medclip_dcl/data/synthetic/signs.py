@@ -1,4 +1,4 @@
-"""How each type of finding shows on a film: texture, place and exact extent."""
+"""How each type of finding shows on an image: texture, place and exact extent."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _ZONES = {"upper": (-0.56, -0.40), "mid": (-0.16, 0.02), "lower": (0.20, 0.34)}
 
 @dataclass(frozen=True)
 class Scene:
-    """A film in the making; signs add to `image` in place."""
+    """An image in the making; signs add to `image` in place."""
 
     canvas: Canvas
     chest: Chest
@@ -46,7 +46,7 @@ class Scene:
         """
         return float(self.generator.uniform(low, high))
 
-    def place(self, finding: FineFinding) -> tuple[float, float]:
+    def position_of(self, finding: FineFinding) -> tuple[float, float]:
         """Draw a centre inside the lung zone of a finding.
 
         Args:
@@ -62,10 +62,10 @@ class Scene:
         return _sign(finding) * self.between(*reach), self.between(low, high)
 
     def add(self, area: Area, mask: Field, contrast: float) -> list[Box]:
-        """Add a mask to the film.
+        """Add a mask to the image.
 
         Args:
-            area: where on the film the mask lies.
+            area: where on the image the mask lies.
             mask: share of the sign in each pixel, 0 to 1.
             contrast: intensity of a full share.
 
@@ -81,7 +81,7 @@ def draw_sign(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
     """Draw a finding and bound it.
 
     Args:
-        scene: the film in the making.
+        scene: the image in the making.
         finding: what to draw.
         severity: 0 (slight) to 1 (gross).
 
@@ -100,7 +100,7 @@ def _whole(scene: Scene) -> Area:
 
 
 def _half(scene: Scene, finding: FineFinding) -> Field:
-    """1 on the finding's side of the film."""
+    """1 on the finding's side of the image."""
     return np.asarray(scene.canvas.x * _sign(finding) > 0, dtype=np.float32)
 
 
@@ -163,7 +163,7 @@ def _edema(scene: Scene, _finding: FineFinding, severity: float) -> list[Box]:
 
 
 def _pneumonia(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.place(finding)
+    x, y = scene.position_of(finding)
     radius = 0.17 + 0.08 * severity
     area = _around(scene, x, y, 1.9 * radius)
     u, v = (scene.canvas.x[area] - x) / (1.1 * radius), (scene.canvas.y[area] - y) / radius
@@ -191,7 +191,7 @@ def _pneumothorax(scene: Scene, finding: FineFinding, severity: float) -> list[B
 
 
 def _atelectasis(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.place(finding)
+    x, y = scene.position_of(finding)
     y += 0.05 if finding.zone == "lower" else 0.0
     length, slope = 0.17 + 0.05 * severity, scene.between(-0.35, 0.35)
     area = _around(scene, x, y, 1.4 * length)
@@ -204,7 +204,7 @@ def _atelectasis(scene: Scene, finding: FineFinding, severity: float) -> list[Bo
 
 
 def _nodule(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.place(finding)
+    x, y = scene.position_of(finding)
     radius = 0.055 + 0.025 * severity
     area = _around(scene, x, y, 1.5 * radius)
     distance = np.hypot(scene.canvas.x[area] - x, scene.canvas.y[area] - y)
@@ -212,7 +212,7 @@ def _nodule(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
 
 
 def _granuloma(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.place(finding)
+    x, y = scene.position_of(finding)
     radius = 0.022 + 0.008 * severity
     area = _around(scene, x, y, 3 * radius)
     distance = np.hypot(scene.canvas.x[area] - x, scene.canvas.y[area] - y)
@@ -220,7 +220,7 @@ def _granuloma(scene: Scene, finding: FineFinding, severity: float) -> list[Box]
 
 
 def _cavity(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.place(finding)
+    x, y = scene.position_of(finding)
     y += 0.06
     radius = 0.11 + 0.03 * severity
     area = _around(scene, x, y, 1.4 * radius)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS, TYPES, FineFinding
-from medclip_dcl.data.synthetic.patients import FilmPlan, Patient, Study, film_path, report_path
+from medclip_dcl.data.synthetic.patients import ImagePlan, Patient, Study, image_path, report_path
 from medclip_dcl.data.synthetic.reports import Meaning, Statement, gallery_sentences, study_labels
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -25,11 +25,11 @@ _VIEW_NAMES = {"AP": "antero-posterior", "PA": "postero-anterior", "LATERAL": "l
 
 @dataclass(frozen=True)
 class Item:
-    """One film with everything that it belongs to."""
+    """One image with everything that it belongs to."""
 
     patient: Patient
     study: Study
-    film: FilmPlan
+    image: ImagePlan
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class TableFaults:
     """What is wrong with the tables of a tree that has planted faults.
 
     Attributes:
-        repeated: films that the metadata table lists twice.
-        boxed: films of training patients that get boxes.
-        split_of: film -> split that differs from its patient's.
+        repeated: images that the metadata table lists twice.
+        boxed: images of training patients that get boxes.
+        split_of: image -> split that differs from its patient's.
     """
 
     repeated: frozenset[str] = frozenset()
@@ -48,18 +48,18 @@ class TableFaults:
 
 
 def items(patients: Iterable[Patient]) -> Iterator[Item]:
-    """Walk over all films.
+    """Walk over all images.
 
     Args:
         patients: the patients, in order.
 
     Yields:
-        One item per film.
+        One item per image.
     """
     for patient in patients:
         for study in patient.studies:
-            for film in study.films:
-                yield Item(patient, study, film)
+            for image in study.images:
+                yield Item(patient, study, image)
 
 
 def release_tables(
@@ -71,17 +71,17 @@ def release_tables(
 
     Args:
         patients: all patients.
-        drawn: size and boxes of every film.
+        drawn: size and boxes of every image.
         faults: what shall be wrong with them.
 
     Returns:
         File name, relative to the tree's root -> content.
     """
-    films = list(items(patients))
+    images = list(items(patients))
     studies = [(patient, study) for patient in patients for study in patient.studies]
     chexpert = [_labels(patient, study) for patient, study in studies]
     records = [
-        _ids(item) | {"path": film_path(item.patient, item.study, item.film)} for item in films
+        _ids(item) | {"path": image_path(item.patient, item.study, item.image)} for item in images
     ]
     reports = [
         {
@@ -92,13 +92,15 @@ def release_tables(
         for patient, study in studies
     ]
     split = [
-        _ids(item) | {"split": faults.split_of.get(item.film.dicom_id, item.patient.split)}
-        for item in films
+        _ids(item) | {"split": faults.split_of.get(item.image.dicom_id, item.patient.split)}
+        for item in images
     ]
-    twice = [item for item in films if item.film.dicom_id in faults.repeated]
-    metadata = [_metadata(item, drawn) for item in (*films, *twice)]
+    twice = [item for item in images if item.image.dicom_id in faults.repeated]
+    metadata = [_metadata(item, drawn) for item in (*images, *twice)]
     boxed = [
-        item for item in films if item.patient.split == "test" or item.film.dicom_id in faults.boxed
+        item
+        for item in images
+        if item.patient.split == "test" or item.image.dicom_id in faults.boxed
     ]
     return {
         "mimic-cxr-2.0.0-metadata.csv.gz": _zipped(metadata),
@@ -115,15 +117,15 @@ def truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
 
     Args:
         patients: all patients.
-        drawn: size and boxes of every film.
+        drawn: size and boxes of every image.
 
     Returns:
         File name, relative to the tree's root -> content.
 
-    Source: ours; rho is the exact share of frontal training films.
+    Source: ours; rho is the exact share of frontal training images.
     """
-    films = list(items(patients))
-    shares = _TrainingShares(films)
+    images = list(items(patients))
+    shares = _TrainingShares(images)
     counts: Counter[Statement] = Counter()
     spoken: dict[Statement, None] = {}
     for patient in patients:
@@ -140,8 +142,8 @@ def truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
     eta = [{"text": row["text"], "eta": row["rho"]} for row in statements]
     gallery = "\n".join(gallery_sentences(finding)[0] for finding in FINE_FINDINGS) + "\n"
     return {
-        "truth/films.csv": to_csv([_film_row(item) for item in films]),
-        "truth/findings.csv": to_csv(list(_finding_rows(films, drawn)), _FINDING_COLUMNS),
+        "truth/images.csv": to_csv([_image_row(item) for item in images]),
+        "truth/findings.csv": to_csv(list(_finding_rows(images, drawn)), _FINDING_COLUMNS),
         "truth/statements.csv": to_csv(statements),
         "truth/eta.csv": to_csv(eta),
         "truth/fine.csv": to_csv(fine),
@@ -156,10 +158,10 @@ def summarize(patients: Sequence[Patient]) -> Row:
         patients: all patients.
 
     Returns:
-        Counts of patients, studies and films, and frontal films per split.
+        Counts of patients, studies and images, and frontal images per split.
     """
-    films = list(items(patients))
-    frontal = Counter(item.patient.split for item in films if item.film.is_frontal)
+    images = list(items(patients))
+    frontal = Counter(item.patient.split for item in images if item.image.is_frontal)
     texts = {
         statement.text
         for patient in patients
@@ -169,7 +171,7 @@ def summarize(patients: Sequence[Patient]) -> Row:
     return {
         "patients": len(patients),
         "studies": sum(len(patient.studies) for patient in patients),
-        "films": len(films),
+        "images": len(images),
         "frontal_train": frontal["train"],
         "frontal_validate": frontal["validate"],
         "frontal_test": frontal["test"],
@@ -195,13 +197,13 @@ def to_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> bytes:
 
 
 class _TrainingShares:
-    """Shares of frontal training films of which a meaning is true."""
+    """Shares of frontal training images of which a meaning is true."""
 
-    def __init__(self, films: Sequence[Item]) -> None:
+    def __init__(self, images: Sequence[Item]) -> None:
         self._sets: Counter[frozenset[FineFinding]] = Counter(
             frozenset(item.study.findings)
-            for item in films
-            if item.film.is_frontal and item.patient.split == "train"
+            for item in images
+            if item.image.is_frontal and item.patient.split == "train"
         )
         self._known: dict[Meaning, float] = {}
 
@@ -246,23 +248,23 @@ def _zipped(rows: Sequence[Row]) -> bytes:
 
 def _ids(item: Item) -> Row:
     return {
-        "dicom_id": item.film.dicom_id,
+        "dicom_id": item.image.dicom_id,
         "study_id": item.study.study_id,
         "subject_id": item.patient.subject_id,
     }
 
 
 def _metadata(item: Item, drawn: Drawn) -> Row:
-    size = drawn[item.film.dicom_id]
-    portable = item.film.view == "AP"
+    size = drawn[item.image.dicom_id]
+    portable = item.image.view == "AP"
     return {
-        "dicom_id": item.film.dicom_id,
+        "dicom_id": item.image.dicom_id,
         "subject_id": item.patient.subject_id,
         "study_id": item.study.study_id,
         "PerformedProcedureStepDescription": "CHEST (PORTABLE AP)"
         if portable
         else "CHEST (PA AND LAT)",
-        "ViewPosition": item.film.view,
+        "ViewPosition": item.image.view,
         "Rows": size["height"],
         "Columns": size["width"],
         "StudyDate": item.study.date,
@@ -270,7 +272,7 @@ def _metadata(item: Item, drawn: Drawn) -> Row:
         "ProcedureCodeSequence_CodeMeaning": "CHEST (PORTABLE AP)"
         if portable
         else "CHEST (PA AND LAT)",
-        "ViewCodeSequence_CodeMeaning": _VIEW_NAMES[item.film.view],
+        "ViewCodeSequence_CodeMeaning": _VIEW_NAMES[item.image.view],
         "PatientOrientationCodeSequence_CodeMeaning": "Recumbent" if portable else "Erect",
     }
 
@@ -281,33 +283,33 @@ def _labels(patient: Patient, study: Study) -> Row:
     return row | {name: f"{found[name]:.1f}" if name in found else "" for name in LABELS}
 
 
-def _box_rows(films: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
-    for item in films:
-        film = drawn[item.film.dicom_id]
+def _box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
+    for item in images:
+        image = drawn[item.image.dicom_id]
         for finding in item.study.findings:
             labels = TYPES[finding.type].labels
-            for x, y, w, h in film["boxes"].get(finding.name, ()):
+            for x, y, w, h in image["boxes"].get(finding.name, ()):
                 yield {
                     "category_name": labels[0] if labels else finding.type.capitalize(),
                     "label_text": gallery_sentences(finding)[0],
-                    "path": film_path(item.patient, item.study, item.film),
+                    "path": image_path(item.patient, item.study, item.image),
                     "x": x,
                     "y": y,
                     "w": w,
                     "h": h,
-                    "image_width": film["width"],
-                    "image_height": film["height"],
-                    "dicom_id": item.film.dicom_id,
+                    "image_width": image["width"],
+                    "image_height": image["height"],
+                    "dicom_id": item.image.dicom_id,
                     "split": "test",
                 }
 
 
-def _finding_rows(films: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
-    for item in films:
+def _finding_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
+    for item in images:
         for finding, severity in item.study.findings.items():
-            for x, y, w, h in drawn[item.film.dicom_id]["boxes"].get(finding.name, ()):
+            for x, y, w, h in drawn[item.image.dicom_id]["boxes"].get(finding.name, ()):
                 yield {
-                    "dicom_id": item.film.dicom_id,
+                    "dicom_id": item.image.dicom_id,
                     "study_id": item.study.study_id,
                     "finding": finding.name,
                     "type": finding.type,
@@ -321,12 +323,12 @@ def _finding_rows(films: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
                 }
 
 
-def _film_row(item: Item) -> Row:
-    storage = item.film.storage
+def _image_row(item: Item) -> Row:
+    storage = item.image.storage
     return _ids(item) | {
         "split": item.patient.split,
         "origin": item.patient.origin,
-        "view": item.film.view,
+        "view": item.image.view,
         "findings": json.dumps([finding.name for finding in item.study.findings]),
         "syntax": storage.syntax,
         "bits_stored": storage.bits,

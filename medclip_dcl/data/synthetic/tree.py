@@ -11,12 +11,12 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from medclip_dcl.artifact import Draft, Kind
+from medclip_dcl.artifact import ArtifactType, ArtifactWriter
 from medclip_dcl.data.synthetic.faults import (
     LEDGER,
     Planted,
     choose_faults,
-    describe_film,
+    describe_image,
     plant_faults,
     table_faults,
     write_ledger,
@@ -26,10 +26,10 @@ from medclip_dcl.data.synthetic.patients import (
     COVERAGE,
     NATURAL,
     Patient,
-    draw_film,
+    draw_image,
     draw_patient,
-    film_bytes,
-    film_path,
+    image_bytes,
+    image_path,
     report_path,
 )
 from medclip_dcl.data.synthetic.settings import GenerateConfig
@@ -38,7 +38,7 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.progress import Progress
 
-KIND = Kind("studies", 1, "generate_studies")
+ARTIFACT = ArtifactType("studies", 1, "generate_studies")
 
 _PARTS = "parts"
 _THREADS = 1  # threads of BLAS a process: small products lose time by sharing cores
@@ -70,18 +70,18 @@ def content_settings(settings: GenerateConfig) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude={"root", "workers", "unit_patients"})
 
 
-def write_tree(draft: Draft, seed: int, settings: GenerateConfig) -> dict[str, Any]:
+def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> dict[str, Any]:
     """Write the tree into a draft, going on where a killed run stopped.
 
     Args:
-        draft: the artifact in the making.
+        writer: the artifact in the making.
         seed: seed of the recipe.
         settings: the generator's section.
 
     Returns:
         Counts for the artifact's summary.
     """
-    folder = draft.directory
+    folder = writer.directory
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
         leftover.unlink()
     (folder / _PARTS).mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ def plan_units(settings: GenerateConfig) -> Iterator[Unit]:
     """
     counts = {
         NATURAL: settings.patients,
-        COVERAGE: settings.coverage_films * len(FINE_FINDINGS),
+        COVERAGE: settings.coverage_images * len(FINE_FINDINGS),
     }
     for origin, count in counts.items():
         for start in range(0, count, settings.unit_patients):
@@ -129,7 +129,7 @@ def plan_units(settings: GenerateConfig) -> Iterator[Unit]:
 
 
 def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) -> Unit:
-    """Draw and write the films and reports of one unit, then its note.
+    """Draw and write the images and reports of one unit, then its note.
 
     Args:
         folder: the draft's directory.
@@ -146,11 +146,11 @@ def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) ->
             report = folder / report_path(patient, study)
             report.with_suffix("").mkdir(parents=True, exist_ok=True)
             write_text(report, study.text)
-            for plan in study.films:
-                film = draw_film(patient, study, plan, settings.size_px)
-                path = folder / film_path(patient, study, plan)
-                write_bytes(path, film_bytes(patient, study, plan, film))
-                drawn[plan.dicom_id] = describe_film(film)
+            for plan in study.images:
+                image = draw_image(patient, study, plan, settings.size_px)
+                path = folder / image_path(patient, study, plan)
+                write_bytes(path, image_bytes(patient, study, plan, image))
+                drawn[plan.dicom_id] = describe_image(image)
     write_text(folder / unit.note, json.dumps(drawn))
     return unit
 

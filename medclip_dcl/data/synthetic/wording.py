@@ -1,7 +1,7 @@
 """What radiologists write: nouns, places, carriers and negations per type of finding.
 
 A noun is written `article|phrase`: `a` takes an article, `` (mass) takes none and `+` is
-a plural. `{place}`, `{side}` and `{Side}` are filled from the fine finding.
+a plural. `{write_to}`, `{side}` and `{Side}` are filled from the fine finding.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Words:
     denied: tuple[str, ...] = ()
 
 
-PLACES = {
+PATH_SETTINGS = {
     ("right", "lower"): ("right lower lobe", "right basilar", "right lower lung"),
     ("right", "mid"): ("right middle lobe", "right mid lung", "right midlung zone"),
     ("right", "upper"): ("right upper lobe", "right upper lung", "right upper zone"),
@@ -278,7 +278,7 @@ NORMAL = (
     "Unremarkable chest radiograph.",
     "No radiographic evidence of acute disease.",
 )
-"""Sentences that are true of a film without any finding."""
+"""Sentences that are true of an image without any finding."""
 
 CLEAR = {
     "lungs": (
@@ -308,4 +308,4 @@ INDICATIONS = (
     "___ year old {sex} with hypoxia  // interval change",
     "___ {sex} with dyspnea, assess for effusion or edema.",
 )
-"""Clinical questions; they say nothing about the film."""
+"""Clinical questions; they say nothing about the image."""

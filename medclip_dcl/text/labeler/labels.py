@@ -9,7 +9,7 @@ Rules, in the order in which they are applied
     3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across.
     4  Cues give every concept its polarity (`moods`).
     5  Side words give it its sides (`sides`).
-    6  Parts of the film called normal or enlarged add theirs (`regions`).
+    6  Parts of the image called normal or enlarged add theirs (`regions`).
 
 Report or sentence -> claims about the 13 CheXpert findings.
 
@@ -18,7 +18,7 @@ sentence says is no claim. The reading itself is in `reading`, its words in `lex
 `cues`; here sentences come together:
 
     asserted anywhere beats hedged, hedged beats negated; sides are united;
-    `normal` stands where a sentence calls the film or the lungs normal, or heart, lungs
+    `normal` stands where a sentence calls the image or the lungs normal, or heart, lungs
     and pleura are each denied a finding, and nothing abnormal, also beyond the 13
     findings, is asserted or hedged.
 """
@@ -32,16 +32,16 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import Kind
+from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.tables import Column, TableFormat
 from medclip_dcl.text.labeler import lexicon
-from medclip_dcl.text.labeler.laterality import read_sides
+from medclip_dcl.text.labeler.laterality import read_laterality
 from medclip_dcl.text.labeler.lexicon import CUES, FINDINGS_OF, LABELS, LEFT_OPEN_BY, MIDLINE, Cue
-from medclip_dcl.text.labeler.negation import read_moods
+from medclip_dcl.text.labeler.negation import read_negation
 from medclip_dcl.text.labeler.normality import read_regions
 from medclip_dcl.text.labeler.phrases import Mention, Polarity, cut_clauses, find_marks
 
-KIND = Kind("claims", 1, "read_claims")
+ARTIFACT = ArtifactType("claims", 1, "read_claims")
 
 _FINDINGS = pa.list_(pa.string())
 
@@ -54,7 +54,7 @@ SENTENCE_CLAIMS = TableFormat(
         ),
         Column("negated", _FINDINGS, "findings negated"),
         Column("uncertain", _FINDINGS, "findings hedged"),
-        Column("normal", pa.bool_(), "whether it calls the film or the lungs normal"),
+        Column("normal", pa.bool_(), "whether it calls the image or the lungs normal"),
     ),
 )
 """One row per distinct sentence, in order of text_key."""
@@ -66,7 +66,7 @@ REPORT_CLAIMS = TableFormat(
         Column("asserted", _FINDINGS, "findings asserted anywhere in the report, with sides"),
         Column("negated", _FINDINGS, "findings negated and nowhere asserted or hedged"),
         Column("uncertain", _FINDINGS, "findings hedged and nowhere asserted"),
-        Column("normal", pa.bool_(), "whether it calls the film normal and asserts nothing"),
+        Column("normal", pa.bool_(), "whether it calls the image normal and asserts nothing"),
     ),
 )
 """One row per study, in order of study_id."""
@@ -112,7 +112,7 @@ _SENTENCE_END = re.compile(r"(?<!\d)\.|\.(?!\d)|[;!]|\n[ \t]*\n")
 
 @dataclass
 class Reading:
-    """Everything that a text says; `normal`: it calls the film or the lungs normal."""
+    """Everything that a text says; `normal`: it calls the image or the lungs normal."""
 
     mentions: list[Mention] = field(default_factory=list)
     normal: bool = False
@@ -125,17 +125,17 @@ def read_sentence(text: str) -> Reading:
         text: a sentence; any text is allowed.
 
     Returns:
-        Its mentions, and whether it calls the film or the lungs normal.
+        Its mentions, and whether it calls the image or the lungs normal.
 
     Source: ours; cues with a scope are the idea of NegEx (Chapman et al. 2001).
     """
     marks = find_marks(text)
     reading = Reading(normal=bool(marks) and all(mark.cue is Cue.NORMAL for mark in marks))
     for clause in cut_clauses(marks):
-        moods = read_moods(clause)
-        for place, sides in read_sides(clause).items():
-            reading.mentions.append(Mention(clause[place].concept, moods[place], sides))
-        mentions, normal = read_regions(clause, moods)
+        polarities = read_negation(clause)
+        for index, sides in read_laterality(clause).items():
+            reading.mentions.append(Mention(clause[index].concept, polarities[index], sides))
+        mentions, normal = read_regions(clause, polarities)
         reading.mentions += mentions
         reading.normal |= normal
     return reading
@@ -187,18 +187,18 @@ _CHECKED_WHERE_NORMAL = (
     {"Consolidation", "Lung Opacity", "Pneumonia"},
     {"Pleural Effusion"},
 )
-"""Heart, lungs, pleura: with something denied of each, a text has called the film normal."""
+"""Heart, lungs, pleura: with something denied of each, a text has called the image normal."""
 
 
 @dataclass(frozen=True)
-class Claims:
+class ReportLabels:
     """What a text says of the findings.
 
     Attributes:
         asserted: finding -> sides ("left", "right"); empty where no side is named.
         negated: findings denied, and neither asserted nor hedged.
         uncertain: findings left open, and not asserted.
-        normal: the film or the lungs are called normal, and nothing contradicts it.
+        normal: the image or the lungs are called normal, and nothing contradicts it.
     """
 
     asserted: Mapping[str, frozenset[str]]
@@ -241,7 +241,7 @@ class Claims:
         )
 
 
-def read_claims(text: str) -> Claims:
+def read_claims(text: str) -> ReportLabels:
     """Read what a sentence or a whole report says of the findings.
 
     Args:
@@ -252,10 +252,10 @@ def read_claims(text: str) -> Claims:
 
     Source: ours; findings of CheXpert (Irvin et al. 2019).
     """
-    return claims_of([read_report(text)])
+    return report_labels_of([read_report(text)])
 
 
-def claims_of(readings: Iterable[Reading]) -> Claims:
+def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     """Bring what several sentences say together.
 
     Args:
@@ -282,7 +282,7 @@ def claims_of(readings: Iterable[Reading]) -> Claims:
     uncertain -= asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
-    return Claims(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)
+    return ReportLabels(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)
 
 
 def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:

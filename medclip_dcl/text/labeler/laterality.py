@@ -23,7 +23,7 @@ _JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
 Sides = frozenset[str]
 
 
-def read_sides(clause: Sequence[Mark]) -> dict[int, Sides]:
+def read_laterality(clause: Sequence[Mark]) -> dict[int, Sides]:
     """Find the sides of every concept of a clause.
 
     Args:
@@ -32,33 +32,33 @@ def read_sides(clause: Sequence[Mark]) -> dict[int, Sides]:
     Returns:
         Place of each concept in the clause -> its sides, empty where none is named.
     """
-    places = [place for place, mark in enumerate(clause) if mark.concept]
-    before = dict.fromkeys(places, Sides())
-    after = dict.fromkeys(places, Sides())
-    if not places:
+    indices = [index for index, mark in enumerate(clause) if mark.concept]
+    before = dict.fromkeys(indices, Sides())
+    after = dict.fromkeys(indices, Sides())
+    if not indices:
         return {}
-    before[places[0]] = _named(clause[: places[0]])
-    after[places[-1]] = _named(clause[places[-1] :])
-    for place, following in pairwise(places):
-        gap = clause[place + 1 : following]
+    before[indices[0]] = _named(clause[: indices[0]])
+    after[indices[-1]] = _named(clause[indices[-1] :])
+    for index, following in pairwise(indices):
+        gap = clause[index + 1 : following]
         joint = max((i for i, mark in enumerate(gap) if mark.cue in _JOINTS), default=-1)
-        after[place], before[following] = _named(gap[: joint + 1]), _named(gap[joint + 1 :])
-    return _share(clause, places, before, after)
+        after[index], before[following] = _named(gap[: joint + 1]), _named(gap[joint + 1 :])
+    return _share(clause, indices, before, after)
 
 
 def _share(
     clause: Sequence[Mark],
-    places: Sequence[int],
+    indices: Sequence[int],
     before: dict[int, Sides],
     after: dict[int, Sides],
 ) -> dict[int, Sides]:
-    sides = {place: before[place] | after[place] for place in places}
-    for place, following in pairwise(places):
-        if not sides[following] and _is_shared(clause[place + 1 : following]):
-            sides[following] = before[following] = before[place]
-    for following, place in pairwise(reversed(places)):
-        if not sides[place] and _is_shared(clause[place + 1 : following]):
-            sides[place] = after[place] = after[following]
+    sides = {index: before[index] | after[index] for index in indices}
+    for index, following in pairwise(indices):
+        if not sides[following] and _is_shared(clause[index + 1 : following]):
+            sides[following] = before[following] = before[index]
+    for following, index in pairwise(reversed(indices)):
+        if not sides[index] and _is_shared(clause[index + 1 : following]):
+            sides[index] = after[index] = after[following]
     return sides
 
 

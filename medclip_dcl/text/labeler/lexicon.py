@@ -1,4 +1,4 @@
-"""Manifest: the usable frontal films, their reports, labels and boxes, and what was rejected.
+"""Manifest: the usable frontal images, their reports, labels and boxes, and what was rejected.
 
 Words that decide what a report says of a finding: our own lists, as data.
 
@@ -9,7 +9,7 @@ is a negation and "clear" is none.
 What reports call the findings: our own lexicon, as data.
 
 A concept is the finest thing told apart; several concepts may be one CheXpert finding,
-and some are none: they only say that a film is not normal. Phrases are in
+and some are none: they only say that an image is not normal. Phrases are in
 lower case, in the singular; plurals, hyphens and one slip in a long word are forgiven.
 """
 
@@ -78,13 +78,13 @@ class Cue(Enum):
     NORMAL = auto()
     """Calls its subject normal."""
     LARGE = auto()
-    """Calls its subject enlarged, if only just: readers of films count "borderline" so."""
+    """Calls its subject enlarged, if only just: readers of images count "borderline" so."""
     NEAR_NORMAL = auto()
     """Calls its subject neither normal nor enlarged."""
     OTHERWISE = auto()
     """Limits a following "normal" to what was not named."""
     ABNORMALITY = auto()
-    """Anything abnormal at all; negated, it calls the film normal."""
+    """Anything abnormal at all; negated, it calls the image normal."""
     NEUTRAL = auto()
     """Holds a word that would be a cue by itself."""
     LEFT = auto()
@@ -455,7 +455,7 @@ REGIONS_OF = {
         cardiopulmonary; cardiothoracic; pulmonary; thoracic; intrathoracic; cardiopulmonary exam
     """,
 }
-"""Part of the film -> phrases that name it."""
+"""Part of the image -> phrases that name it."""
 
 NEGATED_WHERE_NORMAL = {
     "heart": ("Cardiomegaly",),
@@ -478,7 +478,7 @@ NEGATED_WHERE_NORMAL = {
     "chest": (),
     "heart and lungs": (),
 }
-"""Part of the film -> concepts that are denied by calling it normal or clear."""
+"""Part of the image -> concepts that are denied by calling it normal or clear."""
 
 ASSERTED_WHERE_LARGE = {
     "heart": "Cardiomegaly",
@@ -486,7 +486,7 @@ ASSERTED_WHERE_LARGE = {
     "mediastinum": "Wide Mediastinum",
     "vessels": "Congestion",
 }
-"""Part of the film -> concept that is asserted by calling it enlarged."""
+"""Part of the image -> concept that is asserted by calling it enlarged."""
 
 MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
 """Findings that have no side, whatever side word stands near."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from medclip_dcl.text.labeler.lexicon import Cue
 from medclip_dcl.text.labeler.phrases import Mark, Polarity
 
-_MOODS = {
+_POLARITIES = {
     Cue.DENY: Polarity.NEGATED,
     Cue.NOT: Polarity.NEGATED,
     Cue.HEDGE: Polarity.UNCERTAIN,
@@ -35,7 +35,7 @@ _BEGINS_STATEMENT = {Cue.DEGREE, Cue.HEDGE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
 _SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
 
 
-def read_moods(clause: Sequence[Mark]) -> list[Polarity]:
+def read_negation(clause: Sequence[Mark]) -> list[Polarity]:
     """Follow the mood through a clause.
 
     Args:
@@ -44,60 +44,60 @@ def read_moods(clause: Sequence[Mark]) -> list[Polarity]:
     Returns:
         The mood at every mark; at a concept, it is the concept's polarity.
     """
-    moods = _read_forward(clause)
+    polarities = _read_forward(clause)
     for index, mark in enumerate(clause):
         if mark.cue is Cue.HEDGE_BOTH:
-            _hedge_last_concept(clause, moods, index)
+            _hedge_last_concept(clause, polarities, index)
         if mark.cue in _LOOKING_BACK:
             plain, after_not = _LOOKING_BACK[mark.cue]
             denied = _follows_not(clause, index)
-            _look_back(clause, moods, index, after_not if denied else plain)
+            _look_back(clause, polarities, index, after_not if denied else plain)
         elif _denies_sight(clause, index):
             hedged = index > 0 and clause[index - 1].cue is Cue.HEDGE  # "may not be seen"
             polarity = Polarity.UNCERTAIN if hedged else Polarity.NEGATED
-            _look_back(clause, moods, index, polarity)
-    return moods
+            _look_back(clause, polarities, index, polarity)
+    return polarities
 
 
 def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
-    mood, fresh = Polarity.ASSERTED, False  # fresh: no concept since the cue that set it
-    moods = []
+    polarity, fresh = Polarity.ASSERTED, False  # fresh: no concept since the cue that set it
+    polarities = []
     for index, mark in enumerate(clause):
-        if mark.cue in _MOODS:
-            mood, fresh = _next_mood(clause, index, mood), True
+        if mark.cue in _POLARITIES:
+            polarity, fresh = _next_polarity(clause, index, polarity), True
         elif mark.cue in _LOOKING_BACK:
             has_subject = any(item.concept for item in clause[:index])
             denies = mark.cue is Cue.DENY_BEFORE and not has_subject  # "resolved effusion"
-            mood, fresh = (Polarity.NEGATED, True) if denies else (Polarity.ASSERTED, False)
+            polarity, fresh = (Polarity.NEGATED, True) if denies else (Polarity.ASSERTED, False)
         elif mark.concept:
             fresh = False
-        elif mood is not Polarity.ASSERTED and _ends_mood(clause, index, mood, fresh):
-            mood = Polarity.ASSERTED
-        moods.append(mood)
-    return moods
+        elif polarity is not Polarity.ASSERTED and _ends_scope(clause, index, polarity, fresh):
+            polarity = Polarity.ASSERTED
+        polarities.append(polarity)
+    return polarities
 
 
-def _next_mood(clause: Sequence[Mark], index: int, mood: Polarity) -> Polarity:
+def _next_polarity(clause: Sequence[Mark], index: int, polarity: Polarity) -> Polarity:
     mark, previous = clause[index], clause[index - 1] if index else None
     assert mark.cue is not None
     adjacent = previous is not None and previous.end == mark.start
     if mark.cue in _NEGATIONS:
         if _denies_sight(clause, index):
-            return mood
+            return polarity
         doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
         return Polarity.ASSERTED if doubled else Polarity.NEGATED
-    if mark.cue in _HEDGES and mood is Polarity.NEGATED:
+    if mark.cue in _HEDGES and polarity is Polarity.NEGATED:
         separate = previous is not None and previous.cue in _LISTS
-        return Polarity.UNCERTAIN if separate else mood
-    return _MOODS[mark.cue]
+        return Polarity.UNCERTAIN if separate else polarity
+    return _POLARITIES[mark.cue]
 
 
-def _ends_mood(clause: Sequence[Mark], index: int, mood: Polarity, fresh: bool) -> bool:
+def _ends_scope(clause: Sequence[Mark], index: int, polarity: Polarity, fresh: bool) -> bool:
     cue = clause[index].cue
     if cue is Cue.CHANGE:
-        return fresh and mood is Polarity.NEGATED
+        return fresh and polarity is Polarity.NEGATED
     if cue is Cue.WITH:
-        return not fresh and mood is Polarity.NEGATED
+        return not fresh and polarity is Polarity.NEGATED
     return cue in _LISTS and not fresh and _begins_statement(clause, index)
 
 
@@ -134,19 +134,21 @@ def _follows_not(clause: Sequence[Mark], index: int) -> bool:
     return False
 
 
-def _hedge_last_concept(clause: Sequence[Mark], moods: list[Polarity], index: int) -> None:
-    last = next((place for place in range(index - 1, -1, -1) if clause[place].concept), None)
-    if last is not None and moods[last] is Polarity.ASSERTED:
-        moods[last] = Polarity.UNCERTAIN
+def _hedge_last_concept(clause: Sequence[Mark], polarities: list[Polarity], index: int) -> None:
+    last = next(
+        (position for position in range(index - 1, -1, -1) if clause[position].concept), None
+    )
+    if last is not None and polarities[last] is Polarity.ASSERTED:
+        polarities[last] = Polarity.UNCERTAIN
 
 
 def _look_back(
-    clause: Sequence[Mark], moods: list[Polarity], index: int, polarity: Polarity
+    clause: Sequence[Mark], polarities: list[Polarity], index: int, polarity: Polarity
 ) -> None:
     reached_subject = False
-    for place in range(index - 1, -1, -1):
-        if clause[place].concept:
-            moods[place] = polarity
+    for position in range(index - 1, -1, -1):
+        if clause[position].concept:
+            polarities[position] = polarity
             reached_subject = True
-        elif reached_subject and clause[place].cue in _SUBJECT_ENDS:
+        elif reached_subject and clause[position].cue in _SUBJECT_ENDS:
             break

@@ -1,7 +1,7 @@
-"""Clause -> what it says of parts of the film: "heart size is normal", "lungs are clear".
+"""Clause -> what it says of parts of the image: "heart size is normal", "lungs are clear".
 
 A part that is called normal denies its concepts; one that is called enlarged asserts its
-own. "No abnormality" makes the part that it is said of normal, and the film where it is
+own. "No abnormality" makes the part that it is said of normal, and the image where it is
 said of none. The parts meant stand before the quality ("heart and lungs are normal"),
 else just after it ("normal heart size and mediastinal contours").
 """
@@ -14,7 +14,7 @@ from medclip_dcl.text.labeler.phrases import Mark, Mention, Polarity
 _QUALITIES = {Cue.NORMAL, Cue.LARGE, Cue.NEAR_NORMAL, Cue.ABNORMALITY}
 _STOPS_BEFORE = _QUALITIES | {Cue.WITH}
 _SKIPPED_AFTER = {Cue.AND, Cue.COMMA, Cue.OR, Cue.DEGREE, Cue.LEFT, Cue.RIGHT, Cue.BOTH}
-_WHOLE_FILM = {
+_WHOLE_IMAGE = {
     Cue.NORMAL: {"chest", "lungs"},
     Cue.ABNORMALITY: {"chest", "lungs", "heart and lungs", "heart"},
 }
@@ -22,15 +22,17 @@ _NEAR = 3
 """Words within which "findings of edema" are findings of something."""
 
 
-def read_regions(clause: Sequence[Mark], moods: Sequence[Polarity]) -> tuple[list[Mention], bool]:
-    """Read what a clause says of parts of the film.
+def read_regions(
+    clause: Sequence[Mark], polarities: Sequence[Polarity]
+) -> tuple[list[Mention], bool]:
+    """Read what a clause says of parts of the image.
 
     Args:
         clause: marks of one clause.
-        moods: the mood at every mark.
+        polarities: the mood at every mark.
 
     Returns:
-        Mentions of the concepts that are so denied or asserted, and whether the film or
+        Mentions of the concepts that are so denied or asserted, and whether the image or
         the lungs are called normal.
     """
     mentions: list[Mention] = []
@@ -41,22 +43,22 @@ def read_regions(clause: Sequence[Mark], moods: Sequence[Polarity]) -> tuple[lis
             continue
         subjects = _subjects(clause, index, used)
         used.update(subjects)
-        names = {clause[place].region for place in subjects if _is_whole(clause, place)}
+        names = {clause[position].region for position in subjects if _is_whole(clause, position)}
         if mark.cue is Cue.LARGE:
-            mentions += _enlarged(names, moods[index])
+            mentions += _enlarged(names, polarities[index])
         elif mark.cue is Cue.NORMAL and _is_said(clause, index):
-            normal |= bool(names & _WHOLE_FILM[Cue.NORMAL])
+            normal |= bool(names & _WHOLE_IMAGE[Cue.NORMAL])
             mentions += _denied(names)
-        elif mark.cue is Cue.ABNORMALITY and _is_denied(clause, index, moods[index]):
-            normal |= not subjects or bool(names & _WHOLE_FILM[Cue.ABNORMALITY])
-            mentions += _denied(names - _WHOLE_FILM[Cue.ABNORMALITY])
+        elif mark.cue is Cue.ABNORMALITY and _is_denied(clause, index, polarities[index]):
+            normal |= not subjects or bool(names & _WHOLE_IMAGE[Cue.ABNORMALITY])
+            mentions += _denied(names - _WHOLE_IMAGE[Cue.ABNORMALITY])
     return mentions, normal
 
 
-def _enlarged(names: set[str], mood: Polarity) -> Iterator[Mention]:
+def _enlarged(names: set[str], polarity: Polarity) -> Iterator[Mention]:
     known = [ASSERTED_WHERE_LARGE[name] for name in sorted(names) if name in ASSERTED_WHERE_LARGE]
     for concept in known or ["Other"]:
-        yield Mention(concept, mood)
+        yield Mention(concept, polarity)
 
 
 def _denied(names: set[str]) -> Iterator[Mention]:
@@ -71,40 +73,40 @@ def _is_said(clause: Sequence[Mark], index: int) -> bool:
     return not limited and not (index > 0 and clause[index - 1].cue is Cue.NOT)
 
 
-def _is_denied(clause: Sequence[Mark], index: int, mood: Polarity) -> bool:
+def _is_denied(clause: Sequence[Mark], index: int, polarity: Polarity) -> bool:
     following = clause[index + 1] if index + 1 < len(clause) else None
     of_something = (
         following is not None
         and bool(following.concept)
         and following.start - clause[index].end < _NEAR
     )
-    return mood is Polarity.NEGATED and not of_something
+    return polarity is Polarity.NEGATED and not of_something
 
 
 def _subjects(clause: Sequence[Mark], index: int, used: set[int]) -> list[int]:
     """Find the places of the parts that a quality speaks of."""
     before: list[int] = []
-    for place in range(index - 1, -1, -1):
-        mark = clause[place]
-        if place in used or mark.cue in _STOPS_BEFORE or mark.concept:
+    for position in range(index - 1, -1, -1):
+        mark = clause[position]
+        if position in used or mark.cue in _STOPS_BEFORE or mark.concept:
             break
         if mark.cue is Cue.DENY and before:
             break
         if mark.region:
-            before.append(place)
+            before.append(position)
     return before or _subjects_after(clause, index)
 
 
 def _subjects_after(clause: Sequence[Mark], index: int) -> list[int]:
     after: list[int] = []
-    for place in range(index + 1, len(clause)):
-        if clause[place].region:
-            after.append(place)
-        elif clause[place].cue not in _SKIPPED_AFTER:
+    for position in range(index + 1, len(clause)):
+        if clause[position].region:
+            after.append(position)
+        elif clause[position].cue not in _SKIPPED_AFTER:
             break
     return after
 
 
-def _is_whole(clause: Sequence[Mark], place: int) -> bool:
+def _is_whole(clause: Sequence[Mark], index: int) -> bool:
     """Whether a region is meant as a whole: not "left lung"."""
-    return place == 0 or clause[place - 1].cue not in {Cue.LEFT, Cue.RIGHT}
+    return index == 0 or clause[index - 1].cue not in {Cue.LEFT, Cue.RIGHT}

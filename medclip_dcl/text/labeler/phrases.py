@@ -76,22 +76,22 @@ class PhraseTable(Generic[Value]):
         """
         known = [self._spelling.correct(word) for word in words(text)]
         matches = []
-        place = 0
-        while place < len(known):
-            match = self._longest(known, place)
+        index = 0
+        while index < len(known):
+            match = self._longest(known, index)
             if match is not None:
                 matches.append(match)
-            place = place + 1 if match is None else match.end
+            index = index + 1 if match is None else match.end
         return matches
 
     def _longest(self, known: Sequence[str], start: int) -> Match[Value] | None:
         node, found = self._root, None
-        for place in range(start, len(known)):
-            if known[place] not in node.following:
+        for index in range(start, len(known)):
+            if known[index] not in node.following:
                 break
-            node = node.following[known[place]]
+            node = node.following[known[index]]
             if node.value is not None:
-                found = Match(node.value, start, place + 1)
+                found = Match(node.value, start, index + 1)
         return found
 
 
@@ -180,7 +180,7 @@ class Mark(NamedTuple):
     Attributes:
         cue: what the phrase does; None where it is a name.
         concept: concept that it names; empty where it names none.
-        region: part of the film that it names; empty where it names none.
+        region: part of the image that it names; empty where it names none.
         start: place of its first word in the sentence.
         end: place after its last word.
     """

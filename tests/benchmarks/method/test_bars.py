@@ -14,9 +14,9 @@ def ledger_of(tmp_path: Path, seeds: tuple[int, ...], losses: int) -> Ledger:
     ledger = Ledger(tmp_path / "runs.jsonl")
     rows = {"infonce": 0.5, "infonce, early": 0.55, "const 0.05": 0.4, "const 0.1": 0.6, GOAL: 0.7}
     for row, value in rows.items():
-        for place, seed in enumerate(seeds):
+        for index, seed in enumerate(seeds):
             figures = dict.fromkeys(METRICS, value)
-            if row == "const 0.1" and place < losses:
+            if row == "const 0.1" and index < losses:
                 figures["auc"] = 0.8
             ledger.measure(Run(beds.PHANTOM, "", row, seed), lambda figures=figures: figures)
     return ledger

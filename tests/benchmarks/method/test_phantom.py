@@ -38,13 +38,13 @@ def test_sentences_say_what_they_mean() -> None:
 def test_reports_are_true() -> None:
     generator = np.random.default_rng(0)
     for _ in range(300):
-        film = draw_findings(generator)
-        shown = {TYPES[fine // 2] for fine in film}
-        for sentence in draw_report(film, generator):
+        image = draw_findings(generator)
+        shown = {TYPES[fine // 2] for fine in image}
+        for sentence in draw_report(image, generator):
             claims = meaning(sentence)
             assert claims.asserted.keys() <= shown
             assert not claims.negated & shown
-            assert not (claims.normal and film)
+            assert not (claims.normal and image)
 
 
 def test_most_negatives_are_false_and_few_share_their_string(world: phantom.World) -> None:
@@ -68,7 +68,7 @@ def test_reader_covers_and_errs_as_the_page_says(world: phantom.World) -> None:
     assert quality(read == SAME)[1] >= 0.98
 
 
-def test_shuffled_reader_knows_nothing_of_the_film(world: phantom.World) -> None:
+def test_shuffled_reader_knows_nothing_of_the_image(world: phantom.World) -> None:
     true, read = world.corpus.relations["truth"] == SAME, world.corpus.relations["shuffled"] == SAME
     rare = true.double().mean(dim=1) < 0.05  # positive sentences: chance agreement is rare
     assert (read & true)[rare].sum() < 0.2 * read[rare].sum()
@@ -88,7 +88,7 @@ def test_every_row_has_a_loss_of_its_own(world: phantom.World) -> None:
     assert set(MAIN) <= set(rows)
     torch.manual_seed(0)
     images = torch.arange(phantom.BATCH)
-    texts = torch.tensor([world.corpus.said[film][0] for film in images])
+    texts = torch.tensor([world.corpus.said[image][0] for image in images])
     s = 14 * (2 * torch.rand(phantom.BATCH, phantom.BATCH) - 1)
     losses = {}
     for row in rows:
@@ -103,7 +103,7 @@ def test_every_row_has_a_loss_of_its_own(world: phantom.World) -> None:
 
 def test_oracle_removal_leaves_true_negatives_alone(world: phantom.World) -> None:
     images = torch.arange(phantom.BATCH)
-    texts = torch.tensor([world.corpus.said[film][0] for film in images])
+    texts = torch.tensor([world.corpus.said[image][0] for image in images])
     s = torch.zeros(phantom.BATCH, phantom.BATCH)
     row = Row("remove truth", "debiased", 0.0, relation="truth")
     false = world.corpus.relations["truth"][texts][:, images] == SAME

@@ -17,7 +17,7 @@ from tests.synthetic.corpus import write_corpus
 
 @pytest.mark.parametrize("row", [*MAIN, *BOTH], ids=lambda row: row.name)
 def test_every_row_is_a_valid_recipe(row: Row, tmp_path: Path) -> None:
-    config = load_config(studies.RECIPE, studies._settings_of(row, tmp_path, 100))
+    config = load_config(studies.CONFIG, studies._settings_of(row, tmp_path, 100))
     assert config.train.steps == (50 if row.early else 100)
     assert config.objective.kind == row.kind
     assert config.eta.source == (row.eta if isinstance(row.eta, str) else "constant")
@@ -28,12 +28,12 @@ def test_shuffled_claims_are_those_of_other_training_studies(tmp_path: Path) -> 
     studies._shuffle_claims(work, tmp_path, seed=0)
 
     def rows(folder: Path) -> dict[str, str]:
-        artifact = open_artifact(labels.KIND.at(folder), labels.KIND)
+        artifact = open_artifact(labels.ARTIFACT.at(folder), labels.ARTIFACT)
         table = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
         return {row.pop("study_id"): str(row) for row in table}
 
     before, after = rows(work), rows(tmp_path)
-    reports = read_table(manifest.KIND.at(work), manifest.REPORTS, ["study_id", "split"])
+    reports = read_table(manifest.ARTIFACT.at(work), manifest.REPORTS, ["study_id", "split"])
     training = {row["study_id"] for row in reports.to_pylist() if row["split"] == "train"}
     assert after.keys() == before.keys()
     assert {name: after[name] for name in after if name not in training} == {

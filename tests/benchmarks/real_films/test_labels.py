@@ -1,4 +1,4 @@
-"""Labels of real films: patients stay together, and a label that means nothing gives chance."""
+"""Labels of real images: patients stay together, and a label that means nothing gives chance."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from benchmarks.real_films import labels
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.inputs import Sampling
+from medclip_dcl.evaluation.inputs import BootstrapOptions
 from medclip_dcl.inference.zero_shot import Finding
 from tests.synthetic.dicom import raster_bytes
 
 TRUTH = np.arange(60) % 2
-PATIENTS = [f"p{film}" for film in range(60)]
+PATIENTS = [f"p{image}" for image in range(60)]
 
 
 def folds() -> np.ndarray:
@@ -23,7 +23,7 @@ def folds() -> np.ndarray:
 
 def test_patients_stay_whole_and_classes_even() -> None:
     truth = np.repeat([0, 1], 40)
-    subjects = [f"p{film // 2}" for film in range(80)]  # two films a patient
+    subjects = [f"p{image // 2}" for image in range(80)]  # two images a patient
     found = labels.split_patients(truth, subjects, np.random.default_rng(1))
     assert (found[0::2] == found[1::2]).all()
     for label in (0, 1):
@@ -35,7 +35,7 @@ def test_patients_stay_whole_and_classes_even() -> None:
 def test_label_that_the_features_hold_is_read_and_a_shuffled_one_is_not() -> None:
     noise = np.random.default_rng(0).normal(size=(60, 6))
     features = np.column_stack([TRUTH * 4.0 + noise[:, 0], noise[:, 1:]])
-    found = labels.probed_auc(features, TRUTH, folds(), PATIENTS, Sampling(50, 0))
+    found = labels.probed_auc(features, TRUTH, folds(), PATIENTS, BootstrapOptions(50, 0))
     assert found.value > 0.97
     assert (found.n, found.subjects) == (60, 60)
     dealt = labels.shuffled_aucs(features, TRUTH, folds(), 20, 0)
@@ -44,10 +44,10 @@ def test_label_that_the_features_hold_is_read_and_a_shuffled_one_is_not() -> Non
     assert dealt.max() < found.value
 
 
-def test_films_that_fit_a_probe_never_judge_it() -> None:
-    """A feature that names each film says nothing of another."""
+def test_images_that_fit_a_probe_never_judge_it() -> None:
+    """A feature that names each image says nothing of another."""
     names = np.eye(60)
-    found = labels.probed_auc(names, TRUTH, folds(), PATIENTS, Sampling(0, 0))
+    found = labels.probed_auc(names, TRUTH, folds(), PATIENTS, BootstrapOptions(0, 0))
     assert found.value == pytest.approx(0.5)
 
 
@@ -60,7 +60,7 @@ def test_direction_needs_an_interval_on_one_side(
     assert labels.direction_of(Figure(0.55, 10, 10, low, high)) == direction
 
 
-def test_films_come_through_the_gate_with_their_labels(tmp_path: Path) -> None:
+def test_images_come_through_the_gate_with_their_labels(tmp_path: Path) -> None:
     bright = np.full((20, 40), 200, dtype=np.uint8)
     bright[:, :20] = 10
     for name in ("a.png", "b.png"):
@@ -68,7 +68,7 @@ def test_films_come_through_the_gate_with_their_labels(tmp_path: Path) -> None:
     (tmp_path / "manifest.csv").write_text(
         "file,label,patient_id\na.png,normal,p1\nb.png,pneumonia,p2\n"
     )
-    found = labels.read_labelled_films(tmp_path, ImagesConfig(size_px=64))
+    found = labels.read_labelled_images(tmp_path, ImagesConfig(size_px=64))
     assert found.labels.tolist() == [0, 1]
     assert found.subject_ids == ("p1", "p2")
     assert found.sizes_px == ((20, 40), (20, 40))

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from benchmarks.real_films import lungs
-from benchmarks.real_films.lungs import LEFT, RIGHT, LungFilm, Shape
+from benchmarks.real_films.lungs import LEFT, RIGHT, LungImage, Shape
 from medclip_dcl.config import Config, load_config
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.evaluation.metrics import box_mask
 from tests.synthetic.dicom import raster_bytes
 
 SHAPE = Shape(64, 64, 8)
-HEIGHT, WIDTH = 160, 80  # a cell is 20 x 10 pixels of the film
+HEIGHT, WIDTH = 160, 80  # a cell is 20 x 10 pixels of the image
 
 
 def box(x: float, y: float, width: float, height: float) -> np.ndarray:
     return np.array([[x, y, width, height]], dtype=float)
 
 
-def film(left: np.ndarray, right: np.ndarray) -> LungFilm:
+def image(left: np.ndarray, right: np.ndarray) -> LungImage:
     pixels = np.random.default_rng(0).integers(0, 65535, (HEIGHT, WIDTH), dtype=np.uint16)
-    return LungFilm("film", "patient", GreyImage(pixels, 16, "png"), {LEFT: left, RIGHT: right})
+    return LungImage("image", "patient", GreyImage(pixels, 16, "png"), {LEFT: left, RIGHT: right})
 
 
-UPRIGHT = film(left=box(50, 40, 20, 80), right=box(10, 20, 20, 100))
+UPRIGHT = image(left=box(50, 40, 20, 80), right=box(10, 20, 20, 100))
 
 
 def test_box_of_whole_cells_fills_those_cells_alone() -> None:
@@ -63,7 +63,7 @@ def test_grid_of_another_geometry_is_seen() -> None:
 
 def test_left_lung_is_found_on_the_right_of_the_picture() -> None:
     assert lungs.perfect_figures([UPRIGHT], "paper", SHAPE)["left_is_right"] == 1
-    turned = film(left=UPRIGHT.boxes[RIGHT], right=UPRIGHT.boxes[LEFT])
+    turned = image(left=UPRIGHT.boxes[RIGHT], right=UPRIGHT.boxes[LEFT])
     found = lungs.perfect_figures([UPRIGHT, turned], "paper", SHAPE)
     assert found["left_is_right"] == 0.5
     assert (found["pointed"], found["mirrored"]) == (1, 0)
@@ -78,7 +78,7 @@ def test_traced_box_of_a_perfect_map_lies_over_its_box() -> None:
     assert lungs.located(grid, elsewhere) == {"pointed": 0.0, "iou": 0.0}
 
 
-def test_films_with_both_lungs_are_read_by_the_recipes_own_columns(tmp_path: Path) -> None:
+def test_images_with_both_lungs_are_read_by_the_recipes_own_columns(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         pixels = np.arange(80 * 60).reshape(80, 60) % 251
         (tmp_path / name).write_bytes(raster_bytes(pixels.astype(np.uint8), "png"))
@@ -97,19 +97,19 @@ def test_films_with_both_lungs_are_read_by_the_recipes_own_columns(tmp_path: Pat
         "box_columns": names | {"image_width": "", "image_height": ""},
     }
     config = Config.model_validate({"work": str(tmp_path), "source": source})
-    (found,) = lungs.read_lung_films(config)
+    (found,) = lungs.read_lung_images(config)
     assert (found.subject_id, found.image.pixels.shape) == ("p1", (80, 60))
     assert found.boxes[LEFT].tolist() == [[30, 4, 20, 41]]
 
 
 @pytest.mark.real_data
-def test_lungs_of_real_films_come_back_on_the_papers_grid(
+def test_lungs_of_real_images_come_back_on_the_papers_grid(
     test_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_DATA", str(test_data))
     config = load_config(Path(__file__).parents[3] / "configs/covid_cxr.yaml")
-    films = lungs.read_lung_films(config)
-    assert len(films) == 26
-    found = lungs.perfect_figures(films, "paper", Shape(512, 480, 15))
+    images = lungs.read_lung_images(config)
+    assert len(images) == 26
+    found = lungs.perfect_figures(images, "paper", Shape(512, 480, 15))
     assert (found["pointed"], found["mirrored"], found["left_is_right"]) == (1, 0, 1)
     assert found["off_most"] < 0.5

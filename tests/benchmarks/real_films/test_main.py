@@ -1,4 +1,4 @@
-"""The whole benchmark on made-up films in the form of the real ones."""
+"""The whole benchmark on made-up images in the form of the real ones."""
 
 import csv
 import json
@@ -23,22 +23,22 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def write_data(folder: Path) -> Path:
-    """Forty films, the ill brighter on top; three with lungs, darker than what is around."""
-    draw = np.random.default_rng(0)
+    """Forty images, the ill brighter on top; three with lungs, darker than what is around."""
+    rng = np.random.default_rng(0)
     labelled: list[dict[str, object]] = []
     chests: list[dict[str, object]] = []
     boxes: list[dict[str, object]] = []
     (folder / "peds_cxr").mkdir(parents=True)
     (folder / "covid_cxr").mkdir()
     for number in range(40):
-        pixels = draw.integers(60, 140, (48, 64)).astype(np.uint8)
+        pixels = rng.integers(60, 140, (48, 64)).astype(np.uint8)
         pixels[:20] += np.uint8(60 * (number % 2))
         (folder / f"peds_cxr/{number}.png").write_bytes(raster_bytes(pixels, "png"))
         label = ("normal", "pneumonia")[number % 2]
         labelled.append({"file": f"{number}.png", "label": label, "patient_id": f"c{number}"})
     for number in range(3):
         name = f"{number}.png"
-        pixels = draw.integers(150, 250, (88, 80)).astype(np.uint8)
+        pixels = rng.integers(150, 250, (88, 80)).astype(np.uint8)
         for side, (x, y, width, height) in LUNGS.items():
             pixels[y : y + height, x : x + width] -= 120
             boxes.append({"file": name, "label": side, "x": x, "y": y, "w": width, "h": height})
@@ -57,21 +57,21 @@ def test_every_part_is_measured_and_the_controls_are_beside(
     monkeypatch.setenv("TEST_DATA", str(write_data(tmp_path / "data")))
     publish(tmp_path / "model")
     assert main(["--quick", "--model", str(tmp_path / "model")]) == 0
-    told = capsys.readouterr().out
-    line = json.loads(told.splitlines()[-1])
+    output = capsys.readouterr().out
+    line = json.loads(output.splitlines()[-1])
     figures = line["figures"]
-    assert line["benchmark"] == "real_films"
+    assert line["benchmark"] == "real_images"
     assert figures["auc_pixels"] > 0.95
     assert figures["auc_shape"] == 0.5  # all files are of one size
     assert figures["auc_pixels_low"] <= figures["auc_pixels"] <= figures["auc_pixels_high"]
     assert 0 < figures["auc_shuffled_probe"] < 1
-    assert figures["lung_films"] == 3
+    assert figures["lung_images"] == 3
     assert figures["paper_paper_pointed"] == figures["paper_paper_left_is_right"] == 1
     for geometry in ("paper", "biovil"):
         areas = sum(width * height for _, _, width, height in LUNGS.values()) / (2 * 80 * 88)
         assert figures[f"named_{geometry}_chance"] == pytest.approx(areas, abs=0.01)
         assert f"exchanged_{geometry}_pointing" in figures
-    assert "is no skill" in told
+    assert "is no skill" in output
     assert set(line["bars"]) == set(bars_of(figures))
 
 

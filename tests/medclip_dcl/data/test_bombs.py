@@ -34,9 +34,9 @@ def test_bomb_is_refused_by_name(name: str, decoder: Decoder) -> None:
     assert refused.value.code in BOMBS[name].reasons <= set(REASONS)
 
 
-def test_films_of_many_tiles_and_scans_are_no_bombs() -> None:
-    film = ramp(64, 64)
-    stream = bytearray(imagecodecs.jpeg2k_encode(film, codecformat="j2k", level=0))
+def test_images_of_many_tiles_and_scans_are_no_bombs() -> None:
+    image = ramp(64, 64)
+    stream = bytearray(imagecodecs.jpeg2k_encode(image, codecformat="j2k", level=0))
     at = stream.index(b"\xff\x90")
     left, right = bytes(stream[at:-2]), bytearray(stream[at:-2])
     right[5] = 1  # the second tile
@@ -44,7 +44,7 @@ def test_films_of_many_tiles_and_scans_are_no_bombs() -> None:
     two = bytes(stream[:at]) + left + bytes(right) + b"\xff\xd9"
     require_tiles(two)
     pixels = imagecodecs.jpeg2k_decode(two)
-    assert np.array_equal(pixels, np.hstack([film, film]))
+    assert np.array_equal(pixels, np.hstack([image, image]))
     with pytest.raises(ImageError, match="truncated"):
         require_tiles(bytes(stream[:at]) + left + b"\xff\xd9")
     grey = ramp(60, 60, 255).astype(np.uint8)

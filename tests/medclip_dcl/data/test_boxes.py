@@ -1,4 +1,4 @@
-"""Box tables: columns by name, patients by film or path, boxes inside their films."""
+"""Box tables: columns by name, patients by image or path, boxes inside their images."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.sources.records import BoxColumnsConfig, Film
+from medclip_dcl.data.sources.records import BoxColumnsConfig, ImageRecord
 from medclip_dcl.errors import StudyError
 
 HEADER = "dicom_id,h,w,y,x,label_text,category_name,image_width,image_height\n"
@@ -15,16 +15,16 @@ HEADER = "dicom_id,h,w,y,x,label_text,category_name,image_width,image_height\n"
 LUNGS = BoxColumnsConfig(
     image_id="file", category="label", phrase="label", image_width="", image_height=""
 )
-"""A table of boxes with names alone, which states no size of a film."""
+"""A table of boxes with names alone, which states no size of an image."""
 
 
-def film(width: int = 0, height: int = 0, subject: str = "p") -> Film:
-    return Film("f", "s", subject, "PA", "images/f.jpg", width, height)
+def image(width: int = 0, height: int = 0, subject: str = "p") -> ImageRecord:
+    return ImageRecord("f", "s", subject, "PA", "images/f.jpg", width, height)
 
 
 def test_columns_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text(HEADER + "f,4,3,2,1,left  base,Pneumonia,50,40\n")
-    table = read_boxes(tmp_path / "b.csv", [film()])
+    table = read_boxes(tmp_path / "b.csv", [image()])
     assert table.subjects == {"p"}
     (row,) = table.rows
     assert (row["x"], row["y"], row["width"], row["height"]) == (1, 2, 3, 4)
@@ -32,14 +32,14 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("numbers", ["4,60,2,1", "4,3,2,-1", "0,3,2,1", "nan,3,2,1", "x,3,2,1"])
-def test_box_outside_its_film_is_refused(tmp_path: Path, numbers: str) -> None:
+def test_box_outside_its_image_is_refused(tmp_path: Path, numbers: str) -> None:
     (tmp_path / "b.csv").write_text(HEADER + f"f,{numbers},left base,Pneumonia,50,40\n")
     with pytest.raises(StudyError, match="row 0"):
-        read_boxes(tmp_path / "b.csv", [film()])
+        read_boxes(tmp_path / "b.csv", [image()])
 
 
 def coco(**changes: object) -> dict[str, object]:
-    film = {
+    image = {
         "id": 3,
         "file_name": "f.jpg",
         "width": 50,
@@ -50,7 +50,7 @@ def coco(**changes: object) -> dict[str, object]:
     return {
         "info": {},
         "categories": [{"id": 2, "name": "Edema"}],
-        "images": [film, film | {"id": 4, "file_name": "g.jpg", "path": "files/p10/p108/g"}],
+        "images": [image, image | {"id": 4, "file_name": "g.jpg", "path": "files/p10/p108/g"}],
         "annotations": [box | changes, box | {"image_id": 4}],
     }
 
@@ -64,14 +64,14 @@ def test_json_form_gives_what_the_table_gives(tmp_path: Path, name: str) -> None
         "f,files/p10/p107/f.jpg,4,3,2,1,a b,Edema,50,40\n"
         "g,files/p10/p108/g.jpg,4,3,2,1,a b,Edema,50,40\n"
     )
-    table = read_boxes(tmp_path / name, [film(subject="107")])
-    assert table == read_boxes(tmp_path / "b.csv", [film(subject="107")])
+    table = read_boxes(tmp_path / name, [image(subject="107")])
+    assert table == read_boxes(tmp_path / "b.csv", [image(subject="107")])
     assert (table.subjects, table.unknown, len(table.rows)) == ({"107", "108"}, 1, 1)
 
 
 def test_box_with_two_phrases_is_two_rows(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps(coco(label_text=["left", "right"])))
-    phrases = [row["phrase"] for row in read_boxes(tmp_path / "b.json", [film()]).rows]
+    phrases = [row["phrase"] for row in read_boxes(tmp_path / "b.json", [image()]).rows]
     assert phrases == ["left", "right"]
 
 
@@ -82,16 +82,16 @@ def test_box_with_two_phrases_is_two_rows(tmp_path: Path) -> None:
 def test_malformed_json_is_refused_without_its_words(tmp_path: Path, changes: object) -> None:
     (tmp_path / "b.json").write_text(json.dumps(coco(label_text="secret", **changes)))
     with pytest.raises(StudyError) as caught:
-        read_boxes(tmp_path / "b.json", [film()])
+        read_boxes(tmp_path / "b.json", [image()])
     assert "secret" not in str(caught.value)
 
 
-def test_other_columns_name_a_film_by_its_path_and_take_its_size(tmp_path: Path) -> None:
+def test_other_columns_name_an_image_by_its_path_and_take_its_size(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text(
         "file,label,x,y,w,h,ok\nimages/f.jpg,Left Lung,30,2.5,10,20,1\nf,Right Lung,1,2,10,20,1\n"
         "images/g.jpg,Left Lung,900,2,10,20,1\n"
     )
-    table = read_boxes(tmp_path / "b.csv", [film(50, 40)], LUNGS)
+    table = read_boxes(tmp_path / "b.csv", [image(50, 40)], LUNGS)
     left, right = table.rows
     assert (left["image_id"], left["subject_id"], left["phrase"]) == ("f", "p", "Left Lung")
     assert (left["x"], left["y"], left["image_width"], left["image_height"]) == (30, 2.5, 50, 40)
@@ -99,10 +99,10 @@ def test_other_columns_name_a_film_by_its_path_and_take_its_size(tmp_path: Path)
     assert (table.subjects, table.unknown) == ({"p"}, 1)
 
 
-@pytest.mark.parametrize(("sides", "reason"), [((0, 0), "size"), ((35, 40), "within its film")])
-def test_box_without_a_film_that_holds_it_is_refused(
+@pytest.mark.parametrize(("sides", "reason"), [((0, 0), "size"), ((35, 40), "within its image")])
+def test_box_without_an_image_that_holds_it_is_refused(
     tmp_path: Path, sides: tuple[int, int], reason: str
 ) -> None:
     (tmp_path / "b.csv").write_text("file,label,x,y,w,h\nimages/f.jpg,Left Lung,30,2,10,20\n")
     with pytest.raises(StudyError, match=f"row 0.*{reason}"):
-        read_boxes(tmp_path / "b.csv", [film(*sides)], LUNGS)
+        read_boxes(tmp_path / "b.csv", [image(*sides)], LUNGS)

@@ -8,7 +8,7 @@ from medclip_dcl.data.codestreams import Frame, read_jpeg, read_jpeg2000, requir
 from medclip_dcl.errors import ImageError
 from tests.synthetic.dicom import ramp, raster_bytes
 
-FILM = ramp(31, 47)
+IMAGE = ramp(31, 47)
 BYTES = ramp(31, 47, 255).astype(np.uint8)
 
 
@@ -17,8 +17,8 @@ BYTES = ramp(31, 47, 255).astype(np.uint8)
     [
         (raster_bytes(BYTES, "jpeg"), "dct", 8),
         (raster_bytes(BYTES, "jpeg", progressive=True, comment=b"x" * 300), "dct", 8),
-        (bytes(imagecodecs.ljpeg_encode(FILM, bitspersample=12)), "lossless", 12),
-        (bytes(imagecodecs.jpegls_encode(FILM)), "ls", 16),
+        (bytes(imagecodecs.ljpeg_encode(IMAGE, bitspersample=12)), "lossless", 12),
+        (bytes(imagecodecs.jpegls_encode(IMAGE)), "ls", 16),
     ],
     ids=["baseline", "progressive", "lossless", "jpeg_ls"],
 )
@@ -30,7 +30,9 @@ def test_jpeg_header_is_read(stream: bytes, process: str, precision: int) -> Non
 
 @pytest.mark.parametrize("form", ["j2k", "jp2"])
 def test_jpeg2000_header_is_read_boxed_or_bare(form: str) -> None:
-    frame, stream = read_jpeg2000(bytes(imagecodecs.jpeg2k_encode(FILM, codecformat=form, level=0)))
+    frame, stream = read_jpeg2000(
+        bytes(imagecodecs.jpeg2k_encode(IMAGE, codecformat=form, level=0))
+    )
     assert frame == Frame(31, 47, 1, 16, "j2k")
     assert stream[:2] == b"\xff\x4f"
 
@@ -53,7 +55,7 @@ def test_one_bit_per_block_is_the_least() -> None:
 
 
 def test_headers_on_which_a_decoder_would_read_astray_are_refused() -> None:
-    stream = bytes(imagecodecs.ljpeg_encode(FILM, bitspersample=12))
+    stream = bytes(imagecodecs.ljpeg_encode(IMAGE, bitspersample=12))
     with pytest.raises(ImageError, match="Huffman"):
         read_jpeg(stream.replace(b"\xff\xc4", b"\xff\xe4"))
     at = stream.index(b"\xff\xc3") + 2

@@ -1,4 +1,4 @@
-"""The pool: a worker that hangs or dies costs one film, and no time beyond the deadline."""
+"""The pool: a worker that hangs or dies costs one image, and no time beyond the deadline."""
 
 import os
 import shutil
@@ -43,22 +43,22 @@ def test_worker_that_hangs_is_killed_at_the_deadline_and_replaced() -> None:
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
-def test_worker_that_dies_on_a_film_is_replaced() -> None:
+def test_worker_that_dies_on_an_image_is_replaced() -> None:
     before = children()
     with Decoder(ImagesConfig(), 1) as decoder, ThreadPoolExecutor(1) as thread:
         decoder.open(dicom_bytes(ramp()))
         (worker,) = children() - before
         os.kill(worker, signal.SIGSTOP)
-        film = thread.submit(decoder.open, dicom_bytes(ramp()))
+        image = thread.submit(decoder.open, dicom_bytes(ramp()))
         time.sleep(0.3)
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(ImageError) as refused:
-            film.result()
+            image.result()
         assert refused.value.code == "worker_died"
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
-def test_worker_that_died_idle_is_no_films_fault() -> None:
+def test_worker_that_died_idle_is_no_images_fault() -> None:
     before = children()
     with Decoder(ImagesConfig(), 1) as decoder:
         decoder.open(dicom_bytes(ramp()))
@@ -77,22 +77,22 @@ def test_memory_beyond_the_cap_is_refused_and_the_worker_lives_on() -> None:
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
-def test_threads_share_a_pool_and_get_their_own_films() -> None:
-    films = [ramp(20 + number, 30) for number in range(40)]
+def test_threads_share_a_pool_and_get_their_own_images() -> None:
+    images = [ramp(20 + number, 30) for number in range(40)]
     with Decoder(ImagesConfig(), 2) as decoder, ThreadPoolExecutor(8) as threads:
-        images = list(threads.map(decoder.open, [dicom_bytes(film) for film in films]))
-    assert [image.pixels.shape[0] for image in images] == [20 + number for number in range(40)]
+        opened = list(threads.map(decoder.open, [dicom_bytes(image) for image in images]))
+    assert [item.pixels.shape[0] for item in opened] == [20 + number for number in range(40)]
 
 
 def test_square_of_the_worker_is_the_square_of_the_picture(tmp_path: Path) -> None:
-    film = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1")
-    path = tmp_path / "film.dcm"
-    path.write_bytes(film)
+    image = dicom_bytes(ramp(90, 70), photometric="MONOCHROME1")
+    path = tmp_path / "image.dcm"
+    path.write_bytes(image)
     with Decoder(ImagesConfig(), 1) as decoder:
         for equalize in (False, True):
             answer = decoder.square(path, 32, equalize=equalize)
             assert (answer.height_px, answer.width_px) == (90, 70)
-            assert np.array_equal(answer.pixels, square(decoder.open(film), 32, equalize))
+            assert np.array_equal(answer.pixels, square(decoder.open(image), 32, equalize))
 
 
 def test_no_worker_outlives_its_pool() -> None:
@@ -105,7 +105,7 @@ def test_no_worker_outlives_its_pool() -> None:
     assert threading.active_count() < 50
 
 
-def test_worker_that_cannot_start_is_no_films_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(StudyError, match="cannot start"):
         decoder.open(dicom_bytes(ramp()))

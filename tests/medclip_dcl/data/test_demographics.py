@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.demographics import PeopleConfig, age_band, read_people, sex_of
+from medclip_dcl.data.demographics import DemographicsConfig, age_band, read_demographics, sex_of
 from medclip_dcl.errors import ConfigError, StudyError
 
-FILMS = [
+IMAGES = [
     {"image_id": f"i{number}", "study_id": f"s{number}", "subject_id": subject}
     for number, subject in enumerate(("p1", "p1", "p2", "p3"))
 ]
@@ -28,27 +28,27 @@ def test_a_sex_is_read_however_it_is_written() -> None:
     ]
 
 
-def test_every_film_gets_what_the_table_says_of_its_patient(tmp_path: Path) -> None:
+def test_every_image_gets_what_the_table_says_of_its_patient(tmp_path: Path) -> None:
     table = tmp_path / "patients.csv"
     table.write_text("subject_id,gender,anchor_age\np1,F,71\np2,M,\np1,M,20\n")
-    settings = PeopleConfig(table=str(table), sex="gender", age="anchor_age")
-    assert read_people(table, settings, FILMS) == {
+    settings = DemographicsConfig(table=str(table), sex="gender", age="anchor_age")
+    assert read_demographics(table, settings, IMAGES) == {
         "sex": ["female", "female", "male", ""],
         "age": ["60 to 79", "60 to 79", "", ""],
     }
 
 
-def test_a_table_may_be_about_films(tmp_path: Path) -> None:
-    table = tmp_path / "films.csv"
+def test_a_table_may_be_about_images(tmp_path: Path) -> None:
+    table = tmp_path / "images.csv"
     table.write_text("file,sex\ni2,F\ni0,M\n")
-    settings = PeopleConfig(table=str(table), of="image_id", key="file", sex="sex")
-    assert read_people(table, settings, FILMS) == {"sex": ["male", "", "female", ""]}
+    settings = DemographicsConfig(table=str(table), of="image_id", key="file", sex="sex")
+    assert read_demographics(table, settings, IMAGES) == {"sex": ["male", "", "female", ""]}
 
 
 def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "patients.csv"
     table.write_text("subject_id,gender\np1,F\n")
     with pytest.raises(ConfigError, match="neither"):
-        read_people(table, PeopleConfig(table=str(table)), FILMS)
+        read_demographics(table, DemographicsConfig(table=str(table)), IMAGES)
     with pytest.raises(StudyError, match="no column"):
-        read_people(table, PeopleConfig(table=str(table), sex="sex"), FILMS)
+        read_demographics(table, DemographicsConfig(table=str(table), sex="sex"), IMAGES)

@@ -14,9 +14,9 @@ END = b"\xff\xd9"
 
 
 def with_mid_grey(rows: int, columns: int = 203) -> np.ndarray:
-    film = NOISE.copy()
-    film[-rows:, -columns:] = 128
-    return film
+    image = NOISE.copy()
+    image[-rows:, -columns:] = 128
+    return image
 
 
 def decoded(stream: bytes) -> np.ndarray:
@@ -28,8 +28,8 @@ def decoded(stream: bytes) -> np.ndarray:
 def test_mid_grey_that_was_written_is_no_fault(rows: int, optimize: bool) -> None:
     for quality in (5, 75, 100):
         for columns in (203, 30, 8):
-            film = with_mid_grey(rows, columns)
-            stream = raster_bytes(film, "jpeg", quality=quality, optimize=optimize)
+            image = with_mid_grey(rows, columns)
+            stream = raster_bytes(image, "jpeg", quality=quality, optimize=optimize)
             require_whole(stream, decoded(stream), 8)
 
 
@@ -41,8 +41,8 @@ def test_stream_that_was_cut_and_closed_again_is_refused(share: float, optimize:
     cut = whole[: start + int(share * (len(whole) - start))] + END
     with pytest.raises(ImageError, match="truncated"):
         require_whole(cut, decoded(cut), 8)
-    film = dicom_bytes(NOISE, bits_stored=8, syntax="1.2.840.10008.1.2.4.50", frame=cut)
-    for source in (cut, film):
+    image = dicom_bytes(NOISE, bits_stored=8, syntax="1.2.840.10008.1.2.4.50", frame=cut)
+    for source in (cut, image):
         with pytest.raises(ImageError, match="truncated"):
             open_image(source)
 
@@ -55,8 +55,8 @@ def test_cut_before_the_mid_grey_that_was_written_is_refused() -> None:
 
 
 def test_twelve_bits_have_another_mid_grey() -> None:
-    film = NOISE.astype(np.uint16) * 16
-    whole = bytes(imagecodecs.jpeg8_encode(film, bitspersample=12))
+    image = NOISE.astype(np.uint16) * 16
+    whole = bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
     require_whole(whole, decoded(whole), 12)
     cut = whole[: len(whole) // 2] + END
     with pytest.raises(ImageError, match="truncated"):

@@ -1,9 +1,9 @@
 import pytest
 
-from medclip_dcl.data.ground_truth import FILMS, FINE, read_truth, truth_files
+from medclip_dcl.data.ground_truth import FINE, IMAGES, read_truth, truth_files
 from medclip_dcl.errors import StudyError
 
-FILM_TABLE = 'dicom_id,findings\ni,"[""effusion left"", ""edema""]"\nj,[]\n'
+IMAGE_TABLE = 'dicom_id,findings\ni,"[""effusion left"", ""edema""]"\nj,[]\n'
 FINE_TABLE = (
     "finding,type,sentences\n"
     'effusion left,effusion,"[""There is a left pleural effusion.""]"\n'
@@ -11,13 +11,13 @@ FINE_TABLE = (
 )
 
 
-def write(root, films=FILM_TABLE, fine=FINE_TABLE):
+def write(root, images=IMAGE_TABLE, fine=FINE_TABLE):
     (root / "truth").mkdir()
-    (root / FILMS).write_text(films)
+    (root / IMAGES).write_text(images)
     (root / FINE).write_text(fine)
 
 
-def test_films_have_types_and_fine_findings_their_plainest_sentence(tmp_path):
+def test_images_have_types_and_fine_findings_their_plainest_sentence(tmp_path):
     write(tmp_path)
     truth = read_truth(tmp_path)
     assert truth.types_of == {"i": {"effusion", "edema"}, "j": frozenset()}
@@ -36,7 +36,7 @@ def test_a_real_source_has_no_truth(tmp_path):
 
 @pytest.mark.parametrize(
     "tables",
-    [{"films": "dicom_id\ni\n"}, {"films": "dicom_id,findings\ni,[\n"}, {"fine": FILM_TABLE}],
+    [{"images": "dicom_id\ni\n"}, {"images": "dicom_id,findings\ni,[\n"}, {"fine": IMAGE_TABLE}],
 )
 def test_damaged_truth_is_refused(tmp_path, tables):
     write(tmp_path, **tables)

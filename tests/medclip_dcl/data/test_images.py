@@ -35,32 +35,32 @@ def scaled(pixels: np.ndarray) -> np.ndarray:
     return np.rint((pixels.astype(np.float64) - low) / (high - low) * 65535).astype(np.uint16)
 
 
-def test_film_spans_the_whole_scale() -> None:
-    film = ramp()
-    image = open_image(dicom_bytes(film + 100, bits_stored=13))
+def test_image_spans_the_whole_scale() -> None:
+    stored = ramp()
+    image = open_image(dicom_bytes(stored + 100, bits_stored=13))
     assert image.pixels.dtype == np.uint16
-    assert np.array_equal(image.pixels, scaled(film))
+    assert np.array_equal(image.pixels, scaled(stored))
     assert (image.bits_stored, image.source, image.inverted) == (13, "dicom", False)
     assert image.tags["ViewPosition"] == "PA"
 
 
 def test_monochrome1_shows_the_same_picture() -> None:
-    film = ramp()
-    plain = open_image(dicom_bytes(film))
-    turned = open_image(dicom_bytes(4095 - film, photometric="MONOCHROME1"))
+    image = ramp()
+    plain = open_image(dicom_bytes(image))
+    turned = open_image(dicom_bytes(4095 - image, photometric="MONOCHROME1"))
     assert turned.inverted
     assert np.array_equal(plain.pixels, turned.pixels)
 
 
-def test_constant_film_is_zeros_and_says_so() -> None:
+def test_constant_image_is_zeros_and_says_so() -> None:
     image = open_image(dicom_bytes(np.full((8, 8), 77, dtype=np.uint16)))
     assert image.constant
     assert not image.pixels.any()
 
 
 def test_padding_is_black_and_stretches_nothing() -> None:
-    film = ramp()
-    padded = film.astype(np.int16)
+    stored = ramp()
+    padded = stored.astype(np.int16)
     padded[:5] = -2000
     for words, tag in [
         (padded, ("SS", -2000)),
@@ -69,15 +69,15 @@ def test_padding_is_black_and_stretches_nothing() -> None:
     ]:
         image = open_image(dicom_bytes(words, bits_stored=16, PixelPaddingValue=tag))
         assert not image.pixels[:5].any()
-        assert np.array_equal(image.pixels[5:], scaled(film[5:]))
+        assert np.array_equal(image.pixels[5:], scaled(stored[5:]))
 
 
 def test_signed_values_and_rescale_give_the_same_picture() -> None:
-    film = ramp()
-    signed = (film.astype(np.int32) - 1024).astype(np.int16)
+    image = ramp()
+    signed = (image.astype(np.int32) - 1024).astype(np.int16)
     tags = {"RescaleSlope": "1", "RescaleIntercept": "1024"}
     assert np.array_equal(
-        open_image(dicom_bytes(signed, bits_stored=16, **tags)).pixels, scaled(film)
+        open_image(dicom_bytes(signed, bits_stored=16, **tags)).pixels, scaled(image)
     )
 
 
@@ -92,7 +92,7 @@ def test_pixels_of_unknown_representation_are_words() -> None:
     assert np.array_equal(open_image(file[:at] + b"UN" + file[at + 2 :]).pixels, scaled(ramp()))
 
 
-def test_icon_within_a_film_is_not_the_film() -> None:
+def test_icon_within_an_image_is_not_the_image() -> None:
     icon = Dataset()
     icon.Rows = icon.Columns = 8
     icon.BitsAllocated, icon.SamplesPerPixel = 8, 1
@@ -104,22 +104,22 @@ def test_icon_within_a_film_is_not_the_film() -> None:
 
 
 def test_bits_beyond_the_stored_ones_are_not_intensities() -> None:
-    film = ramp()
-    overlay = film | np.uint16(0x8000)
-    assert np.array_equal(open_image(dicom_bytes(overlay)).pixels, scaled(film))
-    left = dicom_bytes(film << np.uint16(4), HighBit=15)
-    assert np.array_equal(open_image(left).pixels, scaled(film))
+    image = ramp()
+    overlay = image | np.uint16(0x8000)
+    assert np.array_equal(open_image(dicom_bytes(overlay)).pixels, scaled(image))
+    left = dicom_bytes(image << np.uint16(4), HighBit=15)
+    assert np.array_equal(open_image(left).pixels, scaled(image))
 
 
 def test_window_is_a_note_unless_it_is_asked_for() -> None:
-    film = ramp()
-    file = dicom_bytes(film, WindowCenter="1000", WindowWidth="500")
+    image = ramp()
+    file = dicom_bytes(image, WindowCenter="1000", WindowWidth="500")
     noted = open_image(file)
     assert noted.window == pytest.approx((1000 / 4095 * 65535, 500 / 4095 * 65535))
     applied = open_image(file, ImagesConfig(voi="dicom"))
     assert applied.window is None
-    assert not applied.pixels[film < 740].any()
-    assert (applied.pixels[film > 1260] == 65535).all()
+    assert not applied.pixels[image < 740].any()
+    assert (applied.pixels[image > 1260] == 65535).all()
 
 
 def test_window_that_is_text_is_left_aside() -> None:
@@ -135,17 +135,17 @@ def test_spacing_is_millimetres_down_and_across() -> None:
 @pytest.mark.parametrize(
     ("syntax", "encode"),
     [
-        (SV1, lambda film: imagecodecs.ljpeg_encode(film, bitspersample=12)),
+        (SV1, lambda image: imagecodecs.ljpeg_encode(image, bitspersample=12)),
         (JPEG_LS, imagecodecs.jpegls_encode),
-        (J2K, lambda film: imagecodecs.jpeg2k_encode(film, codecformat="j2k", level=0)),
-        (J2K, lambda film: imagecodecs.jpeg2k_encode(film, codecformat="jp2", level=0)),
+        (J2K, lambda image: imagecodecs.jpeg2k_encode(image, codecformat="j2k", level=0)),
+        (J2K, lambda image: imagecodecs.jpeg2k_encode(image, codecformat="jp2", level=0)),
     ],
     ids=["lossless", "jpeg_ls", "j2k", "j2k_in_jp2"],
 )
 def test_lossless_streams_give_the_native_picture(syntax: str, encode: object) -> None:
-    film = ramp()
-    file = dicom_bytes(film, syntax=syntax, frame=bytes(encode(film)))  # type: ignore[operator]
-    assert np.array_equal(open_image(file).pixels, scaled(film))
+    image = ramp()
+    file = dicom_bytes(image, syntax=syntax, frame=bytes(encode(image)))  # type: ignore[operator]
+    assert np.array_equal(open_image(file).pixels, scaled(image))
 
 
 def test_deflated_data_set_gives_the_native_picture() -> None:
@@ -154,9 +154,9 @@ def test_deflated_data_set_gives_the_native_picture() -> None:
 
 @pytest.mark.parametrize("form", ["L", "I;16"])
 def test_png_keeps_its_bits(form: str) -> None:
-    film = ramp(top=255).astype(np.uint8) if form == "L" else ramp(top=60000)
-    image = open_image(raster_bytes(film, "png"))
-    assert np.array_equal(image.pixels, scaled(film))
+    stored = ramp(top=255).astype(np.uint8) if form == "L" else ramp(top=60000)
+    image = open_image(raster_bytes(stored, "png"))
+    assert np.array_equal(image.pixels, scaled(stored))
     assert image.bits_stored == (8 if form == "L" else 16)
 
 
@@ -168,11 +168,11 @@ def test_colours_of_a_png_become_luma() -> None:
 
 
 def test_jpeg_is_turned_as_its_tag_says() -> None:
-    film = np.zeros((16, 32), dtype=np.uint8)
-    film[:, 16:] = 255
+    stored = np.zeros((16, 32), dtype=np.uint8)
+    stored[:, 16:] = 255
     turned = Image.Exif()
     turned[274] = 3  # upside down
-    image = open_image(raster_bytes(film, "jpeg", quality=95, exif=turned))
+    image = open_image(raster_bytes(stored, "jpeg", quality=95, exif=turned))
     assert image.pixels[:, :12].min() > 60000 > 5000 > image.pixels[:, 20:].max()
 
 
@@ -180,21 +180,21 @@ def test_refused_by_first_bytes_and_size() -> None:
     assert refusal(b"") == "empty"
     assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
     assert refusal(dicom_bytes(ramp()), max_bytes=1000) == "too_many_bytes"
-    assert refusal(Path("/nowhere/film.dcm")) == "missing"
+    assert refusal(Path("/nowhere/image.dcm")) == "missing"
     assert refusal(Path("/dev/null")) == "missing"
 
 
 def test_refused_by_header_before_anything_is_allocated() -> None:
-    film = ramp()
-    assert refusal(dicom_bytes(film, Rows=60000, Columns=60000)) == "too_many_pixels"
-    assert refusal(dicom_bytes(film, NumberOfFrames="100000")) == "not_single_frame"
-    assert refusal(dicom_bytes(film, Rows=0)) == "bad_tags"
-    assert refusal(dicom_bytes(film, photometric="MONOCHROME3")) == "bad_tags"
-    assert refusal(dicom_bytes(film, photometric="PALETTE COLOR")) == "not_greyscale"
-    assert refusal(dicom_bytes(film, SamplesPerPixel=3)) == "not_greyscale"
-    assert refusal(dicom_bytes(film, HighBit=3)) == "bad_tags"
-    assert refusal(dicom_bytes(film, syntax=MPEG2, frame=b"\0" * 64)) == "transfer_syntax"
-    assert refusal(dicom_bytes(film, RescaleSlope="0", RescaleIntercept="0")) == "bad_intensities"
+    image = ramp()
+    assert refusal(dicom_bytes(image, Rows=60000, Columns=60000)) == "too_many_pixels"
+    assert refusal(dicom_bytes(image, NumberOfFrames="100000")) == "not_single_frame"
+    assert refusal(dicom_bytes(image, Rows=0)) == "bad_tags"
+    assert refusal(dicom_bytes(image, photometric="MONOCHROME3")) == "bad_tags"
+    assert refusal(dicom_bytes(image, photometric="PALETTE COLOR")) == "not_greyscale"
+    assert refusal(dicom_bytes(image, SamplesPerPixel=3)) == "not_greyscale"
+    assert refusal(dicom_bytes(image, HighBit=3)) == "bad_tags"
+    assert refusal(dicom_bytes(image, syntax=MPEG2, frame=b"\0" * 64)) == "transfer_syntax"
+    assert refusal(dicom_bytes(image, RescaleSlope="0", RescaleIntercept="0")) == "bad_intensities"
 
 
 def test_burned_in_text_is_refused_unless_allowed() -> None:
@@ -212,12 +212,12 @@ def test_truncated_file_is_refused_wherever_it_is_cut() -> None:
 
 
 def test_pixels_that_disagree_with_the_header_are_refused() -> None:
-    film = ramp()
-    assert refusal(dicom_bytes(film, Rows=20)) == "size_mismatch"
-    stream = imagecodecs.jpegls_encode(film)
-    assert refusal(dicom_bytes(film, syntax=JPEG_LS, frame=stream, Rows=41)) == "size_mismatch"
-    assert refusal(dicom_bytes(film, syntax=JPEG_LS, frame=stream[:-400])) == "truncated"
-    assert refusal(dicom_bytes(film, syntax=BASELINE, frame=stream)) == "corrupt"
+    image = ramp()
+    assert refusal(dicom_bytes(image, Rows=20)) == "size_mismatch"
+    stream = imagecodecs.jpegls_encode(image)
+    assert refusal(dicom_bytes(image, syntax=JPEG_LS, frame=stream, Rows=41)) == "size_mismatch"
+    assert refusal(dicom_bytes(image, syntax=JPEG_LS, frame=stream[:-400])) == "truncated"
+    assert refusal(dicom_bytes(image, syntax=BASELINE, frame=stream)) == "corrupt"
 
 
 def test_stream_too_short_for_its_claim_is_refused() -> None:
@@ -231,10 +231,10 @@ def test_stream_too_short_for_its_claim_is_refused() -> None:
 
 
 def test_rle_that_unpacks_to_too_much_is_refused() -> None:
-    film = ramp()
+    image = ramp()
     run = b"\x81\x00" * 100_000  # each pair is 128 zeros
     header = struct.pack("<16I", 2, 64, 64 + len(run), *[0] * 13)
-    assert refusal(dicom_bytes(film, syntax=RLE, frame=header + run + run)) in {
+    assert refusal(dicom_bytes(image, syntax=RLE, frame=header + run + run)) in {
         "size_mismatch",
         "corrupt",
     }
@@ -262,14 +262,14 @@ def test_many_small_elements_are_refused() -> None:
 
 
 def test_box_of_length_zero_ends_and_does_not_hang() -> None:
-    film = ramp()
-    stream = bytes(imagecodecs.jpeg2k_encode(film, codecformat="jp2", level=0))
+    image = ramp()
+    stream = bytes(imagecodecs.jpeg2k_encode(image, codecformat="jp2", level=0))
     at = stream.index(b"jp2c") - 4
     endless = stream[:at] + b"\0\0\0\0" + stream[at + 4 :]
-    file = dicom_bytes(film, syntax=J2K, frame=endless)
-    assert np.array_equal(open_image(file).pixels, scaled(film))
+    file = dicom_bytes(image, syntax=J2K, frame=endless)
+    assert np.array_equal(open_image(file).pixels, scaled(image))
     astray = stream[:12] + b"\0\0\0\0free" + stream[12:]
-    assert refusal(dicom_bytes(film, syntax=J2K, frame=astray)) == "corrupt"
+    assert refusal(dicom_bytes(image, syntax=J2K, frame=astray)) == "corrupt"
 
 
 def test_no_identifier_leaves_the_reader() -> None:
@@ -298,14 +298,14 @@ def test_gate_and_worker_load_no_deep_learning() -> None:
 
 def test_random_bytes_give_a_picture_or_a_reason() -> None:
     random = np.random.default_rng(3)
-    film = ramp(12, 12)
-    jpeg2000 = bytes(imagecodecs.jpeg2k_encode(film, codecformat="jp2", level=0))
+    stored = ramp(12, 12)
+    jpeg2000 = bytes(imagecodecs.jpeg2k_encode(stored, codecformat="jp2", level=0))
     sound = [
-        dicom_bytes(film),
-        dicom_bytes(film, syntax=J2K, frame=jpeg2000),
-        dicom_bytes(film, syntax=JPEG_LS, frame=bytes(imagecodecs.jpegls_encode(film))),
-        raster_bytes(film.astype(np.uint8), "jpeg"),
-        raster_bytes(film, "png"),
+        dicom_bytes(stored),
+        dicom_bytes(stored, syntax=J2K, frame=jpeg2000),
+        dicom_bytes(stored, syntax=JPEG_LS, frame=bytes(imagecodecs.jpegls_encode(stored))),
+        raster_bytes(stored.astype(np.uint8), "jpeg"),
+        raster_bytes(stored, "png"),
     ]
     codes = []
     for round_number in range(200):
@@ -319,4 +319,4 @@ def test_random_bytes_give_a_picture_or_a_reason() -> None:
             codes.append(error.code)
     assert 0 < len(codes) < 200
     assert set(codes) <= set(REASONS)
-    assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(film))
+    assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(stored))

@@ -7,7 +7,7 @@ import pytest
 from medclip_dcl.data import data_check, images, manifest
 from medclip_dcl.data.data_check import Belonging, CheckConfig, Found
 from medclip_dcl.data.manifest import Selection
-from medclip_dcl.data.sources.records import Film, RawStudies, Reject, Study, Text
+from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study, Text
 
 TEXT = Text("Clear.", "", "")
 OF = Belonging(
@@ -16,22 +16,22 @@ OF = Belonging(
 )
 
 
-def film(name: str, study: str, subject: str, view: str = "PA") -> Film:
-    return Film(name, study, subject, view, f"{name}.dcm")
+def image(name: str, study: str, subject: str, view: str = "PA") -> ImageRecord:
+    return ImageRecord(name, study, subject, view, f"{name}.dcm")
 
 
-def raw(films: list[Film], studies: list[Study], **more: object) -> RawStudies:
-    given = {"splits": {}, "labels": None, "has_films": bool(films)} | more
-    return RawStudies(films, studies, root=Path(), reports_root=Path(), **given)
+def raw(images: list[ImageRecord], studies: list[Study], **more: object) -> RawStudies:
+    given = {"splits": {}, "labels": None, "has_images": bool(images)} | more
+    return RawStudies(images, studies, root=Path(), reports_root=Path(), **given)
 
 
-def chosen(films: list[Film], texts: dict[str, str], rejects: list[Reject]) -> Selection:
-    return Selection(films, dict.fromkeys(texts, TEXT), texts, rejects, 5, len(rejects))
+def chosen(images: list[ImageRecord], texts: dict[str, str], rejects: list[Reject]) -> Selection:
+    return Selection(images, dict.fromkeys(texts, TEXT), texts, rejects, 5, len(rejects))
 
 
 def test_every_step_counts_what_is_left() -> None:
-    films = [film(name, f"s{name}", f"p{name}") for name in "abcde"]
-    films += [film("side", "sa", "pa", "LATERAL"), films[0]]
+    images = [image(name, f"s{name}", f"p{name}") for name in "abcde"]
+    images += [image("side", "sa", "pa", "LATERAL"), images[0]]
     rejects = [
         Reject("side", "lateral"),
         Reject("a", "duplicate_id"),
@@ -39,9 +39,9 @@ def test_every_step_counts_what_is_left() -> None:
         Reject("sc", "empty_report"),
         Reject("c", "no_report"),
     ]
-    left = chosen([films[0], films[3], films[4]], {"sa": "pa", "sd": "pd", "se": "pe"}, rejects)
-    steps = data_check.count_steps(raw(films, []), left, {"sa", "se"}, {"e"})
-    assert [(step["name"], step["films"], step["patients"]) for step in steps] == [
+    left = chosen([images[0], images[3], images[4]], {"sa": "pa", "sd": "pd", "se": "pe"}, rejects)
+    steps = data_check.count_steps(raw(images, []), left, {"sa", "se"}, {"e"})
+    assert [(step["name"], step["images"], step["patients"]) for step in steps] == [
         ("in the source", 6, 5),
         ("frontal", 5, 5),
         ("with a file", 4, 4),
@@ -55,18 +55,22 @@ def test_a_source_of_reports_alone_counts_studies() -> None:
     studies = [Study(name, "p", TEXT) for name in ("s1", "s2", "s3")]
     left = chosen([], {"s1": "p", "s2": "p"}, [Reject("s3", "empty_report")])
     steps = data_check.count_steps(raw([], studies), left, {"s1"}, set())
-    assert [(step["films"], step["studies"]) for step in steps] == [(None, 3), (None, 2), (None, 1)]
+    assert [(step["images"], step["studies"]) for step in steps] == [
+        (None, 3),
+        (None, 2),
+        (None, 1),
+    ]
 
 
-def test_films_alone_have_no_step_of_texts() -> None:
-    left = chosen([film("a", "s", "p")], {"s": "p"}, [])
-    steps = data_check.count_steps(raw(left.films, [], has_reports=False), left, set(), set())
+def test_images_alone_have_no_step_of_texts() -> None:
+    left = chosen([image("a", "s", "p")], {"s": "p"}, [])
+    steps = data_check.count_steps(raw(left.images, [], has_reports=False), left, set(), set())
     assert [step["name"] for step in steps][-2:] == ["with a file", "that opens"]
-    assert steps[-1]["films"] == 1
+    assert steps[-1]["images"] == 1
 
 
-def test_a_film_that_goes_with_its_report_is_not_blamed_itself() -> None:
-    films = [film("a", "s1", "p"), film("row-1", "row-1", "p"), film("row-2", "row-2", "p")]
+def test_an_image_that_goes_with_its_report_is_not_blamed_itself() -> None:
+    images = [image("a", "s1", "p"), image("row-1", "row-1", "p"), image("row-2", "row-2", "p")]
     rejects = [
         Reject("s1", "not_utf8"),
         Reject("a", "no_report"),
@@ -74,12 +78,12 @@ def test_a_film_that_goes_with_its_report_is_not_blamed_itself() -> None:
         Reject("row-1", "no_report"),
         Reject("row-2", "no_report"),
     ]
-    named = data_check.name_rejects(raw(films, []), chosen([], {}, rejects))
+    named = data_check.name_rejects(raw(images, []), chosen([], {}, rejects))
     assert [(item.code, item.id) for item in named] == [
         ("not_utf8", "s1"),
-        ("film_without_report", "a"),
+        ("image_without_report", "a"),
         ("empty_report", "row-1"),
-        ("film_without_report", "row-1"),
+        ("image_without_report", "row-1"),
         ("no_report", "row-2"),
     ]
 
@@ -135,7 +139,7 @@ def test_every_code_has_a_kind_and_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("limit", "value", "clean"),
     [
-        ("max_unusable_share", 0.37, True),  # 1 of 5 rows, and 1 of 5 films of the rest: 0.36
+        ("max_unusable_share", 0.37, True),  # 1 of 5 rows, and 1 of 5 images of the rest: 0.36
         ("max_unusable_share", 0.35, False),
         ("max_duplicate_share", 0.2, True),
         ("max_duplicate_share", 0.19, False),
@@ -159,13 +163,13 @@ def test_an_empty_source_is_not_clean() -> None:
     assert not verdict["clean"]
 
 
-def test_films_are_described_by_gate_and_header() -> None:
+def test_images_are_described_by_gate_and_header() -> None:
     row = {"source": "dicom", "bits_stored": 12, "inverted": True, "height_px": 5, "width_px": 9}
     row |= {"opened": True, "code": ""}
     other = row | {"bits_stored": 16, "inverted": False, "height_px": 7}
     refused = row | {"source": "", "inverted": False, "code": "truncated"}
     header = row | {"opened": False}
-    assert data_check.describe_films([row, other, refused, header]) == {
+    assert data_check.describe_images([row, other, refused, header]) == {
         "looked": 4,
         "opened": 3,
         "refused": 1,

@@ -8,12 +8,12 @@ import pytest
 from medclip_dcl.data.data_check import (
     count_encodings,
     encoding_of,
-    look_at_film,
     look_at_header,
+    look_at_image,
     pixels_key,
 )
 from medclip_dcl.data.images import Decoder, ImagesConfig, limits_of
-from medclip_dcl.data.sources.records import LONGEST_REPORT, Film
+from medclip_dcl.data.sources.records import LONGEST_REPORT, ImageRecord
 from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 TEXT = "Größe"
@@ -59,7 +59,7 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(data)
     with Decoder(ImagesConfig(), 1) as decoder:
         rows = {
-            name: look_at_film(Film(name, "s", "p", "PA", name), tmp_path, decoder)
+            name: look_at_image(ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder)
             for name in files
         }
     assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
@@ -90,9 +90,9 @@ def test_first_bytes_tell_what_the_gate_tells(tmp_path: Path) -> None:
     with Decoder(ImagesConfig(), 1) as decoder:
         for name, data in files.items():
             (tmp_path / name).write_bytes(data)
-            film = Film(name, "s", "p", "PA", name)
-            header = look_at_header(film, tmp_path, limits_of(ImagesConfig()))
-            opened = look_at_film(film, tmp_path, decoder)
+            image = ImageRecord(name, "s", "p", "PA", name)
+            header = look_at_header(image, tmp_path, limits_of(ImagesConfig()))
+            opened = look_at_image(image, tmp_path, decoder)
             assert {key: header[key] for key in same} == {key: opened[key] for key in same}
             assert (header["opened"], header["pixels_key"]) == (False, "")
             assert header.keys() == opened.keys()
@@ -109,6 +109,6 @@ def test_first_bytes_refuse_what_needs_no_decoder(tmp_path: Path) -> None:
     }
     limits = limits_of(ImagesConfig(max_megapixels=0.0025))
     for code, data in files.items():
-        (tmp_path / "film").write_bytes(data)
-        row = look_at_header(Film("film", "s", "p", "PA", "film"), tmp_path, limits)
+        (tmp_path / "image").write_bytes(data)
+        row = look_at_header(ImageRecord("image", "s", "p", "PA", "image"), tmp_path, limits)
         assert (row["code"], row["source"]) == (code, "")

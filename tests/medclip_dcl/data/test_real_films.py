@@ -46,14 +46,14 @@ def test_every_file_is_read_or_refused_as_expected(test_data: Path) -> None:
     assert not any("PHI" in str(error) for error in refused)
 
 
-def test_all_encodings_of_one_film_give_one_picture(test_data: Path) -> None:
+def test_all_encodings_of_one_image_give_one_picture(test_data: Path) -> None:
     files = sorted((test_data / "dicom/files").glob("eq_*.dcm"))
     assert len(files) >= 9
     first, *others = (open_image(path).pixels for path in files)
     assert all(np.array_equal(first, other) for other in others)
 
 
-def test_padding_of_a_real_film_leaves_the_rest_unchanged(test_data: Path) -> None:
+def test_padding_of_a_real_image_leaves_the_rest_unchanged(test_data: Path) -> None:
     folder = test_data / "dicom/files"
     inner = open_image(folder / "pixel_padding.dcm").pixels[30:-30, 30:-30]
     assert np.array_equal(inner, open_image(folder / "eq_explicit_le.dcm").pixels)
@@ -61,6 +61,6 @@ def test_padding_of_a_real_film_leaves_the_rest_unchanged(test_data: Path) -> No
 
 def test_wrong_photometric_tag_gives_the_negative(test_data: Path) -> None:
     folder = test_data / "dicom/files"
-    film = open_image(folder / "cxr_pa_jpeg_baseline.dcm").pixels.astype(int)
+    image = open_image(folder / "cxr_pa_jpeg_baseline.dcm").pixels.astype(int)
     negative = open_image(folder / "cxr_pa_jpeg_baseline_mono1_tag.dcm").pixels.astype(int)
-    assert np.abs(film + negative - 65535).max() <= 1
+    assert np.abs(image + negative - 65535).max() <= 1

@@ -10,30 +10,30 @@ from medclip_dcl.data.grayscale import resample
 
 def marked(height: int, width: int) -> np.ndarray:
     """Noise with hard black and white edges, where a filter overshoots most."""
-    film = np.random.default_rng(height).integers(0, 256, (height, width), dtype=np.uint8)
-    film[: height // 3, : width // 2], film[height // 3 : height // 2] = 0, 255
-    return film
+    image = np.random.default_rng(height).integers(0, 256, (height, width), dtype=np.uint8)
+    image[: height // 3, : width // 2], image[height // 3 : height // 2] = 0, 255
+    return image
 
 
 @pytest.mark.parametrize(("height", "width"), [(700, 901), (64, 64), (20, 300), (64, 65), (1, 9)])
 def test_it_is_within_a_level_of_the_filter_in_real_numbers(height: int, width: int) -> None:
-    film = marked(height, width)
-    for levels in (film, film.astype(np.uint16) * 4 - (film > 0)):
+    image = marked(height, width)
+    for levels in (image, image.astype(np.uint16) * 4 - (image > 0)):
         exact = levels.astype(np.float32) / (4 if levels.dtype == np.uint16 else 1)
         real = Image.fromarray(exact).resize((64, 64), Image.Resampling.BICUBIC)
         assert np.abs(resample(levels, 64) - np.clip(np.asarray(real), 0, 255)).max() < 0.9
 
 
-def test_flat_film_stays_flat() -> None:
+def test_flat_image_stays_flat() -> None:
     for shade in (0, 1, 77, 255):
         assert (resample(np.full((333, 250), shade, dtype=np.uint8), 48) == shade).all()
 
 
-def test_film_of_the_right_size_is_left_alone() -> None:
-    film = marked(32, 32)
-    square = resample(film, 32)
-    assert np.array_equal(square, film)
-    assert not np.shares_memory(square, film)
+def test_image_of_the_right_size_is_left_alone() -> None:
+    image = marked(32, 32)
+    square = resample(image, 32)
+    assert np.array_equal(square, image)
+    assert not np.shares_memory(square, image)
 
 
 @pytest.mark.parametrize("length", [1, 9, 30, 31, 32, 45, 64, 100, 257, 5000])

@@ -18,7 +18,7 @@ def test_the_interval_of_a_mean_has_its_known_width():
     assert (figure.n, figure.subjects, figure.reason) == (400, 400, "")
 
 
-def test_repeated_films_of_a_patient_do_not_narrow_the_interval():
+def test_repeated_images_of_a_patient_do_not_narrow_the_interval():
     values = np.random.default_rng(0).normal(size=50)
     once, often = (
         estimate(
@@ -33,7 +33,7 @@ def test_repeated_films_of_a_patient_do_not_narrow_the_interval():
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
 
 
-def test_a_resample_holds_all_films_of_each_drawn_patient():
+def test_a_resample_holds_all_images_of_each_drawn_patient():
     seen = []
 
     def watch(rows):
@@ -75,8 +75,8 @@ def test_one_patient_has_no_interval():
 
 
 def test_no_rows_are_undefined_not_an_error():
-    figure = estimate(mean_of(np.ones(0)), [], 100, np.random.default_rng(0), "no films")["mean"]
-    assert (figure.value, figure.n, figure.reason) == (None, 0, "no films")
+    figure = estimate(mean_of(np.ones(0)), [], 100, np.random.default_rng(0), "no images")["mean"]
+    assert (figure.value, figure.n, figure.reason) == (None, 0, "no images")
 
 
 def test_equal_seeds_give_equal_intervals():

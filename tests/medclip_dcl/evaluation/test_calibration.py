@@ -10,12 +10,12 @@ from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.model_package import Curve
 
 
-def drawn(films: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:
+def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:
     """Logits, and truth by log odds of slope * logit + intercept."""
-    draws = np.random.default_rng(1)
-    logits = 3 * draws.normal(size=films)
+    rng = np.random.default_rng(1)
+    logits = 3 * rng.normal(size=images)
     chance = 1 / (1 + np.exp(-(slope * logits + intercept)))
-    return logits, draws.uniform(size=films) < chance
+    return logits, rng.uniform(size=images) < chance
 
 
 def test_platt_is_the_sigmoid_of_scikit_learn():
@@ -33,8 +33,8 @@ def test_isotonic_is_that_of_scikit_learn():
     logits, truth = drawn(200, 0.6, 0.0)
     oracle = IsotonicRegression(out_of_bounds="clip").fit(logits, truth.astype(float))
     curve = fit_curve(logits, truth, "isotonic")
-    places = np.linspace(-12, 12, 400)
-    assert np.abs(curve.probabilities(places) - oracle.predict(places)).max() < 1e-12
+    indices = np.linspace(-12, 12, 400)
+    assert np.abs(curve.probabilities(indices) - oracle.predict(indices)).max() < 1e-12
 
 
 def test_the_curve_that_drew_the_truth_is_found_again():
@@ -68,16 +68,16 @@ def test_classes_that_a_threshold_separates_keep_a_finite_slope():
 def test_fitting_lowers_the_error_of_a_score_that_says_too_much():
     logits, truth = drawn(2000, 0.2, -1.5)
     found = calibrate_finding("edema", logits, truth, 900, ProbabilitiesConfig())
-    assert (found.films_with, found.films_without) == (int(truth.sum()), int((~truth).sum()))
+    assert (found.images_with, found.images_without) == (int(truth.sum()), int((~truth).sum()))
     assert found.patients == 900
     assert found.fitted_error < 0.03 < 0.2 < found.score_error
 
 
-def test_too_few_films_of_a_class_are_named():
+def test_too_few_images_of_a_class_are_named():
     logits, truth = np.arange(6.0), np.array([False] * 4 + [True] * 2)
     found = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=3))
     assert found.curve is None
-    assert "2 validation films with it and 4 without" in found.reason
+    assert "2 validation images with it and 4 without" in found.reason
     kept = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=2))
     assert kept.curve == fit_curve(logits, truth, "platt")
     assert kept.reason == ""

@@ -7,19 +7,19 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import estimate, patient_weights
-from medclip_dcl.evaluation.compare import check_same_cases, measure, read_cases
+from medclip_dcl.evaluation.compare import check_same_samples, measure, read_sample_results
 from tests.synthetic.evaluated import evaluate_here, write_evaluated
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     work = write_evaluated(tmp_path_factory.mktemp("cases") / "work")
-    return evaluate_here(work, "probe.fractions=[0.5]", "evaluate.probe_films=100")
+    return evaluate_here(work, "probe.fractions=[0.5]", "evaluate.probe_images=100")
 
 
 def test_the_cases_give_the_figures_that_were_reported(run):
-    artifact = open_artifact(results.KIND.at(run), results.KIND)
-    cases = read_cases(artifact)
+    artifact = open_artifact(results.ARTIFACT.at(run), results.ARTIFACT)
+    cases = read_sample_results(artifact)
     weights = patient_weights(len(cases.patients), 0, np.random.default_rng(0))
     found = measure(cases, weights)
     questions = results.read_figures(artifact)["questions"]
@@ -37,7 +37,7 @@ def _probe(name):
 
 
 def test_resamples_are_those_of_patients_drawn_together(run):
-    cases = read_cases(open_artifact(results.KIND.at(run), results.KIND))
+    cases = read_sample_results(open_artifact(results.ARTIFACT.at(run), results.ARTIFACT))
     weights = patient_weights(len(cases.patients), 4000, np.random.default_rng(0))
     drawn = measure(cases, weights)["grounding.miou"]
     values = cases.column(results.GROUNDINGS, "miou")
@@ -55,9 +55,9 @@ def test_resamples_are_those_of_patients_drawn_together(run):
 
 
 def test_runs_that_were_asked_other_cases_are_refused(run):
-    cases = read_cases(open_artifact(results.KIND.at(run), results.KIND))
-    check_same_cases([cases, cases])
+    cases = read_sample_results(open_artifact(results.ARTIFACT.at(run), results.ARTIFACT))
+    check_same_samples([cases, cases])
     name = results.SCORES.file
     fewer = replace(cases, tables={**cases.tables, name: cases.tables[name].slice(1)})
     with pytest.raises(ArtifactStale, match=r"scores.parquet of run 2 has other cases"):
-        check_same_cases([cases, fewer])
+        check_same_samples([cases, fewer])

@@ -73,7 +73,7 @@ def test_accuracies_agree_with_scikit_learn():
         )
 
 
-def test_no_films_have_no_accuracy():
+def test_no_images_have_no_accuracy():
     assert accuracy(np.zeros(0), np.zeros(0, dtype=bool)) is None
 
 

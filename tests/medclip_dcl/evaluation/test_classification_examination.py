@@ -3,21 +3,25 @@ import json
 import numpy as np
 import pytest
 
-from medclip_dcl.evaluation.classification import examine_classes, examine_findings, examine_reports
-from medclip_dcl.evaluation.inputs import Outcome, Sampling
+from medclip_dcl.evaluation.classification import (
+    evaluate_classes,
+    evaluate_findings,
+    evaluate_reports,
+)
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EvalResult
 from medclip_dcl.evaluation.results import CLASSES, RANKS, SCORES
 from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding
 from tests.synthetic.oracle import oracle, shown
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
-FILMS = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
-SAMPLING = Sampling(20, 0)
+IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
+SAMPLING = BootstrapOptions(20, 0)
 
 
 def test_a_model_that_knows_the_answer_has_an_area_of_one():
     truth = np.array([[1, 0, 0, 1], [0, 1, 0, UNKNOWN]], dtype=np.int8)
-    outcome, rows = examine_findings(oracle(), FILMS, FINDINGS, truth, SAMPLING)
+    outcome, rows = evaluate_findings(oracle(), IMAGES, FINDINGS, truth, SAMPLING)
     assert outcome.figures["mean_auc"].value == 1.0
     assert outcome.groups["cyst"]["auc"].n == 3
     assert outcome.absent == ""
@@ -26,60 +30,60 @@ def test_a_model_that_knows_the_answer_has_an_area_of_one():
     assert all(0 <= row["score"] <= 1 for row in rows)
 
 
-def test_films_without_labels_are_scored_and_the_question_is_named_absent():
+def test_images_without_labels_are_scored_and_the_question_is_named_absent():
     truth = np.full((2, 4), UNKNOWN, dtype=np.int8)
-    outcome, rows = examine_findings(oracle(), FILMS, FINDINGS, truth, SAMPLING)
-    assert outcome.absent == "no film has a label"
+    outcome, rows = evaluate_findings(oracle(), IMAGES, FINDINGS, truth, SAMPLING)
+    assert outcome.absent == "no image has a label"
     assert outcome.figures["mean_auc"].value is None
     assert len(rows) == 8
 
 
-def test_a_report_that_names_what_a_film_shows_ranks_first():
+def test_a_report_that_names_what_an_image_shows_ranks_first():
     reports = [["Fluid."], ["Cyst.", "Cyst."], ["Fluid."]]
-    outcome, _ = examine_reports(oracle(), FILMS.select([0, 1, 3]), reports, SAMPLING)
-    assert outcome.groups["film_to_report"]["recall_at_1"].value == 1.0
-    assert outcome.groups["report_to_film"]["recall_at_1"].value == 1.0
+    outcome, _ = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
+    assert outcome.groups["image_to_report"]["recall_at_1"].value == 1.0
+    assert outcome.groups["report_to_image"]["recall_at_1"].value == 1.0
     assert outcome.pool == {
-        "report_to_film": 3,
-        "report_to_film.own": 3,
-        "film_to_report": 2,
-        "film_to_report.own": 3,
+        "report_to_image": 3,
+        "report_to_image.own": 3,
+        "image_to_report": 2,
+        "image_to_report.own": 3,
     }
 
 
-def test_reports_on_the_wrong_films_rank_last():
-    films = shown({(0, 0): "fluid"}, {(1, 2): "cyst"})
-    outcome, _ = examine_reports(oracle(), films, [["Cyst."], ["Fluid."]], SAMPLING)
-    assert outcome.groups["film_to_report"]["recall_at_1"].value == 0.0
-    assert outcome.groups["report_to_film"]["median_rank"].value == 2.0
+def test_reports_on_the_wrong_images_rank_last():
+    images = shown({(0, 0): "fluid"}, {(1, 2): "cyst"})
+    outcome, _ = evaluate_reports(oracle(), images, [["Cyst."], ["Fluid."]], SAMPLING)
+    assert outcome.groups["image_to_report"]["recall_at_1"].value == 0.0
+    assert outcome.groups["report_to_image"]["median_rank"].value == 2.0
 
 
 def test_reports_of_the_same_sentences_answer_for_each_other():
     reports = [["Fluid.", "Normal."], ["Cyst."], ["Normal."], ["Normal.", "Fluid."]]
-    outcome, _ = examine_reports(oracle(), FILMS, reports, SAMPLING)
-    assert outcome.chance["report_to_film.recall_at_1"] == (2 + 1 + 1 + 2) / 16
-    assert outcome.chance["film_to_report.recall_at_1"] == pytest.approx(1 / 3)
+    outcome, _ = evaluate_reports(oracle(), IMAGES, reports, SAMPLING)
+    assert outcome.chance["report_to_image.recall_at_1"] == (2 + 1 + 1 + 2) / 16
+    assert outcome.chance["image_to_report.recall_at_1"] == pytest.approx(1 / 3)
 
 
 def test_doubles_stand_before_a_query_s_own_report():
     reports = [["Fluid."], ["Cyst."], ["Fluid."]]
-    outcome, rows = examine_reports(oracle(), FILMS.select([0, 1, 3]), reports, SAMPLING)
-    found = outcome.groups["film_to_report"]
+    outcome, rows = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
+    found = outcome.groups["image_to_report"]
     assert found["own_recall_at_1"].value == pytest.approx(1 / 3)  # the cyst's alone
     assert found["own_median_rank"].value == 2.0  # 2, 1, 2
-    assert outcome.chance["film_to_report.own_recall_at_1"] == pytest.approx(1 / 3)
+    assert outcome.chance["image_to_report.own_recall_at_1"] == pytest.approx(1 / 3)
     ranks = {(row["direction"], row["image_id"]): (row["rank"], row["own_rank"]) for row in rows}
-    assert ranks["film_to_report", "film-0"] == (1, 2)
-    assert ranks["report_to_film", "film-1"] == (1, 1)
+    assert ranks["image_to_report", "image-0"] == (1, 2)
+    assert ranks["report_to_image", "image-1"] == (1, 1)
     assert set(rows[0]) == set(RANKS.schema.names)
 
 
 def test_one_of_several_findings_is_named():
-    films = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {(1, 1): "fluid"}, {})
+    images = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {(1, 1): "fluid"}, {})
     truth = np.array([[1, 0, 0, 0], [0, 1, UNKNOWN, 1]], dtype=np.int8)
     truth[0, 2] = 1
-    outcome, rows = examine_classes(oracle(), films, FINDINGS, truth, 10, SAMPLING)
-    # The last film shows nothing, so both classes score alike: it is wrong.
+    outcome, rows = evaluate_classes(oracle(), images, FINDINGS, truth, 10, SAMPLING)
+    # The last image shows nothing, so both classes score alike: it is wrong.
     assert outcome.figures["accuracy"].value == 0.75
     assert outcome.figures["mean_recall"].value == 0.75  # fluid 2 of 2, cyst 1 of 2
     assert outcome.groups["cyst"]["recall"].value == 0.5
@@ -88,33 +92,33 @@ def test_one_of_several_findings_is_named():
     assert set(rows[0]) == set(CLASSES.schema.names)
 
 
-def test_films_of_several_findings_have_no_class_and_classes_are_drawn_alike():
-    films = shown(*[{(0, 0): "fluid"}] * 5, {(0, 0): "cyst"}, {(0, 0): "cyst"})
+def test_images_of_several_findings_have_no_class_and_classes_are_drawn_alike():
+    images = shown(*[{(0, 0): "fluid"}] * 5, {(0, 0): "cyst"}, {(0, 0): "cyst"})
     truth = np.array([[1, 1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1]], dtype=np.int8)
-    outcome, rows = examine_classes(oracle(), films, FINDINGS, truth, 2, SAMPLING)
+    outcome, rows = evaluate_classes(oracle(), images, FINDINGS, truth, 2, SAMPLING)
     assert [row["finding"] for row in rows].count("fluid") == 2
-    assert "film-0" not in {row["image_id"] for row in rows}
-    assert outcome.pool == {"films": 4, "classes": 2}
+    assert "image-0" not in {row["image_id"] for row in rows}
+    assert outcome.pool == {"images": 4, "classes": 2}
 
 
 def test_one_class_is_no_question():
     truth = np.array([[1, 1, 0, 0], [0, 0, 0, 0]], dtype=np.int8)
-    outcome, rows = examine_classes(oracle(), FILMS, FINDINGS, truth, 10, SAMPLING)
+    outcome, rows = evaluate_classes(oracle(), IMAGES, FINDINGS, truth, 10, SAMPLING)
     assert "fewer than two findings" in outcome.absent
     assert rows == []
-    assert examine_classes(oracle(), FILMS, FINDINGS, truth, 0, SAMPLING)[0].absent
+    assert evaluate_classes(oracle(), IMAGES, FINDINGS, truth, 0, SAMPLING)[0].absent
 
 
 def test_an_outcome_is_plain_json_without_nan():
     truth = np.array([[1, 0, 0, 1], [0, 0, 0, 0]], dtype=np.int8)
-    outcome, _ = examine_findings(oracle(), FILMS, FINDINGS, truth, SAMPLING)
+    outcome, _ = evaluate_findings(oracle(), IMAGES, FINDINGS, truth, SAMPLING)
     tree = json.loads(json.dumps(outcome.as_json(), allow_nan=False))
     assert tree["groups"]["cyst"]["auc"]["value"] is None
     assert tree["groups"]["cyst"]["auc"]["reason"]
 
 
 def test_an_absent_question_holds_its_reason_alone():
-    assert Outcome("no boxes").as_json() == {
+    assert EvalResult("no boxes").as_json() == {
         "absent": "no boxes",
         "pool": {},
         "chance": {},
@@ -123,8 +127,8 @@ def test_an_absent_question_holds_its_reason_alone():
     }
 
 
-def test_chosen_films_keep_everything_that_is_theirs():
-    chosen = FILMS.select([3, 1])
-    assert chosen.image_ids == ("film-3", "film-1")
-    assert chosen.subject_ids == ("p-film-3", "p-film-1")
-    assert (chosen.regions[0] == FILMS.regions[3]).all()
+def test_chosen_images_keep_everything_that_is_theirs():
+    chosen = IMAGES.select([3, 1])
+    assert chosen.image_ids == ("image-3", "image-1")
+    assert chosen.subject_ids == ("p-image-3", "p-image-1")
+    assert (chosen.regions[0] == IMAGES.regions[3]).all()

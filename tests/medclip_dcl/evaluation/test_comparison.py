@@ -11,7 +11,7 @@ PATIENTS = 60
 FIGURES = 6
 
 
-def recipe(generator, cases, weights, runs, gain):
+def simulated_runs(generator, cases, weights, runs, gain):
     """Runs whose figures vary by run (.05), by patient (.4, shared) and by both (.3)."""
     return {
         str(number): np.stack(
@@ -31,8 +31,8 @@ def says_different(seed, runs, gain):
     generator = np.random.default_rng(seed)
     weights = patient_weights(PATIENTS, 120, generator)
     cases = generator.normal(0, 0.4, (FIGURES, PATIENTS))
-    a = recipe(generator, cases, weights, runs, gain)
-    b = recipe(generator, cases, weights, runs, 0.0)
+    a = simulated_runs(generator, cases, weights, runs, gain)
+    b = simulated_runs(generator, cases, weights, runs, 0.0)
     return any(item.is_different for item in compare_sides(a, b, generator).values())
 
 

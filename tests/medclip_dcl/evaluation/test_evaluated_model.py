@@ -3,33 +3,33 @@ import pytest
 import torch
 
 from medclip_dcl.errors import CheckpointError, QueryError
-from medclip_dcl.evaluation.evaluated_model import Examinee, examinee_of
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, evaluated_model
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.zero_shot import Finding
-from medclip_dcl.model_package import read_published
+from medclip_dcl.model_package import read_model_package
 from medclip_dcl.models.settings import SimilarityConfig
 from tests.synthetic.clip import build
 from tests.synthetic.published import publish
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
-FILMS = np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8)
 
 
 def test_a_published_model_scores_as_it_answers(tmp_path):
     predictor = load(publish(tmp_path / "model").path, "cpu")
-    model = examinee_of(predictor)
-    regions = model.embed_images(FILMS)
+    model = evaluated_model(predictor)
+    regions = model.embed_images(IMAGES)
     assert regions.norm(dim=-1) == pytest.approx(torch.ones(3, 4, 4), abs=1e-5)
-    expected = predictor.margins(predictor.embed_images(FILMS), FINDINGS)
+    expected = predictor.margins(predictor.embed_images(IMAGES), FINDINGS)
     assert model.margins(regions, FINDINGS) == pytest.approx(expected, abs=1e-6)
     assert model.digest == predictor.digest
-    assert read_published(tmp_path / "model").digest == model.digest
+    assert read_model_package(tmp_path / "model").digest == model.digest
 
 
 def test_a_clip_is_examined_behind_two_functions():
     clip = build()
-    model = Examinee("clip", clip, SimilarityConfig(kind="global"), 100.0)
-    regions, texts = model.embed_images(FILMS), model.embed_sentences(["No edema.", "Clear."])
+    model = EvaluatedModel("clip", clip, SimilarityConfig(kind="global"), 100.0)
+    regions, texts = model.embed_images(IMAGES), model.embed_sentences(["No edema.", "Clear."])
     assert regions.shape == (3, 4, 4, 12)
     assert regions.norm(dim=-1) == pytest.approx(torch.ones(3, 4, 4), abs=1e-5)
     # `global`: the cosine of the sentence and the mean of the unit patch vectors.
@@ -52,15 +52,15 @@ def test_a_clip_is_examined_behind_two_functions():
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_what_is_no_region_vector_is_refused_by_name(vectors, message):
     class Wrong:
-        def embed_images(self, _films):
+        def embed_images(self, _images):
             return vectors
 
-    model = Examinee("wrong", Wrong(), SimilarityConfig(kind="global"), 1.0)
+    model = EvaluatedModel("wrong", Wrong(), SimilarityConfig(kind="global"), 1.0)
     with pytest.raises(CheckpointError, match=message):
-        model.embed_images(FILMS)
+        model.embed_images(IMAGES)
 
 
 def test_an_empty_sentence_is_refused():
-    model = Examinee("clip", build(), SimilarityConfig(kind="global"), 1.0)
+    model = EvaluatedModel("clip", build(), SimilarityConfig(kind="global"), 1.0)
     with pytest.raises(QueryError, match="a sentence is empty"):
         model.embed_sentences(["No edema.", " "])

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.evaluation.inputs import Films, Sampling
-from medclip_dcl.evaluation.probe import examine_probe, film_features
+from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages
+from medclip_dcl.evaluation.probe import evaluate_probe, image_features
 from medclip_dcl.evaluation.results import PROBES
 from medclip_dcl.evaluation.settings import ProbeConfig
 from medclip_dcl.evaluation.summary import UNKNOWN
@@ -13,33 +13,33 @@ FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.
 SETTINGS = ProbeConfig(fractions=(0.1, 1.0), draws=2, penalties=(1e-2, 1.0))
 
 
-def films(count, seed, noise=0.3):
-    """Films whose first axis grows with `fluid`; `cyst` cannot be seen."""
+def images(count, seed, noise=0.3):
+    """Images whose first axis grows with `fluid`; `cyst` cannot be seen."""
     generator = np.random.default_rng(seed)
     truth = np.stack([np.arange(count) % 2, generator.permutation(np.arange(count) % 2)])
     vectors = noise * generator.standard_normal((count, 2, 2, 5))
     vectors[..., 0] += truth[0][:, None, None]
-    names = tuple(f"film-{seed}-{number}" for number in range(count))
-    shown = Films(names, names, ((10, 10),) * count, torch.from_numpy(vectors).float())
+    names = tuple(f"image-{seed}-{number}" for number in range(count))
+    shown = EncodedImages(names, names, ((10, 10),) * count, torch.from_numpy(vectors).float())
     return shown, truth.astype(np.int8)
 
 
 @pytest.fixture(scope="module")
 def probed():
-    splits = [films(60, 0), films(40, 1), films(50, 2)]
-    return examine_probe(splits, FINDINGS, SETTINGS, Sampling(20, 0))
+    splits = [images(60, 0), images(40, 1), images(50, 2)]
+    return evaluate_probe(splits, FINDINGS, SETTINGS, BootstrapOptions(20, 0))
 
 
 def test_features_are_the_mean_of_the_regions():
-    shown, _ = films(3, 0)
-    assert film_features(shown)[1] == pytest.approx(shown.regions[1].mean(dim=(0, 1)), abs=1e-6)
+    shown, _ = images(3, 0)
+    assert image_features(shown)[1] == pytest.approx(shown.regions[1].mean(dim=(0, 1)), abs=1e-6)
 
 
 def test_a_probe_finds_what_features_hold_and_no_more(probed):
     outcome, rows = probed
     assert list(outcome.groups) == ["0.1", "1"]
     assert set(rows[0]) == set(PROBES.schema.names)
-    assert len(rows) == 50 * 2 * (2 + 1)  # films x findings x draws
+    assert len(rows) == 50 * 2 * (2 + 1)  # images x findings x draws
     by_finding = {
         name: [row for row in rows if (row["finding"], row["fraction"]) == (name, 1.0)]
         for name in ("fluid", "cyst")
@@ -60,11 +60,11 @@ def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
 
 
 def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
-    splits = [films(60, 0), films(40, 1), films(50, 2)]
+    splits = [images(60, 0), images(40, 1), images(50, 2)]
     splits[1][1][1] = UNKNOWN
-    outcome, rows = examine_probe(splits, FINDINGS, SETTINGS, Sampling(0, 0))
+    outcome, rows = evaluate_probe(splits, FINDINGS, SETTINGS, BootstrapOptions(0, 0))
     assert {row["finding"] for row in rows} == {"fluid"}
     splits[1][1][0] = 1
-    outcome, rows = examine_probe(splits, FINDINGS, SETTINGS, Sampling(0, 0))
-    assert "no finding has films of both classes" in outcome.absent
+    outcome, rows = evaluate_probe(splits, FINDINGS, SETTINGS, BootstrapOptions(0, 0))
+    assert "no finding has images of both classes" in outcome.absent
     assert rows == []

@@ -3,27 +3,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from medclip_dcl.evaluation.grounding import examine_boxes, examine_gallery, examine_grounding
-from medclip_dcl.evaluation.inputs import BoxedSentence, Sampling
+from medclip_dcl.evaluation.grounding import evaluate_boxes, evaluate_gallery, evaluate_grounding
+from medclip_dcl.evaluation.inputs import BootstrapOptions, BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, GROUNDINGS, RANKS
 from medclip_dcl.inference.heatmap import Window
 from tests.synthetic.oracle import oracle, shown
 
-# Films of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
-FILMS = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
-SAMPLING = Sampling(20, 0)
+# Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
+IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
+SAMPLING = BootstrapOptions(20, 0)
 
 
-def unit(film, word, row, column):
+def unit(image, word, row, column):
     cell = np.array([[column * 20.0, row * 10.0, 20.0, 10.0]])
-    return BoxedSentence(film, word.capitalize(), f"{word.capitalize()}.", word, cell)
+    return BoxedSentence(image, word.capitalize(), f"{word.capitalize()}.", word, cell)
 
 
 UNITS = [unit(0, "fluid", 0, 1), unit(1, "cyst", 2, 3), unit(2, "fluid", 3, 0)]
 
 
 def test_a_heatmap_in_its_box_stands_out():
-    outcome, rows = examine_grounding(oracle(), FILMS, UNITS, 80, SAMPLING)
+    outcome, rows = evaluate_grounding(oracle(), IMAGES, UNITS, 80, SAMPLING)
     assert outcome.figures["pointing"].value == 1.0
     assert outcome.figures["cnr"].value == outcome.figures["cnr_signed"].value > 1
     assert outcome.chance["pointing"] == pytest.approx(1 / 16)
@@ -35,7 +35,7 @@ def test_a_heatmap_in_its_box_stands_out():
 
 def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
     wrong = [unit(0, "fluid", 3, 3), unit(1, "cyst", 0, 0)]
-    figures = examine_grounding(oracle(), FILMS, wrong, 80, SAMPLING)[0].figures
+    figures = evaluate_grounding(oracle(), IMAGES, wrong, 80, SAMPLING)[0].figures
     assert figures["pointing"].value == 0.0
     assert figures["cnr_signed"].value < 0 < figures["cnr"].value
 
@@ -44,7 +44,7 @@ def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
     large = shown({(0, 1): "fluid"}, size_px=(400, 800))
     box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", UNITS[0].boxes * 10)
     whole, bounded = (
-        examine_grounding(oracle(), large, [box], longest, SAMPLING)[0].figures
+        evaluate_grounding(oracle(), large, [box], longest, SAMPLING)[0].figures
         for longest in (800, 200)
     )
     for name in ("cnr", "miou", "pointing"):
@@ -58,18 +58,18 @@ def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     assert crop.window(0) == Window(53, 3, 93, 93)
     box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[76.25, 3.0, 23.25, 23.25]]))
     far = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[150.0, 3.0, 40.0, 90.0]]))
-    outcome, _ = examine_grounding(oracle(), crop, [box], 200, SAMPLING)
+    outcome, _ = evaluate_grounding(oracle(), crop, [box], 200, SAMPLING)
     assert outcome.figures["cnr_signed"].value > 1
     lower = replace(box, boxes=box.boxes + np.array([[0.0, 60.0, 0.0, 0.0]]))
-    assert examine_grounding(oracle(), crop, [lower], 200, SAMPLING)[1][0]["cnr"] < 0
-    _, missed = examine_grounding(oracle(), crop, [far], 200, SAMPLING)
+    assert evaluate_grounding(oracle(), crop, [lower], 200, SAMPLING)[1][0]["cnr"] < 0
+    _, missed = evaluate_grounding(oracle(), crop, [far], 200, SAMPLING)
     assert (missed[0]["cnr"], missed[0]["pointed"]) == (None, False)  # outside what is seen
-    found = examine_boxes(oracle(), crop, [box, far], SAMPLING)[1]
+    found = evaluate_boxes(oracle(), crop, [box, far], SAMPLING)[1]
     assert [row["x"] for row in found] == [76.25, 150.0]
 
 
 def test_each_box_finds_its_sentence_and_back():
-    outcome, rows, ranks, vectors = examine_boxes(oracle(), FILMS, UNITS, SAMPLING)
+    outcome, rows, ranks, vectors = evaluate_boxes(oracle(), IMAGES, UNITS, SAMPLING)
     assert (outcome.pool["sentence_to_box"], outcome.pool["box_to_sentence"]) == (3, 2)
     assert outcome.pool["box_to_sentence.own"] == 3
     for direction in ("box_to_sentence", "sentence_to_box"):
@@ -86,30 +86,30 @@ def test_each_box_finds_its_sentence_and_back():
     assert outcome.figures["own_median_rank"].value == 2.0  # 2, 1, 2 in both directions
 
 
-def test_the_boxes_of_one_sentence_on_one_film_are_its_own():
+def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
     two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([UNITS[0].boxes] * 2))
-    _, _, ranks, _ = examine_boxes(oracle(), FILMS, [two, UNITS[1]], SAMPLING)
+    _, _, ranks, _ = evaluate_boxes(oracle(), IMAGES, [two, UNITS[1]], SAMPLING)
     assert {row["own_rank"] for row in ranks} == {1}
 
 
 def test_a_sentence_that_many_boxes_bear_is_one_item():
     units = [unit(0, "fluid", 0, 1), unit(1, "fluid", 0, 0), unit(2, "fluid", 0, 0)]
     units.append(unit(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
-    _, rows, _, _ = examine_boxes(oracle(), FILMS, units, SAMPLING)
+    _, rows, _, _ = evaluate_boxes(oracle(), IMAGES, units, SAMPLING)
     assert rows[-1]["sentence_rank"] == 2
 
 
-def test_a_box_on_the_wrong_film_misses():
+def test_a_box_on_the_wrong_image_misses():
     units = [unit(1, "fluid", 2, 3), unit(0, "cyst", 0, 1)]
-    outcome, rows, _, _ = examine_boxes(oracle(), FILMS, units, SAMPLING)
+    outcome, rows, _, _ = evaluate_boxes(oracle(), IMAGES, units, SAMPLING)
     assert [row["sentence_rank"] for row in rows] == [2, 2]
     assert outcome.groups["sentence_to_box"]["median_rank"].value == 2.0
 
 
 def test_the_gallery_ranks_the_true_sentence_of_each_box():
-    _, rows, _, vectors = examine_boxes(oracle(), FILMS, UNITS, SAMPLING)
+    _, rows, _, vectors = evaluate_boxes(oracle(), IMAGES, UNITS, SAMPLING)
     gallery = ["Dust.", "Fluid.", "Cyst.", "Bone."]
-    outcome = examine_gallery(oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
+    outcome = evaluate_gallery(oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
     assert outcome.figures["recall_at_1"].value == 1.0
     assert outcome.figures["recall_at_1"].n == 2
     assert outcome.chance["recall_at_1"] == pytest.approx(0.25)
@@ -119,7 +119,7 @@ def test_the_gallery_ranks_the_true_sentence_of_each_box():
 
 
 def test_a_gallery_without_a_true_sentence_says_so():
-    _, rows, _, vectors = examine_boxes(oracle(), FILMS, UNITS, SAMPLING)
-    outcome = examine_gallery(oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
+    _, rows, _, vectors = evaluate_boxes(oracle(), IMAGES, UNITS, SAMPLING)
+    outcome = evaluate_gallery(oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
     assert "no box has its sentence" in outcome.absent
     assert outcome.figures["recall_at_1"].value is None

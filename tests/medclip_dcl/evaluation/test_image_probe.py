@@ -55,9 +55,9 @@ def test_every_fraction_is_probed_as_often_as_asked() -> None:
 
 def test_the_map_keeps_groups_together() -> None:
     group = labelled(15, 0)
-    places = map_features(10 * group.features, perplexity=10.0, seed=0)
-    assert places.shape == (45, 2)
-    distance = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    coordinates = map_features(10 * group.features, perplexity=10.0, seed=0)
+    assert coordinates.shape == (45, 2)
+    distance = np.linalg.norm(coordinates[:, None] - coordinates[None], axis=-1)
     np.fill_diagonal(distance, np.inf)
     nearest = distance.argmin(axis=1)
     assert (group.labels[nearest] == group.labels).mean() > 0.95

@@ -3,11 +3,11 @@ import pytest
 import torch
 
 from medclip_dcl.evaluation.inputs import (
-    Films,
+    EncodedImages,
     boxed_sentences,
     exact_truth,
     labelled_truth,
-    reports_of_films,
+    reports_of_images,
 )
 from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding
@@ -18,8 +18,8 @@ FINDINGS = (
 )
 
 
-def films(*image_ids, size_px=(100, 80)):
-    return Films(
+def images(*image_ids, size_px=(100, 80)):
+    return EncodedImages(
         image_ids,
         image_ids,
         tuple([size_px] * len(image_ids)),
@@ -56,10 +56,10 @@ def test_uncertain_and_blank_labels_are_dropped():
     assert truth.tolist() == [[1, 0, UNKNOWN, UNKNOWN, UNKNOWN], [UNKNOWN] * 5]
 
 
-def test_boxes_of_one_sentence_on_one_film_are_gathered():
+def test_boxes_of_one_sentence_on_one_image_are_gathered():
     rows = [box("i", "A."), box("j", "A."), box("i", "B."), box("i", "A.", x=40), box("z", "A.")]
-    units = boxed_sentences(rows, films("i", "j"), ["a", "a", "b", "a", "a"])
-    assert [(unit.film, unit.key, len(unit.boxes)) for unit in units] == [
+    units = boxed_sentences(rows, images("i", "j"), ["a", "a", "b", "a", "a"])
+    assert [(unit.image, unit.key, len(unit.boxes)) for unit in units] == [
         (0, "a", 2),
         (1, "a", 1),
         (0, "b", 1),
@@ -67,9 +67,9 @@ def test_boxes_of_one_sentence_on_one_film_are_gathered():
     assert units[0].boxes.tolist() == [[0, 10, 20, 30], [40, 10, 20, 30]]
 
 
-def test_boxes_are_scaled_to_the_film_s_own_size():
+def test_boxes_are_scaled_to_the_image_s_own_size():
     rows = [box("i", "A.", x=8.0, image_width=40, image_height=200)]
-    (unit,) = boxed_sentences(rows, films("i"), ["a"])
+    (unit,) = boxed_sentences(rows, images("i"), ["a"])
     assert unit.boxes.tolist() == [[16, 5, 40, 15]]
 
 
@@ -79,7 +79,7 @@ def test_a_study_enters_the_report_pool_once_and_only_with_a_report():
         {"study_id": "s", "text": "Two."},
         {"study_id": "t", "text": "Three."},
     ]
-    chosen, reports = reports_of_films(
+    chosen, reports = reports_of_images(
         ["s", "silent", "t", "s"], sentences, 10, np.random.default_rng(0)
     )
     assert (chosen, reports) == ([0, 2], [["One.", "Two."], ["Three."]])
@@ -89,6 +89,6 @@ def test_a_study_enters_the_report_pool_once_and_only_with_a_report():
 def test_the_report_pool_is_bounded(pool):
     study_ids = [str(number) for number in range(9)]
     sentences = [{"study_id": name, "text": name} for name in study_ids]
-    chosen, reports = reports_of_films(study_ids, sentences, pool, np.random.default_rng(0))
+    chosen, reports = reports_of_images(study_ids, sentences, pool, np.random.default_rng(0))
     assert len(chosen) == pool
-    assert reports == [[study_ids[film]] for film in chosen]
+    assert reports == [[study_ids[image]] for image in chosen]

@@ -13,8 +13,8 @@ TRUE = np.array([False, False, True, True, True, False])
 def test_the_error_is_the_one_worked_out_by_hand():
     # two bins: [0, .5) says 1/6 and finds 1/3; [.5, 1] says 2.6/3 and finds 2/3
     low, high = reliability(SAID, TRUE, bins=2)
-    assert (low.films, low.probability, low.share) == (3, pytest.approx(0.5 / 3), 1 / 3)
-    assert (high.films, high.probability, high.share) == (3, pytest.approx(2.6 / 3), 2 / 3)
+    assert (low.images, low.probability, low.share) == (3, pytest.approx(0.5 / 3), 1 / 3)
+    assert (high.images, high.probability, high.share) == (3, pytest.approx(2.6 / 3), 2 / 3)
     assert calibration_error(SAID, TRUE, bins=2) == pytest.approx(0.5 * (0.5 + 0.6) / 3, rel=1e-12)
     assert brier_score(SAID, TRUE) == pytest.approx((0.01 + 0.04 + 0.64 + 0.09 + 0.01 + 1) / 6)
 
@@ -26,15 +26,15 @@ def test_said_as_it_is_has_no_error_and_said_the_wrong_way_round_has_all():
 
 
 def test_an_edge_belongs_to_the_bin_above_it():
-    assert [item.films for item in reliability(np.array([0.0, 0.1, 1.0]), np.zeros(3, bool))] == [
+    assert [item.images for item in reliability(np.array([0.0, 0.1, 1.0]), np.zeros(3, bool))] == [
         *(1, 1, 1)
     ]
 
 
 def test_bins_and_scores_agree_with_scikit_learn():
-    draws = np.random.default_rng(0)
-    said = draws.uniform(size=500)
-    true = draws.uniform(size=500) < said**2
+    rng = np.random.default_rng(0)
+    said = rng.uniform(size=500)
+    true = rng.uniform(size=500) < said**2
     shares, means = calibration_curve(true, said, n_bins=10, strategy="uniform")
     found = reliability(said, true)
     assert [item.share for item in found] == pytest.approx(shares.tolist(), abs=1e-12)
@@ -45,7 +45,7 @@ def test_bins_and_scores_agree_with_scikit_learn():
     assert brier_score(said, true) == pytest.approx(brier_score_loss(true, said), abs=1e-12)
 
 
-def test_no_films_have_no_error():
+def test_no_images_have_no_error():
     none = np.zeros(0), np.zeros(0, dtype=bool)
     assert (calibration_error(*none), brier_score(*none), reliability(*none)) == (None, None, [])
 

@@ -7,7 +7,7 @@ SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
 VALUES = np.arange(8.0)
 
 
-def test_films_of_one_patient_are_drawn_together() -> None:
+def test_images_of_one_patient_are_drawn_together() -> None:
     weights = draw_weights(SUBJECTS, 50, np.random.default_rng(0))
     assert weights.shape == (51, 8)
     assert (weights[0] == 1).all()
@@ -30,9 +30,9 @@ def test_the_interval_is_that_of_the_bootstrap_one_by_one() -> None:
 
 
 def test_what_is_undefined_has_its_reason_and_what_is_rare_no_interval() -> None:
-    undefined = sampled_figure(np.array([np.nan, 1.0]), SUBJECTS, "no films")
-    assert (undefined.value, undefined.reason) == (None, "no films")
-    rare = sampled_figure(np.array([0.5, 0.4, np.nan]), SUBJECTS, "no films")
+    undefined = sampled_figure(np.array([np.nan, 1.0]), SUBJECTS, "no images")
+    assert (undefined.value, undefined.reason) == (None, "no images")
+    rare = sampled_figure(np.array([0.5, 0.4, np.nan]), SUBJECTS, "no images")
     assert (rare.value, rare.low) == (0.5, None)
-    alone = sampled_figure(np.array([0.5, 0.4, 0.6]), ["a", "a"], "no films")
+    alone = sampled_figure(np.array([0.5, 0.4, 0.6]), ["a", "a"], "no images")
     assert alone.high is None

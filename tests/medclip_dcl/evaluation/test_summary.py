@@ -20,7 +20,7 @@ def generator():
     return np.random.default_rng(0)
 
 
-def test_films_of_unknown_truth_are_left_out_of_a_finding():
+def test_images_of_unknown_truth_are_left_out_of_a_finding():
     figures = finding_figures(MARGINS[1], TRUTH[1], SUBJECTS, 0, generator())
     assert figures["auc"].value == 0.5  # .1 < .3 < .4
     assert (figures["auc"].n, figures["auc"].subjects) == (3, 3)
@@ -47,7 +47,7 @@ def test_the_mean_is_over_findings_that_have_both_classes():
 def test_no_labels_at_all_give_no_mean():
     truth = np.full((2, 4), UNKNOWN, dtype=np.int8)
     figure = mean_finding_figures(MARGINS, truth, SUBJECTS, 10, generator())["mean_auc"]
-    assert (figure.value, figure.reason) == (None, "no finding has films of both classes")
+    assert (figure.value, figure.reason) == (None, "no finding has images of both classes")
 
 
 def test_undefined_units_are_left_out_of_a_mean():

@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.image_only.views import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
     blur,
-    change_brightness,
-    change_contrast,
-    change_saturation,
-    jitter_colours,
+    color_jitter,
     luma,
-    take_colours_away,
-    turn_hue,
+    random_grayscale,
 )
 
 
@@ -26,7 +26,7 @@ def test_a_turn_of_the_hue_is_that_of_hsv() -> None:
     images, turns = pictures(), torch.tensor([0.0, 0.1, -0.1, 0.37, 0.5])
     images[0, :, 0, 0] = 0.3  # grey has no hue
     images[1, :, 0, 0] = 0.0
-    found = turn_hue(images, turns)
+    found = adjust_hue(images, turns)
     for image, turn, turned in zip(images, turns.tolist(), found, strict=True):
         for pixel, new in zip(image.flatten(1).T.tolist(), turned.flatten(1).T, strict=True):
             hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
@@ -39,23 +39,23 @@ def test_brightness_contrast_and_saturation_by_hand() -> None:
     grey = [0.299 * 0.2 + 0.587 * 0.6, 0.299 * 0.4 + 0.587 * 1.0 + 0.114 * 0.5]
     assert luma(image).flatten().tolist() == pytest.approx(grey)
     half, double = torch.tensor([0.5]), torch.tensor([2.0])
-    assert change_brightness(image, double).flatten().tolist() == pytest.approx(
+    assert adjust_brightness(image, double).flatten().tolist() == pytest.approx(
         [0.4, 0.8, 1.0, 1.0, 0.0, 1.0]
     )
     middle = sum(grey) / 2
-    assert change_contrast(image, half)[0, 0, 0, 0].item() == pytest.approx(
+    assert adjust_contrast(image, half)[0, 0, 0, 0].item() == pytest.approx(
         middle + 0.5 * (0.2 - middle)
     )
-    assert change_saturation(image, half)[0, 1, 0, 1].item() == pytest.approx(
+    assert adjust_saturation(image, half)[0, 1, 0, 1].item() == pytest.approx(
         grey[1] + 0.5 * (1.0 - grey[1])
     )
 
 
 def test_a_factor_of_one_changes_nothing() -> None:
     images, one = pictures(), torch.ones(5)
-    for change in (change_brightness, change_contrast, change_saturation):
+    for change in (adjust_brightness, adjust_contrast, adjust_saturation):
         torch.testing.assert_close(change(images, one), images, atol=1e-6, rtol=0)
-    torch.testing.assert_close(turn_hue(images, torch.zeros(5)), images, atol=1e-6, rtol=0)
+    torch.testing.assert_close(adjust_hue(images, torch.zeros(5)), images, atol=1e-6, rtol=0)
     assert torch.equal(blur(images, torch.zeros(5)), images)
 
 
@@ -76,11 +76,11 @@ def test_each_image_is_changed_in_its_own_order_and_by_itself() -> None:
     images = pictures(3)
     order = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [-1, -1, -1, -1]])
     factors = torch.tensor([[1.3, 0.7, 1.2, 0.1]]).expand(3, 4)
-    found = jitter_colours(images, order, factors)
-    steps = [change_brightness, change_contrast, change_saturation, turn_hue]
-    for image, places, result in zip(images, order.tolist(), found, strict=True):
+    found = color_jitter(images, order, factors)
+    steps = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
+    for image, indices, result in zip(images, order.tolist(), found, strict=True):
         expected = image.unsqueeze(0)
-        for number in places:
+        for number in indices:
             if number >= 0:
                 expected = steps[number](expected, factors[0, number : number + 1])
         torch.testing.assert_close(result, expected[0])
@@ -90,13 +90,13 @@ def test_each_image_is_changed_in_its_own_order_and_by_itself() -> None:
 
 def test_only_the_chosen_images_lose_their_colours() -> None:
     images = pictures(2)
-    found = take_colours_away(images, torch.tensor([True, False]))
+    found = random_grayscale(images, torch.tensor([True, False]))
     torch.testing.assert_close(found[0], luma(images)[0].expand(3, -1, -1))
     assert torch.equal(found[1], images[1])
 
 
 def test_a_grey_image_has_no_colours_to_change() -> None:
     images, factors = pictures(2, channels=1), torch.tensor([0.3, 1.7])
-    torch.testing.assert_close(change_saturation(images, factors), images)
-    assert torch.equal(turn_hue(images, factors), images)
-    assert torch.equal(take_colours_away(images, torch.tensor([True, True])), images)
+    torch.testing.assert_close(adjust_saturation(images, factors), images)
+    assert torch.equal(adjust_hue(images, factors), images)
+    assert torch.equal(random_grayscale(images, torch.tensor([True, True])), images)

@@ -2,15 +2,15 @@ import numpy as np
 import torch
 
 from medclip_dcl.image_only.settings import AugmentConfig
-from medclip_dcl.image_only.views import Looks, draw_looks
-from medclip_dcl.rng import Stream, generator_for
+from medclip_dcl.image_only.views import AugmentationParams, draw_augmentation
+from medclip_dcl.rng import RngStream, generator_for
 
 SIZE = 32
 
 
-def looks_of(step: int = 0, images: int = 500, **settings: float) -> Looks:
-    generator = generator_for(0, Stream.LOOK, step)
-    return draw_looks(generator, 2, images, SIZE, AugmentConfig.model_validate(settings))
+def looks_of(step: int = 0, images: int = 500, **settings: float) -> AugmentationParams:
+    generator = generator_for(0, RngStream.LOOK, step)
+    return draw_augmentation(generator, 2, images, SIZE, AugmentConfig.model_validate(settings))
 
 
 def test_looks_are_a_function_of_seed_and_step() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.image_only.run import ViewContrast
+from medclip_dcl.image_only.run import SimCLRObjective
 from medclip_dcl.image_only.settings import ViewsConfig
 from medclip_dcl.training.objective import ObjectiveOutput
 from medclip_dcl.training.settings import ObjectiveConfig
@@ -29,8 +29,8 @@ def vectors(views: int = 2) -> Tensor:
 
 def output_of(z: Tensor, anchors: str = "both", **objective: object) -> ObjectiveOutput:
     views = ViewsConfig.model_validate({"anchors": anchors, "M": len(z) - 1})
-    contrast = ViewContrast(ObjectiveConfig.model_validate(objective), views)
-    return contrast(GAMMA, z, view_batch(views=len(z)))
+    loss_module = SimCLRObjective(ObjectiveConfig.model_validate(objective), views)
+    return loss_module(GAMMA, z, view_batch(views=len(z)))
 
 
 def test_without_eta_the_loss_is_simclr_s() -> None:
@@ -109,25 +109,25 @@ def test_class_mates_as_positives_are_supervised_contrast() -> None:
 
 def test_the_eta_of_an_image_touches_its_own_views_alone() -> None:
     z = vectors()
-    contrast = ViewContrast(ObjectiveConfig(), ViewsConfig())
+    objective = SimCLRObjective(ObjectiveConfig(), ViewsConfig())
     batch = view_batch(eta=0.0)
-    plain = contrast(GAMMA, z, batch).loss
+    plain = objective(GAMMA, z, batch).loss
     batch.eta[2] = 0.1
     row = torch.logsumexp(2 * z.flatten(0, 1) @ z.flatten(0, 1).T, dim=1)
     change = 0.0
-    for place in (2, 2 + B):
-        own, partner = place, (place + B) % (2 * B)
-        s = 2 * z.flatten(0, 1)[place] @ z.flatten(0, 1).T
-        A = (row[place].exp() - s[own].exp() - s[partner].exp()) / s[partner].exp()
+    for index in (2, 2 + B):
+        own, partner = index, (index + B) % (2 * B)
+        s = 2 * z.flatten(0, 1)[index] @ z.flatten(0, 1).T
+        A = (row[index].exp() - s[own].exp() - s[partner].exp()) / s[partner].exp()
         change += (torch.log1p((A - N * 0.1) / 0.9) - torch.log1p(A)).item()
-    found = contrast(GAMMA, z, batch).loss - plain
+    found = objective(GAMMA, z, batch).loss - plain
     assert found.item() == pytest.approx(change / (2 * B), rel=1e-4)
 
 
 def test_the_model_sees_every_view_of_the_batch() -> None:
     encoder = tiny_view_encoder().eval()
-    contrast = ViewContrast(ObjectiveConfig(), ViewsConfig(M=2))
-    output = contrast.read(encoder, encoder, view_batch(views=3))
+    objective = SimCLRObjective(ObjectiveConfig(), ViewsConfig(M=2))
+    output = objective.compute_loss(encoder, encoder, view_batch(views=3))
     output.loss.backward()
     assert output.loss.isfinite()
     assert encoder.gamma.grad is None
@@ -139,9 +139,9 @@ def test_the_model_sees_every_view_of_the_batch() -> None:
 )
 def test_an_objective_that_reads_texts_is_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="reads texts"):
-        ViewContrast(ObjectiveConfig.model_validate(settings), ViewsConfig())
+        SimCLRObjective(ObjectiveConfig.model_validate(settings), ViewsConfig())
 
 
 def test_views_that_no_correction_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"views.M 4"):
-        ViewContrast(ObjectiveConfig(kind="infonce"), ViewsConfig(M=4))
+        SimCLRObjective(ObjectiveConfig(kind="infonce"), ViewsConfig(M=4))

@@ -4,10 +4,10 @@ import pytest
 from medclip_dcl.inference.heatmap import Window, cut, heatmap, scaled, window_of
 
 
-def test_the_paper_sees_the_whole_film():
+def test_the_paper_sees_the_whole_image():
     assert window_of("paper", 300, 200) == Window(0, 0, 200, 300)
-    film = np.arange(16, dtype=np.uint8).reshape(4, 4)
-    assert cut(film, Window(0, 0, 200, 300), 300, 200) is film
+    image = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    assert cut(image, Window(0, 0, 200, 300), 300, 200) is image
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ def test_biovil_sees_a_central_square_of_the_shorter_side(height, width, window)
     assert window_of("biovil", height, width) == window
 
 
-def test_a_cut_film_shows_what_lies_in_the_window():
-    # A film of 64 x 128 pixels whose grey is its column: the prepared square squeezes columns.
+def test_a_cut_image_shows_what_lies_in_the_window():
+    # An image of 64 x 128 pixels whose grey is its column: the prepared square squeezes columns.
     square = np.tile(np.rint(np.linspace(0, 126, 64)).astype(np.uint8), (64, 1))
     window = Window(32, 0, 64, 64)
     found = cut(square, window, 64, 128)
     assert found.shape == (64, 64)
-    expected = 32 + np.arange(64)  # columns 32 to 95 of the film, one each
+    expected = 32 + np.arange(64)  # columns 32 to 95 of the image, one each
     assert np.abs(found[10].astype(int) - expected).max() <= 1
 
 
@@ -50,6 +50,6 @@ def test_smoothing_is_a_gaussian_of_one_and_a_half_cells():
     assert plain[7, 7] == 1.0
 
 
-def test_a_window_on_a_smaller_film_stays_within_it():
+def test_a_window_on_a_smaller_image_stays_within_it():
     assert scaled(Window(79, 335, 2385, 2385), 0.1, 0.1, 306, 254) == Window(8, 34, 238, 238)
     assert scaled(Window(53, 3, 93, 93), 0.01, 0.01, 1, 2) == Window(1, 0, 1, 1)

@@ -40,7 +40,7 @@ def test_upsampling_agrees_with_torch_with_corners_not_aligned(size):
     assert upsample(grid, *size) == pytest.approx(expected[0, 0].numpy(), abs=1e-5)
 
 
-def test_the_affine_gives_centres_of_cells_on_a_film_that_is_not_square():
+def test_the_affine_gives_centres_of_cells_on_an_image_that_is_not_square():
     a, b, c, d, e, f = grid_affine(2, 4, height_px=100, width_px=80)
     column, row = 3, 1
     assert (a * column + b * row + c, d * column + e * row + f) == (70.0, 75.0)
@@ -71,6 +71,6 @@ def test_a_threshold_at_the_peak_still_gives_the_peak_s_cell():
 
 
 @pytest.mark.parametrize("level", [0.25, 0.3, -0.7])
-def test_a_flat_grid_is_one_box_over_the_film(level):
+def test_a_flat_grid_is_one_box_over_the_image(level):
     found = locate(np.full((4, 4), level, dtype=np.float32), 40, 80, None)
     assert found.box == Box(0, 0, 80, 40)

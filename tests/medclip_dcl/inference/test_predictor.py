@@ -8,8 +8,8 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.inference.predictor import build_predictor, load
 from medclip_dcl.inference.zero_shot import Finding
-from medclip_dcl.model_package import KIND, read_published
-from tests.synthetic.films import random_films
+from medclip_dcl.model_package import ARTIFACT, read_model_package
+from tests.synthetic.films import random_images
 from tests.synthetic.published import PROMPTS, SENTENCES, publish
 
 
@@ -23,7 +23,7 @@ def predictor(artifact):
     return load(artifact.path, "cpu")
 
 
-def film(height=50, width=80):
+def image(height=50, width=80):
     pixels = np.random.default_rng(0).integers(0, 65536, (height, width)).astype(np.uint16)
     return GreyImage(pixels=pixels, bits_stored=16, source="png")
 
@@ -34,15 +34,15 @@ def test_the_predictor_bears_the_artifact_s_digest(artifact, predictor):
 
 
 def test_the_loaded_weights_are_the_published_ones(artifact, predictor):
-    stored = read_published(artifact.path).weights()
+    stored = read_model_package(artifact.path).weights()
     for name, tensor in predictor.model.state_dict().items():
         assert torch.equal(tensor, stored[name]), name
 
 
-def test_a_film_s_vectors_do_not_depend_on_its_batch(predictor):
-    films = random_films(5)
-    together = predictor.embed_images(films)
-    alone = torch.cat([predictor.embed_images(film[None]) for film in films])
+def test_an_image_s_vectors_do_not_depend_on_its_batch(predictor):
+    images = random_images(5)
+    together = predictor.embed_images(images)
+    alone = torch.cat([predictor.embed_images(image[None]) for image in images])
     assert together.shape == (5, 4, 4, 16)
     assert torch.allclose(together, alone, atol=1e-5)
     assert torch.allclose(together.norm(dim=-1), torch.ones(5, 4, 4), atol=1e-5)
@@ -76,9 +76,9 @@ def test_a_sentence_that_is_too_long_is_truncated_not_refused(predictor):
 
 
 def test_classify_compares_the_two_prompts(predictor):
-    image = film()
-    answer = predictor.classify(image)[0]
-    regions = predictor.embed_images(predictor.square(image)[None])
+    picture = image()
+    answer = predictor.classify(picture)[0]
+    regions = predictor.embed_images(predictor.square(picture)[None])
     positive, negative = predictor.model.score(
         regions, predictor.embed_sentences(["Pleural effusion", "No pleural effusion"])
     )[:, 0]
@@ -92,13 +92,13 @@ def test_classify_compares_the_two_prompts(predictor):
 def test_swapping_the_prompts_turns_the_answer_round(predictor):
     pair = Finding("a", ("The heart is enlarged.",), ("Heart size is normal.",))
     swapped = Finding("b", pair.negative, pair.positive)
-    first, second = predictor.classify(film(), [pair, swapped])
+    first, second = predictor.classify(image(), [pair, swapped])
     assert first.margin == pytest.approx(-second.margin, abs=1e-6)
     assert first.score == pytest.approx(1 - second.score, abs=1e-5)
 
 
-def test_ground_answers_in_pixels_of_the_original_film(predictor):
-    found = predictor.ground(film(height=50, width=80), ["Pleural effusion", "Pneumonia"])
+def test_ground_answers_in_pixels_of_the_original_image(predictor):
+    found = predictor.ground(image(height=50, width=80), ["Pleural effusion", "Pneumonia"])
     assert len(found) == 2
     for grounding in found:
         assert grounding.grid.shape == (4, 4)
@@ -108,7 +108,7 @@ def test_ground_answers_in_pixels_of_the_original_film(predictor):
 
 
 @pytest.mark.parametrize("name", ["mean", "spread", "input_px", "prepared_px", "voi", "equalize"])
-def test_films_prepared_otherwise_than_in_training_are_refused(tmp_path, name):
+def test_images_prepared_otherwise_than_in_training_are_refused(tmp_path, name):
     publish(tmp_path / "model", preprocessing={name: None})
     with pytest.raises(CheckpointError, match=f"preprocessing {name} = None"):
         load(tmp_path / "model", "cpu")
@@ -125,7 +125,7 @@ def test_damaged_weights_are_refused(tmp_path):
 
 
 def test_a_card_without_prompts_is_refused(artifact):
-    published = read_published(artifact.path)
+    published = read_model_package(artifact.path)
     card = {name: fact for name, fact in published.card.items() if name != "prompts"}
     bare = type(published)(**{**vars(published), "card": card})
     with pytest.raises(CheckpointError, match="no valid prompts"):
@@ -133,7 +133,7 @@ def test_a_card_without_prompts_is_refused(artifact):
 
 
 def test_weights_of_another_size_are_refused(artifact):
-    published = read_published(artifact.path)
+    published = read_model_package(artifact.path)
     model = published.config.model
     wider = model.model_copy(update={"similarity": model.similarity.model_copy(update={"dim": 32})})
     other = published.config.model_copy(update={"model": wider})
@@ -145,4 +145,4 @@ def test_weights_of_another_size_are_refused(artifact):
 
 def test_the_card_is_plain_json(artifact):
     assert json.loads((artifact.path / "model.json").read_text())["prompts"] == PROMPTS
-    assert artifact.kind == KIND.name
+    assert artifact.kind == ARTIFACT.name

@@ -14,7 +14,7 @@ from medclip_dcl.inference.zero_shot import (
 )
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 
-FITTED = {"films_with": 3, "films_without": 4, "patients": 7, "score_error": 0.2}
+FITTED = {"images_with": 3, "images_without": 4, "patients": 7, "score_error": 0.2}
 TWO = (Finding("edema", ("p1", "p2"), ("n1",)), Finding("mass", ("p3",), ("n2", "n3")))
 
 
@@ -51,11 +51,11 @@ def test_without_calibration_there_is_no_probability_and_a_word_why():
 
 
 def calibration() -> ScoreCalibration:
-    """Log odds of edema: twice the logit of the score, minus one; of a mass: too few films."""
+    """Log odds of edema: twice the logit of the score, minus one; of a mass: too few images."""
     curve = Curve(slope=2.0, intercept=-1.0)
     fitted = FindingCalibration(finding="edema", curve=curve, reason="", fitted_error=0.1, **FITTED)
     refused = FindingCalibration(
-        finding="mass", curve=None, reason="too few films", fitted_error=None, **FITTED
+        finding="mass", curve=None, reason="too few images", fitted_error=None, **FITTED
     )
     return ScoreCalibration(
         truth="labels", settings=ProbabilitiesConfig(), inputs={}, findings=(fitted, refused)
@@ -67,7 +67,7 @@ def test_a_calibrated_finding_has_its_probability_and_another_its_reason():
     edema, mass = answers(margin, gamma, TWO, calibrations_of(TWO, TWO, calibration()))[0]
     assert edema.probability == pytest.approx(1 / (1 + math.exp(-(2 * 9 * 0.5 - 1))), rel=1e-12)
     assert edema.note == ""
-    assert (mass.probability, mass.note) == (None, "too few films")
+    assert (mass.probability, mass.note) == (None, "too few images")
 
 
 def test_other_prompts_of_the_same_name_get_no_probability():

@@ -21,8 +21,8 @@ def test_expected_and_real_are_those_worked_out_by_hand() -> None:
 
 
 def test_the_parts_hold_every_sentence_that_is_said_once() -> None:
-    draws = np.random.default_rng(0)
-    eta, count = draws.uniform(size=500), draws.integers(0, 9, 500)
+    rng = np.random.default_rng(0)
+    eta, count = rng.uniform(size=500), rng.integers(0, 9, 500)
     parts = audit_parts(eta, np.full(500, np.nan), count, 63)
     assert len(parts) == 10
     assert sum(part.said for part in parts) == count.sum()

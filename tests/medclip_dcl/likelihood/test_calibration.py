@@ -27,9 +27,9 @@ CAP, FLOOR = 0.2, 0.004
 
 def simulate(a, k, sigma, seed, sentences=3000):
     """Sentences whose log rho lies about log a + k log p; rho above 1 is cut off there."""
-    draw = np.random.default_rng(seed)
-    pll_nats = -draw.gamma(2, 6, sentences)
-    rho = np.exp(math.log(a) + k * pll_nats + sigma * draw.normal(size=sentences))
+    rng = np.random.default_rng(seed)
+    pll_nats = -rng.gamma(2, 6, sentences)
+    rho = np.exp(math.log(a) + k * pll_nats + sigma * rng.normal(size=sentences))
     return Evidence(pll_nats, np.minimum(rho, 1), np.ones(sentences), FLOOR)
 
 

@@ -3,23 +3,28 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.likelihood.calibration import Meanings, Sayings, measure_meanings, measure_wordings
+from medclip_dcl.likelihood.calibration import (
+    MatchTable,
+    Occurrences,
+    measure_meanings,
+    measure_wordings,
+)
 
 SENTENCES, STUDIES, MEANINGS, COLUMNS = 12, 40, 5, 9
 
 
 @pytest.fixture
 def corpus():
-    draw = np.random.default_rng(0)
-    said = draw.random((SENTENCES, STUDIES)) < 0.15
+    rng = np.random.default_rng(0)
+    said = rng.random((SENTENCES, STUDIES)) < 0.15
     said[0] = False
     sentence, study = np.nonzero(said)
-    of_sentence = draw.integers(-1, MEANINGS, SENTENCES)
+    of_sentence = rng.integers(-1, MEANINGS, SENTENCES)
     of_sentence[1:3] = 0, -1
-    of_study = draw.integers(-1, COLUMNS, STUDIES)
-    fits = draw.random((MEANINGS, COLUMNS)) < 0.4
-    meanings = Meanings(of_sentence, of_study, np.packbits(fits, axis=1), COLUMNS)
-    return Sayings(sentence, study, SENTENCES, STUDIES), meanings, said, fits
+    of_study = rng.integers(-1, COLUMNS, STUDIES)
+    fits = rng.random((MEANINGS, COLUMNS)) < 0.4
+    meanings = MatchTable(of_sentence, of_study, np.packbits(fits, axis=1), COLUMNS)
+    return Occurrences(sentence, study, SENTENCES, STUDIES), meanings, said, fits
 
 
 def share_by_counting(saying, fitting, known, weights):
@@ -35,54 +40,54 @@ def share_by_counting(saying, fitting, known, weights):
 
 @pytest.mark.parametrize("is_sample", [False, True])
 def test_a_meaning_is_measured_by_the_other_studies_it_fits(corpus, is_sample):
-    sayings, meanings, said, fits = corpus
-    draw = np.random.default_rng(1)
-    weights = draw.integers(0, 4, STUDIES).astype(float) if is_sample else np.ones(STUDIES)
+    occurrences, meanings, said, fits = corpus
+    rng = np.random.default_rng(1)
+    weights = rng.integers(0, 4, STUDIES).astype(float) if is_sample else np.ones(STUDIES)
     pll_nats = -np.arange(SENTENCES, dtype=float)
-    found = measure_meanings(pll_nats, sayings, meanings, weights, 2)
+    found = measure_meanings(pll_nats, occurrences, meanings, weights, 2)
     known = meanings.of_study >= 0
-    for place in range(SENTENCES):
-        meaning = meanings.of_sentence[place]
-        told = meaning >= 0 and (weights * said[place]).sum() > 0
-        assert (found.weight[place] > 0) == told
-        if told:
-            assert found.weight[place] == (weights * said[place]).sum()
+    for index in range(SENTENCES):
+        meaning = meanings.of_sentence[index]
+        reported = meaning >= 0 and (weights * said[index]).sum() > 0
+        assert (found.weight[index] > 0) == reported
+        if reported:
+            assert found.weight[index] == (weights * said[index]).sum()
             fitting = known & fits[meaning, meanings.of_study]
-            expected = share_by_counting(said[place], fitting, known, weights)
-            assert found.share[place] == pytest.approx(expected)
+            expected = share_by_counting(said[index], fitting, known, weights)
+            assert found.share[index] == pytest.approx(expected)
     assert found.floor == pytest.approx(2 / ((weights * known).sum() - 1))
     assert (found.pll_nats == pll_nats).all()
 
 
 @pytest.mark.parametrize("is_sample", [False, True])
 def test_a_wording_is_measured_by_the_other_studies_that_use_it(corpus, is_sample):
-    sayings, _, said, _ = corpus
-    draw = np.random.default_rng(2)
-    weights = draw.integers(0, 4, STUDIES).astype(float) if is_sample else np.ones(STUDIES)
-    found = measure_wordings(-np.ones(SENTENCES), sayings, weights, 1)
-    for place in range(SENTENCES):
+    occurrences, _, said, _ = corpus
+    rng = np.random.default_rng(2)
+    weights = rng.integers(0, 4, STUDIES).astype(float) if is_sample else np.ones(STUDIES)
+    found = measure_wordings(-np.ones(SENTENCES), occurrences, weights, 1)
+    for index in range(SENTENCES):
         everyone = np.ones(STUDIES, dtype=bool)
-        expected = share_by_counting(said[place], said[place], everyone, weights)
-        assert found.share[place] == pytest.approx(expected)
+        expected = share_by_counting(said[index], said[index], everyone, weights)
+        assert found.share[index] == pytest.approx(expected)
     assert found.weight[0] == 0
 
 
 def test_a_sentence_said_once_is_measured_without_its_own_study(corpus):
-    sayings = Sayings(np.array([0, 1]), np.array([0, 1]), 2, 10)
-    found = measure_wordings(-np.ones(2), sayings, np.ones(10), 1)
+    occurrences = Occurrences(np.array([0, 1]), np.array([0, 1]), 2, 10)
+    found = measure_wordings(-np.ones(2), occurrences, np.ones(10), 1)
     assert found.share.tolist() == [0, 0]
     assert not found.is_measured.any()
 
 
 def test_the_share_is_unbiased_for_a_sentence_of_a_random_report():
-    draw = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     shares = []
     for _ in range(300):
-        said = draw.random(60) < 0.1
+        said = rng.random(60) < 0.1
         if said.any():
             study = np.flatnonzero(said)
-            sayings = Sayings(np.zeros(len(study), int), study, 1, 60)
-            found = measure_wordings(-np.ones(1), sayings, np.ones(60), 1)
+            occurrences = Occurrences(np.zeros(len(study), int), study, 1, 60)
+            found = measure_wordings(-np.ones(1), occurrences, np.ones(60), 1)
             shares.append((found.share[0], found.weight[0]))
     share, weight = np.array(shares).T
     assert np.average(share, weights=weight) == pytest.approx(0.1, abs=0.006)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from medclip_dcl.artifact import drafting, make_recipe, open_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.eta import EtaCache, read_given_table
@@ -15,14 +15,14 @@ TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal."
 
 
 def seal(folder, keys, etas):
-    recipe = make_recipe(eta.KIND, {}, {})
+    fingerprint = make_fingerprint(eta.ARTIFACT, {}, {})
     rows = [
         {"text_key": key, "eta": eta, "pll_nats": None, "tokens": None, "count": 1}
         for key, eta in zip(keys, etas, strict=True)
     ]
-    with drafting(folder, eta.KIND, recipe) as draft:
-        write_table(draft.directory, eta.ETA, rows)
-        return draft.seal({})
+    with write_artifact(folder, eta.ARTIFACT, fingerprint) as writer:
+        write_table(writer.directory, eta.ETA, rows)
+        return writer.commit({})
 
 
 def test_etas_are_found_by_key_in_the_order_asked(tmp_path):
@@ -80,17 +80,17 @@ def test_every_flipped_bit_and_every_cut_is_found_on_opening(tmp_path):
     artifact = seal(tmp_path / "eta", keys, [number / 50 for number in range(40)])
     path = artifact.path / eta.ETA.file
     whole = path.read_bytes()
-    draw = np.random.default_rng(0)
-    for place in draw.integers(0, 8 * len(whole), 60).tolist():
+    rng = np.random.default_rng(0)
+    for index in rng.integers(0, 8 * len(whole), 60).tolist():
         flipped = bytearray(whole)
-        flipped[place // 8] ^= 1 << place % 8
+        flipped[index // 8] ^= 1 << index % 8
         path.write_bytes(flipped)
         with pytest.raises(ArtifactCorrupt):
-            open_artifact(artifact.path, eta.KIND)
-    for size in draw.integers(0, len(whole), 20).tolist():
+            open_artifact(artifact.path, eta.ARTIFACT)
+    for size in rng.integers(0, len(whole), 20).tolist():
         path.write_bytes(whole[:size])
         with pytest.raises(ArtifactCorrupt):
-            open_artifact(artifact.path, eta.KIND, verify=False)
+            open_artifact(artifact.path, eta.ARTIFACT, verify=False)
         with pytest.raises((ArtifactCorrupt, ScoreError)):
             EtaCache(artifact)
 

@@ -6,7 +6,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from medclip_dcl.likelihood.scoring import ScoreJournal, read_parts
+from medclip_dcl.likelihood.scoring import ScoreWriter, read_parts
 
 KEYS = ["a" * 32, "b" * 32]
 
@@ -21,10 +21,10 @@ class Clock:
     """Time that a test sets."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.current = 100.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.current
 
 
 def parts(folder):
@@ -33,7 +33,7 @@ def parts(folder):
 
 def test_parts_are_read_back_and_leave_nothing_else(tmp_path):
     for key in KEYS:
-        ScoreJournal(tmp_path, 0).add(rows(key))
+        ScoreWriter(tmp_path, 0).add(rows(key))
     table, damaged = read_parts(tmp_path)
     assert sorted(table["text_key"].to_pylist()) == KEYS
     assert table["pll_nats"].to_pylist() == [-1.5, -1.5]
@@ -46,7 +46,7 @@ def test_parts_are_read_back_and_leave_nothing_else(tmp_path):
 )
 def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
     for key in KEYS:
-        ScoreJournal(tmp_path, 0).add(rows(key))
+        ScoreWriter(tmp_path, 0).add(rows(key))
     victim = next(tmp_path.iterdir())
     victim.write_bytes(harm(victim.read_bytes()))
     table, damaged = read_parts(tmp_path)
@@ -59,21 +59,21 @@ def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
 )
 def test_scores_wait_no_longer_than_asked_or_than_one_unit_takes(tmp_path, unit_s, units, expected):
     clock = Clock()
-    journal = ScoreJournal(tmp_path, 15, clock)
+    writer = ScoreWriter(tmp_path, 15, clock)
     written = []
     for number in range(units):
         clock.now += unit_s
         before = len(parts(tmp_path))
-        journal.add(rows(f"{number:032d}"))
+        writer.add(rows(f"{number:032d}"))
         if len(parts(tmp_path)) > before:
             written.append(clock.now - 100)
     assert written == expected
-    journal.flush()
+    writer.flush()
     assert read_parts(tmp_path)[0].num_rows == units
 
 
 def test_what_could_not_be_written_is_written_by_the_next_flush_and_once(tmp_path, monkeypatch):
-    journal = ScoreJournal(tmp_path, 0)
+    writer = ScoreWriter(tmp_path, 0)
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -81,9 +81,9 @@ def test_what_could_not_be_written_is_written_by_the_next_flush_and_once(tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            journal.add(rows(*KEYS))
+            writer.add(rows(*KEYS))
     assert parts(tmp_path) == []
-    journal.flush()
-    journal.flush()
+    writer.flush()
+    writer.flush()
     assert sorted(read_parts(tmp_path)[0]["text_key"].to_pylist()) == KEYS
     assert len(parts(tmp_path)) == 1

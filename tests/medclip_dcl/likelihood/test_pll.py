@@ -30,18 +30,18 @@ def by_hand(model, tokenizer, sentence: str, variant: str) -> float:
     pieces = tokenizer.tokenize(sentence)
     ids = tokenizer.convert_tokens_to_ids(pieces)
     total = 0.0
-    for place in range(len(ids)):
+    for index in range(len(ids)):
         masked = list(ids)
-        masked[place] = tokenizer.mask_token_id
+        masked[index] = tokenizer.mask_token_id
         if variant == "within_word_l2r":
-            later = place + 1
+            later = index + 1
             while later < len(ids) and pieces[later].startswith("##"):
                 masked[later] = tokenizer.mask_token_id
                 later += 1
         row = [tokenizer.cls_token_id, *masked, tokenizer.sep_token_id]
         with torch.no_grad():
-            logits = exact(input_ids=torch.tensor([row])).logits[0, place + 1]
-        total += float(logits.log_softmax(-1)[ids[place]])
+            logits = exact(input_ids=torch.tensor([row])).logits[0, index + 1]
+        total += float(logits.log_softmax(-1)[ids[index]])
     return total
 
 

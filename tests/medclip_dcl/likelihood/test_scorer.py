@@ -8,7 +8,7 @@ import pytest
 from medclip_dcl.errors import CheckpointError, ScoreError
 from medclip_dcl.likelihood.masked_lm import save_language_model
 from medclip_dcl.likelihood.pll import pseudo_log_likelihood
-from medclip_dcl.likelihood.scoring import Recipe, Task, drift, score_tasks
+from medclip_dcl.likelihood.scoring import ScoringOptions, Task, drift, score_tasks
 from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 TASKS = [
@@ -19,52 +19,54 @@ TASKS = [
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
+def options(tmp_path: Path) -> ScoringOptions:
     save_language_model(tiny_bert(), tiny_tokenizer(), tmp_path)
-    return Recipe(tmp_path, "original", "float32", 64)
+    return ScoringOptions(tmp_path, "original", "float32", 64)
 
 
-def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(recipe):
-    alone = {scores.number: scores for scores in score_tasks(recipe, TASKS, 1)}
-    shared = {scores.number: scores for scores in score_tasks(recipe, TASKS, 2)}
+def test_workers_give_the_bits_of_one_process_and_those_are_the_scores(options):
+    alone = {scores.number: scores for scores in score_tasks(options, TASKS, 1)}
+    shared = {scores.number: scores for scores in score_tasks(options, TASKS, 2)}
     assert shared == alone
     expected = pseudo_log_likelihood(tiny_bert(), tiny_tokenizer(), SENTENCES).tolist()
     got = [value for number in range(3) for value in alone[number].pll_nats]
     assert got == pytest.approx(expected, abs=2e-4)
 
 
-def test_an_overlong_sentence_is_cut_to_what_the_model_reads(recipe):
+def test_an_overlong_sentence_is_cut_to_what_the_model_reads(options):
     long, cut = "no " * 200, "no " * 62
     tasks = [Task(0, (long,), ((0, 62),)), Task(1, (cut,), ((0, 62),))]
-    scores = [item.pll_nats for item in score_tasks(recipe, tasks, 1)]
+    scores = [item.pll_nats for item in score_tasks(options, tasks, 1)]
     assert scores[0] == scores[1]
 
 
-def test_faults_in_a_worker_reach_the_caller(recipe):
+def test_faults_in_a_worker_reach_the_caller(options):
     with pytest.raises(ScoreError, match="no word piece"):
-        list(score_tasks(recipe, [Task(7, (" ",), ((0, 1),)), TASKS[0]], 2))
-    (recipe.folder / "model.safetensors").unlink()
+        list(score_tasks(options, [Task(7, (" ",), ((0, 1),)), TASKS[0]], 2))
+    (options.folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        list(score_tasks(recipe, TASKS, 2))
+        list(score_tasks(options, TASKS, 2))
 
 
-def test_a_worker_that_dies_is_an_error_and_not_a_wait(recipe):
-    broken = dataclasses.replace(recipe, dtype="no_such_dtype")
+def test_a_worker_that_dies_is_an_error_and_not_a_wait(options):
+    broken = dataclasses.replace(options, dtype="no_such_dtype")
     with pytest.raises(ScoreError, match="ended with code 1"):
         list(score_tasks(broken, TASKS, 2))
 
 
 def test_nothing_to_score_starts_nothing(tmp_path):
-    assert list(score_tasks(Recipe(tmp_path / "none", "original", "float32", 64), [], 1)) == []
+    assert (
+        list(score_tasks(ScoringOptions(tmp_path / "none", "original", "float32", 64), [], 1)) == []
+    )
 
 
-def test_bfloat16_drifts_and_float32_does_not(recipe):
-    assert drift(recipe, SENTENCES) == 0
-    assert 1e-3 < drift(dataclasses.replace(recipe, dtype="bfloat16"), SENTENCES) < 5
+def test_bfloat16_drifts_and_float32_does_not(options):
+    assert drift(options, SENTENCES) == 0
+    assert 1e-3 < drift(dataclasses.replace(options, dtype="bfloat16"), SENTENCES) < 5
 
 
-def test_engines_give_equal_scores(recipe):
-    recipes = [dataclasses.replace(recipe, engine=name) for name in ("onnxruntime", "plain")]
+def test_engines_give_equal_scores(options):
+    recipes = [dataclasses.replace(options, engine=name) for name in ("onnxruntime", "plain")]
     fast, plain = (list(score_tasks(one, TASKS, 1)) for one in recipes)
     for one, other in zip(fast, plain, strict=True):
         assert one.pll_nats == pytest.approx(other.pll_nats, abs=2e-4)

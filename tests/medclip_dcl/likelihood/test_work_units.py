@@ -31,7 +31,7 @@ def test_sentences_of_equal_pieces_are_scored_once_and_long_ones_counted():
     assert measured.truncated == 1
     assert measured.order.tolist() == [
         3,
-        *sorted([1, 4, 5], key=plan.place.tolist().index),
+        *sorted([1, 4, 5], key=plan.text_index.tolist().index),
         0,
         2,
         7,
@@ -44,28 +44,28 @@ def test_sentences_of_equal_pieces_are_scored_once_and_long_ones_counted():
 @pytest.mark.parametrize("unit_cost", [1, 50, 100, 300, 2000])
 def test_every_piece_falls_into_one_span_and_units_keep_to_their_cost(unit_cost):
     measured, plan = plan_of(unit_cost)
-    for place in measured.order:
-        own = plan.place == place
+    for index in measured.order:
+        own = plan.text_index == index
         spans = sorted(zip(plan.first[own], plan.last[own], strict=True))
         assert [first for first, _ in spans] == [0, *(last for _, last in spans[:-1])]
-        assert spans[-1][1] == measured.pieces[place]
+        assert spans[-1][1] == measured.pieces[index]
     assert len(set(plan.codes.tolist())) == len(plan.codes)
     assert plan.cost.sum() == measured.cost
     costs = np.bincount(plan.unit, plan.cost)
     assert costs.max() <= max(2 * unit_cost, unit_cost + 3 * 64)  # `cardiomegaly` is three pieces
-    units = list(units_of(plan, np.ones(len(plan.place), bool)))
-    assert np.concatenate(units).tolist() == list(range(len(plan.place)))
+    units = list(units_of(plan, np.ones(len(plan.text_index), bool)))
+    assert np.concatenate(units).tolist() == list(range(len(plan.text_index)))
     assert [len(set(plan.unit[rows])) for rows in units] == [1] * len(units)
 
 
 def test_what_is_left_of_units_is_given_unit_by_unit():
     _, plan = plan_of(100)
-    left = np.zeros(len(plan.place), bool)
+    left = np.zeros(len(plan.text_index), bool)
     left[[1, 4, 5]] = True
     found = list(units_of(plan, left))
     assert np.concatenate(found).tolist() == [1, 4, 5]
     assert [plan.unit[rows[0]] for rows in found] == sorted(set(plan.unit[[1, 4, 5]]))
-    assert list(units_of(plan, np.zeros(len(plan.place), bool))) == []
+    assert list(units_of(plan, np.zeros(len(plan.text_index), bool))) == []
 
 
 @pytest.mark.parametrize("variant", ["original", "within_word_l2r"])
@@ -74,24 +74,24 @@ def test_scores_of_spans_add_up_to_the_sentence(variant: Variant):
     whole = encode_sentences(tokenizer, TEXTS, LIMIT)
     expected = score_encodings(model, whole, tokenizer.mask_token_id, variant, 4096).numpy()
     measured, plan = plan_of(50)
-    assert len(plan.place) > len(measured.order)
-    rows = zip(*(item.tolist() for item in (plan.place, plan.first, plan.last)), strict=True)
-    parts = [part_of(whole[place], first, last) for place, first, last in rows]
+    assert len(plan.text_index) > len(measured.order)
+    rows = zip(*(item.tolist() for item in (plan.text_index, plan.first, plan.last)), strict=True)
+    parts = [part_of(whole[index], first, last) for index, first, last in rows]
     assert sum(part.tokens for part in parts) == measured.pieces[measured.order].sum()
     scores = score_encodings(model, parts, tokenizer.mask_token_id, variant, 4096).numpy()
-    sums = np.bincount(plan.place, scores, len(TEXTS))[measured.twin]
+    sums = np.bincount(plan.text_index, scores, len(TEXTS))[measured.twin]
     assert sums == pytest.approx(expected, abs=2e-4)
 
 
 def test_a_word_is_never_cut():
     _, plan = plan_of(1)
-    spans = zip(plan.first[plan.place == 2], plan.last[plan.place == 2], strict=True)
+    spans = zip(plan.first[plan.text_index == 2], plan.last[plan.text_index == 2], strict=True)
     assert (1, 4) in set(spans)  # stable | cardio ##mega ##ly | with ...
 
 
 def test_codes_tell_spans_apart():
-    place, first, last = np.array([[0, 0, 1, 1], [0, 1, 0, 0], [5, 5, 5, 6]])
-    assert len(set(span_codes(place, first, last).tolist())) == 4
+    index, first, last = np.array([[0, 0, 1, 1], [0, 1, 0, 0], [5, 5, 5, 6]])
+    assert len(set(span_codes(index, first, last).tolist())) == 4
 
 
 def test_operations_of_a_piece_are_those_of_the_layers_matrices():

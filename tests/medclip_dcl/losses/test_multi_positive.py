@@ -43,9 +43,9 @@ def test_positives_stay_in_the_denominator() -> None:
 
 def test_own_image_is_a_positive_whatever_the_masks_say() -> None:
     s = torch.tensor([[0.0, LOG2, LOG3]])
-    told = multi_positive_loss(s, mask("x.."), mask("..."))
+    reported = multi_positive_loss(s, mask("x.."), mask("..."))
     excluded = multi_positive_loss(s, mask("..."), mask("x.."))
-    torch.testing.assert_close(excluded, told)
+    torch.testing.assert_close(excluded, reported)
 
 
 def test_a_mate_that_is_also_excluded_stays_a_mate() -> None:

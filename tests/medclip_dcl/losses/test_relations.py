@@ -16,17 +16,19 @@ from medclip_dcl.losses.relations import (
     relation_gauges,
     relation_matrix,
 )
-from medclip_dcl.text.labeler.labels import FINDINGS, Claims
+from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 
-def claims(asserted: str = "", negated: str = "", hedged: str = "", normal: bool = False) -> Claims:
+def claims(
+    asserted: str = "", negated: str = "", hedged: str = "", normal: bool = False
+) -> ReportLabels:
     """`asserted`: comma-separated findings, a side after a slash, as in `Edema/left`."""
     found: dict[str, frozenset[str]] = {}
     for entry in filter(None, asserted.split(",")):
         name, _, side = entry.partition("/")
         found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
-    return Claims(
+    return ReportLabels(
         found,
         frozenset(filter(None, negated.split(","))),
         frozenset(filter(None, hedged.split(","))),
@@ -34,7 +36,7 @@ def claims(asserted: str = "", negated: str = "", hedged: str = "", normal: bool
     )
 
 
-def relation(anchor: Claims, report: Claims) -> int:
+def relation(anchor: ReportLabels, report: ReportLabels) -> int:
     return int(relation_matrix(encode_claims([anchor]), encode_claims([report])).item())
 
 
@@ -54,7 +56,7 @@ ONE_CLAIM = [
 
 
 @pytest.mark.parametrize(("anchor", "expected"), ONE_CLAIM)
-def test_one_claim_against_every_kind_of_report(anchor: Claims, expected: list[int]) -> None:
+def test_one_claim_against_every_kind_of_report(anchor: ReportLabels, expected: list[int]) -> None:
     reports = encode_claims([POSITIVE, NEGATIVE, HEDGED, SILENT, NORMAL])
     assert relation_matrix(encode_claims([anchor]), reports).tolist() == [expected]
 
@@ -92,7 +94,9 @@ SEVERAL = [
 
 
 @pytest.mark.parametrize(("anchor", "report", "expected"), SEVERAL)
-def test_several_claims_take_the_worst(anchor: Claims, report: Claims, expected: int) -> None:
+def test_several_claims_take_the_worst(
+    anchor: ReportLabels, report: ReportLabels, expected: int
+) -> None:
     assert relation(anchor, report) == expected
 
 
@@ -159,7 +163,7 @@ def test_gauges_count_other_images_alone() -> None:
     }
 
 
-def told(anchor: Claims, report: Claims) -> int:
+def expected_relation(anchor: ReportLabels, report: ReportLabels) -> int:
     """The module's table, one claim after the other."""
     verdicts = set()
     for name, sides in anchor.asserted.items():
@@ -180,11 +184,11 @@ def told(anchor: Claims, report: Claims) -> int:
     return next((item for item in (DIFFERENT, UNCLEAR, SAME) if item in verdicts), DIFFERENT)
 
 
-def drawn(generator: random.Random, most: int) -> Claims:
+def drawn(generator: random.Random, most: int) -> ReportLabels:
     names = generator.sample(FINDINGS[:5], generator.randint(0, most))
     kinds = {name: generator.choice("anu") for name in names}
     sides = [frozenset(), frozenset({"left"}), frozenset({"right"}), frozenset({"left", "right"})]
-    return Claims(
+    return ReportLabels(
         {name: generator.choice(sides) for name in names if kinds[name] == "a"},
         frozenset(name for name in names if kinds[name] == "n"),
         frozenset(name for name in names if kinds[name] == "u"),
@@ -196,7 +200,7 @@ def test_matrix_is_the_table_for_any_claims() -> None:
     generator = random.Random(0)
     anchors = [drawn(generator, 3) for _ in range(150)]
     reports = [drawn(generator, 5) for _ in range(150)]
-    expected = [[told(anchor, report) for report in reports] for anchor in anchors]
+    expected = [[expected_relation(anchor, report) for report in reports] for anchor in anchors]
     matrix = relation_matrix(encode_claims(anchors), encode_claims(reports))
     assert matrix.tolist() == expected
     assert all((matrix == kind).sum() > 500 for kind in (DIFFERENT, SAME, UNCLEAR))

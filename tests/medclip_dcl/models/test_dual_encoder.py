@@ -7,7 +7,7 @@ from medclip_dcl.models.dual_encoder import build_dual_encoder
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.models.settings import ModelConfig
 from tests.synthetic.films import (
-    random_films,
+    random_images,
     random_tokens,
     tiny_dual_encoder,
     tiny_model_config,
@@ -17,7 +17,7 @@ from tests.synthetic.films import (
 
 def test_regions_and_sentences_are_unit_vectors() -> None:
     model = tiny_dual_encoder()
-    regions, sentences = model(to_input(random_films(3), 64), *random_tokens(5))
+    regions, sentences = model(to_input(random_images(3), 64), *random_tokens(5))
     assert regions.shape == (3, 4, 4, 16)
     assert sentences.shape == (5, 16)
     torch.testing.assert_close(regions.norm(dim=-1), torch.ones(3, 4, 4))
@@ -50,7 +50,7 @@ def test_every_weight_is_drawn_as_declared() -> None:
 
 def test_every_weight_receives_a_gradient() -> None:
     model = tiny_dual_encoder()
-    regions, sentences = model(to_input(random_films(4), 64), *random_tokens(4))
+    regions, sentences = model(to_input(random_images(4), 64), *random_tokens(4))
     s = model.gamma**2 * model.score(regions, sentences)
     torch.nn.functional.cross_entropy(s, torch.arange(4)).backward()
     without = [name for name, p in model.named_parameters() if p.grad is None]
@@ -77,7 +77,7 @@ def test_gamma_can_be_fixed() -> None:
 def test_vectors_are_float32_under_autocast() -> None:
     model = tiny_dual_encoder().eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        regions, sentences = model(to_input(random_films(2), 64), *random_tokens(2))
+        regions, sentences = model(to_input(random_images(2), 64), *random_tokens(2))
     assert regions.dtype == sentences.dtype == torch.float32
     torch.testing.assert_close(regions.norm(dim=-1), torch.ones(2, 4, 4))
 

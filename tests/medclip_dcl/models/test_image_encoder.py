@@ -56,7 +56,7 @@ def three_channel_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def test_colour_checkpoint_gives_grey_films_what_three_equal_channels_gave(tmp_path: Path) -> None:
+def test_colour_checkpoint_gives_grey_images_what_three_equal_channels_gave(tmp_path: Path) -> None:
     state = three_channel_checkpoint(tmp_path)
     encoder = ImageEncoder(TINY)
     report = load_image_weights(encoder, tmp_path)

@@ -42,7 +42,7 @@ def biovil_t(state: dict[str, Tensor]) -> dict[str, Tensor]:
     ],
     ids=["torchvision", "safetensors", "nested", "BioViL", "BioViL-T"],
 )
-def test_a_grey_film_gives_the_map_that_three_equal_channels_gave(
+def test_a_grey_image_gives_the_map_that_three_equal_channels_gave(
     tmp_path: Path,
     settings: ImageEncoderConfig,
     layout: Callable[[dict[str, Tensor]], dict[str, Tensor]],

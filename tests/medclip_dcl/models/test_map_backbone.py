@@ -10,7 +10,7 @@ from transformers import ConvNextConfig, ConvNextForImageClassification
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.image_encoder import ImageEncoder, load_image_weights
 from medclip_dcl.models.settings import ImageEncoderConfig
-from tests.synthetic.films import random_films, tiny_dual_encoder, tiny_model_config
+from tests.synthetic.films import random_images, tiny_dual_encoder, tiny_model_config
 
 CONVNEXT = {
     "model_type": "convnext",
@@ -48,12 +48,12 @@ def settings(tree: dict[str, Any], **more: Any) -> ImageEncoderConfig:
 def test_any_backbone_with_a_map_becomes_regions(tree: dict[str, Any], cells: int) -> None:
     image = settings(tree)
     model = tiny_dual_encoder(tiny_model_config().model_copy(update={"image": image})).eval()
-    films = torch.from_numpy(random_films(2)).unsqueeze(1).float()
-    regions = model.encode_images(films)
+    images = torch.from_numpy(random_images(2)).unsqueeze(1).float()
+    regions = model.encode_images(images)
     assert regions.shape == (2, cells, cells, 16)
     assert (model.image.grid(64), model.image.width) == (cells, 16)
     again = tiny_dual_encoder(tiny_model_config().model_copy(update={"image": image}))
-    assert torch.equal(again.eval().encode_images(films), regions)  # one seed, one start
+    assert torch.equal(again.eval().encode_images(images), regions)  # one seed, one start
 
 
 def test_a_classifiers_checkpoint_fills_its_backbone_and_says_what_it_lacks(

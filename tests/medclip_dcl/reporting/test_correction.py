@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from medclip_dcl.artifact import drafting, make_recipe
+from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.likelihood import eta, scoring
@@ -56,13 +56,15 @@ def test_eta_is_drawn_against_likelihood_length_frequency_and_labels(view):
 
 def test_eta_without_likelihoods_is_drawn_against_words(tmp_path):
     work = write_texts(tmp_path / "work")
-    folder = eta.KIND.at(work)
+    folder = eta.ARTIFACT.at(work)
     rows = read_table(folder, eta.ETA).to_pylist()
-    recipe = make_recipe(eta.KIND, {"eta": {"source": "constant", "eta_max": 0.2}}, {})
-    with drafting(folder, eta.KIND, recipe) as draft:
+    fingerprint = make_fingerprint(
+        eta.ARTIFACT, {"eta": {"source": "constant", "eta_max": 0.2}}, {}
+    )
+    with write_artifact(folder, eta.ARTIFACT, fingerprint) as writer:
         bare = [{**row, "pll_nats": None, "tokens": None} for row in rows]
-        write_table(draft.directory, eta.ETA, bare)
-        draft.seal({})
+        write_table(writer.directory, eta.ETA, bare)
+        writer.commit({})
     view = describe_eta(sources(work))
     assert "How likely." not in [chart["title"] for chart in view["charts"]]
     assert any("length, words" in chart["picture"] for chart in view["charts"])
@@ -70,14 +72,16 @@ def test_eta_without_likelihoods_is_drawn_against_words(tmp_path):
 
 def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
     work = write_texts(tmp_path / "work")
-    folder = manifest.KIND.at(work)
+    folder = manifest.ARTIFACT.at(work)
     forms = (manifest.IMAGES, manifest.REPORTS, manifest.BOXES, manifest.REJECTS)
     tables = {form: read_table(folder, form).to_pylist() for form in forms}
     tables[manifest.STUDY_LABELS] = []
-    with drafting(folder, manifest.KIND, make_recipe(manifest.KIND, {}, {})) as draft:
+    with write_artifact(
+        folder, manifest.ARTIFACT, make_fingerprint(manifest.ARTIFACT, {}, {})
+    ) as writer:
         for form, rows in tables.items():
-            write_table(draft.directory, form, rows)
-        draft.seal({})
+            write_table(writer.directory, form, rows)
+        writer.commit({})
     view = describe_eta(sources(work))
     assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
 
@@ -107,10 +111,10 @@ def test_sentences_are_listed_unless_the_report_is_private(work, view):
 def test_a_calibration_is_shown_and_called_stale_where_likelihoods_changed(tmp_path):
     work = write_texts(tmp_path / "work")
     assert describe_calibration(sources(work)) is None
-    recipe = make_recipe(scoring.KIND, {}, {})
-    with drafting(scoring.KIND.at(work), scoring.KIND, recipe) as draft:
-        write_table(draft.directory, scoring.LIKELIHOODS, [])
-        digest = draft.seal({}).digest
+    fingerprint = make_fingerprint(scoring.ARTIFACT, {}, {})
+    with write_artifact(scoring.ARTIFACT.at(work), scoring.ARTIFACT, fingerprint) as writer:
+        write_table(writer.directory, scoring.LIKELIHOODS, [])
+        digest = writer.commit({}).digest
     record = {
         "evidence": "claims",
         "likelihoods": digest,

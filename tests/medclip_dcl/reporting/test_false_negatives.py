@@ -7,7 +7,7 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.reporting.false_negatives import BatchAudit, audit_batches
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import Corpus, read_evidence
+from medclip_dcl.training.dataset import Corpus, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.corpus import ETA, read_tiny_corpus, write_corpus
 
@@ -16,13 +16,13 @@ from tests.synthetic.corpus import ETA, read_tiny_corpus, write_corpus
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, torch.Tensor, torch.Tensor]:
     work: Path = write_corpus(tmp_path_factory.mktemp("audited"))
     found = read_tiny_corpus(work)
-    listed = open_artifact(manifest.KIND.at(work), manifest.KIND)
-    claimed = open_artifact(labels.KIND.at(work), labels.KIND)
+    listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    claimed = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
     reading = ObjectiveConfig(relation="claims")
-    evidence = read_evidence(reading, found, listed, claimed, None)
-    assert evidence.sentence_codes is not None
-    assert evidence.report_codes is not None
-    return found, evidence.sentence_codes, evidence.report_codes
+    supervision = read_supervision(reading, found, listed, claimed, None)
+    assert supervision.sentence_codes is not None
+    assert supervision.report_codes is not None
+    return found, supervision.sentence_codes, supervision.report_codes
 
 
 def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -> BatchAudit:
@@ -40,12 +40,12 @@ def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
     assert found.expected == pytest.approx([24 * 23 * ETA] * 6)
 
 
-def test_a_suspect_is_another_study_s_film_of_the_same_kind(
+def test_a_suspect_is_another_study_s_image_of_the_same_kind(
     corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
 ) -> None:
     studies = corpus[0]
     for item in audited(corpus).suspects:
-        assert studies.study_of_film[item.film] == item.study
+        assert studies.study_of_image[item.image] == item.study
         kind = {int(studies.text_of[i]) for i in range(len(studies.text_of))}
         assert item.text in kind
         assert item.eta == pytest.approx(ETA)

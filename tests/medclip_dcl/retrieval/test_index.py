@@ -14,7 +14,7 @@ from medclip_dcl.retrieval.settings import IndexConfig
 from tests.synthetic.embeddings import (
     SIMILARITY,
     HashedEncoder,
-    NumberedFilms,
+    NumberedImages,
     manifest_table,
     selection,
     sentence_table,
@@ -23,8 +23,8 @@ from tests.synthetic.embeddings import (
 SETTINGS = IndexConfig(shard_rows=20, batch=7, thumbnail_px=64)
 
 
-def films() -> NumberedFilms:
-    return NumberedFilms(manifest_table(48).column("image_id").to_pylist())
+def images() -> NumberedImages:
+    return NumberedImages(manifest_table(48).column("image_id").to_pylist())
 
 
 def test_identical_sentences_are_one_row_with_its_count() -> None:
@@ -40,43 +40,43 @@ def test_a_sentence_said_twice_in_one_report_counts_once() -> None:
     sentences = sentence_table(24)
     twice = sentences.slice(0, 1)
     chosen = select(
-        manifest_table(48), pa.concat_tables([sentences, twice]), {}, films(), ["train"]
+        manifest_table(48), pa.concat_tables([sentences, twice]), {}, images(), ["train"]
     )
     assert next(row["studies"] for row in chosen.texts if row["text"] == "Opacity 0.") == 1
 
 
 def test_only_the_splits_asked_for_are_indexed() -> None:
     chosen = selection(splits=("test",))
-    assert {row["split"] for row in chosen.films} == {"test"}
+    assert {row["split"] for row in chosen.images} == {"test"}
     texts = {row["text"] for row in chosen.texts}
     assert "Opacity 4." in texts
     assert "Opacity 0." not in texts
 
 
-def test_a_film_without_pixels_is_left_out_and_counted() -> None:
-    prepared = NumberedFilms([f"image-{number:03d}" for number in range(40)])
+def test_an_image_without_pixels_is_left_out_and_counted() -> None:
+    prepared = NumberedImages([f"image-{number:03d}" for number in range(40)])
     chosen = select(
         manifest_table(48), sentence_table(24), {}, prepared, ["train", "validate", "test"]
     )
-    assert (len(chosen.films), chosen.without_pixels) == (40, 8)
+    assert (len(chosen.images), chosen.without_pixels) == (40, 8)
 
 
-def test_no_film_left_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="holds no prepared film"):
-        select(manifest_table(48), sentence_table(24), {}, NumberedFilms([]), ["train"])
+def test_no_image_left_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="holds no prepared image"):
+        select(manifest_table(48), sentence_table(24), {}, NumberedImages([]), ["train"])
 
 
-def test_shards_hold_every_film_in_order(tmp_path: Path) -> None:
-    counts = write_index(tmp_path, selection(), films(), HashedEncoder(), SETTINGS, SIMILARITY)
+def test_shards_hold_every_image_in_order(tmp_path: Path) -> None:
+    counts = write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
     shards = [map_array(tmp_path / shard_name("regions", n), np.float16) for n in range(3)]
     assert [len(shard) for shard in shards] == [20, 20, 8]
-    expected = HashedEncoder().embed_images(films().pixels(21)[None])[0].numpy()
+    expected = HashedEncoder().embed_images(images().pixels(21)[None])[0].numpy()
     np.testing.assert_allclose(shards[1][1], expected, atol=1e-3)
     assert counts == {
-        "films": 48,
+        "images": 48,
         "texts": 27,
-        "sayings": 48,
-        "films_without_pixels": 0,
+        "occurrences": 48,
+        "images_without_pixels": 0,
         "candidate_recall_at_10": None,
     }
 
@@ -85,31 +85,31 @@ def test_a_shard_that_is_there_is_not_embedded_again(tmp_path: Path) -> None:
     class Counting(HashedEncoder):
         calls = 0
 
-        def embed_images(self, films):
-            self.calls += len(films)
+        def embed_images(self, images):
+            self.calls += len(images)
             if self.calls > 20:
                 raise KeyboardInterrupt
-            return super().embed_images(films)
+            return super().embed_images(images)
 
     with pytest.raises(KeyboardInterrupt):
-        write_index(tmp_path, selection(), films(), Counting(), SETTINGS, SIMILARITY)
+        write_index(tmp_path, selection(), images(), Counting(), SETTINGS, SIMILARITY)
     first = (tmp_path / shard_name("pooled", 0)).read_bytes()
 
     class Rest(HashedEncoder):
         seen = 0
 
-        def embed_images(self, films):
-            self.seen += len(films)
-            return super().embed_images(films)
+        def embed_images(self, images):
+            self.seen += len(images)
+            return super().embed_images(images)
 
     rest = Rest()
-    write_index(tmp_path, selection(), films(), rest, SETTINGS, SIMILARITY)
+    write_index(tmp_path, selection(), images(), rest, SETTINGS, SIMILARITY)
     assert rest.seen == 28
     assert (tmp_path / shard_name("pooled", 0)).read_bytes() == first
 
 
-def test_thumbnails_have_the_proportions_of_the_film(tmp_path: Path) -> None:
-    write_index(tmp_path, selection(), films(), HashedEncoder(), SETTINGS, SIMILARITY)
+def test_thumbnails_have_the_proportions_of_the_image(tmp_path: Path) -> None:
+    write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
     pictures = map_pictures(tmp_path / shard_name("pictures", 0, "arrow"))
     assert len(pictures) == 20
     assert Image.open(io.BytesIO(pictures[0].as_py())).size == (32, 64)
@@ -117,7 +117,7 @@ def test_thumbnails_have_the_proportions_of_the_film(tmp_path: Path) -> None:
 
 def test_without_pictures_none_are_written(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"pictures": False})
-    write_index(tmp_path, selection(), films(), HashedEncoder(), settings, SIMILARITY)
+    write_index(tmp_path, selection(), images(), HashedEncoder(), settings, SIMILARITY)
     assert list(tmp_path.glob("pictures-*")) == []
 
 
@@ -139,4 +139,4 @@ def test_sentence_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> Non
             return torch.full((len(texts), 8), float("nan"))
 
     with pytest.raises(CheckpointError, match="without direction"):
-        write_index(tmp_path, selection(), films(), Broken(), SETTINGS, SIMILARITY)
+        write_index(tmp_path, selection(), images(), Broken(), SETTINGS, SIMILARITY)

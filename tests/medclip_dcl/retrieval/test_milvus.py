@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medclip_dcl.errors import ConfigError, EngineError
-from medclip_dcl.retrieval.embeddings import Resident, Shards
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.milvus import MOST_HITS, Milvus, collection_of, fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
@@ -17,7 +17,7 @@ from medclip_dcl.retrieval.sketch import open_vectors
 from tests.synthetic.embeddings import MODEL_DIGEST, HashedEncoder, build
 from tests.synthetic.milvus import milvus_server
 
-FILMS = 48
+IMAGES = 48
 FILTERS = (
     Filters(),
     Filters(splits=frozenset({"test"})),
@@ -28,14 +28,14 @@ FILTERS = (
 
 
 def vectors_of(index: RetrievalIndex) -> dict[str, Shards]:
-    films, texts = len(index.pooled), len(index.sentences)
-    return open_vectors(index.artifact.file, index.artifact.recipe, (films, texts))
+    images, texts = len(index.pooled), len(index.sentences)
+    return open_vectors(index.artifact.file, index.artifact.fingerprint, (images, texts))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "index"
-    build(path, IndexConfig(shard_rows=20, batch=7, candidates=12), FILMS)
+    build(path, IndexConfig(shard_rows=20, batch=7, candidates=12), IMAGES)
     return path
 
 
@@ -48,15 +48,15 @@ def index(folder: Path) -> RetrievalIndex:
 def retrieval(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RetrievalConfig]:
-    place = tmp_path_factory.mktemp("engine")
+    folder = tmp_path_factory.mktemp("engine")
     if request.param == "path":
         from milvus_lite.server_manager import server_manager_instance
 
-        uri = str(place / "vectors.db")
+        uri = str(folder / "vectors.db")
         yield RetrievalConfig(uri=uri)
         server_manager_instance.release_server(uri)
     else:
-        with milvus_server(place) as uri:
+        with milvus_server(folder) as uri:
             yield RetrievalConfig(uri=uri)
 
 
@@ -64,7 +64,7 @@ def retrieval(
 def engine(folder: Path, index: RetrievalIndex, retrieval: RetrievalConfig) -> RetrievalIndex:
     with pytest.raises(EngineError, match="rerun build_index"):
         RetrievalIndex.open(folder, MODEL_DIGEST, retrieval)
-    fill_collections(retrieval, index.artifact.recipe, vectors_of(index))
+    fill_collections(retrieval, index.artifact.fingerprint, vectors_of(index))
     return RetrievalIndex.open(folder, MODEL_DIGEST, retrieval)
 
 
@@ -72,11 +72,11 @@ def engine(folder: Path, index: RetrievalIndex, retrieval: RetrievalConfig) -> R
 def test_the_engine_gives_the_hits_of_the_exact_scan(
     index: RetrievalIndex, engine: RetrievalIndex, filters: Filters
 ) -> None:
-    assert not isinstance(engine.near["pooled"], Resident)
+    assert not isinstance(engine.near["pooled"], InMemoryIndex)
     for number in range(6):
         vector = HashedEncoder().embed_sentences([f"question {number}"])[0]
-        film = np.full((1, 16, 16), number, dtype=np.uint8)
-        regions = HashedEncoder().embed_images(film)[0]
+        image = np.full((1, 16, 16), number, dtype=np.uint8)
+        regions = HashedEncoder().embed_images(image)[0]
         for target in ("image", "text"):
             for query in (
                 Query(target, 5, vector=vector, filters=filters),
@@ -89,15 +89,15 @@ def test_the_engine_gives_the_hits_of_the_exact_scan(
 
 def test_the_engine_finds_the_rows_of_a_direct_scan_by_each_road(tmp_path: Path) -> None:
     """Few allowed rows are named, many are sifted, and hits that all are forbidden are passed."""
-    draw = np.random.default_rng(0)
-    vectors = draw.standard_normal((20_000, 8)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((20_000, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    resident = Resident(Shards([vectors], len(vectors)))
+    resident = InMemoryIndex(Shards([vectors], len(vectors)))
     with milvus_server(tmp_path) as uri, Milvus(RetrievalConfig(uri=uri)) as engine:
         engine.fill("rows", Shards([vectors[:15_000], vectors[15_000:]], 15_000), lambda _: None)
         nearest = engine.nearest("rows", len(vectors))
         direction = vectors[7]
-        half = draw.random(len(vectors)) < 0.5
+        half = rng.random(len(vectors)) < 0.5
         few = np.zeros(len(vectors), dtype=bool)
         few[::700] = True
         far = vectors @ direction < 0.2
@@ -112,23 +112,23 @@ def test_filling_goes_on_where_it_stopped_and_ends_with_every_row(
     index: RetrievalIndex, retrieval: RetrievalConfig
 ) -> None:
     half = Shards([index.pooled.whole()[:20]], 20)
-    whole = Shards([index.pooled.whole()], FILMS)
+    whole = Shards([index.pooled.whole()], IMAGES)
     with Milvus(retrieval) as engine:
         engine.fill("begun", half, lambda _: None)
         with pytest.raises(EngineError, match="holds 20 of 48 rows"):
-            engine.nearest("begun", FILMS)
+            engine.nearest("begun", IMAGES)
         engine.fill("begun", whole, lambda _: None)
         engine.fill("begun", whole, lambda _: None)
         direction = whole.arrays[0][47]
-        assert 47 in engine.nearest("begun", FILMS).rows(direction, None, 1)
+        assert 47 in engine.nearest("begun", IMAGES).rows(direction, None, 1)
         with pytest.raises(EngineError, match="holds 48 of 20 rows"):
             engine.fill("begun", half, lambda _: None)
 
 
 def test_another_index_never_answers(index: RetrievalIndex) -> None:
-    recipe = index.artifact.recipe
-    other = {**recipe, "inputs": {**recipe["inputs"], "model": "n" * 64}}
-    assert collection_of(recipe, "texts") != collection_of(other, "texts")
+    fingerprint = index.artifact.fingerprint
+    other = {**fingerprint, "inputs": {**fingerprint["inputs"], "model": "n" * 64}}
+    assert collection_of(fingerprint, "texts") != collection_of(other, "texts")
 
 
 def test_an_engine_that_is_gone_is_named_and_nothing_else(
@@ -136,7 +136,7 @@ def test_an_engine_that_is_gone_is_named_and_nothing_else(
 ) -> None:
     with milvus_server(tmp_path) as uri:
         retrieval = RetrievalConfig(uri=uri, timeout_s=1)
-        fill_collections(retrieval, index.artifact.recipe, vectors_of(index))
+        fill_collections(retrieval, index.artifact.fingerprint, vectors_of(index))
         engine = RetrievalIndex.open(folder, MODEL_DIGEST, retrieval)
     query = Query("image", 3, vector=torch.ones(8) / 8**0.5)
     with pytest.raises(EngineError, match="does not answer as it should"):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.retrieval.embeddings import Resident, Shards, highest
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, highest
 
 
 def by_sorting(scores: np.ndarray, count: int) -> list[int]:
@@ -17,8 +17,8 @@ def test_the_highest_scores_are_those_of_a_sort(size: int, count: int) -> None:
 
 @pytest.mark.parametrize("levels", [1, 2, 5])
 def test_of_equal_scores_the_first_are_taken(levels: int) -> None:
-    draw = np.random.default_rng(levels)
-    scores = draw.integers(0, levels, 30_000).astype(np.float32)
+    rng = np.random.default_rng(levels)
+    scores = rng.integers(0, levels, 30_000).astype(np.float32)
     assert highest(scores, 100).tolist() == by_sorting(scores, 100)
 
 
@@ -32,7 +32,7 @@ def test_only_allowed_rows_are_found() -> None:
     vectors = np.eye(5, dtype=np.float32)
     direction = np.array([5, 4, 3, 2, 1], dtype=np.float32)
     allowed = np.array([False, True, False, True, True])
-    nearest = Resident(Shards([vectors], len(vectors)))
+    nearest = InMemoryIndex(Shards([vectors], len(vectors)))
     assert nearest.rows(direction, allowed, 2).tolist() == [1, 3]
     assert nearest.rows(direction, allowed, 9).tolist() == [1, 3, 4]
     assert nearest.rows(direction, np.zeros(5, dtype=bool), 2).tolist() == []
@@ -44,14 +44,14 @@ def test_rows_that_half_precision_cannot_tell_apart_are_found_at_full() -> None:
     vectors = (1 + 1e-5 * np.arange(1000, dtype=np.float32))[:, None]
     halves = vectors[:, 0].astype(np.float16)
     assert np.flatnonzero(halves == halves.max()).tolist() == list(range(928, 1000))
-    nearest = Resident(Shards([vectors[:600], vectors[600:]], 600))
+    nearest = InMemoryIndex(Shards([vectors[:600], vectors[600:]], 600))
     assert nearest.rows(np.ones(1, dtype=np.float32), None, 15).tolist() == list(range(985, 1000))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_nearest_of_many_are_those_of_a_product_at_full_precision(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    vectors = draw.standard_normal((20_000, 32)).astype(np.float32)
-    nearest = Resident(Shards([vectors], len(vectors)))
-    direction = draw.standard_normal(32).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((20_000, 32)).astype(np.float32)
+    nearest = InMemoryIndex(Shards([vectors], len(vectors)))
+    direction = rng.standard_normal(32).astype(np.float32)
     assert nearest.rows(direction, None, 100).tolist() == by_sorting(vectors @ direction, 100)

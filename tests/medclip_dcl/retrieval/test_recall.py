@@ -12,39 +12,39 @@ from medclip_dcl.retrieval.sketch import FILE, Sketch, measure_recall
 from tests.synthetic.embeddings import (
     SIMILARITY,
     HashedEncoder,
-    NumberedFilms,
+    NumberedImages,
     manifest_table,
     selection,
 )
 
-FILMS, TEXTS = 48, 27
+IMAGES, TEXTS = 48, 27
 
 
 def built(folder: Path, **settings: int) -> float | None:
     chosen = IndexConfig(shard_rows=20, batch=7, thumbnail_px=64, **settings)
-    films = NumberedFilms(manifest_table(FILMS).column("image_id").to_pylist())
-    counts = write_index(folder, selection(), films, HashedEncoder(), chosen, SIMILARITY)
+    images = NumberedImages(manifest_table(IMAGES).column("image_id").to_pylist())
+    counts = write_index(folder, selection(), images, HashedEncoder(), chosen, SIMILARITY)
     recall: float | None = counts["candidate_recall_at_10"]
     return recall
 
 
 def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Path) -> None:
-    """Eight of 27 sentences are anchors of random films: hardly better than chance, 20 of 48."""
-    recall = built(tmp_path, anchors=12, candidates=20)
+    """Eight of 27 sentences are anchors of random images: hardly better than chance, 20 of 48."""
+    recall = built(tmp_path, landmarks=12, candidates=20)
     whole = {
         what: np.concatenate([map_array(tmp_path / shard_name(what, n), dtype) for n in range(3)])
-        for what, dtype in (("regions", np.float16), ("film_sketches", np.float32))
+        for what, dtype in (("regions", np.float16), ("image_sketches", np.float32))
     }
     texts = np.concatenate(
         [map_array(tmp_path / shard_name("texts", n), np.float32) for n in (0, 1)]
     )
-    anchors = {round(place) for place in np.linspace(0, TEXTS - 1, 8) // 1}
-    asked = texts[[row for row in range(TEXTS) if row not in anchors]]
+    landmarks = {round(index) for index in np.linspace(0, TEXTS - 1, 8) // 1}
+    asked = texts[[row for row in range(TEXTS) if row not in landmarks]]
     assert len(asked) == 19
     regions = torch.from_numpy(whole["regions"].astype(np.float32)).flatten(1, 2)
     exact = image_sentence_scores(regions, torch.from_numpy(asked), SIMILARITY).numpy()
     sketch = Sketch.read(tmp_path / FILE, SIMILARITY.dim)
-    near = sketch.of_vectors(asked) @ whole["film_sketches"].T
+    near = sketch.of_vectors(asked) @ whole["image_sketches"].T
     shares = [
         len(set(np.argsort(-one)[:10]) & set(np.argsort(-other)[:20])) / 10
         for one, other in zip(exact, near, strict=True)
@@ -53,11 +53,11 @@ def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Pa
     assert 0.2 < np.mean(shares) < 0.95
 
 
-def test_as_many_candidates_as_films_find_all(tmp_path: Path) -> None:
-    assert built(tmp_path, anchors=12, candidates=FILMS) == 1
+def test_as_many_candidates_as_images_find_all(tmp_path: Path) -> None:
+    assert built(tmp_path, landmarks=12, candidates=IMAGES) == 1
 
 
 def test_where_every_sentence_is_an_anchor_nobody_is_left_to_ask(tmp_path: Path) -> None:
-    assert built(tmp_path, anchors=60, candidates=20) is None
-    settings = IndexConfig(shard_rows=20, anchors=60)
-    assert measure_recall(tmp_path, (FILMS, TEXTS), settings, SIMILARITY) is None
+    assert built(tmp_path, landmarks=60, candidates=20) is None
+    settings = IndexConfig(shard_rows=20, landmarks=60)
+    assert measure_recall(tmp_path, (IMAGES, TEXTS), settings, SIMILARITY) is None

@@ -6,18 +6,18 @@ import torch
 
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, QueryError
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.embeddings import Resident, Shards, map_array, shard_name
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards, map_array, shard_name
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig
 from tests.synthetic.embeddings import DIM, GRID, MODEL_DIGEST, SIMILARITY, HashedEncoder, build
 
-FILMS = 48
+IMAGES = 48
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "index"
-    build(path, IndexConfig(shard_rows=20, batch=7, candidates=FILMS), FILMS)
+    build(path, IndexConfig(shard_rows=20, batch=7, candidates=IMAGES), IMAGES)
     return path
 
 
@@ -36,7 +36,7 @@ def all_regions(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("text", ["Cardiomegaly.", "No effusion.", "Opacity 3."])
-def test_with_all_candidates_films_are_ranked_as_by_exhaustive_search(
+def test_with_all_candidates_images_are_ranked_as_by_exhaustive_search(
     folder: Path, index: RetrievalIndex, text: str
 ) -> None:
     vector = sentence(text)
@@ -49,7 +49,7 @@ def test_with_all_candidates_films_are_ranked_as_by_exhaustive_search(
 
 def test_recall_grows_with_candidates(folder: Path, index: RetrievalIndex) -> None:
     recalls = []
-    for candidates in (10, 20, FILMS):
+    for candidates in (10, 20, IMAGES):
         settings = index.settings.model_copy(update={"candidates": candidates})
         narrow = RetrievalIndex(**{**vars(index), "settings": settings})
         found = 0
@@ -59,11 +59,11 @@ def test_recall_grows_with_candidates(folder: Path, index: RetrievalIndex) -> No
             found += len(exact & {hit.id for hit in narrow.search(query)})
         recalls.append(found / 200)
     assert recalls == sorted(recalls)
-    assert recalls[0] > 10 / FILMS * 2  # far above chance
+    assert recalls[0] > 10 / IMAGES * 2  # far above chance
     assert recalls[-1] == 1.0
 
 
-def test_sentences_of_a_film_are_ranked_by_the_same_score(index: RetrievalIndex) -> None:
+def test_sentences_of_an_image_are_ranked_by_the_same_score(index: RetrievalIndex) -> None:
     regions = HashedEncoder().embed_images(np.full((1, 16, 16), 7, dtype=np.uint8))[0]
     sentences = torch.from_numpy(index.sentences.whole())
     exact = image_sentence_scores(regions.reshape(1, GRID * GRID, DIM), sentences, SIMILARITY)
@@ -73,30 +73,30 @@ def test_sentences_of_a_film_are_ranked_by_the_same_score(index: RetrievalIndex)
     assert [hit.id for hit in hits] == [keys[row] for row in best]
 
 
-def test_a_film_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
+def test_an_image_finds_itself_first_and_a_text_its_twin(index: RetrievalIndex) -> None:
     regions = torch.from_numpy(index.regions.gather(np.array([21]))[0]).float()
-    (film,) = index.search(Query("image", 1, regions=regions))
-    assert (film.id, film.texts) == ("image-021", ("Opacity 10.", "Shared 1."))
-    assert film.score == pytest.approx(1, abs=1e-3)
+    (image,) = index.search(Query("image", 1, regions=regions))
+    assert (image.id, image.texts) == ("image-021", ("Opacity 10.", "Shared 1."))
+    assert image.score == pytest.approx(1, abs=1e-3)
     (text,) = index.search(Query("text", 1, vector=sentence("Shared 1.")))
     assert (text.texts, text.studies) == (("Shared 1.",), 8)
     assert text.score == pytest.approx(1, abs=1e-6)
 
 
-def test_filters_hold_for_films_and_for_what_their_studies_say(index: RetrievalIndex) -> None:
+def test_filters_hold_for_images_and_for_what_their_studies_say(index: RetrievalIndex) -> None:
     filters = Filters(splits=frozenset({"test"}), views=frozenset({"AP"}))
-    films = index.search(Query("image", 99, vector=sentence("x"), filters=filters))
-    assert len(films) == FILMS // 3 // 2
-    assert {(hit.split, hit.view) for hit in films} == {("test", "AP")}
+    images = index.search(Query("image", 99, vector=sentence("x"), filters=filters))
+    assert len(images) == IMAGES // 3 // 2
+    assert {(hit.split, hit.view) for hit in images} == {("test", "AP")}
     texts = index.search(Query("text", 99, vector=sentence("x"), filters=filters))
-    said = {text for hit in films for text in hit.texts}
+    said = {text for hit in images for text in hit.texts}
     assert {hit.texts[0] for hit in texts} == said
 
 
 def test_a_patient_can_be_excluded(index: RetrievalIndex) -> None:
     query = Query("image", 99, vector=sentence("x"), filters=Filters(exclude_patient="patient-002"))
     hits = index.search(query)
-    assert len(hits) == FILMS - 4
+    assert len(hits) == IMAGES - 4
     assert "patient-002" not in {hit.subject_id for hit in hits}
 
 
@@ -109,11 +109,11 @@ def test_filters_that_leave_nothing_give_nothing(index: RetrievalIndex) -> None:
 
 
 def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
-    level = np.zeros((FILMS, DIM), dtype=np.float32)
+    level = np.zeros((IMAGES, DIM), dtype=np.float32)
     level[:, 0] = 1
     changed = {
-        "pooled": Shards([level], FILMS),
-        "near": {"pooled": Resident(Shards([level], FILMS))},
+        "pooled": Shards([level], IMAGES),
+        "near": {"pooled": InMemoryIndex(Shards([level], IMAGES))},
     }
     tied = RetrievalIndex(**{**vars(index), **changed})
     regions = torch.zeros(GRID, GRID, DIM)
@@ -122,8 +122,8 @@ def test_equal_scores_are_ordered_by_id(index: RetrievalIndex) -> None:
     assert [hit.id for hit in hits] == [f"image-{number:03d}" for number in range(5)]
 
 
-def test_more_hits_than_films_gives_all_films(index: RetrievalIndex) -> None:
-    assert len(index.search(Query("image", 10_000, vector=sentence("x")))) == FILMS
+def test_more_hits_than_images_gives_all_images(index: RetrievalIndex) -> None:
+    assert len(index.search(Query("image", 10_000, vector=sentence("x")))) == IMAGES
 
 
 def test_thumbnail_is_found_by_id_alone(index: RetrievalIndex) -> None:

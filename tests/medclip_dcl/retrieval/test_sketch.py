@@ -16,10 +16,10 @@ def unit(*shape: int, seed: int) -> torch.Tensor:
 
 def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
     """With fewer anchors than the width nothing is left out but the ridge."""
-    anchors, films = unit(40, 8, seed=0).numpy(), unit(60, 9, 8, seed=1)
-    sketch = fit_sketch(anchors, score_at(anchors, films, SIMILARITY))
-    exact = image_sentence_scores(films, torch.from_numpy(anchors), SIMILARITY).numpy()
-    near = sketch.of_vectors(anchors) @ sketch.of_films(films, SIMILARITY).T
+    landmarks, images = unit(40, 8, seed=0).numpy(), unit(60, 9, 8, seed=1)
+    sketch = fit_sketch(landmarks, score_at(landmarks, images, SIMILARITY))
+    exact = image_sentence_scores(images, torch.from_numpy(landmarks), SIMILARITY).numpy()
+    near = sketch.of_vectors(landmarks) @ sketch.of_images(images, SIMILARITY).T
     np.testing.assert_allclose(near, exact, atol=0.02)
     sketch.write(tmp_path)
     again = Sketch.read(tmp_path / FILE, 8)
@@ -30,12 +30,12 @@ def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
 def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> None:
     """Small findings: of 225 regions, one answers; the mean of all hardly tells."""
     topics = unit(30, 8, seed=2)
-    films = unit(400, 25, 8, seed=3)
-    films[:, 7] = topics[torch.arange(400) % 30]
+    images = unit(400, 25, 8, seed=3)
+    images[:, 7] = topics[torch.arange(400) % 30]
     asked = functional.normalize(topics + 0.1 * unit(30, 8, seed=4), dim=-1)
-    anchors = functional.normalize(topics.repeat(4, 1) + 0.1 * unit(120, 8, seed=5), dim=-1)
-    sketch = fit_sketch(anchors.numpy(), score_at(anchors.numpy(), films[:200], SIMILARITY))
-    exact = image_sentence_scores(films, asked, SIMILARITY).numpy()
+    landmarks = functional.normalize(topics.repeat(4, 1) + 0.1 * unit(120, 8, seed=5), dim=-1)
+    sketch = fit_sketch(landmarks.numpy(), score_at(landmarks.numpy(), images[:200], SIMILARITY))
+    exact = image_sentence_scores(images, asked, SIMILARITY).numpy()
 
     def recall(near: np.ndarray) -> float:
         best = np.argsort(-exact, axis=1)[:, :10]
@@ -44,13 +44,13 @@ def test_the_best_of_a_sketch_hold_more_of_the_best_than_mean_regions_do() -> No
             np.mean([np.isin(one, other).mean() for one, other in zip(best, kept, strict=True)])
         )
 
-    by_sketch = recall(sketch.of_vectors(asked.numpy()) @ sketch.of_films(films, SIMILARITY).T)
-    by_mean = recall(asked.numpy() @ functional.normalize(films.mean(1), dim=-1).numpy().T)
+    by_sketch = recall(sketch.of_vectors(asked.numpy()) @ sketch.of_images(images, SIMILARITY).T)
+    by_mean = recall(asked.numpy() @ functional.normalize(images.mean(1), dim=-1).numpy().T)
     assert by_sketch > 0.9
     assert by_sketch > by_mean + 0.1
 
 
 def test_no_vector_has_an_empty_sketch() -> None:
-    anchors = unit(5, 8, seed=0).numpy()
-    sketch = fit_sketch(anchors, score_at(anchors, unit(6, 4, 8, seed=1), SIMILARITY))
+    landmarks = unit(5, 8, seed=0).numpy()
+    sketch = fit_sketch(landmarks, score_at(landmarks, unit(6, 4, 8, seed=1), SIMILARITY))
     assert sketch.of_vectors(np.empty((0, 8), dtype=np.float32)).shape == (0, 5)

@@ -56,14 +56,14 @@ def test_last_paragraph_stands_in() -> None:
 
 
 def test_last_paragraph_follows_a_line_of_one_space() -> None:
-    assert read_sections("Portable film.\n \nClear.") == Sections("", "", "Clear.")
-    assert read_sections("Portable film.\n\nClear.") == NOTHING
+    assert read_sections("Portable image.\n \nClear.") == Sections("", "", "Clear.")
+    assert read_sections("Portable image.\n\nClear.") == NOTHING
 
 
 def test_comparison_stands_in_last_of_all() -> None:
     text = report("COMPARISON: Compared to ___, no change.", "INDICATION: Cough.")
     assert read_sections(text) == Sections("", "", "Compared to ___, no change.")
-    paragraphs = report("COMPARISON: Old film.", "INDICATION: Cough.", "", "Clear.")
+    paragraphs = report("COMPARISON: Old image.", "INDICATION: Cough.", "", "Clear.")
     assert read_sections(paragraphs) == Sections("", "", "Clear.")
 
 

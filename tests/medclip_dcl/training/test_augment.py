@@ -4,15 +4,15 @@ import torch
 
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.preprocessing import to_input
-from medclip_dcl.training.augment import centre_views, cut, draw_views, jitter, slack_px
+from medclip_dcl.training.augment import centre_crops, cut, draw_crops, jitter, slack_px
 
 
-def films(count: int = 4, size: int = 12) -> np.ndarray:
+def images(count: int = 4, size: int = 12) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, size, size), dtype=np.uint8)
 
 
 def test_factors_of_one_are_the_preprocessing_of_the_service() -> None:
-    given = films()
+    given = images()
     ones = torch.ones(4)
     ours = jitter(torch.from_numpy(given).unsqueeze(1), ones, ones)
     torch.testing.assert_close(ours, to_input(given, 12), rtol=0, atol=1e-6)
@@ -33,22 +33,22 @@ def test_jitter_stays_within_black_and_white() -> None:
     assert seen.max() == 2.0
 
 
-def test_the_bytes_of_the_film_are_left_alone() -> None:
-    given = films()
+def test_the_bytes_of_the_image_are_left_alone() -> None:
+    given = images()
     before = given.copy()
     jitter(torch.from_numpy(given).unsqueeze(1), torch.full((4,), 1.2), torch.full((4,), 0.9))
     assert np.array_equal(given, before)
 
 
-def test_a_crop_is_a_window_of_the_film_and_never_a_mirror() -> None:
-    film = np.arange(36, dtype=np.uint8).reshape(6, 6)
+def test_a_crop_is_a_window_of_the_image_and_never_a_mirror() -> None:
+    image = np.arange(36, dtype=np.uint8).reshape(6, 6)
     out = np.empty((3, 3), dtype=np.uint8)
-    cut(film, 2, 1, out)
+    cut(image, 2, 1, out)
     assert out.tolist() == [[13, 14, 15], [19, 20, 21], [25, 26, 27]]
 
 
 def test_crops_reach_every_corner_and_factors_fill_their_range() -> None:
-    views = draw_views(np.random.default_rng(0), 4000, 8, 0.2, 0.1)
+    views = draw_crops(np.random.default_rng(0), 4000, 8, 0.2, 0.1)
     assert set(views.top.tolist()) == set(views.left.tolist()) == set(range(9))
     assert 0.8 <= views.brightness.min() < 0.81
     assert 1.19 < views.brightness.max() <= 1.2
@@ -58,25 +58,25 @@ def test_crops_reach_every_corner_and_factors_fill_their_range() -> None:
 
 
 def test_a_part_of_the_batch_sees_what_the_whole_batch_saw() -> None:
-    views = draw_views(np.random.default_rng(1), 8, 5, 0.2, 0.2)
+    views = draw_crops(np.random.default_rng(1), 8, 5, 0.2, 0.2)
     part = views.at(slice(4, 8))
     assert np.array_equal(part.top, views.top[4:])
     assert np.array_equal(part.contrast, views.contrast[4:])
 
 
 def test_validation_sees_the_middle() -> None:
-    views = centre_views(3, 8)
+    views = centre_crops(3, 8)
     assert views.top.tolist() == views.left.tolist() == [4, 4, 4]
     assert views.brightness.tolist() == views.contrast.tolist() == [1, 1, 1]
 
 
-def test_an_input_larger_than_the_film_is_refused() -> None:
+def test_an_input_larger_than_the_image_is_refused() -> None:
     assert slack_px(512, 480) == 32
     with pytest.raises(ConfigError, match=r"input_px 48 exceeds images\.size_px 32"):
         slack_px(32, 48)
 
 
-def test_an_input_that_would_show_small_parts_of_films_is_refused() -> None:
+def test_an_input_that_would_show_small_parts_of_images_is_refused() -> None:
     assert slack_px(40, 32) == 8
     with pytest.raises(ConfigError, match=r"96 is less than 0\.8 of images\.size_px 144"):
         slack_px(144, 96)

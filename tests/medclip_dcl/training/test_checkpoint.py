@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_recipe
+from medclip_dcl.artifact import make_fingerprint
 from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
-from medclip_dcl.training.checkpoint import KIND, WEIGHTS, CheckpointStore, Snapshot
+from medclip_dcl.training.checkpoint import ARTIFACT, WEIGHTS, CheckpointStore, Snapshot
 
 STEPS = 100
 
 
 def store(folder: Path, rate: float = 0.1) -> CheckpointStore:
     folder.mkdir(exist_ok=True)
-    return CheckpointStore(folder, make_recipe(KIND, {"rate": rate}, {"data": "d1"}), STEPS)
+    return CheckpointStore(
+        folder, make_fingerprint(ARTIFACT, {"rate": rate}, {"data": "d1"}), STEPS
+    )
 
 
 def snapshot(step: int, numbers: int = 6) -> Snapshot:

@@ -6,26 +6,26 @@ from torch.nn import functional
 
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.text.labeler.labels import Claims
+from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.training.augment import jitter
-from medclip_dcl.training.dataset import PairBatch
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder
 
 
 def loss_of(
-    batch: PairBatch, encoder: DualEncoder | None = None, **settings: object
+    batch: ImageTextBatch, encoder: DualEncoder | None = None, **settings: object
 ) -> tuple[float, dict[str, torch.Tensor]]:
     model = (encoder or tiny_dual_encoder()).eval()
-    contrast = Contrast(ObjectiveConfig.model_validate(settings), 0, model)
+    objective = ContrastiveObjective(ObjectiveConfig.model_validate(settings), 0, model)
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-    output = contrast(model, *model(pixels, batch.input_ids, batch.attention_mask), batch)
+    output = objective(model, *model(pixels, batch.input_ids, batch.attention_mask), batch)
     return output.loss.item(), output.gauges
 
 
-def scores(batch: PairBatch) -> torch.Tensor:
+def scores(batch: ImageTextBatch) -> torch.Tensor:
     model = tiny_dual_encoder().eval()
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
     regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
@@ -62,8 +62,10 @@ def test_eta_belongs_to_the_sentence_of_the_anchor() -> None:
     assert loss == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
-def claims(*names: str) -> Claims:
-    return Claims({name: frozenset() for name in names}, frozenset(), frozenset(), normal=False)
+def claims(*names: str) -> ReportLabels:
+    return ReportLabels(
+        {name: frozenset() for name in names}, frozenset(), frozenset(), normal=False
+    )
 
 
 def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report() -> None:
@@ -92,13 +94,13 @@ def test_shared_labels_leave_the_negatives() -> None:
 
 def test_texts_are_compared_by_the_encoder_before_its_first_step() -> None:
     model = tiny_dual_encoder().eval()
-    contrast = Contrast(ObjectiveConfig(negatives="reweight_similar"), 0, model)
+    objective = ContrastiveObjective(ObjectiveConfig(negatives="reweight_similar"), 0, model)
     batch = pair_batch(5)
-    before = contrast._text_similarity(batch)
+    before = objective._text_similarity(batch)
     with torch.no_grad():
         for parameter in model.text.parameters():
             parameter.add_(1.0)
-    after = contrast._text_similarity(batch)
+    after = objective._text_similarity(batch)
     assert before is not None
     assert after is not None
     assert torch.equal(before, after)

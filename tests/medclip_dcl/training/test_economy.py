@@ -4,10 +4,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import TrainStep, economise
+from medclip_dcl.training.trainer import TrainStep, configure_performance
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 
@@ -24,11 +24,11 @@ def losses(
     loop = TrainConfig.model_validate({**tree, **settings})
     encoder = tiny_dual_encoder(model).train()
     encoder.text.backbone.embeddings.dropout.p = dropout
-    economise(encoder, loop)
+    configure_performance(encoder, loop)
     optimizer = build_optimizer(encoder, loop)
     accelerator = Accelerator(cpu=True, mixed_precision=loop.precision)
-    contrast = Contrast(ObjectiveConfig(), 0, encoder)
-    step = TrainStep(accelerator, encoder, contrast, optimizer, loop, seed=0)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    step = TrainStep(accelerator, encoder, objective, optimizer, loop, seed=0)
     found = []
     for number in range(steps):
         report = step(pair_batch(6, step=number), stop=False)

@@ -9,7 +9,7 @@ from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import Evidence, needs_claims, read_evidence
+from medclip_dcl.training.dataset import Supervision, needs_claims, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
 from tests.synthetic.corpus import read_tiny_corpus, write_corpus
 
@@ -19,15 +19,19 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("evidence") / "work")
 
 
-def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Evidence:
+def evidence_of(work: Path, truth: Truth | None = None, **settings: object) -> Supervision:
     objective = ObjectiveConfig.model_validate(settings)
-    said = open_artifact(labels.KIND.at(work), labels.KIND) if needs_claims(objective) else None
-    films = open_artifact(manifest.KIND.at(work), manifest.KIND)
-    return read_evidence(objective, read_tiny_corpus(work), films, said, truth)
+    said = (
+        open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
+        if needs_claims(objective)
+        else None
+    )
+    images = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    return read_supervision(objective, read_tiny_corpus(work), images, said, truth)
 
 
 def test_the_paper_s_objective_reads_nothing(work: Path) -> None:
-    assert evidence_of(work) == Evidence(None, None, None)
+    assert evidence_of(work) == Supervision(None, None, None)
 
 
 @pytest.mark.parametrize("relation", ["claims", "labels"])
@@ -51,10 +55,10 @@ def test_labels_are_those_of_the_five_findings(work: Path) -> None:
     assert labels.sum(dim=0).tolist() == [6, 0, 0, 6, 6]
 
 
-def test_truth_takes_findings_and_sides_of_every_film_of_a_study(work: Path) -> None:
+def test_truth_takes_findings_and_sides_of_every_image_of_a_study(work: Path) -> None:
     corpus = read_tiny_corpus(work)
     shown = {image_id: frozenset({"heart"}) for image_id in corpus.image_ids}
-    shown["film000a"], shown["film000b"] = frozenset({"left"}), frozenset({"right"})
+    shown["image000a"], shown["image000b"] = frozenset({"left"}), frozenset({"right"})
     sentences = {
         "heart": "There is cardiomegaly.",
         "left": "There is a left pneumothorax.",

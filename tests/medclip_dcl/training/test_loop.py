@@ -10,11 +10,11 @@ from accelerate import Accelerator
 
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
-from medclip_dcl.training.dataset import PairBatch
-from medclip_dcl.training.logging import Journal, MetricsLog, read_metrics
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.logging import MetricsLog, TrainLogger, read_metrics
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import Course, Loop
+from medclip_dcl.training.trainer import Trainer, TrainingSetup
 from tests.synthetic.batches import pair_batch
 from tests.synthetic.films import tiny_dual_encoder
 
@@ -29,8 +29,8 @@ TREE = {
 }
 
 
-def batch_with_a_bad_sample(step: int) -> PairBatch:
-    """Every fifth step meets the one film whose pixels become infinite."""
+def batch_with_a_bad_sample(step: int) -> ImageTextBatch:
+    """Every fifth step meets the one image whose pixels become infinite."""
     batch = pair_batch(6, step=step)
     if step % 5 == 2:
         brightness = batch.brightness.clone()
@@ -39,30 +39,32 @@ def batch_with_a_bad_sample(step: int) -> PairBatch:
     return batch
 
 
-def good_batch(step: int) -> PairBatch:
+def good_batch(step: int) -> ImageTextBatch:
     return pair_batch(6, step=step)
 
 
-def run(folder: Path, batch=good_batch, validation=(), **settings: object) -> Loop:
+def run(folder: Path, batch=good_batch, validation=(), **settings: object) -> Trainer:
     """Train to the end, or raise."""
     loop_settings = TrainConfig.model_validate({**TREE, **settings})
     encoder = tiny_dual_encoder().train()
-    course = Course(encoder, Contrast(ObjectiveConfig(), 0, encoder), batch, validation, 30, {})
+    setup = TrainingSetup(
+        encoder, ContrastiveObjective(ObjectiveConfig(), 0, encoder), batch, validation, 30, {}
+    )
     accelerator = Accelerator(cpu=True)
-    store = CheckpointStore(folder, {"recipe": 1}, loop_settings.steps)
+    store = CheckpointStore(folder, {"fingerprint": 1}, loop_settings.steps)
     folder.mkdir(exist_ok=True)
-    loop = Loop(accelerator, course, store, loop_settings, seed=0)
-    with MetricsLog(folder, loop.place.step) as log:
-        journal = Journal(
+    loop = Trainer(accelerator, setup, store, loop_settings, seed=0)
+    with MetricsLog(folder, loop.state.step) as log:
+        logger = TrainLogger(
             accelerator, encoder, loop.optimizer, loop_settings, log, 0, lambda **_: None
         )
-        assert loop.run(journal)
+        assert loop.run(logger)
     return loop
 
 
 def test_one_bad_sample_never_stops_a_run(tmp_path: Path) -> None:
     loop = run(tmp_path, batch_with_a_bad_sample, max_skipped=2)
-    assert (loop.place.step, loop.place.skipped, loop.place.in_a_row) == (30, 6, 0)
+    assert (loop.state.step, loop.state.skipped, loop.state.in_a_row) == (30, 6, 0)
     _, weights = loop.published()
     assert all(torch.isfinite(value).all() for value in weights.values())
     lines = read_metrics(tmp_path)
@@ -73,7 +75,7 @@ def test_one_bad_sample_never_stops_a_run(tmp_path: Path) -> None:
 def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path) -> None:
     """A step that is skipped leaves weights, moments and norm statistics alone."""
 
-    def broken_third(step: int) -> PairBatch:
+    def broken_third(step: int) -> ImageTextBatch:
         batch = pair_batch(6, step=0 if step == 2 else step)
         bad = torch.full_like(batch.brightness, math.nan)
         return dataclasses.replace(batch, step=step, brightness=bad) if step == 2 else batch
@@ -86,7 +88,7 @@ def test_steps_around_a_bad_one_are_what_they_would_be_without_it(tmp_path: Path
 
 
 def test_bad_samples_alone_stop_a_run_with_their_ids(tmp_path: Path) -> None:
-    def broken(step: int) -> PairBatch:
+    def broken(step: int) -> ImageTextBatch:
         return dataclasses.replace(pair_batch(6, step=step), eta=torch.full((6,), math.nan))
 
     with pytest.raises(TrainingError, match=r"4 steps in a row up to step 4 .* s0, s1"):
@@ -118,12 +120,12 @@ def test_the_named_metric_chooses_the_published_step(
     assert step == best
     folders = {path.name for path in tmp_path.glob("step-*")}
     assert folders == {f"step-{kept:08d}" for kept in {best, 30}}
-    saved = CheckpointStore(tmp_path, {"recipe": 1}, 30).weights(best)
+    saved = CheckpointStore(tmp_path, {"fingerprint": 1}, 30).weights(best)
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
 
 def test_a_run_that_was_cut_publishes_the_same_best_step(tmp_path: Path) -> None:
-    def cut(step: int) -> PairBatch:
+    def cut(step: int) -> ImageTextBatch:
         if step == 19:
             raise KeyboardInterrupt
         return good_batch(step)

@@ -11,14 +11,14 @@ from medclip_dcl.training.optim import (
     set_learning_rate,
 )
 from medclip_dcl.training.settings import TrainConfig
-from tests.synthetic.films import random_films, random_tokens, tiny_dual_encoder
+from tests.synthetic.films import random_images, random_tokens, tiny_dual_encoder
 
 SETTINGS = TrainConfig(learning_rate=1e-2, text_learning_rate=1e-3, weight_decay=0.5)
 
 
 def step(model: DualEncoder, optimizer: torch.optim.Optimizer) -> None:
     scores = model.score(
-        model.encode_images(to_input(random_films(3), 64)),
+        model.encode_images(to_input(random_images(3), 64)),
         model.encode_sentences(*random_tokens(3)),
     )
     (model.gamma * scores).sum().backward()

@@ -9,8 +9,8 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.training.dataset import Pairs, TokenTable, read_evidence
-from medclip_dcl.training.sampler import PairSampler
+from medclip_dcl.training.dataset import ImageTextDataset, TokenTable, read_supervision
+from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
 
@@ -22,21 +22,21 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("pairs") / "work")
 
 
-def pairs_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> Pairs:
+def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> ImageTextDataset:
     corpus = read_tiny_corpus(work)
     tokenizer = load_language_model(work / "language_model").tokenizer
-    return Pairs(
+    return ImageTextDataset(
         corpus=corpus,
-        evidence=read_evidence(
+        supervision=read_supervision(
             ObjectiveConfig(relation="claims", negatives="remove_labels"),
             corpus,
-            open_artifact(manifest.KIND.at(work), manifest.KIND),
-            open_artifact(labels.KIND.at(work), labels.KIND),
+            open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
+            open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT),
             None,
         ),
-        prepared=PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),
+        prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         tokens=TokenTable(tokenizer, corpus.texts, 32),
-        sampler=PairSampler(corpus.films, corpus.sentences, 8, 0, False),
+        sampler=ImageTextSampler(corpus.images, corpus.sentences, 8, 0, False),
         settings=SETTINGS,
         input_px=32,
         seed=seed,
@@ -49,17 +49,17 @@ def test_a_corpus_holds_one_split_and_no_patient_of_another(work: Path) -> None:
     assert len(train.study_ids) == 24
     assert len(validate.study_ids) == 8
     assert train.subject_ids.isdisjoint(validate.subject_ids)
-    assert len(train.films.sizes) == 24
-    assert train.films.sizes.tolist() == [2, 1, 1, 1] * 6
+    assert len(train.images.sizes) == 24
+    assert train.images.sizes.tolist() == [2, 1, 1, 1] * 6
     assert len(train.texts) == len(set(train.text_keys)) == 8
     assert train.eta.tolist() == pytest.approx([0.05] * 8)
 
 
-def test_film_sentence_and_evidence_of_a_place_belong_together(work: Path) -> None:
+def test_image_sentence_and_evidence_of_a_place_belong_together(work: Path) -> None:
     tokenizer = load_language_model(work / "language_model").tokenizer
     texts = {text: kind for kind, (_, *said) in enumerate(KINDS) for text in said}
     for step in range(3):
-        batch = pairs_of(work).batch(step)
+        batch = dataset_of(work).batch(step)
         decoded = tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True)
         kinds = [texts[text] for text in decoded]
         assert kinds == [int(study[1:]) % 4 for study in batch.study_ids]
@@ -73,8 +73,8 @@ def test_film_sentence_and_evidence_of_a_place_belong_together(work: Path) -> No
 
 
 def test_processes_see_slices_of_one_and_the_same_batch(work: Path) -> None:
-    whole = pairs_of(work).batch(5)
-    left, right = (pairs_of(work, slice(at, at + 4)).batch(5) for at in (0, 4))
+    whole = dataset_of(work).batch(5)
+    left, right = (dataset_of(work, slice(at, at + 4)).batch(5) for at in (0, 4))
     assert torch.equal(whole.crops, torch.cat([left.crops, right.crops]))
     assert torch.equal(whole.brightness, torch.cat([left.brightness, right.brightness]))
     assert torch.equal(whole.eta, left.eta)
@@ -82,11 +82,11 @@ def test_processes_see_slices_of_one_and_the_same_batch(work: Path) -> None:
     assert whole.study_ids == left.study_ids == right.study_ids
 
 
-def test_validation_sees_films_as_they_are(work: Path) -> None:
-    batch = pairs_of(work, seed=None).batch(0)
+def test_validation_sees_images_as_they_are(work: Path) -> None:
+    batch = dataset_of(work, seed=None).batch(0)
     assert batch.brightness.eq(1).all()
-    assert torch.equal(batch.crops, pairs_of(work, seed=None).batch(0).crops)
-    assert not torch.equal(batch.crops, pairs_of(work).batch(0).crops)
+    assert torch.equal(batch.crops, dataset_of(work, seed=None).batch(0).crops)
+    assert not torch.equal(batch.crops, dataset_of(work).batch(0).crops)
 
 
 def test_sentences_are_padded_to_the_longest_of_the_batch_and_no_further(work: Path) -> None:

@@ -9,15 +9,15 @@ from pydantic import ValidationError
 from medclip_dcl.image_only.settings import ViewsConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.view_encoder import build_view_encoder
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
-    Part,
+    ParamGroup,
     build_optimizer,
     freeze,
-    frozen_parts,
+    frozen_groups,
     load_optimizer_tensors,
     optimizer_tensors,
-    part_of,
+    param_group_of,
     peak_learning_rate,
     set_training_mode,
 )
@@ -41,8 +41,8 @@ def run(settings: TrainConfig, encoder: DualEncoder, steps: range, state=None) -
     optimizer = build_optimizer(encoder, settings)
     if state is not None:
         load_optimizer_tensors(optimizer, encoder, state)
-    contrast = Contrast(ObjectiveConfig(), 0, encoder)
-    step = TrainStep(Accelerator(cpu=True), encoder, contrast, optimizer, settings, seed=0)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    step = TrainStep(Accelerator(cpu=True), encoder, objective, optimizer, settings, seed=0)
     for number in steps:
         assert step(pair_batch(6, step=number), stop=False).updated
     return {name: value.clone() for name, value in optimizer_tensors(optimizer, encoder).items()}
@@ -52,18 +52,22 @@ def weights(encoder: DualEncoder) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in encoder.state_dict().items()}
 
 
-def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[Part]:
-    return {part_of(name) for name in before if not torch.equal(before[name], after[name])}
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[ParamGroup]:
+    return {param_group_of(name) for name in before if not torch.equal(before[name], after[name])}
 
 
 def test_every_weight_of_both_models_belongs_to_a_part() -> None:
     views = build_view_encoder(tiny_model_config().image, ViewsConfig(), seed=0)
     dual = tiny_dual_encoder()
-    parts = {name: part_of(name) for name, _ in dual.named_parameters()}
-    assert parts["gamma"] is Part.SCALE
-    assert parts["region_projection.bias"] is parts["text.projection.weight"] is Part.PROJECTION
-    assert set(parts.values()) == set(Part)
-    assert {part_of(name) for name, _ in views.named_parameters()} == set(Part) - {Part.TEXT}
+    parts = {name: param_group_of(name) for name, _ in dual.named_parameters()}
+    assert parts["gamma"] is ParamGroup.SCALE
+    assert (
+        parts["region_projection.bias"] is parts["text.projection.weight"] is ParamGroup.PROJECTION
+    )
+    assert set(parts.values()) == set(ParamGroup)
+    assert {param_group_of(name) for name, _ in views.named_parameters()} == set(ParamGroup) - {
+        ParamGroup.TEXT
+    }
 
 
 def test_frozen_parts_do_not_move_and_thawed_ones_do() -> None:
@@ -74,9 +78,12 @@ def test_frozen_parts_do_not_move_and_thawed_ones_do() -> None:
         state = run(SLOW, encoder, steps, state)
         states.append(weights(encoder))
     turns = [moved(*pair) for pair in itertools.pairwise(states)]
-    assert turns[0] == {Part.PROJECTION, Part.SCALE}  # norms' statistics did not move either
-    assert turns[1] == {Part.PROJECTION, Part.SCALE, Part.TEXT}
-    assert turns[2] == set(Part)
+    assert turns[0] == {
+        ParamGroup.PROJECTION,
+        ParamGroup.SCALE,
+    }  # norms' statistics did not move either
+    assert turns[1] == {ParamGroup.PROJECTION, ParamGroup.SCALE, ParamGroup.TEXT}
+    assert turns[2] == set(ParamGroup)
 
 
 def test_a_run_resumed_across_a_thaw_has_the_same_weights() -> None:
@@ -94,7 +101,7 @@ def test_a_part_that_is_always_frozen_has_no_optimiser_state() -> None:
     settings = SLOW.model_copy(update={"image_frozen_steps": 10, "text_frozen_steps": 0})
     state = run(settings, tiny_dual_encoder().train(), range(3))
     names = {label.partition("/")[2] for label in state}
-    assert {part_of(name) for name in names} == set(Part) - {Part.IMAGE}
+    assert {param_group_of(name) for name in names} == set(ParamGroup) - {ParamGroup.IMAGE}
 
 
 def test_each_part_has_its_own_learning_rate() -> None:
@@ -136,7 +143,7 @@ def test_gamma_that_is_not_learned_is_not_thawed() -> None:
 
 
 def test_freezing_is_a_function_of_the_step() -> None:
-    assert [len(frozen_parts(SLOW, step)) for step in range(5)] == [2, 2, 1, 1, 0]
+    assert [len(frozen_groups(SLOW, step)) for step in range(5)] == [2, 2, 1, 1, 0]
 
 
 def test_frozen_parts_and_frozen_batch_norms_are_in_eval_mode() -> None:
@@ -146,7 +153,7 @@ def test_frozen_parts_and_frozen_batch_norms_are_in_eval_mode() -> None:
     assert norms
     assert not any(norm.training for norm in norms)
     assert encoder.text.backbone.training
-    set_training_mode(encoder, freeze_batchnorm=False, frozen=frozenset({Part.TEXT}))
+    set_training_mode(encoder, freeze_batchnorm=False, frozen=frozenset({ParamGroup.TEXT}))
     assert all(norm.training for norm in norms)
     assert not encoder.text.backbone.embeddings.dropout.training
     assert encoder.text.projection.training

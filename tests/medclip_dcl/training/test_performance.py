@@ -6,13 +6,13 @@ from torch import Tensor
 
 from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.training.performance import training_footprint
+from medclip_dcl.training.performance import estimate_training_memory
 from tests.synthetic.films import tiny_text_config
 
 TEXT = tiny_text_config()
 
 
-def recipe(**train: object) -> Config:
+def make_config(**train: object) -> Config:
     return Config.model_validate(
         {
             "work": "unused",
@@ -28,10 +28,10 @@ def recipe(**train: object) -> Config:
 
 
 def test_weights_gradients_and_moments_are_counted_by_the_number() -> None:
-    config = recipe()
+    config = make_config()
     encoder = DualEncoder(config.model, TEXT)
     numbers = sum(item.numel() for item in encoder.parameters())
-    found = training_footprint(config, TEXT)
+    found = estimate_training_memory(config, TEXT)
     assert found.parameters == numbers
     assert found.gradients == 4 * numbers
     assert found.moments == 8 * numbers
@@ -59,11 +59,11 @@ def held_by_the_graph(root: Tensor, weights: set[int]) -> int:
                 if isinstance(item, Tensor):
                     storage = item.untyped_storage()
                     found[storage.data_ptr()] = storage.nbytes()
-    return sum(size for place, size in found.items() if place not in weights)
+    return sum(size for storage_id, size in found.items() if storage_id not in weights)
 
 
 def test_activations_are_what_the_graph_of_a_real_pass_refers_to() -> None:
-    config = recipe()
+    config = make_config()
     encoder = DualEncoder(config.model, TEXT).train()
     pixels, ids = torch.zeros(8, 1, 32, 32), torch.ones(8, 16, dtype=torch.int64)
     regions, sentences = encoder(pixels, ids, torch.ones_like(ids))
@@ -71,20 +71,23 @@ def test_activations_are_what_the_graph_of_a_real_pass_refers_to() -> None:
     weights = {item.untyped_storage().data_ptr() for item in encoder.parameters()}
     held = held_by_the_graph(scores, weights)
     assert held > 100_000
-    assert training_footprint(config, TEXT).activations == pytest.approx(held, rel=0.05)
+    assert estimate_training_memory(config, TEXT).activations == pytest.approx(held, rel=0.05)
 
 
 def test_processes_share_the_batch_and_its_activations() -> None:
-    one, four = (training_footprint(recipe(processes=count), TEXT) for count in (1, 4))
+    one, four = (estimate_training_memory(make_config(processes=count), TEXT) for count in (1, 4))
     assert four.weights == one.weights
     assert one.activations / 4 < four.activations < one.activations / 3
     assert four.total < one.total
 
 
 def test_half_precision_and_checkpointing_need_less() -> None:
-    plain = training_footprint(recipe(), TEXT).activations
-    assert training_footprint(recipe(precision="bf16"), TEXT).activations < plain
-    assert training_footprint(recipe(gradient_checkpointing="both"), TEXT).activations < plain
+    plain = estimate_training_memory(make_config(), TEXT).activations
+    assert estimate_training_memory(make_config(precision="bf16"), TEXT).activations < plain
+    assert (
+        estimate_training_memory(make_config(gradient_checkpointing="both"), TEXT).activations
+        < plain
+    )
 
 
 def test_any_backbone_is_counted() -> None:
@@ -98,6 +101,6 @@ def test_any_backbone_is_counted() -> None:
             "train": {"global_batch": 4},
         }
     )
-    found = training_footprint(config, TEXT)
+    found = estimate_training_memory(config, TEXT)
     assert found.regions == 4 * 4
     assert found.activations > 4 * 17 * 16 * 4  # the states of 16 patches and [CLS], at least

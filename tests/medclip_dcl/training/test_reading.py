@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from medclip_dcl.training.trainer import read_ahead
+from medclip_dcl.training.trainer import prefetch
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
@@ -12,7 +12,7 @@ def test_reading_ahead_keeps_the_order(threads: int) -> None:
         time.sleep(0.01 * (step % 3))
         return step
 
-    assert list(read_ahead(make, 4, 20, threads)) == list(range(4, 20))
+    assert list(prefetch(make, 4, 20, threads)) == list(range(4, 20))
 
 
 def test_reading_ahead_ends_with_its_reader_and_passes_errors_on() -> None:
@@ -22,11 +22,11 @@ def test_reading_ahead_ends_with_its_reader_and_passes_errors_on() -> None:
         return step
 
     before = threading.active_count()
-    batches = read_ahead(make, 0, 100, 2)
+    batches = prefetch(make, 0, 100, 2)
     assert [next(batches), next(batches), next(batches)] == [0, 1, 2]
     with pytest.raises(ValueError, match="broken item"):
         next(batches)
-    stopped = read_ahead(make, 4, 100, 2)
+    stopped = prefetch(make, 4, 100, 2)
     next(stopped)
     stopped.close()
     assert threading.active_count() == before

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.training.sampler import Groups, PairSampler
+from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 
 STUDIES, BATCH = 50, 8
 
 
-def sampler(shuffle_reports: bool = False, seed: int = 3) -> PairSampler:
-    """Study i has 1 + i % 3 films and 1 + i % 4 sentences."""
-    films = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
+def sampler(shuffle_reports: bool = False, seed: int = 3) -> ImageTextSampler:
+    """Study i has 1 + i % 3 images and 1 + i % 4 sentences."""
+    images = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
     sentences = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
-    return PairSampler(
-        Groups(films, STUDIES), Groups(sentences, STUDIES), BATCH, seed, shuffle_reports
+    return ImageTextSampler(
+        RaggedIndex(images, STUDIES), RaggedIndex(sentences, STUDIES), BATCH, seed, shuffle_reports
     )
 
 
@@ -45,20 +45,20 @@ def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
     behind = [backward.draw(step) for step in reversed(range(20))][::-1]
     for one, other in zip(ahead, behind, strict=True):
         assert np.array_equal(one.studies, other.studies)
-        assert np.array_equal(one.films, other.films)
+        assert np.array_equal(one.images, other.images)
         assert np.array_equal(one.sentences, other.sentences)
     assert not np.array_equal(ahead[0].studies, sampler(seed=4).draw(0).studies)
 
 
-def test_films_and_sentences_belong_to_their_study() -> None:
-    film_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
+def test_images_and_sentences_belong_to_their_study() -> None:
+    image_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 3)
     sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
     drawn = sampler()
     for step in range(20):
-        draw = drawn.draw(step)
-        assert np.array_equal(film_of[draw.films], draw.studies)
-        assert np.array_equal(sentence_of[draw.sentences], draw.studies)
-        assert np.array_equal(draw.reports, draw.studies)
+        rows = drawn.draw(step)
+        assert np.array_equal(image_of[rows.images], rows.studies)
+        assert np.array_equal(sentence_of[rows.sentences], rows.studies)
+        assert np.array_equal(rows.reports, rows.studies)
 
 
 def test_sentences_of_a_study_are_drawn_equally_often() -> None:
@@ -71,20 +71,20 @@ def test_sentences_of_a_study_are_drawn_equally_often() -> None:
     assert all(abs(count - share) < 5 * (share * 0.75) ** 0.5 for count in counts.values())
 
 
-def test_the_shuffled_control_gives_every_film_one_and_the_same_foreign_report() -> None:
+def test_the_shuffled_control_gives_every_image_one_and_the_same_foreign_report() -> None:
     sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
     drawn = sampler(shuffle_reports=True)
     report_of: dict[int, int] = {}
     for step in range(60):
-        draw = drawn.draw(step)
-        assert (draw.studies != draw.reports).all()
-        assert np.array_equal(sentence_of[draw.sentences], draw.reports)
-        for study, report in zip(draw.studies.tolist(), draw.reports.tolist(), strict=True):
+        rows = drawn.draw(step)
+        assert (rows.studies != rows.reports).all()
+        assert np.array_equal(sentence_of[rows.sentences], rows.reports)
+        for study, report in zip(rows.studies.tolist(), rows.reports.tolist(), strict=True):
             assert report_of.setdefault(study, report) == report
     assert sorted(report_of.values()) == list(range(STUDIES))
 
 
 def test_fewer_studies_than_places_are_refused() -> None:
-    seven = Groups(np.arange(7), 7)
+    seven = RaggedIndex(np.arange(7), 7)
     with pytest.raises(ConfigError, match="global_batch 8 exceeds the 7 studies"):
-        PairSampler(seven, seven, 8, 0, False)
+        ImageTextSampler(seven, seven, 8, 0, False)

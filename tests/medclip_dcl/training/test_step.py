@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.training.objective import Contrast
+from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer, optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import TrainStep
@@ -17,8 +17,8 @@ SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_step
 def make() -> tuple[DualEncoder, torch.optim.Optimizer, TrainStep]:
     encoder = tiny_dual_encoder().train()
     optimizer = build_optimizer(encoder, SETTINGS)
-    contrast = Contrast(ObjectiveConfig(), 0, encoder)
-    step = TrainStep(Accelerator(cpu=True), encoder, contrast, optimizer, SETTINGS, seed=0)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    step = TrainStep(Accelerator(cpu=True), encoder, objective, optimizer, SETTINGS, seed=0)
     return encoder, optimizer, step
 
 

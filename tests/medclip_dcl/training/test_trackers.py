@@ -28,6 +28,6 @@ def test_absent_packages_are_named(tmp_path) -> None:
 def test_trackers_learn_settings_and_no_path() -> None:
     tree = {"model": {"image": {"pretrained": "someone/weights.pth", "channels": 1}}}
     config = Config.model_validate({"work": "someone", **tree})
-    told = _plain(config.model_dump(mode="json", include={"seed", "model", "train"}))
-    assert told["train.global_batch"] == 64
-    assert "someone" not in str(told)
+    reported = _plain(config.model_dump(mode="json", include={"seed", "model", "train"}))
+    assert reported["train.global_batch"] == 64
+    assert "someone" not in str(reported)

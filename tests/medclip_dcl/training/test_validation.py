@@ -13,7 +13,7 @@ from medclip_dcl.inference.zero_shot import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.training.dataset import TokenTable
-from medclip_dcl.training.validation import Checkup, make_checkup
+from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics
 from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
 from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 
@@ -29,52 +29,59 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def questions(work: Path, films: int = 100, best: str = "", findings=FINDINGS) -> Checkup:
+def questions(
+    work: Path, images: int = 100, best: str = "", findings=FINDINGS
+) -> ValidationMetrics:
     """Those to the eight studies of the validation split, s024 to s031."""
-    train = {"validate_films": films, "validate_every_steps": 1, "best_metric": best}
+    train = {"validate_images": images, "validate_every_steps": 1, "best_metric": best}
     config = Config.model_validate({"work": str(work), "train": train}).model_copy(
         update={"model": tiny_model_config(input_px=32)}
     )
-    return make_checkup(
+    return build_validation_metrics(
         config,
         read_tiny_corpus(work, "validate"),
-        open_artifact(manifest.KIND.at(work), manifest.KIND),
-        PreparedImages(open_artifact(prepared.KIND.at(work), prepared.KIND)),
+        open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
+        PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         findings,
         lambda texts: TokenTable(TOKENIZER, texts, 32),
     )
 
 
 def test_every_study_is_asked_once_and_its_whole_report_counts(work: Path) -> None:
-    checkup = questions(work)
-    assert checkup.truth.shape == (2, 8)
-    assert checkup.correct.shape == (4, 8)  # the first sentence of each of the four kinds
-    assert (checkup.correct.sum(axis=1) == 2).all()
-    assert (checkup.correct.sum(axis=0) == 1).all()
-    assert (checkup.truth[0] == 1).sum() == 2  # and no label says 0: the source leaves it blank
-    assert (checkup.truth[1] == -1).all()
-    assert questions(work, films=3).correct.shape[1] == 3
+    validation_metrics = questions(work)
+    assert validation_metrics.truth.shape == (2, 8)
+    assert validation_metrics.correct.shape == (
+        4,
+        8,
+    )  # the first sentence of each of the four kinds
+    assert (validation_metrics.correct.sum(axis=1) == 2).all()
+    assert (validation_metrics.correct.sum(axis=0) == 1).all()
+    assert (
+        validation_metrics.truth[0] == 1
+    ).sum() == 2  # and no label says 0: the source leaves it blank
+    assert (validation_metrics.truth[1] == -1).all()
+    assert questions(work, images=3).correct.shape[1] == 3
 
 
 def test_the_figures_are_those_of_the_scores(work: Path) -> None:
-    checkup = questions(work)
-    truth = np.where(checkup.truth == 1, 1, 0).astype(np.int8)
+    validation_metrics = questions(work)
+    truth = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
     truth[1] = -1
-    checkup = Checkup(**{**vars(checkup), "truth": truth})
+    validation_metrics = ValidationMetrics(**{**vars(validation_metrics), "truth": truth})
     encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
     with torch.no_grad():
-        found = checkup(encoder, torch.device("cpu"))
-        regions = encoder.encode_images(to_input(checkup.films(0, 8), 32))
-        ids, mask = checkup.prompts.padded(np.arange(2))
+        found = validation_metrics(encoder, torch.device("cpu"))
+        regions = encoder.encode_images(to_input(validation_metrics.images(0, 8), 32))
+        ids, mask = validation_metrics.prompts.padded(np.arange(2))
         yes, no = encoder.score(regions, encoder.encode_sentences(ids, mask))
     margin = (yes - no).numpy()
     with_it, without = margin[truth[0] == 1], margin[truth[0] == 0]
     wins = np.sign(with_it[:, None] - without[None]).mean()
     assert found["validation_auc"] == pytest.approx((1 + wins) / 2)
-    assert found["validation_recall_at_10"] == 1.0  # eight films: all are among the first ten
+    assert found["validation_recall_at_10"] == 1.0  # eight images: all are among the first ten
 
 
-def test_choosing_by_findings_needs_films_with_and_without_one(work: Path) -> None:
+def test_choosing_by_findings_needs_images_with_and_without_one(work: Path) -> None:
     with pytest.raises(ConfigError, match="with and without"):
         questions(work, best="validation_auc")
 

@@ -20,8 +20,8 @@ EXPECTED = Header("1.2.3", "1.2", b"MRN 7", "PA", "CR", COMPUTED_RADIOGRAPHY)
 
 
 def read(tmp_path: Path, data: bytes) -> Header | None:
-    (tmp_path / "film").write_bytes(data)
-    return read_header(tmp_path / "film")
+    (tmp_path / "image").write_bytes(data)
+    return read_header(tmp_path / "image")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_blank_and_malformed_values_are_blank(tmp_path: Path) -> None:
     assert (header.patient, header.view) == (b"", "")
 
 
-def test_film_without_ids_is_none(tmp_path: Path) -> None:
+def test_image_without_ids_is_none(tmp_path: Path) -> None:
     sound = dicom_bytes(ramp(), **IDS)
     assert read(tmp_path, dicom_bytes(ramp(), SOPInstanceUID="1.2")) is None
     assert read(tmp_path, sound.replace(b"UI\x04\x001.2\0", b"UI\x04\0DOE\0")) is None
@@ -97,7 +97,7 @@ def test_every_cut_and_many_changed_bytes_end_in_a_header_or_none(tmp_path: Path
     ],
 )
 def test_the_picture_is_described_in_every_encoding(tmp_path: Path, syntax: str) -> None:
-    path = tmp_path / "film"
+    path = tmp_path / "image"
     tags = {"photometric": "MONOCHROME1", "BurnedInAnnotation": "YES"}
     path.write_bytes(dicom_bytes(ramp(40, 50), syntax=syntax, **tags))
     assert read_picture_header(path) == PictureHeader(40, 50, 12, inverted=True, burned_in=True)

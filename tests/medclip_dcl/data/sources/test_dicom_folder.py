@@ -14,7 +14,7 @@ from tests.synthetic.dicom import dicom_bytes, ramp
 SETTINGS = SourceConfig(kind="dicom")
 
 
-def film(number: int, **tags: str) -> bytes:
+def image(number: int, **tags: str) -> bytes:
     ids = {"SOPInstanceUID": f"1.5.{number}", "StudyInstanceUID": "1.4", "PatientID": "MRN7"}
     return dicom_bytes(ramp(), **(ids | tags))
 
@@ -25,24 +25,24 @@ def write(root: Path, files: dict[str, bytes]) -> None:
         (root / name).write_bytes(data)
 
 
-def test_every_file_is_a_film_or_has_a_reason(tmp_path: Path) -> None:
+def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
     write(
         tmp_path,
         {
-            "a/IM0001": film(1),
-            "a/IM0002.dcm": film(2, ViewPosition="LL"),
-            "b/IM0003": film(3, ViewPosition=""),
-            "b/IM0004": film(4, PatientID=""),
-            "b/IM0005": film(5, Modality="CT"),
-            "b/IM0006": film(6)[:300],
-            "b/readme.txt": b"not a film",
-            "c/again": film(1),
-            "DICOMDIR": film(7, SOPClassUID="1.2.840.10008.1.3.10"),
+            "a/IM0001": image(1),
+            "a/IM0002.dcm": image(2, ViewPosition="LL"),
+            "b/IM0003": image(3, ViewPosition=""),
+            "b/IM0004": image(4, PatientID=""),
+            "b/IM0005": image(5, Modality="CT"),
+            "b/IM0006": image(6)[:300],
+            "b/readme.txt": b"not an image",
+            "c/again": image(1),
+            "DICOMDIR": image(7, SOPClassUID="1.2.840.10008.1.3.10"),
         },
     )
     (tmp_path / "link").symlink_to(tmp_path / "a/IM0001")
     found = select(read_dicom_folder(tmp_path, SETTINGS, b""), SETTINGS, read_sections)
-    assert [(item.image_id, item.study_id, item.path) for item in found.films] == [
+    assert [(item.image_id, item.study_id, item.path) for item in found.images] == [
         ("1.5.1", "1.4", "a/IM0001")
     ]
     assert {(item.id, item.reason) for item in found.rejects} == {
@@ -59,9 +59,9 @@ def test_every_file_is_a_film_or_has_a_reason(tmp_path: Path) -> None:
 
 
 def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
-    write(tmp_path, {"one": film(1), "two": film(2), "other": film(3, PatientID="MRN8")})
+    write(tmp_path, {"one": image(1), "two": image(2), "other": image(3, PatientID="MRN8")})
     raw = read_dicom_folder(tmp_path, SETTINGS, b"secret")
-    subjects = {item.image_id: item.subject_id for item in raw.films}
+    subjects = {item.image_id: item.subject_id for item in raw.images}
     assert subjects["1.5.1"] == subjects["1.5.2"] == hash_patient(b"MRN7", b"secret")
     assert subjects["1.5.3"] != subjects["1.5.1"]
     assert hash_patient(b"MRN7", b"") != hash_patient(b"MRN7", b"secret")

@@ -1,4 +1,4 @@
-"""Open-i: both forms give the same films, matched by their numbers; views come from the list."""
+"""Open-i: both forms give the same images, matched by their numbers; views come from the list."""
 
 import csv
 import json
@@ -9,13 +9,13 @@ from xml.sax.saxutils import escape
 import pytest
 
 from medclip_dcl.data.manifest import select, stamp
-from medclip_dcl.data.sources.open_i import film_name, find_open_i, read_open_i
+from medclip_dcl.data.sources.open_i import find_open_i, image_name, read_open_i
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.sections import read_sections
 from tests.synthetic.open_i import (
     write_csv_form,
-    write_film,
+    write_image,
     write_projections,
     write_xml_form,
     xml,
@@ -39,18 +39,18 @@ SETTINGS = SourceConfig(kind="open_i")
         ("", ""),
     ],
 )
-def test_films_have_one_name_in_all_lists(text: str, name: str) -> None:
-    assert film_name(text) == name
+def test_images_have_one_name_in_all_lists(text: str, name: str) -> None:
+    assert image_name(text) == name
 
 
-def test_xml_reports_and_films_come_through(tmp_path: Path) -> None:
+def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
     write_projections(tmp_path)
     raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
     assert [item.reason for item in raw.rejects] == ["bad_report", "bad_report"]
     found = select(raw, SETTINGS, read_sections)
-    assert [(film.image_id, film.study_id, film.view, film.path) for film in found.films] == [
+    assert [(image.image_id, image.study_id, image.view, image.path) for image in found.images] == [
         ("1_IM-0001-4001", "CXR1", "FRONTAL", "NLMCXR_png/CXR1_1_IM-0001-4001.png")
     ]
     assert {study: text.impression for study, text in found.texts.items()} == {
@@ -66,12 +66,12 @@ def test_xml_reports_and_films_come_through(tmp_path: Path) -> None:
     }
 
 
-def test_csv_form_gives_the_same_films(tmp_path: Path) -> None:
+def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
     write_csv_form(tmp_path)
     raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
     found = select(raw, SETTINGS, read_sections)
-    assert [film.image_id for film in found.films] == ["1_IM-0001-4001"]
-    assert found.films[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
+    assert [image.image_id for image in found.images] == ["1_IM-0001-4001"]
+    assert found.images[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
     assert found.texts["CXR1"].findings == "Clear, no\nchange."
     assert found.subjects == {"CXR1": "CXR1"}
 
@@ -82,19 +82,19 @@ def test_without_list_of_projections_views_are_blank(tmp_path: Path) -> None:
     reasons = [item.reason for item in select(raw, SETTINGS, read_sections).rejects]
     assert reasons.count("no_view") == 3
     kept = select(raw, SETTINGS.model_copy(update={"keep_blank_views": True}), read_sections)
-    assert len(kept.films) == 2
+    assert len(kept.images) == 2
 
 
 def test_reports_alone_are_a_source_of_text(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
-    for film in (tmp_path / "NLMCXR_png").iterdir():
-        film.unlink()
+    for image in (tmp_path / "NLMCXR_png").iterdir():
+        image.unlink()
     raw = read_open_i({}, tmp_path, SETTINGS)
-    assert not raw.has_films
+    assert not raw.has_images
     assert sorted(select(raw, SETTINGS, read_sections).texts) == ["CXR1", "CXR10"]
 
 
-def test_film_that_is_not_there_is_missing(tmp_path: Path) -> None:
+def test_image_that_is_not_there_is_missing(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
     write_projections(tmp_path)
     (tmp_path / "NLMCXR_png/CXR1_1_IM-0001-4001.png").unlink()
@@ -119,8 +119,8 @@ def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> Non
     (tmp_path / "c").mkdir()
     for row in rows:
         texts = [escape(row[name] or "") for name in ("findings", "impression")]
-        films = [f"CXR{item['filename'].removesuffix('.dcm.png')}" for item in row["images"]]
-        report = xml(f"CXR{row['uid']}", *texts, films)
+        images = [f"CXR{item['filename'].removesuffix('.dcm.png')}" for item in row["images"]]
+        report = xml(f"CXR{row['uid']}", *texts, images)
         (tmp_path / f"x/ecgen-radiology/{row['uid']}.xml").write_text(report, encoding="utf-8")
     for name, fields in (
         ("reports", [{key: row[key] for key in ("uid", "findings", "impression")} for row in rows]),
@@ -137,9 +137,9 @@ def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> Non
     for root in (tmp_path / "x", tmp_path / "c"):
         raw = read_open_i(find_open_i(root), root, SETTINGS)
         assert {study.study_id: study.report[:2] for study in raw.studies} == expected
-    write_film(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
+    write_image(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
     raw = read_open_i(find_open_i(tmp_path / "c"), tmp_path / "c", SETTINGS)
-    views = Counter(film.view for film in raw.films)
+    views = Counter(image.view for image in raw.images)
     assert views == {"FRONTAL": 2380, "LATERAL": 2263}
 
 

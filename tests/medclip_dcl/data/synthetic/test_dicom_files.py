@@ -11,7 +11,7 @@ from medclip_dcl.data.synthetic.dicom_files import (
     Storage,
     Tags,
     draw_storage,
-    encode_film,
+    encode_image,
     quantize,
 )
 
@@ -32,7 +32,7 @@ def ramp() -> np.ndarray:
 @pytest.mark.parametrize("bits", [12, 16])
 def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
     storage = Storage(16 if syntax == "jpegls" else bits, False, syntax, 0.05, 0.95)
-    dataset = pydicom.dcmread(io.BytesIO(encode_film(ramp(), storage, TAGS)))
+    dataset = pydicom.dcmread(io.BytesIO(encode_image(ramp(), storage, TAGS)))
     if syntax in DECODERS:
         frame = next(generate_frames(dataset.PixelData, number_of_frames=1))
         pixels = DECODERS[syntax](frame)
@@ -45,13 +45,13 @@ def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
 def test_monochrome1_is_stored_inverted() -> None:
     plain, turned = Storage(12, False, "native", 0, 1), Storage(12, True, "native", 0, 1)
     assert np.array_equal(quantize(ramp(), turned), 4095 - quantize(ramp(), plain))
-    dataset = pydicom.dcmread(io.BytesIO(encode_film(ramp(), turned, TAGS)))
+    dataset = pydicom.dcmread(io.BytesIO(encode_image(ramp(), turned, TAGS)))
     assert dataset.PhotometricInterpretation == "MONOCHROME1"
 
 
-def test_header_is_that_of_a_chest_film() -> None:
+def test_header_is_that_of_a_chest_image() -> None:
     dataset = pydicom.dcmread(
-        io.BytesIO(encode_film(ramp(), Storage(12, False, "native", 0, 1), TAGS))
+        io.BytesIO(encode_image(ramp(), Storage(12, False, "native", 0, 1), TAGS))
     )
     assert (dataset.Rows, dataset.Columns) == (33, 47)
     assert (dataset.BitsStored, dataset.HighBit, dataset.BitsAllocated) == (12, 11, 16)
@@ -63,7 +63,7 @@ def test_header_is_that_of_a_chest_film() -> None:
 @pytest.mark.parametrize("syntax", ["native", "rle", "jpeg2000", "jpegls", "jpeg_lossless"])
 def test_the_gate_opens_what_the_generator_writes(syntax: str) -> None:
     images = [
-        open_image(encode_film(ramp(), Storage(16, inverted, syntax, 0, 1), TAGS))
+        open_image(encode_image(ramp(), Storage(16, inverted, syntax, 0, 1), TAGS))
         for inverted in (False, True)
     ]
     assert images[0].source == "dicom"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pydicom
 import pytest
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe, peek_artifact
+from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_header, write_artifact
 from medclip_dcl.data.synthetic import tree
 from medclip_dcl.data.synthetic.faults import FAULTS, LEDGER, Planted, read_ledger
 from medclip_dcl.data.synthetic.settings import GenerateConfig
@@ -17,15 +17,17 @@ from medclip_dcl.data.synthetic.tables import BOX_TABLE
 from medclip_dcl.errors import ConfigError
 
 SETTINGS = GenerateConfig(
-    patients=36, coverage_films=0, size_px=64, unit_patients=36, workers=1, faults=1
+    patients=36, coverage_images=0, size_px=64, unit_patients=36, workers=1, faults=1
 )
 RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
 
 def write(path: Path, settings: GenerateConfig = SETTINGS) -> Artifact:
-    recipe = make_recipe(tree.KIND, {"generate": tree.content_settings(settings)}, {"seed": "1"})
-    with drafting(path, tree.KIND, recipe) as draft:
-        return draft.seal(tree.write_tree(draft, 1, settings))
+    fingerprint = make_fingerprint(
+        tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
+    )
+    with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
+        return writer.commit(tree.write_tree(writer, 1, settings))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -41,23 +43,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planted(root: Path) -> dict[str, Planted]:
-    return {place.fault: place for place in read_ledger(root)}
+    return {item.fault: item for item in read_ledger(root)}
 
 
-def film(root: Path, place: Planted, image_id: str = "") -> Path:
+def image(root: Path, item: Planted, image_id: str = "") -> Path:
     paths = {row["dicom_id"]: row["path"] for row in rows(root / "cxr-record-list.csv.gz")}
-    return root / paths[image_id or place.image_id]
+    return root / paths[image_id or item.image_id]
 
 
-def report(root: Path, place: Planted) -> Path:
-    (path,) = root.glob(f"files/*/p{place.subject_id}/s{place.study_id}.txt") or (None,)
+def report(root: Path, item: Planted) -> Path:
+    (path,) = root.glob(f"files/*/p{item.subject_id}/s{item.study_id}.txt") or (None,)
     return path
 
 
 def test_the_ledger_names_every_kind_once_and_no_patient_twice(root: Path) -> None:
-    places = read_ledger(root)
-    assert Counter(place.fault for place in places) == dict.fromkeys(FAULTS, 1)
-    assert len({place.subject_id for place in places}) == len(FAULTS)
+    planted_faults = read_ledger(root)
+    assert Counter(item.fault for item in planted_faults) == dict.fromkeys(FAULTS, 1)
+    assert len({item.subject_id for item in planted_faults}) == len(FAULTS)
 
 
 def test_the_codes_of_the_ledger_are_those_of_the_kinds(root: Path) -> None:
@@ -66,15 +68,15 @@ def test_the_codes_of_the_ledger_are_those_of_the_kinds(root: Path) -> None:
     }
 
 
-def test_films_are_spoilt_as_the_ledger_says(root: Path, planted: dict[str, Planted]) -> None:
-    assert not film(root, planted["missing_film"]).exists()
-    assert film(root, planted["pointer_film"]).read_bytes().startswith(b"version https://git-lfs")
-    assert film(root, planted["page_for_film"]).read_bytes().startswith(b"<!DOCTYPE html>")
-    constant = pydicom.dcmread(film(root, planted["constant_film"]))
+def test_images_are_spoilt_as_the_ledger_says(root: Path, planted: dict[str, Planted]) -> None:
+    assert not image(root, planted["missing_image"]).exists()
+    assert image(root, planted["pointer_image"]).read_bytes().startswith(b"version https://git-lfs")
+    assert image(root, planted["page_for_image"]).read_bytes().startswith(b"<!DOCTYPE html>")
+    constant = pydicom.dcmread(image(root, planted["constant_image"]))
     assert len(set(constant.pixel_array.ravel().tolist())) == 1
-    assert pydicom.dcmread(film(root, planted["burned_in_film"])).BurnedInAnnotation == "YES"
-    header = pydicom.dcmread(film(root, planted["truncated_film"]), stop_before_pixels=True)
-    assert film(root, planted["truncated_film"]).stat().st_size < 2 * header.Rows * header.Columns
+    assert pydicom.dcmread(image(root, planted["burned_in_image"])).BurnedInAnnotation == "YES"
+    header = pydicom.dcmread(image(root, planted["truncated_image"]), stop_before_pixels=True)
+    assert image(root, planted["truncated_image"]).stat().st_size < 2 * header.Rows * header.Columns
 
 
 def test_reports_are_spoilt_as_the_ledger_says(root: Path, planted: dict[str, Planted]) -> None:
@@ -89,16 +91,16 @@ def test_reports_are_spoilt_as_the_ledger_says(root: Path, planted: dict[str, Pl
 def test_a_copied_study_shows_and_says_the_same_under_its_own_ids(
     root: Path, planted: dict[str, Planted]
 ) -> None:
-    place = planted["copied_study"]
+    item = planted["copied_study"]
     copy, source = (
-        pydicom.dcmread(film(root, place, name)) for name in (place.image_id, place.other)
+        pydicom.dcmread(image(root, item, name)) for name in (item.image_id, item.other)
     )
-    assert copy.PatientID == place.subject_id != source.PatientID
+    assert copy.PatientID == item.subject_id != source.PatientID
     assert copy.PhotometricInterpretation != source.PhotometricInterpretation
     top = 2**source.BitsStored - 1
     assert (copy.pixel_array == top - source.pixel_array).all()
     donor = next(root.glob(f"files/*/p{source.PatientID}/s*.txt"))
-    assert report(root, place).read_bytes() == donor.read_bytes()
+    assert report(root, item).read_bytes() == donor.read_bytes()
 
 
 def test_views_are_wrong_in_the_table_and_in_the_file(
@@ -108,9 +110,9 @@ def test_views_are_wrong_in_the_table_and_in_the_file(
         row["dicom_id"]: row["ViewPosition"] for row in rows(root / RELEASE.format("metadata"))
     }
     for fault, view in (("lateral_view", "LATERAL"), ("blank_view", "")):
-        place = planted[fault]
-        assert views[place.image_id] == view
-        assert pydicom.dcmread(film(root, place)).ViewPosition == view
+        item = planted[fault]
+        assert views[item.image_id] == view
+        assert pydicom.dcmread(image(root, item)).ViewPosition == view
 
 
 def test_tables_are_wrong_as_the_ledger_says(root: Path, planted: dict[str, Planted]) -> None:
@@ -130,10 +132,10 @@ def test_the_same_faults_are_planted_after_a_kill(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tree, "release_tables", _killed)  # all films are drawn, all faults planted
+        patch.setattr(tree, "release_tables", _killed)  # all images are drawn, all faults planted
         with pytest.raises(KeyboardInterrupt):
             write(tmp_path / "studies")
-    assert write(tmp_path / "studies").digest == peek_artifact(root).digest
+    assert write(tmp_path / "studies").digest == read_artifact_header(root).digest
 
 
 def test_a_tree_without_faults_has_no_ledger(tmp_path: Path) -> None:

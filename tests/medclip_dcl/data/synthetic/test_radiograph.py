@@ -10,16 +10,16 @@ from medclip_dcl.data.synthetic.findings import (
     draw_findings,
     finding_weights,
 )
-from medclip_dcl.data.synthetic.radiograph import Film, draw_frontal, draw_lateral
+from medclip_dcl.data.synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
 
 
-def film(*findings: FineFinding, seed: int = 3, size_px: int = 128) -> Film:
+def image(*findings: FineFinding, seed: int = 3, size_px: int = 128) -> DrawnImage:
     body = draw_body(np.random.default_rng(seed))
     levels = dict.fromkeys(findings, 0.5)
     return draw_frontal(body, levels, size_px, np.random.default_rng(seed + 1))
 
 
-def inside_boxes(drawn: Film, finding: FineFinding) -> np.ndarray:
+def inside_boxes(drawn: DrawnImage, finding: FineFinding) -> np.ndarray:
     mask = np.zeros(drawn.pixels.shape, dtype=bool)
     for x, y, width, height in drawn.boxes[finding]:
         assert x >= 0
@@ -30,8 +30,8 @@ def inside_boxes(drawn: Film, finding: FineFinding) -> np.ndarray:
     return mask
 
 
-def test_same_seed_draws_the_same_film() -> None:
-    first, again, other = film(), film(), film(seed=4)
+def test_same_seed_draws_the_same_image() -> None:
+    first, again, other = image(), image(), image(seed=4)
     assert np.array_equal(first.pixels, again.pixels)
     assert first.pixels.shape != other.pixels.shape or not np.array_equal(
         first.pixels, other.pixels
@@ -39,9 +39,9 @@ def test_same_seed_draws_the_same_film() -> None:
 
 
 @pytest.mark.parametrize("finding", FINE_FINDINGS, ids=lambda finding: finding.name)
-def test_a_finding_changes_the_film_inside_its_box(finding: FineFinding) -> None:
-    drawn = film(finding)
-    change = np.abs(drawn.pixels - film().pixels)
+def test_a_finding_changes_the_image_inside_its_box(finding: FineFinding) -> None:
+    drawn = image(finding)
+    change = np.abs(drawn.pixels - image().pixels)
     mask = inside_boxes(drawn, finding)
     least = 0.25 if finding.type == "scoliosis" else 0.7  # a bent spine takes the midline along
     assert change[mask].sum() > least * change.sum()
@@ -49,11 +49,11 @@ def test_a_finding_changes_the_film_inside_its_box(finding: FineFinding) -> None
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_patient_right_lies_on_the_left_of_the_film(side: str) -> None:
+def test_patient_right_lies_on_the_left_of_the_image(side: str) -> None:
     for finding in FINE_FINDINGS:
         if finding.side != side or finding.type in {"scoliosis", "central line", "pacemaker"}:
             continue
-        drawn = film(finding)
+        drawn = image(finding)
         centres = [x + width / 2 for x, _, width, _ in drawn.boxes[finding]]
         middle = drawn.pixels.shape[1] / 2
         assert all((centre < middle) == (side == "right") for centre in centres), finding
@@ -63,19 +63,19 @@ def test_zones_lie_above_one_another() -> None:
     tops = []
     for zone in ("upper", "mid", "lower"):
         finding = FineFinding("nodule", "right", zone)
-        tops.append(film(finding).boxes[finding][0][1])
+        tops.append(image(finding).boxes[finding][0][1])
     assert tops == sorted(tops)
     assert tops[0] + 15 < tops[1] < tops[2] - 15
 
 
 def test_edema_has_a_box_in_each_lung() -> None:
     finding = FineFinding("edema")
-    (first, second) = film(finding).boxes[finding]
+    (first, second) = image(finding).boxes[finding]
     assert first[0] + first[2] <= second[0]
 
 
 def test_a_chest_has_dark_lungs_and_bright_middle() -> None:
-    pixels = film().pixels
+    pixels = image().pixels
     rows, columns = pixels.shape
     level = slice(int(0.45 * rows), int(0.55 * rows))
     lung = pixels[level, int(0.22 * columns) : int(0.32 * columns)].mean()
@@ -83,7 +83,7 @@ def test_a_chest_has_dark_lungs_and_bright_middle() -> None:
     assert middle > lung + 0.2
 
 
-def test_lateral_film_has_no_boxes() -> None:
+def test_lateral_image_has_no_boxes() -> None:
     drawn = draw_lateral(draw_body(np.random.default_rng(0)), 64, np.random.default_rng(1))
     assert drawn.boxes == {}
     assert drawn.pixels.min() >= 0

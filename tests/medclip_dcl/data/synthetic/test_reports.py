@@ -56,7 +56,7 @@ STUDIES = studies(400)
         (Meaning(normal=True), (LEFT_EFFUSION,), False),
     ],
 )
-def test_meaning_holds_of_the_films_it_is_true_of(
+def test_meaning_holds_of_the_images_it_is_true_of(
     meaning: Meaning, found: tuple[FineFinding, ...], expected: bool
 ) -> None:
     assert meaning.holds(found) is expected
@@ -83,8 +83,8 @@ def test_every_kind_of_statement_occurs() -> None:
 def test_some_findings_are_left_out_of_reports() -> None:
     omitted = 0
     for shown, report, _ in STUDIES:
-        told = {claim[0] for item in report.statements for claim in item.meaning.asserted}
-        omitted += len({finding.type for finding in shown} - told)
+        reported = {claim[0] for item in report.statements for claim in item.meaning.asserted}
+        omitted += len({finding.type for finding in shown} - reported)
     total = sum(len(shown) for shown, _, _ in STUDIES)
     assert 0.01 < omitted / total < 0.15
 

@@ -10,7 +10,7 @@ from typing import Any
 import pydicom
 import pytest
 
-from medclip_dcl.artifact import Artifact, drafting, make_recipe
+from medclip_dcl.artifact import Artifact, make_fingerprint, write_artifact
 from medclip_dcl.data.synthetic import tree
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS
 from medclip_dcl.data.synthetic.patients import COVERAGE, NATURAL, Patient, draw_patient
@@ -21,19 +21,21 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 
 SETTINGS = GenerateConfig(
     patients=40,
-    coverage_films=1,
+    coverage_images=1,
     size_px=64,
     unit_patients=16,
     workers=1,
-    second_film_share=0.3,
+    second_image_share=0.3,
     compressed_share=0.2,
 )
 
 
 def write(path: Path, settings: GenerateConfig = SETTINGS, seed: int = 1) -> Artifact:
-    recipe = make_recipe(tree.KIND, {"generate": tree.content_settings(settings)}, {"seed": "1"})
-    with drafting(path, tree.KIND, recipe) as draft:
-        return draft.seal(tree.write_tree(draft, seed, settings))
+    fingerprint = make_fingerprint(
+        tree.ARTIFACT, {"generate": tree.content_settings(settings)}, {"seed": "1"}
+    )
+    with write_artifact(path, tree.ARTIFACT, fingerprint) as writer:
+        return writer.commit(tree.write_tree(writer, seed, settings))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -102,11 +104,11 @@ def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> 
         assert 0 <= y < y + h <= height
 
 
-def test_rho_is_the_share_of_training_films(root: Path) -> None:
+def test_rho_is_the_share_of_training_images(root: Path) -> None:
     by_name = {finding.name: finding for finding in FINE_FINDINGS}
-    films = [
+    images = [
         [by_name[name] for name in json.loads(row["findings"])]
-        for row in rows(root / "truth/films.csv")
+        for row in rows(root / "truth/images.csv")
         if row["split"] == "train" and row["view"] in {"AP", "PA"}
     ]
     statements = rows(root / "truth/statements.csv")
@@ -114,10 +116,12 @@ def test_rho_is_the_share_of_training_films(root: Path) -> None:
         "fine", "coarse", "negated", "combined", "normal",
     }  # fmt: skip
     for row in statements:
-        told = json.loads(row["meaning"])
-        claims = tuple((item["type"], item["side"], item["zone"]) for item in told["asserted"])
-        meaning = Meaning(claims, tuple(told["negated"]), told["normal"], told["uncertain"])
-        share = sum(meaning.holds(found) for found in films) / len(films)
+        reported = json.loads(row["meaning"])
+        claims = tuple((item["type"], item["side"], item["zone"]) for item in reported["asserted"])
+        meaning = Meaning(
+            claims, tuple(reported["negated"]), reported["normal"], reported["uncertain"]
+        )
+        share = sum(meaning.holds(found) for found in images) / len(images)
         assert float(row["rho"]) == pytest.approx(share, abs=1e-6)
     known = {row["text"]: row["rho"] for row in statements}
     assert {row["text"]: row["eta"] for row in rows(root / "truth/eta.csv")} == known
@@ -154,9 +158,9 @@ def test_ids_never_repeat() -> None:
     assert len({subject[:2] for subject in subjects}) == 10
 
 
-def test_two_films_of_a_study_show_the_same_findings(root: Path) -> None:
+def test_two_images_of_a_study_show_the_same_findings(root: Path) -> None:
     shown: dict[str, set[str]] = {}
-    for row in rows(root / "truth/films.csv"):
+    for row in rows(root / "truth/images.csv"):
         shown.setdefault(row["study_id"], set()).add(row["findings"])
     assert all(len(found) == 1 for found in shown.values())
 
@@ -187,7 +191,7 @@ def test_resumed_tree_equals_an_uninterrupted_one(
 
 
 def test_two_processes_write_the_same_tree(tmp_path: Path) -> None:
-    small = SETTINGS.model_copy(update={"patients": 4, "coverage_films": 0, "unit_patients": 2})
+    small = SETTINGS.model_copy(update={"patients": 4, "coverage_images": 0, "unit_patients": 2})
     alone = write(tmp_path / "alone", small)
     shared = write(tmp_path / "shared", small.model_copy(update={"workers": 2}))
     assert alone.digest == shared.digest

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medclip_dcl.text.labeler.labels import FINDINGS, Claims, claims_of, read_claims, read_report
+from medclip_dcl.text.labeler.labels import (
+    FINDINGS,
+    ReportLabels,
+    read_claims,
+    read_report,
+    report_labels_of,
+)
 from medclip_dcl.text.labeler.lexicon import CUES, PHRASES_OF, split_phrases
 
 SHORT = {
@@ -27,7 +33,7 @@ SHORT = {
 CLEAR_LUNGS = "-ate -con -ede -les -opa -pna"
 
 
-def notation(claims: Claims) -> set[str]:
+def notation(claims: ReportLabels) -> set[str]:
     """`+eff:lr` asserted on both sides, `-eff` negated, `?eff` hedged, `normal`."""
     short = {name: key for key, name in SHORT.items()}
     said = {f"-{short[name]}" for name in claims.negated}
@@ -254,14 +260,14 @@ def test_an_abnormality_beyond_the_findings_keeps_a_report_from_being_normal() -
 
 def test_united_readings_are_the_reading_of_the_whole() -> None:
     parts = ["Lungs are clear.", "Small left effusion.", "Degenerative changes.", "No edema."]
-    assert claims_of(map(read_report, parts)) == read_claims(" ".join(parts))
+    assert report_labels_of(map(read_report, parts)) == read_claims(" ".join(parts))
 
 
 def test_claims_survive_the_columns_of_the_artifact() -> None:
     claims = read_claims("Left effusion. Cardiomegaly. No edema. Possible pneumonia.")
     row = claims.to_row()
     assert row["asserted"] == ["Cardiomegaly", "Pleural Effusion|left"]
-    assert Claims.from_row(row) == claims
+    assert ReportLabels.from_row(row) == claims
 
 
 def test_only_a_text_with_claims_is_true() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from medclip_dcl.text.labeler.laterality import read_sides
+from medclip_dcl.text.labeler.laterality import read_laterality
 from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks
 
 
 def sides(clause: str) -> str:
     """The first letters of the sides of each concept, `-` where it has none."""
-    found = read_sides(next(cut_clauses(find_marks(clause))))
+    found = read_laterality(next(cut_clauses(find_marks(clause))))
     return " ".join("".join(sorted(side[0] for side in item)) or "-" for item in found.values())
 
 
@@ -33,4 +33,4 @@ def test_every_concept_has_its_sides(clause: str, expected: str) -> None:
 
 
 def test_a_clause_without_concepts_has_no_sides() -> None:
-    assert read_sides(find_marks("the right and left")) == {}
+    assert read_laterality(find_marks("the right and left")) == {}

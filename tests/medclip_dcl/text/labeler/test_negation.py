@@ -2,15 +2,15 @@
 
 import pytest
 
-from medclip_dcl.text.labeler.negation import read_moods
+from medclip_dcl.text.labeler.negation import read_negation
 from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks
 
 
 def moods(clause: str) -> list[str]:
     """The first letter of the polarity of each concept: a, n, u or p."""
     marks = next(cut_clauses(find_marks(clause)))
-    pairs = zip(marks, read_moods(marks), strict=True)
-    return [mood.value[0] for mark, mood in pairs if mark.concept]
+    pairs = zip(marks, read_negation(marks), strict=True)
+    return [polarity.value[0] for mark, polarity in pairs if mark.concept]
 
 
 @pytest.mark.parametrize(

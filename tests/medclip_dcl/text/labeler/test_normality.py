@@ -1,15 +1,15 @@
-"""Parts of the film that are called normal, enlarged or free of abnormality."""
+"""Parts of the image that are called normal, enlarged or free of abnormality."""
 
 import pytest
 
-from medclip_dcl.text.labeler.negation import read_moods
+from medclip_dcl.text.labeler.negation import read_negation
 from medclip_dcl.text.labeler.normality import read_regions
 from medclip_dcl.text.labeler.phrases import Polarity, cut_clauses, find_marks
 
 
 def regions(clause: str) -> tuple[set[str], bool]:
     marks = next(cut_clauses(find_marks(clause)))
-    mentions, normal = read_regions(marks, read_moods(marks))
+    mentions, normal = read_regions(marks, read_negation(marks))
     signs = {Polarity.ASSERTED: "+", Polarity.NEGATED: "-", Polarity.UNCERTAIN: "?"}
     return {signs[item.polarity] + item.concept for item in mentions}, normal
 
