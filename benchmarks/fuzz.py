@@ -27,14 +27,14 @@ from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.pixels.encoders import RLELosslessEncoder
 
+from benchmarks.fixtures.bombs import BOMBS
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.mutants import Seed, pick, read_seed
 from benchmarks.record import finish
 from medclip_dcl.data.dicom.pixel_data import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
-from tests.synthetic.bombs import BOMBS
-from tests.synthetic.dicom import dicom_bytes, raster_bytes
 
 MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 20_000}
 WORKERS = 2

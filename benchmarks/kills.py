@@ -33,12 +33,12 @@ from pathlib import Path
 
 from benchmarks import warm
 from benchmarks.exactness import newest, unreadable
+from benchmarks.fixtures.corpus import write_config
 from benchmarks.record import finish
 from benchmarks.standing import REPLACING_SHARE, Standing
 from benchmarks.victims import CONFIG, SAVED_EVERY, SMALL, TINY, VICTIMS, Facts, Victim
 from medclip_dcl.files import STAGED
 from medclip_dcl.training.logging import read_metrics
-from tests.synthetic.corpus import write_config
 
 _POLL_S = 0.0002
 

@@ -23,9 +23,9 @@ import psutil
 import pydicom
 from PIL import Image, ImageDraw, ImageFont
 
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.record import finish
 from medclip_dcl.data.images import Decoder, ImagesConfig
-from tests.synthetic.dicom import dicom_bytes, raster_bytes
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
 IMAGES = 4

@@ -26,11 +26,11 @@ import torch
 from benchmarks import warm
 from benchmarks.exactness import STOPPED, unreadable
 from benchmarks.faults import failing_disk
+from benchmarks.fixtures.corpus import write_config, write_corpus
 from benchmarks.record import finish
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.training.checkpoint import ARTIFACT
-from tests.synthetic.corpus import write_config, write_corpus
 
 GOOD, NEXT, STEPS = 5, 10, 12
 """Steps after which there is a good checkpoint, the next one, and the end."""

@@ -29,13 +29,13 @@ import httpx
 
 from api.app import create_app
 from api.settings import ServeSettings
+from benchmarks.fixtures.bombs import BOMBS
+from benchmarks.fixtures.hostile import CANARY, named
+from benchmarks.fixtures.mutant_requests import mutant
+from benchmarks.fixtures.service import ROOT, Service, running, store
+from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
+from benchmarks.fixtures.wire import Answer, Part, Request, exchange, form
 from benchmarks.record import finish
-from tests.synthetic.bombs import BOMBS
-from tests.synthetic.hostile import CANARY, named
-from tests.synthetic.mutant_requests import mutant
-from tests.synthetic.service import ROOT, Service, running, store
-from tests.synthetic.surface import KEYED, OPEN, routes_of, try_everything
-from tests.synthetic.wire import Answer, Part, Request, exchange, form
 
 TIERS = {"quick": (8, 500, 7), "normal": (150, 5_000, 1), "long": (1_000, 100_000, 1)}
 """Examples of schemathesis per operation, spoilt requests, and one in so many of the matrix."""
@@ -134,7 +134,7 @@ def try_document(service: Service, examples: int) -> dict[str, float]:
             *("--report", "json", "--report-json-path", str(report)),
         ],
         cwd=ROOT,
-        env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.synthetic.schemathesis_hooks"},
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "benchmarks.fixtures.schemathesis_hooks"},
         capture_output=True,
         text=True,
         errors="replace",

@@ -10,12 +10,12 @@ from typing import Self
 import torch
 from torch.nn.functional import normalize
 
+from benchmarks.fixtures.corpus import write_corpus
+from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import read_artifact_header
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Hit, Query, RetrievalIndex
-from tests.synthetic.corpus import write_corpus
-from tests.synthetic.published import publish
 
 REPLACING_SHARE = 1 / 6
 """Share of the kills that come while the new index takes the old one's place."""

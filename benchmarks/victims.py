@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.standing import write_scene
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import scoring
 from medclip_dcl.tables import read_table
-from tests.synthetic.corpus import write_corpus
 
 CONFIG = "configs/demo.yaml"
 SAVED_EVERY = 4

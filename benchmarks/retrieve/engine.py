@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from benchmarks.fixtures.milvus import milvus_server
 from benchmarks.retrieve.timing import interleaved, wall_ms
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.retrieval.sketch import open_vectors
-from tests.synthetic.milvus import milvus_server
 
 
 def compare_engine(

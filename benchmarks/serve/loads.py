@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.fixtures.dicom import raster_bytes
+from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.service import ROOT, Service
 from benchmarks.serve.clients import (
     Answered,
     Client,
@@ -22,9 +25,6 @@ from benchmarks.serve.clients import (
     get_request,
 )
 from benchmarks.serve.processes import cpu_s, served, target_of
-from tests.synthetic.dicom import raster_bytes
-from tests.synthetic.films import random_images
-from tests.synthetic.service import ROOT, Service
 
 OVERLOAD = 4.0
 ALLOWED = {200, 429, 503}

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from benchmarks.fixtures.published import publish
 from medclip_dcl.config import Config, load_config
 from medclip_dcl.model_package import ARTIFACT
-from tests.synthetic.published import publish
 
 DEMO = Path("configs/demo.yaml")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.fixtures.service import PATIENCE_S, ROOT, Service, running
 from benchmarks.serve.clients import Target
 from medclip_dcl.distributed import available_cores
-from tests.synthetic.service import PATIENCE_S, ROOT, Service, running
 
 KEPT = {
     "MALLOC_ARENA_MAX": "1",

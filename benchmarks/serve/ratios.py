@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
+from benchmarks.fixtures.films import random_images
 from benchmarks.prepare import COLUMNS, ROWS, draw_image
 from benchmarks.serve.clients import Target, crowd, form_request
 from benchmarks.serve.processes import Bare, bare, cpu_s, rival, served, stopped, target_of
-from tests.synthetic.dicom import dicom_bytes, raster_bytes
-from tests.synthetic.films import random_images
 
 CLIENTS = 16
 _PASSES = {1: 6, 8: 2}

@@ -24,11 +24,11 @@ from typing import NamedTuple
 import torch
 from transformers import BertConfig
 
+from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.record import finish
 from benchmarks.train import steps
 from benchmarks.train.checkouts import compare_checkouts
 from benchmarks.train.scene import set_scene
-from tests.synthetic.corpus import write_corpus
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120

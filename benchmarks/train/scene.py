@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import BertConfig
 
+from benchmarks.fixtures.corpus import read_tiny_corpus
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
@@ -26,7 +27,6 @@ from medclip_dcl.training.dataset import (
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.trainer import TrainingSetup, run_training, start_accelerator
-from tests.synthetic.corpus import read_tiny_corpus
 
 Seen = TypeVar("Seen")
 
@@ -77,7 +77,7 @@ def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = N
     """Put the trainer's parts together.
 
     Args:
-        work: a folder of `tests.synthetic.corpus.write_corpus`.
+        work: a folder of `benchmarks.fixtures.corpus.write_corpus`.
         batch: pairs in a step.
         input_px: height and width of the crops, pixels.
         text: sizes of the text encoder; None: those of the corpus's own language model.

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.synthetic.dicom import dicom_bytes, ramp
-from tests.synthetic.service import Service, running, store
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
+from benchmarks.fixtures.service import Service, running, store
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from torch import Tensor
 from api.batches import MicroBatcher
 from api.failures import ApiError
 from api.journal import Metrics
+from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.published import publish
 from medclip_dcl.inference.predictor import Predictor, load
 from tests.api.test_admission import Caller
-from tests.synthetic.films import random_images
-from tests.synthetic.published import publish
 
 TOLERANCE = 1e-5
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
+from benchmarks.fixtures.killed import SHARDS, killed_at_shard
+from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.service import PATIENCE_S, Service, png, running, store
 from medclip_dcl.artifact import read_artifact_header
 from pipelines import build_index
-from tests.synthetic.corpus import KINDS, write_config, write_corpus
-from tests.synthetic.killed import SHARDS, killed_at_shard
-from tests.synthetic.published import publish
-from tests.synthetic.service import PATIENCE_S, Service, png, running, store
 
 CLIENTS = 4
 PARTS = ("model", "index")

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from tests.synthetic.hostile import CANARY, named
-from tests.synthetic.mutant_requests import mutant
-from tests.synthetic.service import Service
-from tests.synthetic.wire import Request, exchange
+from benchmarks.fixtures.hostile import CANARY, named
+from benchmarks.fixtures.mutant_requests import mutant
+from benchmarks.fixtures.service import Service
+from benchmarks.fixtures.wire import Request, exchange
 
 NAMED = named()
 KEY = "unused"  # the service of the tests asks for none

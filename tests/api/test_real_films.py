@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.synthetic.service import Service
+from benchmarks.fixtures.service import Service
 
 SENTINELS = ("PHISENTINEL", "PHISENT", "PHIHIDDEN")
 

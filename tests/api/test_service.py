@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.fixtures import published
+from benchmarks.fixtures.dicom import raster_bytes
+from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.service import PATIENCE_S, Service, png, running
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference.predictor import fit_input_range, load
-from tests.synthetic import published
-from tests.synthetic.dicom import raster_bytes
-from tests.synthetic.films import random_images
-from tests.synthetic.service import PATIENCE_S, Service, png, running
 
 JPEG = b"\xff\xd8"
 HEADERS = {

@@ -9,8 +9,8 @@ from api.failures import ApiError
 from api.journal import Metrics
 from api.serving import ModelManager
 from api.settings import ServeSettings
+from benchmarks.fixtures.published import publish
 from medclip_dcl.errors import ConfigError
-from tests.synthetic.published import publish
 
 
 def load(folder: Path, **settings: str) -> ModelManager:

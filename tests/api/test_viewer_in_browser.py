@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.synthetic.browser import Page, browsing, find_browser
-from tests.synthetic.dicom import dicom_bytes
-from tests.synthetic.service import Service, png, running
+from benchmarks.fixtures.browser import Page, browsing, find_browser
+from benchmarks.fixtures.dicom import dicom_bytes
+from benchmarks.fixtures.service import Service, png, running
 
 KEY = "k" * 32
 READY = """document.querySelectorAll('#findings button').length > 0

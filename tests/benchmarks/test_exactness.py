@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.exactness import CUTS, EPOCH, LOOP, end_of, must_end, newest, start, unreadable
+from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.saves import is_clear
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
-from tests.synthetic.corpus import write_corpus
 
 
 def test_four_cuts_of_each_kind_and_one_of_each_in_the_quick_tier() -> None:

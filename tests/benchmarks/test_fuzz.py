@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from benchmarks import fuzz
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from benchmarks.mutants import read_seed
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
-from tests.synthetic.dicom import dicom_bytes, ramp
 
 
 class Answering(Decoder):

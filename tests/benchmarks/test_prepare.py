@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks import prepare
+from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.images import Decoder, ImagesConfig
-from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 
 def test_rival_scales_by_minimum_and_maximum() -> None:

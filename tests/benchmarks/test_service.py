@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.fixtures.hostile import CANARY
+from benchmarks.fixtures.wire import Answer, Request
 from benchmarks.service import _KEY, _faults
-from tests.synthetic.hostile import CANARY
-from tests.synthetic.wire import Answer, Request
 
 KNOWN = {("/classify", "post"): {"422 invalid_request", "503 overloaded"}}
 FAILED = b'{"code": "%s", "message": "x", "request_id": "y"}'

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config
 from benchmarks.standing import Standing, arm, write_scene
 from benchmarks.victims import TINY
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
 from medclip_dcl.files import write_text
 from pipelines.build_index import main
-from tests.synthetic.corpus import write_config
 
 ARTIFACT = ArtifactType("index", 1, "build_index")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.train.scene import Scene, run_loop, set_scene
 from benchmarks.train.steps import BareStep, loader_alone, memory
 from medclip_dcl.training.logging import read_metrics
-from tests.synthetic.corpus import write_corpus
 
 
 @pytest.fixture(scope="module")

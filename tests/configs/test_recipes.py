@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.fixtures.open_i import write_image, write_projections, write_xml_form
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.text import sentences
 from pipelines import build_manifest, split_sentences
 from pipelines.story import stages_of
-from tests.synthetic.open_i import write_image, write_projections, write_xml_form
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}

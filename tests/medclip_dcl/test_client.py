@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
+from benchmarks.fixtures.service import FINDINGS, Service, running, store
 from medclip_dcl.client import Client, main
 from medclip_dcl.errors import ImageError, ServiceError
-from tests.synthetic.dicom import dicom_bytes, ramp
-from tests.synthetic.service import FINDINGS, Service, running, store
 
 KEY = "k" * 40
 README = (Path(__file__).parents[2] / "api/README.md").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.reports import write_reports
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, scoring
@@ -18,7 +19,6 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences
 from pipelines import build_eta_cache, split_sentences
-from tests.synthetic.reports import write_reports
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
+from benchmarks.fixtures.killed import SHARDS, killed_at_shard
+from benchmarks.fixtures.milvus import milvus_server
+from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from pipelines.build_index import main
-from tests.synthetic.corpus import KINDS, write_config, write_corpus
-from tests.synthetic.killed import SHARDS, killed_at_shard
-from tests.synthetic.milvus import milvus_server
-from tests.synthetic.published import publish
 
 STUDIES = 10
 

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import write_evaluated
+from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.published import PROMPTS, publish
 from medclip_dcl import model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest
@@ -14,10 +18,6 @@ from medclip_dcl.model_package import ScoreCalibration, read_calibration
 from medclip_dcl.tables import read_table, write_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
-from tests.synthetic.corpus import write_config
-from tests.synthetic.evaluated import write_evaluated
-from tests.synthetic.films import random_images
-from tests.synthetic.published import PROMPTS, publish
 
 SEED = 5
 """Of the random model: one whose score of pneumonia happens to rise with it."""

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.archive import compare
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
+from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.release import REPORT, Release, release
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import read_preflight
@@ -18,9 +21,6 @@ from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main
 from pipelines.generate_studies import main as generate_studies
 from pipelines.write_report import main as write_report
-from tests.synthetic.dicom import dicom_bytes, ramp
-from tests.synthetic.published import publish
-from tests.synthetic.release import REPORT, Release, release
 
 IMAGES = {"workers": 1}
 GENERATE = {"patients": 38, "coverage_images": 0, "size_px": 64, "workers": 1, "faults": 1}

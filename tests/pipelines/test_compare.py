@@ -3,10 +3,10 @@ import shutil
 
 import pytest
 
+from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
+from benchmarks.fixtures.published import publish
 from medclip_dcl.evaluation import results
 from pipelines.compare import find_runs, main
-from tests.synthetic.evaluated import evaluate_here, write_evaluated
-from tests.synthetic.published import publish
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,15 @@ import shutil
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import BOXED, PROMPTS, write_evaluated
+from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.results import read_figures
 from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
 from pipelines.evaluation_findings import QUESTIONS
-from tests.synthetic.corpus import write_config
-from tests.synthetic.evaluated import BOXED, PROMPTS, write_evaluated
-from tests.synthetic.published import publish
 
 SETTINGS = {"bootstrap": 20, "batch": 3}
 
@@ -139,7 +139,7 @@ def test_another_model_makes_other_results(tmp_path):
 def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsys):
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"\x07")
-    adapter = {"model": "tests.synthetic.clip:build", "weights": str(weights)}
+    adapter = {"model": "benchmarks.fixtures.clip:build", "weights": str(weights)}
     assert run(work, adapter=adapter, geometry="biovil", images_per_finding=4) == 0
     tree = figures(work)
     assert (tree["contaminated"], tree["repeated_images"], tree["geometry"]) == (
@@ -161,11 +161,11 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("tests.synthetic.clip", "must read module:callable"),
-        ("tests.synthetic.nowhere:build", "cannot be imported"),
-        ("tests.synthetic.clip:nothing", "cannot be imported"),
-        ("tests.synthetic.clip:PATCH_PX", "is no callable"),
-        ("tests.synthetic.clip:broken", "without embed_images"),
+        ("benchmarks.fixtures.clip", "must read module:callable"),
+        ("benchmarks.fixtures.nowhere:build", "cannot be imported"),
+        ("benchmarks.fixtures.clip:nothing", "cannot be imported"),
+        ("benchmarks.fixtures.clip:PATCH_PX", "is no callable"),
+        ("benchmarks.fixtures.clip:broken", "without embed_images"),
     ],
 )
 def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, model, message):

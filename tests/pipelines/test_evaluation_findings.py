@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
-from tests.synthetic.corpus import write_config
-from tests.synthetic.evaluated import PROMPTS, write_evaluated
 
 PARAPHRASES = """
 format_version: 1

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config, write_corpus
 from medclip_dcl.config import load_config
 from pipelines import plan
 from pipelines.false_negatives import false_negatives
-from tests.synthetic.corpus import write_config, write_corpus
 
 PAPER = "configs/train/mimic_cxr.yaml"
 Answers = dict[str, tuple[str, str]]

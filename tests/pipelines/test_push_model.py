@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import write_evaluated
+from benchmarks.fixtures.hub import TOKEN, running_hub
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import load_config
@@ -19,9 +22,6 @@ from medclip_dcl.model_package import read_model_package, subject_hash
 from pipelines import push_model, write_cards
 from pipelines.evaluation_films import refuse_contaminated
 from pipelines.job import Job
-from tests.synthetic.corpus import write_config
-from tests.synthetic.evaluated import write_evaluated
-from tests.synthetic.hub import TOKEN, running_hub
 
 SENT = {
     "README.md",

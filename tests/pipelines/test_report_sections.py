@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.corpus import KINDS, write_config
+from benchmarks.fixtures.evaluated import write_evaluated
+from benchmarks.fixtures.published import PROMPTS, publish
 from pipelines.calibrate_scores import main as calibrate
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
-from tests.synthetic.corpus import KINDS, write_config
-from tests.synthetic.evaluated import write_evaluated
-from tests.synthetic.published import PROMPTS, publish
 
 CANARY = "a canary sings in the left lung"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import warm
+from benchmarks.fixtures.bert import tiny_bert, tiny_tokenizer
+from benchmarks.fixtures.reports import write_reports
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
@@ -20,8 +22,6 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, score_sentences, split_sentences
-from tests.synthetic.bert import tiny_bert, tiny_tokenizer
-from tests.synthetic.reports import write_reports
 
 UNITS = ("--set", "likelihood.unit_pieces=150", "--set", "likelihood.flush_every_s=0")
 HEADER = {"variant", "dtype", "engine", "splitter", "normalisation", "model", "tokenizer"}

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
@@ -18,8 +20,6 @@ from medclip_dcl.evaluation import results
 from pipelines.table1 import FIGURES, FOLDER, main
 from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows
 from pipelines.table1_runs import CONFIG_FILE, LOG, NOTE, Run
-from tests.synthetic.corpus import write_config
-from tests.synthetic.evaluated import PROMPTS, write_evaluated
 
 DEADLINE_S = 120
 
@@ -182,7 +182,7 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
 
 
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
-    adapter = {"adapter": {"model": "tests.synthetic.clip:build"}}
+    adapter = {"adapter": {"model": "benchmarks.fixtures.clip:build"}}
     models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
     table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "processes": 1, "models": models}
     assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0

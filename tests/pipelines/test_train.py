@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
+from benchmarks.fixtures.corpus import write_config, write_corpus, write_eta
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import eta
@@ -29,7 +30,6 @@ from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.tables import write_table
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.train import main
-from tests.synthetic.corpus import write_config, write_corpus, write_eta
 
 STEPS = 240
 LONG = {"steps": STEPS, "save_every_steps": 20}

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
+from benchmarks.fixtures.published import publish
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
@@ -12,9 +15,6 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from pipelines.write_cards import main
-from tests.synthetic.corpus import write_config
-from tests.synthetic.evaluated import evaluate_here, write_evaluated
-from tests.synthetic.published import publish
 
 WORDS = {
     "intended_use": "Comparing losses.",

@@ -3,11 +3,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from benchmarks.fixtures.corpus import KINDS, write_config
+from benchmarks.fixtures.evaluated import write_evaluated, write_texts
+from benchmarks.fixtures.published import publish
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
-from tests.synthetic.corpus import KINDS, write_config
-from tests.synthetic.evaluated import write_evaluated, write_texts
-from tests.synthetic.published import publish
 
 SECTIONS = ("results", "data", "text", "training", "grounding", "retrieval", "provenance")
 
@@ -138,7 +138,7 @@ def test_a_stage_whose_input_has_changed_is_called_stale(tmp_path):
 def test_markup_in_a_report_s_sentence_stays_text(tmp_path, monkeypatch):
     hostile = "<script>alert(1)</script> & heart"
     kinds = ((KINDS[0][0], hostile, KINDS[0][2]), *KINDS[1:])
-    monkeypatch.setattr("tests.synthetic.corpus.KINDS", kinds)
+    monkeypatch.setattr("benchmarks.fixtures.corpus.KINDS", kinds)
     text = report(write_texts(tmp_path / "work"))
     assert "<script" not in text
     assert "&lt;script&gt;" in text

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.method import studies
 from benchmarks.method.rows import BOTH, MAIN, Row
 from medclip_dcl.artifact import open_artifact
@@ -12,7 +13,6 @@ from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler import labels
-from tests.synthetic.corpus import write_corpus
 
 
 @pytest.mark.parametrize("row", [*MAIN, *BOTH], ids=lambda row: row.name)

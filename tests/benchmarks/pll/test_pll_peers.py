@@ -3,13 +3,13 @@
 import pytest
 from transformers import BertConfig
 
+from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from benchmarks.pll.__main__ import main
 from benchmarks.pll.exactness import reference
 from benchmarks.pll.floor import best_rate, kernels, operations, total
 from benchmarks.pll.peers import Minicons, masked_row_head
 from benchmarks.pll.subjects import with_repeats
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood
-from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.real_films import labels
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.evaluation.inputs import BootstrapOptions
 from medclip_dcl.inference.zero_shot import Finding
-from tests.synthetic.dicom import raster_bytes
 
 TRUTH = np.arange(60) % 2
 PATIENTS = [f"p{image}" for image in range(60)]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.real_films import lungs
 from benchmarks.real_films.lungs import LEFT, RIGHT, LungImage, Shape
 from medclip_dcl.config import Config, load_config
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.evaluation.metrics import box_mask
-from tests.synthetic.dicom import raster_bytes
 
 SHAPE = Shape(64, 64, 8)
 HEIGHT, WIDTH = 160, 80  # a cell is 20 x 10 pixels of the image

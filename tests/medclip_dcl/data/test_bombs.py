@@ -8,11 +8,11 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.fixtures.bombs import BOMBS
+from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.codestreams import read_jpeg, require_tiles
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
-from tests.synthetic.bombs import BOMBS
-from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import imagecodecs
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import ramp, raster_bytes
 from medclip_dcl.data.codestreams import Frame, read_jpeg, read_jpeg2000, require_size
 from medclip_dcl.errors import ImageError
-from tests.synthetic.dicom import ramp, raster_bytes
 
 IMAGE = ramp(31, 47)
 BYTES = ramp(31, 47, 255).astype(np.uint8)

@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
-from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 
 def children() -> set[int]:

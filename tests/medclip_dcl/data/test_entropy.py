@@ -4,10 +4,10 @@ import imagecodecs
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from medclip_dcl.data.codestreams import require_whole
 from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ImageError
-from tests.synthetic.dicom import dicom_bytes, raster_bytes
 
 NOISE = np.random.default_rng(0).integers(0, 256, (160, 203), dtype=np.uint8)
 END = b"\xff\xd9"

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.data_check import (
     count_encodings,
     encoding_of,
@@ -14,7 +15,6 @@ from medclip_dcl.data.data_check import (
 )
 from medclip_dcl.data.images import Decoder, ImagesConfig, limits_of
 from medclip_dcl.data.sources.records import LONGEST_REPORT, ImageRecord
-from tests.synthetic.dicom import dicom_bytes, ramp, raster_bytes
 
 TEXT = "Größe"
 

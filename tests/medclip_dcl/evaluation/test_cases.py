@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import estimate, patient_weights
 from medclip_dcl.evaluation.compare import check_same_samples, measure, read_sample_results
-from tests.synthetic.evaluated import evaluate_here, write_evaluated
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.evaluation.classification import (
     evaluate_classes,
     evaluate_findings,
@@ -12,7 +13,6 @@ from medclip_dcl.evaluation.inputs import BootstrapOptions, EvalResult
 from medclip_dcl.evaluation.results import CLASSES, RANKS, SCORES
 from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding
-from tests.synthetic.oracle import oracle, shown
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})

@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.clip import build
+from benchmarks.fixtures.published import publish
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, evaluated_model
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.inference.zero_shot import Finding
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.models.settings import SimilarityConfig
-from tests.synthetic.clip import build
-from tests.synthetic.published import publish
 
 FINDINGS = (Finding("edema", ("There is an effusion.",), ("No edema.",)),)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 64, 64), dtype=np.uint8)

@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.evaluation.grounding import evaluate_boxes, evaluate_gallery, evaluate_grounding
 from medclip_dcl.evaluation.inputs import BootstrapOptions, BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, GROUNDINGS, RANKS
 from medclip_dcl.inference.heatmap import Window
-from tests.synthetic.oracle import oracle, shown
 
 # Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
 IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})

@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 
+from benchmarks.fixtures.views import tiny_view_encoder
 from medclip_dcl.evaluation.probe import (
     Labelled,
     ProbedSplits,
@@ -11,7 +12,6 @@ from medclip_dcl.evaluation.probe import (
 )
 from medclip_dcl.evaluation.settings import ProbeConfig
 from medclip_dcl.models.preprocessing import normalise
-from tests.synthetic.views import tiny_view_encoder
 
 
 def labelled(per_class: int, seed: int) -> Labelled:

@@ -6,16 +6,16 @@ from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.fixtures.views import (
+    GLOBAL_BATCH,
+    tiny_view_encoder,
+    view_batch,
+)
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.image_only.run import SimCLRObjective
 from medclip_dcl.image_only.settings import ViewsConfig
 from medclip_dcl.training.objective import ObjectiveOutput
 from medclip_dcl.training.settings import ObjectiveConfig
-from tests.synthetic.views import (
-    GLOBAL_BATCH,
-    tiny_view_encoder,
-    view_batch,
-)
 
 B, N = GLOBAL_BATCH, 2 * (GLOBAL_BATCH - 1)
 GAMMA = torch.tensor(math.sqrt(2.0))

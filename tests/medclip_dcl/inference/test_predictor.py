@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.inference.predictor import build_predictor, load
 from medclip_dcl.inference.zero_shot import Finding
 from medclip_dcl.model_package import ARTIFACT, read_model_package
-from tests.synthetic.films import random_images
-from tests.synthetic.published import PROMPTS, SENTENCES, publish
 
 
 @pytest.fixture(scope="module")

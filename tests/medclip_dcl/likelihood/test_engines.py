@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM
 
+from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood import engines as module
 from medclip_dcl.likelihood.engines import (
@@ -19,7 +20,6 @@ from medclip_dcl.likelihood.engines import (
 )
 from medclip_dcl.likelihood.masked_lm import MaskedCopies, PlainEngine
 from medclip_dcl.likelihood.pll import encode_sentences, pseudo_log_likelihood, score_encodings
-from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 MASK = 4
 

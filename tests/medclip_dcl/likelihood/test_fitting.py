@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.fixtures.bert import SENTENCES, tiny_bert, tiny_tokenizer
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.likelihood.fitting import (
     NOT_ASKED,
@@ -14,7 +15,6 @@ from medclip_dcl.likelihood.fitting import (
 )
 from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
-from tests.synthetic.bert import SENTENCES, tiny_bert, tiny_tokenizer
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3, warmup_share=0.2)
 

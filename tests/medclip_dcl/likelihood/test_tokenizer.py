@@ -4,13 +4,13 @@ import json
 import subprocess
 import sys
 
+from benchmarks.fixtures.bert import SENTENCES
 from medclip_dcl.likelihood.fitting import SPECIAL_TOKENS, train_tokenizer
-from tests.synthetic.bert import SENTENCES
 
 CODE = """
 import json
 from medclip_dcl.likelihood.fitting import train_tokenizer
-from tests.synthetic.bert import SENTENCES
+from benchmarks.fixtures.bert import SENTENCES
 print(json.dumps(train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()))
 """
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.fixtures.contrastive_step import GLOBAL_BATCH, step, two_processes
+from benchmarks.fixtures.processes import run_processes
+from benchmarks.fixtures.views import GLOBAL_BATCH as IMAGES
+from benchmarks.fixtures.views import one_step
 from medclip_dcl.losses.gather import gather_constant, gather_with_grad, positive_columns
-from tests.synthetic.contrastive_step import GLOBAL_BATCH, step, two_processes
-from tests.synthetic.processes import run_processes
-from tests.synthetic.views import GLOBAL_BATCH as IMAGES
-from tests.synthetic.views import one_step
 
 
 @pytest.fixture(scope="module")

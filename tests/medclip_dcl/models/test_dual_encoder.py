@@ -3,16 +3,16 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.models.dual_encoder import build_dual_encoder
-from medclip_dcl.models.preprocessing import to_input
-from medclip_dcl.models.settings import ModelConfig
-from tests.synthetic.films import (
+from benchmarks.fixtures.films import (
     random_images,
     random_tokens,
     tiny_dual_encoder,
     tiny_model_config,
     tiny_text_config,
 )
+from medclip_dcl.models.dual_encoder import build_dual_encoder
+from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.settings import ModelConfig
 
 
 def test_regions_and_sentences_are_unit_vectors() -> None:

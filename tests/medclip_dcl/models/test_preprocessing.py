@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
+from benchmarks.fixtures.films import random_images
 from medclip_dcl.models.preprocessing import normalise, to_input
-from tests.synthetic.films import random_images
 
 
 def test_black_grey_and_white_become_minus_two_zero_and_two() -> None:

@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import BertForMaskedLM
 
+from benchmarks.fixtures.films import random_tokens, tiny_text_config
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.settings import TextEncoderConfig
 from medclip_dcl.models.text_encoder import TextEncoder, fill_text_encoder
-from tests.synthetic.films import random_tokens, tiny_text_config
 
 
 def text_encoder(pooling: str = "cls") -> TextEncoder:

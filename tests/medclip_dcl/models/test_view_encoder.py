@@ -1,9 +1,9 @@
 import torch
 
+from benchmarks.fixtures.views import IMAGE, tiny_view_encoder
 from medclip_dcl.image_only.settings import ViewsConfig
 from medclip_dcl.models.settings import ImageEncoderConfig
 from medclip_dcl.models.view_encoder import build_view_encoder
-from tests.synthetic.views import IMAGE, tiny_view_encoder
 
 
 def test_views_become_unit_vectors_and_features_stand_below_the_head() -> None:

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.fixtures.corpus import KINDS
+from benchmarks.fixtures.evaluated import write_texts
 from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactCorrupt
@@ -15,8 +17,6 @@ from medclip_dcl.reporting.settings import ReportConfig
 from medclip_dcl.reporting.sources import find_sources
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text.sentences import text_key
-from tests.synthetic.corpus import KINDS
-from tests.synthetic.evaluated import write_texts
 
 NEGATIVES = 63
 TEXTS = [text for _, *said in KINDS for text in said]

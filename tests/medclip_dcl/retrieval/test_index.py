@@ -7,11 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from medclip_dcl.errors import CheckpointError, ConfigError
-from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
-from medclip_dcl.retrieval.index import select, write_index
-from medclip_dcl.retrieval.settings import IndexConfig
-from tests.synthetic.embeddings import (
+from benchmarks.fixtures.embeddings import (
     SIMILARITY,
     HashedEncoder,
     NumberedImages,
@@ -19,6 +15,10 @@ from tests.synthetic.embeddings import (
     selection,
     sentence_table,
 )
+from medclip_dcl.errors import CheckpointError, ConfigError
+from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shard_name
+from medclip_dcl.retrieval.index import select, write_index
+from medclip_dcl.retrieval.settings import IndexConfig
 
 SETTINGS = IndexConfig(shard_rows=20, batch=7, thumbnail_px=64)
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.fixtures.batches import pair_batch
+from benchmarks.fixtures.films import tiny_dual_encoder
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.text.labeler.labels import ReportLabels
@@ -11,8 +13,6 @@ from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
-from tests.synthetic.batches import pair_batch
-from tests.synthetic.films import tiny_dual_encoder
 
 
 def loss_of(

@@ -3,13 +3,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
+from benchmarks.fixtures.batches import pair_batch
+from benchmarks.fixtures.films import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import TrainStep, configure_performance
-from tests.synthetic.batches import pair_batch
-from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 
 SMALLEST = tiny_model_config(kind="lse").model_copy(
     update={"image": ImageEncoderConfig(depths=(1,), widths=(8,), input_px=64)}

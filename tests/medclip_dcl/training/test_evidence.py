@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.fixtures.corpus import read_tiny_corpus, write_corpus
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.data.ground_truth import Truth
@@ -11,7 +12,6 @@ from medclip_dcl.losses.relations import SAME, encode_truth, relation_matrix
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import Supervision, needs_claims, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
-from tests.synthetic.corpus import read_tiny_corpus, write_corpus
 
 
 @pytest.fixture(scope="module")

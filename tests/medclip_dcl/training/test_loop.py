@@ -8,6 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from benchmarks.fixtures.batches import pair_batch
+from benchmarks.fixtures.films import tiny_dual_encoder
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -15,8 +17,6 @@ from medclip_dcl.training.logging import MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import Trainer, TrainingSetup
-from tests.synthetic.batches import pair_batch
-from tests.synthetic.films import tiny_dual_encoder
 
 TREE = {
     "global_batch": 6,

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from benchmarks.fixtures.films import random_images, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
@@ -11,7 +12,6 @@ from medclip_dcl.training.optim import (
     set_learning_rate,
 )
 from medclip_dcl.training.settings import TrainConfig
-from tests.synthetic.films import random_images, random_tokens, tiny_dual_encoder
 
 SETTINGS = TrainConfig(learning_rate=1e-2, text_learning_rate=1e-3, weight_decay=0.5)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
@@ -12,7 +13,6 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import ImageTextDataset, TokenTable, read_supervision
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
 
 SETTINGS = TrainConfig(global_batch=8)
 

@@ -6,6 +6,8 @@ import torch
 from accelerate import Accelerator
 from pydantic import ValidationError
 
+from benchmarks.fixtures.batches import pair_batch
+from benchmarks.fixtures.films import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.image_only.settings import ViewsConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.view_encoder import build_view_encoder
@@ -23,8 +25,6 @@ from medclip_dcl.training.optim import (
 )
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import TrainStep
-from tests.synthetic.batches import pair_batch
-from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 
 SLOW = TrainConfig(
     global_batch=6,

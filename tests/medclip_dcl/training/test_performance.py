@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.fixtures.films import tiny_text_config
 from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.performance import estimate_training_memory
-from tests.synthetic.films import tiny_text_config
 
 TEXT = tiny_text_config()
 

@@ -3,13 +3,13 @@ import math
 import torch
 from accelerate import Accelerator
 
+from benchmarks.fixtures.batches import pair_batch
+from benchmarks.fixtures.films import tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer, optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import TrainStep
-from tests.synthetic.batches import pair_batch
-from tests.synthetic.films import tiny_dual_encoder
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 

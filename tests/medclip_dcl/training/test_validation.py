@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
+from benchmarks.fixtures.films import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
@@ -14,8 +16,6 @@ from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.training.dataset import TokenTable
 from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics
-from tests.synthetic.corpus import KINDS, read_tiny_corpus, write_corpus
-from tests.synthetic.films import tiny_dual_encoder, tiny_model_config
 
 FINDINGS = (
     Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),

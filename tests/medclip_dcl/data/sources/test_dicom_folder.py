@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from medclip_dcl.data.manifest import select
 from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.sections import read_sections
-from tests.synthetic.dicom import dicom_bytes, ramp
 
 SETTINGS = SourceConfig(kind="dicom")
 

@@ -8,18 +8,18 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from medclip_dcl.data.manifest import select, stamp
-from medclip_dcl.data.sources.open_i import find_open_i, image_name, read_open_i
-from medclip_dcl.data.sources.records import SourceConfig
-from medclip_dcl.errors import StudyError
-from medclip_dcl.text.sections import read_sections
-from tests.synthetic.open_i import (
+from benchmarks.fixtures.open_i import (
     write_csv_form,
     write_image,
     write_projections,
     write_xml_form,
     xml,
 )
+from medclip_dcl.data.manifest import select, stamp
+from medclip_dcl.data.sources.open_i import find_open_i, image_name, read_open_i
+from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.errors import StudyError
+from medclip_dcl.text.sections import read_sections
 
 SETTINGS = SourceConfig(kind="open_i")
 
