@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from api.failures import ApiError
-from api.journal import Metrics
+from api.errors import ApiError
+from api.logging import Metrics
+from api.request_state import state_of
 
 _Answer = TypeVar("_Answer")
 
@@ -93,8 +94,8 @@ class WorkerSlots:
         """Run a piece of work in its turn.
 
         Args:
-            request: on whose behalf; `request.state.deadline` is its deadline on the
-                monotonic clock, seconds; `request.state.timings` is added to.
+            request: on whose behalf; its deadline is kept, and its timings are
+                added to.
             work: what to do, in a thread.
 
         Returns:
@@ -104,7 +105,7 @@ class WorkerSlots:
             Refusal: the deadline passed or the client left before the work began, or
                 there is no memory for it.
         """
-        timings, asked = request.state.timings, time.monotonic()
+        timings, asked = state_of(request.scope).timings, time.monotonic()
         await self._wait(request)
         try:
             if await has_left(request):
@@ -165,7 +166,7 @@ async def outcome(request: Request, awaited: "asyncio.Future[Any]") -> str | Non
         None once it is done, else `deadline` or `client_gone`.
     """
     gone = asyncio.ensure_future(_departure(request))
-    left_s = max(0.0, request.state.deadline - time.monotonic())
+    left_s = max(0.0, state_of(request.scope).deadline - time.monotonic())
     try:
         await asyncio.wait({awaited, gone}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -10,17 +10,15 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
 
-from api.access import read_auth
 from api.admission import ConcurrencyLimiter
-from api.connections import close_silent
-from api.document import install_openapi
-from api.failures import add_handlers
-from api.frame import RequestContextMiddleware
-from api.gate import AdmissionMiddleware
-from api.journal import Metrics
+from api.auth import read_auth
+from api.errors import add_handlers
+from api.logging import Metrics
+from api.middleware import AdmissionMiddleware, RequestContextMiddleware, close_silent
+from api.model_manager import ModelManager
+from api.openapi import install_openapi
 from api.routes import classify, ground, health, model, pixels, retrieve, viewer
-from api.serving import ModelManager
-from api.settings import FILE_VARIABLE, ServeSettings, read_settings
+from api.settings import FILE_VARIABLE, MAX_FIELD_KB, MAX_FIELDS, ServeSettings, read_settings
 
 _ROUTERS = (classify, ground, retrieve, pixels, model, health)
 
@@ -57,8 +55,8 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
         redirect_slashes=False,
         form_limits={
             "max_files": 1,
-            "max_fields": settings.max_fields,
-            "max_part_size": settings.max_field_kb * 1024,
+            "max_fields": MAX_FIELDS,
+            "max_part_size": MAX_FIELD_KB * 1024,
         },
     )
     app.state.serving = ModelManager(settings, metrics)

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from fastapi import Depends, File, Form, Request, UploadFile
 
-from api.failures import ApiError
-from api.serving import ModelManager, ServingState
+from api.errors import ApiError
+from api.model_manager import ModelManager, ServingState
+from api.settings import MAX_PHRASES
 from api.uploads import plain_text, read_upload, wants_picture
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import SquareImage
@@ -115,13 +116,11 @@ async def get_image_to_draw(
 
 
 async def get_phrases(
-    serving: CurrentState,
     phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
 ) -> list[str]:
     """Check the phrases of a form.
 
     Args:
-        serving: the loaded parts, with the limits.
         phrase: the phrases.
 
     Returns:
@@ -130,9 +129,9 @@ async def get_phrases(
     Raises:
         Refusal: there are too many, or one is empty, too long or no text.
     """
-    if len(phrase) > serving.settings.max_phrases:
+    if len(phrase) > MAX_PHRASES:
         raise ApiError("invalid_request")
-    return [plain_text(text, serving.settings.max_text_chars) for text in phrase]
+    return [plain_text(text) for text in phrase]
 
 
 FormImage = Annotated[SquareImage, Depends(get_image)]

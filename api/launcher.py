@@ -11,9 +11,9 @@ from pathlib import Path
 
 import uvicorn
 
-from api.access import is_loopback
 from api.app import create_app
-from api.journal import configure_logging
+from api.auth import is_loopback
+from api.logging import configure_logging
 from api.settings import ServeSettings, read_settings
 from medclip_dcl import model_package
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError

@@ -16,6 +16,21 @@ PREFIX = "MEDCLIP_"
 FILE_VARIABLE = "MEDCLIP_CONFIG"
 """Names the YAML file where the launcher is not used."""
 
+MAX_FIELDS = 64
+"""Most text fields of a form."""
+MAX_FIELD_KB = 64
+"""Largest text field of a form, KiB."""
+MAX_PHRASES = 16
+"""Most phrases of one `/ground`."""
+MAX_FINDINGS = 32
+"""Most findings of one `/classify`; eight prompts each on average."""
+MAX_TEXT_CHARS = 1000
+"""Longest phrase, prompt or query, characters: BERT reads 512 word pieces at most."""
+MAX_HITS = 100
+"""Most hits of one `/retrieve`."""
+MAX_ID_CHARS = 128
+"""Longest id of a patient and longest name of a view, characters."""
+
 _MEBIBYTE = 2**20
 
 
@@ -61,18 +76,6 @@ class ServeSettings(Section):
     """Largest body, MiB, multipart frame included."""
     max_bodies_mb: Annotated[int, Field(gt=0)] = 512
     """Bytes of all bodies held at once, MiB; what exceeds them gets 503 and Retry-After."""
-    max_field_kb: Annotated[int, Field(gt=0)] = 64
-    """Largest text field of a form, KiB."""
-    max_fields: Annotated[int, Field(gt=0)] = 64
-    """Most text fields of a form."""
-    max_phrases: Annotated[int, Field(gt=0)] = 16
-    """Most phrases of one `/ground`."""
-    max_findings: Annotated[int, Field(gt=0)] = 32
-    """Most findings of one `/classify`."""
-    max_text_chars: Annotated[int, Field(gt=0)] = 1000
-    """Longest phrase, prompt or query, characters."""
-    max_hits: Annotated[int, Field(gt=0)] = 100
-    """Most hits of one `/retrieve`."""
     decode_workers: Annotated[int, Field(gt=0)] = 2
     """Processes that decode images."""
     watch_s: Annotated[float, Field(ge=0)] = 2

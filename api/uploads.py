@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import Request, UploadFile
 
-from api.failures import ApiError
-from api.settings import ServeSettings
+from api.errors import ApiError
+from api.request_state import state_of
+from api.settings import MAX_FINDINGS, MAX_TEXT_CHARS
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference.zero_shot import Finding, parse_prompts
 
@@ -60,7 +61,7 @@ async def read_upload(request: Request, upload: UploadFile) -> bytes | memoryvie
     """
     await upload.seek(0)  # a form may be read for two purposes
     rest = await upload.read()
-    aside: memoryview = request.state.image
+    aside: memoryview = state_of(request.scope).image
     return b"".join((aside, rest)) if rest or not aside else aside
 
 
@@ -76,12 +77,11 @@ def wants_picture(request: Request) -> bool:
     return request.headers.get("accept", "").startswith("image/png")
 
 
-def plain_text(text: str, longest: int) -> str:
+def plain_text(text: str) -> str:
     """Check a sentence that goes to the tokenizer.
 
     Args:
         text: what was sent.
-        longest: longest text, characters.
 
     Returns:
         The text with every run of whitespace replaced by one space.
@@ -91,7 +91,7 @@ def plain_text(text: str, longest: int) -> str:
     """
     words = " ".join(text.split())
     surrogate = any(0xD800 <= ord(character) < 0xE000 for character in words)
-    if not words or len(words) > longest or "\0" in words or surrogate:
+    if not words or len(words) > MAX_TEXT_CHARS or "\0" in words or surrogate:
         raise ApiError("invalid_request")
     return words
 
@@ -124,13 +124,12 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
     return x / width_px, y / height_px, width / width_px, height / height_px
 
 
-def parse_findings(text: str | None, settings: ServeSettings) -> tuple[Finding, ...] | None:
+def parse_findings(text: str | None) -> tuple[Finding, ...] | None:
     """Read the findings that a client asks for.
 
     Args:
         text: JSON list of objects with `name`, `positive` and `negative`; None or
             empty: those that the model was published with.
-        settings: limits.
 
     Returns:
         The findings; None for the model's own.
@@ -143,10 +142,10 @@ def parse_findings(text: str | None, settings: ServeSettings) -> tuple[Finding, 
         return None
     findings = parse_prompts(_strict_json(text))
     prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
-    if len(findings) > settings.max_findings or len(prompts) > 8 * settings.max_findings:
+    if len(findings) > MAX_FINDINGS or len(prompts) > 8 * MAX_FINDINGS:
         raise ApiError("invalid_request")
     for text in (*prompts, *(finding.name for finding in findings)):
-        plain_text(text, settings.max_text_chars)
+        plain_text(text)
     return findings
 
 

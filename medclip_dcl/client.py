@@ -21,15 +21,15 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from medclip_dcl.answers import Answer, Classified, Grounded, Retrieved
 from medclip_dcl.errors import ImageError, MedclipError, ServiceError
+from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, RetrieveAnswer, Schema
 from medclip_dcl.section import read_key
 
 _BUSY = {429, 503}
 _SHORTEST_WAIT_S = 0.1
 
 
-_Kind = TypeVar("_Kind", bound=Answer)
+_Answer = TypeVar("_Answer", bound=Schema)
 
 
 class Client:
@@ -76,7 +76,7 @@ class Client:
         findings: Sequence[Mapping[str, Any]] | None = None,
         *,
         explain: bool = False,
-    ) -> Classified:
+    ) -> ClassifyAnswer:
         """Ask which findings an image shows.
 
         Args:
@@ -94,11 +94,11 @@ class Client:
         fields = {"explain": str(explain).lower()}
         if findings is not None:
             fields["findings"] = json.dumps([dict(item) for item in findings])
-        return self._ask("/v1/classify", Classified, fields, image)
+        return self._ask("/v1/classify", ClassifyAnswer, fields, image)
 
     def ground(
         self, image: Path | bytes, phrases: Sequence[str], threshold: float | None = None
-    ) -> Grounded:
+    ) -> GroundAnswer:
         """Ask where phrases are seen on an image.
 
         Args:
@@ -116,7 +116,7 @@ class Client:
         fields: dict[str, Any] = {"phrase": list(phrases)}
         if threshold is not None:
             fields["threshold"] = str(threshold)
-        return self._ask("/v1/ground", Grounded, fields, image)
+        return self._ask("/v1/ground", GroundAnswer, fields, image)
 
     def retrieve(
         self,
@@ -127,7 +127,7 @@ class Client:
         box: tuple[float, float, float, float] | None = None,
         k: int = 10,
         **filters: str | Sequence[str],
-    ) -> Retrieved:
+    ) -> RetrieveAnswer:
         """Ask which indexed images or sentences are closest.
 
         Args:
@@ -150,11 +150,11 @@ class Client:
             fields["text"] = text
         if box is not None:
             fields["box"] = json.dumps(list(box))
-        return self._ask("/v1/retrieve", Retrieved, fields, image)
+        return self._ask("/v1/retrieve", RetrieveAnswer, fields, image)
 
     def _ask(
-        self, route: str, kind: type[_Kind], fields: Mapping[str, Any], image: Path | bytes | None
-    ) -> _Kind:
+        self, route: str, kind: type[_Answer], fields: Mapping[str, Any], image: Path | bytes | None
+    ) -> _Answer:
         # A part without a file name keeps a form without an image multipart.
         parts = {"image": ("image", _bytes_of(image))} if image is not None else {"": (None, b"")}
         end = time.monotonic() + self._patience_s
@@ -189,7 +189,7 @@ def _wait_s(reply: httpx.Response) -> float | None:
     return max(float(named), _SHORTEST_WAIT_S)
 
 
-def _read(reply: httpx.Response, kind: type[_Kind]) -> _Kind:
+def _read(reply: httpx.Response, kind: type[_Answer]) -> _Answer:
     try:
         if reply.status_code == httpx.codes.OK:
             return kind.model_validate_json(reply.content)
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _question(client: Client, arguments: argparse.Namespace) -> Answer:
+def _question(client: Client, arguments: argparse.Namespace) -> Schema:
     if arguments.question == "classify":
         return client.classify(arguments.image, explain=arguments.explain)
     if arguments.question == "ground":

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Form, Request
 from torch import Tensor
 
 from api.dependencies import CurrentState, FormImage
-from api.failures import documented
-from api.messages import ClassifyAnswer, FindingAnswer, ImageFacts
+from api.errors import documented
 from api.uploads import parse_findings
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference.heatmap import Grounding
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.zero_shot import Finding, FindingScore
+from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, ImageFacts
 
 router = APIRouter(tags=["questions"])
 
@@ -31,11 +31,9 @@ async def classify(
     explain: Annotated[bool, Form(description="whether heatmap grids are wanted")] = False,
 ) -> ClassifyAnswer:
     """Score findings on an image by their prompts."""
-    asked = parse_findings(findings, serving.settings)
+    asked = parse_findings(findings)
     model = serving.predictor
-    if (
-        asked is None and not explain
-    ):  # the usual question, scored for all images of a batch at once
+    if asked is None and not explain:  # the usual question: one product for a whole batch
         return await serving.batcher.submit(
             request,
             model,

@@ -7,11 +7,11 @@ from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
 from api.dependencies import CurrentState, FormImage, ImageToDraw, Phrases
-from api.failures import ApiError, documented
-from api.messages import GroundAnswer, ImageFacts, PhraseAnswer
-from api.pictures import overlay_png
+from api.errors import ApiError, documented
+from api.rendering import overlay_png
 from api.uploads import wants_picture
 from medclip_dcl.inference.heatmap import Grounding
+from medclip_dcl.schemas import GroundAnswer, ImageFacts, PhraseAnswer
 
 router = APIRouter(tags=["questions"])
 

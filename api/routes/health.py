@@ -4,8 +4,8 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.dependencies import CurrentState
-from api.failures import documented
-from api.messages import State
+from api.errors import documented
+from medclip_dcl.schemas import State
 
 router = APIRouter(tags=["service"])
 

@@ -3,20 +3,19 @@
 from fastapi import APIRouter
 
 from api.dependencies import CurrentState
-from api.failures import ApiError, documented
-from api.messages import ModelAnswer
+from api.errors import ApiError, documented
+from api.settings import MAX_FIELD_KB, MAX_FINDINGS, MAX_HITS, MAX_PHRASES, MAX_TEXT_CHARS
+from medclip_dcl.schemas import ModelAnswer
 
 router = APIRouter(tags=["service"])
 
-_LIMITS = (
-    "max_body_mb",
-    "max_field_kb",
-    "max_phrases",
-    "max_findings",
-    "max_text_chars",
-    "max_hits",
-    "deadline_s",
-)
+_LIMITS = {
+    "max_field_kb": MAX_FIELD_KB,
+    "max_phrases": MAX_PHRASES,
+    "max_findings": MAX_FINDINGS,
+    "max_text_chars": MAX_TEXT_CHARS,
+    "max_hits": MAX_HITS,
+}
 
 
 @router.get("/model", responses=documented("loading", "model_unusable"))
@@ -30,10 +29,10 @@ def model(serving: CurrentState) -> ModelAnswer:
         index = None
     fitted = published.calibration
     calibration = None if fitted is None else fitted.model_dump(mode="json")
-    settings = serving.settings.model_dump()
+    settings = serving.settings
     return ModelAnswer(
         digest=published.digest,
         card={**published.card, "calibration": calibration},
         index=index,
-        limits={name: settings[name] for name in _LIMITS},
+        limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
     )

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 
 from api.dependencies import WholeImage
-from api.failures import documented
-from api.pictures import image_bytes, image_facts, image_png
+from api.errors import documented
+from api.rendering import image_bytes, image_facts, image_png
 
 router = APIRouter(tags=["viewer"])
 

@@ -7,15 +7,15 @@ from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
 from api.dependencies import CurrentState, OptionalImage
-from api.document import LONGEST_ID
-from api.failures import ApiError, documented
-from api.messages import HitAnswer, RetrieveAnswer
-from api.serving import ServingState
+from api.errors import ApiError, documented
+from api.model_manager import ServingState
+from api.settings import MAX_HITS, MAX_ID_CHARS
 from api.uploads import parse_box, plain_text
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.evaluation.retrieval import box_vectors
 from medclip_dcl.retrieval.search import Filters, Query
+from medclip_dcl.schemas import HitAnswer, RetrieveAnswer
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 router = APIRouter(tags=["questions"])
@@ -37,21 +37,21 @@ async def retrieve(
     box: Annotated[
         str, Form(description="[x, y, width, height] on the image, pixels, as JSON")
     ] = "",
-    k: Annotated[int, Form(ge=1, description="hits at most")] = 10,
+    k: Annotated[int, Form(ge=1, le=MAX_HITS, description="hits at most")] = 10,
     split: Annotated[list[str] | None, Form(description="splits that may be hits")] = None,
     view: Annotated[list[str] | None, Form(description="view positions that may be hits")] = None,
     finding: Annotated[
         list[str] | None, Form(description="findings of which a hit's report asserts one at least")
     ] = None,
     exclude_patient: Annotated[
-        str, Form(max_length=LONGEST_ID, description="patient whose images are left out")
+        str, Form(max_length=MAX_ID_CHARS, description="patient whose images are left out")
     ] = "",
 ) -> RetrieveAnswer:
     """Rank indexed images or sentences by a sentence, an image, or a box of an image."""
-    if k > serving.settings.max_hits or bool(text) == (image is not None):
+    if bool(text) == (image is not None):
         raise ApiError("invalid_request")
     if text:
-        text = plain_text(text, serving.settings.max_text_chars)
+        text = plain_text(text)
     filters = Filters(
         splits=_names(split, SPLITS),
         views=_names(view),
@@ -110,6 +110,6 @@ async def _encoded(
 
 def _names(given: list[str] | None, known: tuple[str, ...] = ()) -> frozenset[str]:
     names = frozenset(given or ())
-    if any(len(name) > LONGEST_ID or (known and name not in known) for name in names):
+    if any(len(name) > MAX_ID_CHARS or (known and name not in known) for name in names):
         raise ApiError("invalid_request")
     return names

@@ -1,20 +1,21 @@
 import asyncio
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from api.admission import ConcurrencyLimiter, WorkerSlots
-from api.failures import ApiError
-from api.journal import Metrics
+from api.errors import ApiError
+from api.logging import Metrics
+from api.request_state import RequestState
 
 
 class Caller:
     """What `WorkerSlots` needs to know of a request."""
 
     def __init__(self, left_s: float = 30.0, gone: bool = False) -> None:
-        self.state = SimpleNamespace(deadline=time.monotonic() + left_s, timings={})
+        state = RequestState("id", deadline=time.monotonic() + left_s)
+        self.scope = {"state": {"request": state}}
         self.left = asyncio.Event()
         if gone:
             self.left.set()

@@ -1,7 +1,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from api.connections import close_silent
+from api.middleware import close_silent
 
 
 class Wire:

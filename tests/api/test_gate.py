@@ -7,12 +7,11 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import Message
 
-from api.access import Auth
 from api.admission import ConcurrencyLimiter
-from api.failures import ERRORS, add_handlers, error_response
-from api.frame import RequestContextMiddleware
-from api.gate import AdmissionMiddleware
-from api.journal import Metrics
+from api.auth import Auth
+from api.errors import ERRORS, add_handlers, error_response
+from api.logging import Metrics
+from api.middleware import AdmissionMiddleware, RequestContextMiddleware
 from api.settings import ServeSettings
 
 ROOM = 8 << 20

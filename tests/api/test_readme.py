@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from api.app import create_app
-from api.failures import ERRORS, IMAGE_STATUS
+from api.errors import ERRORS, IMAGE_STATUS
 from api.settings import ServeSettings
 from medclip_dcl.data.images import REASONS
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from api.access import is_loopback
+from api.auth import is_loopback
 from api.settings import read_settings
 
 FILE = Path(__file__).parents[2] / "configs/serve.yaml"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.access import is_loopback
+from api.auth import is_loopback
 from api.settings import ServeSettings, read_settings
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from api.pictures import LONGEST_PX, image_png, overlay_png
+from api.rendering import LONGEST_PX, image_png, overlay_png
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.inference.heatmap import locate
 

@@ -21,8 +21,9 @@ from fastapi import Request
 from torch import Tensor
 
 from api.admission import has_left, outcome
-from api.failures import ApiError
-from api.journal import Metrics
+from api.errors import ApiError
+from api.logging import Metrics
+from api.request_state import state_of
 from medclip_dcl.inference.predictor import Predictor
 
 _Answer = TypeVar("_Answer")
@@ -68,8 +69,8 @@ class MicroBatcher:
         """Ask the model about an image, in turn.
 
         Args:
-            request: on whose behalf; `request.state.deadline` is its deadline on the
-                monotonic clock, seconds; `request.state.timings` is added to.
+            request: on whose behalf; its deadline is kept, and its timings are
+                added to.
             model: who is asked; images of different models share no forward pass.
             image: the prepared image.
             answer: makes the answer of the image's regions, (rows, columns, dim) on the model's
@@ -132,7 +133,9 @@ class MicroBatcher:
         if await has_left(request):
             raise ApiError("client_gone")
         future = asyncio.get_running_loop().create_future()
-        question = _Question(model, image, answer, request.state.deadline, future, batched)
+        question = _Question(
+            model, image, answer, state_of(request.scope).deadline, future, batched
+        )
         asked = time.monotonic()
         self._append(question)
         try:
@@ -143,7 +146,7 @@ class MicroBatcher:
             return given
         finally:
             self._withdraw(question)
-            self._note(request.state.timings, asked, question.begun)
+            self._note(state_of(request.scope).timings, asked, question.begun)
 
     def _note(self, timings: dict[str, float], asked: float, begun: float | None) -> None:
         now = time.monotonic()

@@ -11,9 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from api.messages import FailureAnswer
+from api.request_state import state_of
 from medclip_dcl.data.images import REASONS
 from medclip_dcl.errors import EngineError, ImageError, QueryError
+from medclip_dcl.schemas import FailureAnswer
 
 ERRORS: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is no well-formed multipart form within the limits"),
@@ -131,8 +132,9 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _answer(request: Request, code: str, status: int | None = None) -> Response:
-    request.state.code = code
-    return error_response(code, request.state.request_id, status)
+    state = state_of(request.scope)
+    state.code = code
+    return error_response(code, state.request_id, status)
 
 
 async def _refusal(request: Request, error: Exception) -> Response:

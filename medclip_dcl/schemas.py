@@ -1,15 +1,20 @@
-"""Answers of the service, as they stand in its OpenAPI schema."""
+"""Answers of the service: what its routes return, what OpenAPI states, and what the client reads.
 
-from typing import Any
+Fields that a newer service adds are ignored by an older client.
+"""
+
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from medclip_dcl.data.images import SquareImage
-from medclip_dcl.inference.heatmap import Grounding
-from medclip_dcl.inference.zero_shot import FindingScore
-from medclip_dcl.retrieval.search import Hit
+if TYPE_CHECKING:  # a client installs pydantic and httpx alone
+    import numpy as np
+
+    from medclip_dcl.data.images import SquareImage
+    from medclip_dcl.inference.heatmap import Grounding
+    from medclip_dcl.inference.zero_shot import FindingScore
+    from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0
 _ODD_SHAPE = 2.0
@@ -38,16 +43,8 @@ class ImageFacts(Schema):
     in a hundred."""
 
     @classmethod
-    def of(cls, image: SquareImage, *, out_of_range: bool) -> "ImageFacts":
-        """Describe an image.
-
-        Args:
-            image: the image as the model sees it.
-            out_of_range: whether it is unlike the training images.
-
-        Returns:
-            Its facts.
-        """
+    def of(cls, image: "SquareImage", *, out_of_range: bool) -> "ImageFacts":
+        """Describe an image."""
         height, width = image.height_px, image.width_px
         flags = {
             "inverted": image.inverted,
@@ -79,16 +76,8 @@ class FindingAnswer(Schema):
     """Region scores of the positive prompts, rows of the grid from the top, where asked for."""
 
     @classmethod
-    def of(cls, score: FindingScore, heatmap: "np.typing.NDArray[Any] | None") -> "FindingAnswer":
-        """Put a score into words.
-
-        Args:
-            score: what the model says.
-            heatmap: region scores, or None.
-
-        Returns:
-            The answer.
-        """
+    def of(cls, score: "FindingScore", heatmap: "np.typing.NDArray[Any] | None") -> "FindingAnswer":
+        """Put a score into words."""
         return cls(
             name=score.name,
             score=score.score,
@@ -151,15 +140,8 @@ class PhraseAnswer(Schema):
     """Rectangle around the peak at that threshold; null where the peak is below it."""
 
     @classmethod
-    def of(cls, found: Grounding) -> "PhraseAnswer":
-        """Put a grounding into words.
-
-        Args:
-            found: what the model says.
-
-        Returns:
-            The answer.
-        """
+    def of(cls, found: "Grounding") -> "PhraseAnswer":
+        """Put a grounding into words."""
         box = found.box
         return cls(
             grid=_rounded(found.grid),
@@ -208,16 +190,8 @@ class HitAnswer(Schema):
     """What the image's report asserts; empty for a sentence."""
 
     @classmethod
-    def of(cls, hit: Hit, *, has_picture: bool) -> "HitAnswer":
-        """Put a hit into words.
-
-        Args:
-            hit: what the index says.
-            has_picture: whether the hit is an image with a thumbnail.
-
-        Returns:
-            The answer.
-        """
+    def of(cls, hit: "Hit", *, has_picture: bool) -> "HitAnswer":
+        """Put a hit into words."""
         return cls(
             id=hit.id,
             score=hit.score,
@@ -279,5 +253,5 @@ class FailureAnswer(Schema):
 
 
 def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:
-    rows: list[list[float]] = np.round(grid.astype(float), _DIGITS).tolist()
+    rows: list[list[float]] = grid.astype(float).round(_DIGITS).tolist()
     return rows

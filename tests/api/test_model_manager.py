@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from api.app import create_app
-from api.failures import ApiError
-from api.journal import Metrics
-from api.serving import ModelManager
+from api.errors import ApiError
+from api.logging import Metrics
+from api.model_manager import ModelManager
 from api.settings import ServeSettings
 from benchmarks.fixtures.published import publish
 from medclip_dcl.errors import ConfigError
@@ -59,9 +59,9 @@ def test_the_factory_reads_the_file_that_the_variable_names(
     file = tmp_path / "serve.json"
     file.write_text(json.dumps({"model": "m", "allow_anonymous": True, "queue": 3}))
     monkeypatch.setenv("MEDCLIP_CONFIG", str(file))
+    monkeypatch.setenv("MEDCLIP_BATCH", "7")
+    settings = create_app().state.serving.current.settings
+    assert (settings.queue, settings.batch) == (3, 7)
     monkeypatch.setenv("MEDCLIP_MAX_HITS", "7")
-    settings = create_app().state.serving.now.settings
-    assert (settings.queue, settings.max_hits) == (3, 7)
-    monkeypatch.setenv("MEDCLIP_MAX_HIT", "7")
-    with pytest.raises(ConfigError, match="MEDCLIP_MAX_HIT"):
+    with pytest.raises(ConfigError, match="MEDCLIP_MAX_HITS"):
         create_app()

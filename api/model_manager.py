@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from api.admission import WorkerSlots
-from api.batches import MicroBatcher
-from api.failures import ApiError
-from api.journal import Metrics, log, log_fault
+from api.batching import MicroBatcher
+from api.errors import ApiError
+from api.logging import Metrics, log, log_fault
 from api.memory import give_memory_back
 from api.settings import ServeSettings
 from medclip_dcl.artifact import HEADER

@@ -5,8 +5,9 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import Scope
 
-from api.access import is_loopback, read_auth
 from api.app import create_app
+from api.auth import is_loopback, read_auth
+from api.request_state import RequestState, state_of
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 
@@ -138,7 +139,13 @@ def scope(path: str = "/model", server: object = ("127.0.0.1", 8000), **headers:
         name.replace("_", "-"): text for name, text in headers.items()
     }
     pairs = [(name.encode(), text.encode()) for name, text in named.items()]
-    return {"type": "http", "path": path, "server": server, "headers": pairs, "state": {}}
+    return {
+        "type": "http",
+        "path": path,
+        "server": server,
+        "headers": pairs,
+        "state": {"request": RequestState("id")},
+    }
 
 
 @pytest.mark.parametrize(
@@ -186,7 +193,9 @@ def test_a_key_leaves_its_id_and_no_more(key_file: Path) -> None:
     auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     asked = scope(x_api_key=KEY)
     assert auth.refusal(asked) is None
-    assert asked["state"] == {"key": hashlib.sha256(KEY.encode()).hexdigest()[:8]}
+    assert state_of(asked) == RequestState(
+        "id", key_id=hashlib.sha256(KEY.encode()).hexdigest()[:8]
+    )
     assert KEY not in repr(vars(auth.keys))
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from api.access import OPEN_PATHS
 from api.app import create_app
-from api.failures import ERRORS, IMAGE_STATUS
+from api.auth import OPEN_PATHS
+from api.errors import ERRORS, IMAGE_STATUS
 from api.settings import ServeSettings
 from medclip_dcl.data.images import REASONS
 
@@ -39,17 +39,15 @@ def fields(tree: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def test_limits_are_those_of_the_settings() -> None:
-    tree = document(
-        allow_anonymous=True, max_phrases=3, max_text_chars=77, max_hits=9, max_findings=5
-    )
+    tree = document(allow_anonymous=True)
     phrase = fields(tree, "/ground")["phrase"]
-    assert (phrase["maxItems"], phrase["items"]["maxLength"]) == (3, 77)
+    assert (phrase["maxItems"], phrase["items"]["maxLength"]) == (16, 1000)
     assert fields(tree, "/retrieve")["k"] == fields(tree, "/retrieve")["k"] | {
         "minimum": 1,
-        "maximum": 9,
+        "maximum": 100,
     }
-    assert fields(tree, "/retrieve")["text"]["maxLength"] == 77
-    assert fields(tree, "/classify")["findings"]["maxItems"] == 5
+    assert fields(tree, "/retrieve")["text"]["maxLength"] == 1000
+    assert fields(tree, "/classify")["findings"]["maxItems"] == 32
     body = document(allow_anonymous=True, max_body_mb=11)["paths"]["/pixels"]["post"]["requestBody"]
     assert "11 MiB" in body["description"]
 

@@ -5,13 +5,18 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.access import OPEN_PATHS
-from api.settings import ServeSettings
+from api.auth import OPEN_PATHS
+from api.settings import (
+    MAX_FIELD_KB,
+    MAX_FIELDS,
+    MAX_FINDINGS,
+    MAX_ID_CHARS,
+    MAX_PHRASES,
+    MAX_TEXT_CHARS,
+    ServeSettings,
+)
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.text.labeler.lexicon import LABELS
-
-LONGEST_ID = 128
-"""Longest id of a patient and longest name of a view, characters."""
 
 _ABOUT = (
     "Research use only, not a medical device. Every route is reachable under `/v1` too. Empty "
@@ -95,7 +100,7 @@ def _describe_body(
     schema = schemas[form["schema"]["$ref"].rpartition("/")[2]]
     schema["title"] = f"Form of {path}"
     fields = schema["properties"]
-    limits = _limits(settings)
+    limits = _limits()
     for name, field in fields.items():
         if "anyOf" in field:  # null cannot be sent in a form
             (sent,) = (kind for kind in field.pop("anyOf") if kind != {"type": "null"})
@@ -107,7 +112,7 @@ def _describe_body(
         schema |= _EITHER
     body["description"] = (
         f"A form of at most {settings.max_body_mb} MiB with at most one file and "
-        f"{settings.max_fields} other fields, each of at most {settings.max_field_kb} KiB."
+        f"{MAX_FIELDS} other fields, each of at most {MAX_FIELD_KB} KiB."
     )
     written = {"image": _IMAGES, "findings": "application/json", "box": "application/json"}
     form["encoding"] = {
@@ -117,27 +122,26 @@ def _describe_body(
         form["example"] = _EXAMPLES[path]
 
 
-def _limits(settings: ServeSettings) -> dict[str, dict[str, Any]]:
+def _limits() -> dict[str, dict[str, Any]]:
     """Field of a form -> its limits, in JSON Schema's words."""
-    text = {"minLength": 1, "maxLength": settings.max_text_chars, "pattern": _WORDS}
+    text = {"minLength": 1, "maxLength": MAX_TEXT_CHARS, "pattern": _WORDS}
     return {
         "text": text,
         "phrase": {
             "minItems": 1,
-            "maxItems": settings.max_phrases,
+            "maxItems": MAX_PHRASES,
             "items": {"type": "string", **text},
         },
-        "k": {"maximum": settings.max_hits},
         "split": {"items": {"type": "string", "enum": list(SPLITS)}},
         "finding": {"items": {"type": "string", "enum": list(LABELS)}},
-        "view": {"items": {"type": "string", "maxLength": LONGEST_ID}},
+        "view": {"items": {"type": "string", "maxLength": MAX_ID_CHARS}},
         "findings": {
             "type": "array",
             "items": _finding({"type": "string", **text}),
             "minItems": 1,
-            "maxItems": settings.max_findings,
+            "maxItems": MAX_FINDINGS,
             "description": "what to look for, as JSON; each name once, and at most "
-            f"{8 * settings.max_findings} prompts in all; absent: the model's own findings",
+            f"{8 * MAX_FINDINGS} prompts in all; absent: the model's own findings",
         },
         "box": {
             "type": "array",

@@ -1,7 +1,7 @@
 import json
 import logging
 
-from api.journal import LOGGER, JsonFormatter, log_fault
+from api.logging import LOGGER, JsonFormatter, log_fault
 
 
 def line_of(record: logging.LogRecord) -> dict[str, object]:
@@ -40,5 +40,5 @@ def test_a_fault_names_its_type_and_place_but_not_its_message() -> None:
         LOGGER.removeHandler(handler)
     line = line_of(seen[0])
     assert line["error"] == "ValueError"
-    assert "test_journal" in str(line["where"])
+    assert "test_logging" in str(line["where"])
     assert "Doe" not in json.dumps(line)

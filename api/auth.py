@@ -10,7 +10,8 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from api.journal import log
+from api.logging import log
+from api.request_state import state_of
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 
@@ -104,7 +105,7 @@ class Auth:
         key_id = self.keys.id_of(given[0]) if len(given) == 1 else None
         if key_id is None:
             return "unauthorized"
-        scope["state"]["key"] = key_id
+        state_of(scope).key_id = key_id
         return None
 
     def _admits_host(self, headers: list[tuple[bytes, bytes]]) -> bool:

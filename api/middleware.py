@@ -1,0 +1,285 @@
+"""The two layers around every route: request id, headers and log line; then admission."""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.admission import ConcurrencyLimiter
+from api.auth import Auth
+from api.errors import ApiError, error_response
+from api.logging import Metrics, log, log_fault
+from api.request_state import RequestState, state_of
+from api.settings import ServeSettings
+from api.uploads import set_image_aside
+
+
+class AdmissionMiddleware:
+    """ASGI middleware that admits a request, or answers it at once."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        auth: Auth,
+        limiter: ConcurrencyLimiter,
+        metrics: Metrics,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._auth = auth
+        self._limiter = limiter
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Args:
+            scope: of the connection.
+            receive: gives the body.
+            send: takes the answer.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = state_of(scope)
+        code = self._refusal(scope)
+        if code is None and scope["method"] == "POST" and self._limiter.is_full:
+            code = "overloaded"
+        if code is not None:
+            state.code = code
+            await error_response(code, state.request_id)(scope, receive, send)
+            return
+        state.deadline = time.monotonic() + self._settings.deadline_s
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        await self._with_body(scope, receive, send)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Gather a body, which holds no place while it arrives, and answer it in a place."""
+        state = state_of(scope)
+        body = _Body(receive, self._settings, self._limiter)
+        try:
+            message = await body.gathered()
+            self._metrics.note(state.timings, "receive", time.monotonic() - body.started)
+            if body.size and not self._limiter.take():
+                raise ApiError("overloaded")
+        except ApiError as refusal:
+            body.release()
+            state.code = refusal.code
+            await error_response(refusal.code, state.request_id)(scope, receive, send)
+            return
+        state.deadline = time.monotonic() + self._settings.deadline_s
+        form, state.image = set_image_aside(
+            message.get("body", b""), dict(scope["headers"]).get(b"content-type", b"")
+        )
+        messages = iter([{**message, "body": form}])
+
+        async def whole() -> Message:
+            return next(messages, None) or await receive()
+
+        try:
+            await self._app(scope, whole, send)
+        finally:
+            body.release()
+            if body.size:
+                self._limiter.leave()
+
+    def _refusal(self, scope: Scope) -> str | None:
+        code = self._auth.refusal(scope)
+        if code is not None:
+            return code
+        named = dict(scope["headers"])
+        if named.get(b"content-encoding", b"identity").lower() != b"identity":
+            return "content_encoding"
+        declared = named.get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._settings.max_body_bytes:
+            return "body_too_large"
+        return None
+
+
+class _Body:
+    """A body that is counted as it arrives, and must have arrived in time."""
+
+    def __init__(
+        self, receive: Receive, settings: ServeSettings, limiter: ConcurrencyLimiter
+    ) -> None:
+        self.started = time.monotonic()
+        self.size = 0
+        self._receive = receive
+        self._settings = settings
+        self._limiter = limiter
+        self._held = 0
+
+    async def gathered(self) -> Message:
+        """Wait for all of it.
+
+        Returns:
+            The body as one ASGI message, or the word that the client has left.
+
+        Raises:
+            Refusal: it is too large or too slow, or there is no room for it.
+        """
+        pieces = []
+        try:
+            async with asyncio.timeout(self._settings.body_deadline_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return message
+                    pieces.append(message.get("body", b""))
+                    self._hold(len(pieces[-1]))
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError as error:
+            raise ApiError("body_deadline") from error
+        return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+
+    def release(self) -> None:
+        """Give its room back."""
+        self._limiter.release(self._held)
+        self._held = 0
+
+    def _hold(self, size: int) -> None:
+        self.size += size
+        if self.size > self._settings.max_body_bytes:
+            raise ApiError("body_too_large")
+        if not self._limiter.hold(size):
+            raise ApiError("overloaded")
+        self._held += size
+
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
+"""What a log line may call a method: a client can make up others."""
+
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+}
+_ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
+
+
+class RequestContextMiddleware:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Args:
+            scope: of the connection.
+            receive: gives the body.
+            send: takes the answer.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        state = RequestState(request_id)
+        scope.setdefault("state", {})["request"] = state
+        started, status = time.monotonic(), 0
+
+        async def framed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_missing_headers(message, request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, framed)
+        except Exception as error:  # noqa: BLE001 (the last resort: the server lives on)
+            state.code = "internal"
+            log_fault("fault", error, request_id=request_id)
+            if status == 0:
+                await error_response("internal", request_id)(scope, receive, framed)
+        finally:
+            self._note(scope, status, time.monotonic() - started)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        state = state_of(scope)
+        if state.code:
+            self._metrics.refusals.labels(state.code).inc()
+        facts = {"key": state.key_id, "code": state.code, "timings": state.timings}
+        log(
+            "request",
+            request_id=state.request_id,
+            method=scope["method"] if scope["method"] in _METHODS else "other",
+            route=route,
+            status=status,
+            ms=round(1000 * seconds, 1),
+            **{name: fact for name, fact in facts.items() if fact},
+        )
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's id where it is one plain word, else a new one."""
+    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    text: str = given[0].decode("latin-1") if len(given) == 1 else ""
+    if _SAFE_ID.fullmatch(text):
+        return text
+    return uuid.uuid4().hex
+
+
+def _missing_headers(message: Message, request_id: str) -> list[tuple[bytes, bytes]]:
+    present = {name.lower() for name, _ in message["headers"]}
+    ours = ((b"x-request-id", request_id.encode()), *_ENCODED)
+    return [(name, value) for name, value in ours if name not in present]
+
+
+class Connection(Protocol):
+    """What is known of an HTTP connection; uvicorn's h11 protocol is one."""
+
+    cycle: Any
+    """The request that is being, or was last, answered; None before the first."""
+    transport: asyncio.Transport
+    """The socket."""
+
+
+async def close_silent(connections: Collection[Connection], deadline_s: float) -> None:
+    """Close connections on which no request has begun for too long, until cancelled.
+
+    Args:
+        connections: those that are open; others come and go meanwhile.
+        deadline_s: seconds that a client has, from connecting or from the answer before, to
+            send the headers of a request.
+    """
+    silent: dict[Connection, tuple[Any, float]] = {}
+    while True:
+        await asyncio.sleep(deadline_s / 10)
+        now = time.monotonic()
+        waiting = [item for item in connections if _is_waiting(item)]
+        silent = {
+            item: silent[item]
+            if item in silent and silent[item][0] is item.cycle
+            else (item.cycle, now)
+            for item in waiting
+        }
+        for connection, (_, since) in silent.items():
+            if now - since > deadline_s:
+                connection.transport.abort()
+
+
+def _is_waiting(connection: Connection) -> bool:
+    return connection.cycle is None or connection.cycle.response_complete
