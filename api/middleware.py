@@ -221,7 +221,7 @@ class RequestContextMiddleware:
         state = state_of(scope)
         if state.code:
             self._metrics.refusals.labels(state.code).inc()
-        facts = {"key": state.key_id, "code": state.code, "timings": state.timings}
+        facts: dict[str, Any] = {"key": state.key_id, "code": state.code, "timings": state.timings}
         log(
             "request",
             request_id=state.request_id,
