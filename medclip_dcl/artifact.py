@@ -16,6 +16,7 @@ Long work in a draft, unit by unit: what a killed run had finished is read back.
 Figures of an artifact: one JSON object in a file of its own.
 """
 
+import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -148,6 +149,9 @@ class Artifact:
         if name not in self.files:
             raise ArtifactCorrupt(f"artifact {self.kind} holds no {name!r}; rerun its job")
         return self.path / name
+
+
+_HEADER_KEYS = {field.name for field in dataclasses.fields(Artifact)} - {"path"}
 
 
 def make_fingerprint(
@@ -348,11 +352,12 @@ def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -
         write_text(directory / _FINGERPRINT, json.dumps(fingerprint, sort_keys=True))
         (directory / HEADER).unlink(missing_ok=True)
         return True
-    if kind.costly and begun is not None and _data_files(directory):
+    if kind.costly and directory.exists() and _data_files(directory):
+        changes = fingerprint_changes(begun, fingerprint) if begun else ["by an earlier version"]
         raise ArtifactStale(
             f"{directory} holds an unfinished {kind.name} that was begun with other settings "
-            f"({'; '.join(fingerprint_changes(begun, fingerprint))}); set them back to go on "
-            "with it, or delete that folder to start again"
+            f"({'; '.join(changes)}); set them back to go on with it, or delete that folder to "
+            "start again"
         )
     if directory.exists():
         shutil.rmtree(directory)
@@ -414,6 +419,10 @@ def _read_header(path: Path, kind: ArtifactType) -> Artifact:
         text = (path / HEADER).read_text(encoding="utf-8")
         tree = json.loads(text)
         whole = text == _header_text(tree) and tree.pop("checksum") == json_digest(tree)
+        if whole and set(tree) != _HEADER_KEYS:
+            raise ArtifactStale(
+                f"{path} was written by an earlier version of this project; rerun {kind.job}"
+            )
         artifact = Artifact(path=path, **tree)
         whole &= artifact.digest == json_digest(artifact.files)
         whole &= artifact.fingerprint_digest == json_digest(artifact.fingerprint)

@@ -35,6 +35,22 @@ from medclip_dcl.section import Section
 from medclip_dcl.text.sentences import SentencesConfig
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
+RENAMED = {
+    "check.films": "check.images",
+    "evaluate.films_per_finding": "evaluate.images_per_finding",
+    "evaluate.pairs": "evaluate.retrieval_pool",
+    "evaluate.people": "evaluate.demographics",
+    "evaluate.probe_films": "evaluate.probe_images",
+    "generate.coverage_films": "generate.coverage_images",
+    "generate.second_film_share": "generate.second_image_share",
+    "index.anchors": "index.landmarks",
+    "probe.map_images": "probe.tsne_images",
+    "train.validate_films": "train.validate_images",
+}
+"""Settings and sections that bore another name: old dotted key -> new dotted key."""
+REMOVED: dict[str, str] = {}
+"""Settings and sections that are gone: old dotted key -> what stands in their place."""
+
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -106,8 +122,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         The validated, frozen configuration.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value breaks
-            its rule.
+        ConfigError: the file cannot be read, a key is unknown, renamed or removed, or a
+            value breaks its rule.
     """
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -120,6 +136,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"config {path} holds a {type(tree).__name__}; it must hold keys")
     for override in overrides:
         _apply(tree, override)
+    if gone := list(_gone(tree)):
+        raise ConfigError(f"config {path}: {'; '.join(gone)}")
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -169,6 +187,18 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"override {key!r}: {name!r} is no section")
     node[names[-1]] = value
+
+
+def _gone(tree: dict[str, Any], prefix: str = "") -> Iterable[str]:
+    """Name the keys of a tree that had a place in an earlier version."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key in RENAMED:
+            yield f"{key} was renamed {RENAMED[key]}"
+        elif key in REMOVED:
+            yield f"{key} was removed: {REMOVED[key]}"
+        elif isinstance(value, dict):
+            yield from _gone(value, f"{key}.")
 
 
 def _sentences(error: ValidationError) -> Iterable[str]:

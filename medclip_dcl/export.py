@@ -31,7 +31,7 @@ from medclip_dcl.errors import ArtifactMissing, ArtifactStale, CheckpointError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.model_package import ARTIFACT, CARD, CONFIG, SUBJECTS, TEXT, TEXT_FILES, WEIGHTS
 
-CARDS = ArtifactType("cards", 1, "write_cards")
+CARDS = ArtifactType("cards", 2, "write_cards")
 
 MODEL_CARD, MODEL_FACTS = "model_card.md", "model_card.json"
 DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"

@@ -230,7 +230,7 @@ def read_input_range(folder: Path) -> InputRange | None:
         ) from error
 
 
-ARTIFACT = ArtifactType("model", 1, "train")
+ARTIFACT = ArtifactType("model", 2, "train")
 
 WEIGHTS, CONFIG, CARD, SUBJECTS, TEXT = (
     "model.safetensors",

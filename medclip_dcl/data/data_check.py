@@ -76,7 +76,7 @@ class CheckConfig(Section):
     """Patients or pictures on both sides of a split, above which the exit code is 3."""
 
 
-ARTIFACT = ArtifactType("preflight", 1, "check_data")
+ARTIFACT = ArtifactType("preflight", 2, "check_data")
 
 FIGURES = "preflight.json"
 

@@ -29,7 +29,7 @@ from medclip_dcl.files import path_under
 from medclip_dcl.tables import Column, TableFormat
 from medclip_dcl.text.labeler.lexicon import LABELS
 
-ARTIFACT = ArtifactType("manifest", 1, "build_manifest")
+ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
 IMAGES = TableFormat(
     "images.parquet",

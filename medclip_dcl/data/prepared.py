@@ -32,7 +32,7 @@ from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchE
 from medclip_dcl.files import path_under
 from medclip_dcl.tables import Column
 
-ARTIFACT = ArtifactType("prepared", 1, "prepare_images")
+ARTIFACT = ArtifactType("prepared", 2, "prepare_images")
 
 COLUMNS = (
     Column("image_id", pa.string(), "id of the image"),

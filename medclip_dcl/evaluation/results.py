@@ -27,7 +27,7 @@ from medclip_dcl.artifact import Artifact, ArtifactType, read_object
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
-ARTIFACT = ArtifactType("results", 4, "evaluate")
+ARTIFACT = ArtifactType("results", 5, "evaluate")
 
 FIGURES = "results.json"
 

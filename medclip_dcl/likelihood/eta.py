@@ -206,7 +206,7 @@ def _fitting_share(
     return float(fits.mean())
 
 
-ARTIFACT = ArtifactType("eta_cache", 2, "build_eta_cache")
+ARTIFACT = ArtifactType("eta_cache", 3, "build_eta_cache")
 
 ETA = TableFormat(
     "eta.arrow",

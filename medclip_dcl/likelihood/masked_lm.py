@@ -42,7 +42,7 @@ from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import sha256_file, write_bytes, write_text
 from medclip_dcl.models.pretrained import read_tensors, weights_file
 
-ARTIFACT = ArtifactType("language_model", 1, "fit_language_model")
+ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

@@ -56,7 +56,7 @@ from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, TableFormat, read_table
 from medclip_dcl.text import sentences
 
-ARTIFACT = ArtifactType("likelihoods", 1, "score_sentences", costly=True)
+ARTIFACT = ArtifactType("likelihoods", 2, "score_sentences", costly=True)
 
 LIKELIHOODS = TableFormat(
     "likelihoods.parquet",

@@ -179,14 +179,14 @@ def describe_eta(sources: Sources) -> View | None:
 
     Returns:
         `charts` of title, picture and meaning; `figures` by name; tables
-        `most` and `least` (empty in a private report) and the `fingerprint`; None without an eta
+        `most` and `least` (empty in a private report) and the eta `settings`; None without an eta
         cache.
     """
     found = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
     if found is None:
         return None
     cache, texts = found
-    fingerprint = cache.fingerprint["settings"]["eta"]
+    settings = cache.fingerprint["settings"]["eta"]
     distinct = sentences.distinct_sentences(texts)
     said = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
     corpus = _read(read_table(cache.path, eta.ETA), said)
@@ -198,7 +198,7 @@ def describe_eta(sources: Sources) -> View | None:
         sources.negatives,
         examples=_SHOWN,
         rho=None if truth is None else truth.rho,
-        cap=fingerprint["eta_max"],
+        cap=settings["eta_max"],
     )
 
     def rows(indices: Int[np.ndarray, " examples"]) -> list[View]:
@@ -214,9 +214,9 @@ def describe_eta(sources: Sources) -> View | None:
 
     charts = _charts(corpus)
     if truth is not None and look.truth is not None:
-        charts.append(truth_chart(corpus, truth, look.truth, fingerprint["eta_max"]))
+        charts.append(truth_chart(corpus, truth, look.truth, settings["eta_max"]))
     return {
-        "fingerprint": fingerprint,
+        "settings": settings,
         "charts": charts,
         "figures": _figures(cache, corpus, look, sources.negatives),
         "has_likelihood": corpus.pll_nats is not None,

@@ -64,7 +64,7 @@ class SentencesConfig(Section):
     stops instead, and counted. A report of usual length takes a thousandth of it."""
 
 
-ARTIFACT = ArtifactType("sentences", 1, "split_sentences")
+ARTIFACT = ArtifactType("sentences", 2, "split_sentences")
 
 NORMALISATION = "whitespace collapsed, case and marks kept"
 """Names what `normalise_text` does; part of the recipe of everything that is keyed by text."""

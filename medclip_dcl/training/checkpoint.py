@@ -28,7 +28,7 @@ from medclip_dcl.artifact import (
 from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
 from medclip_dcl.files import disk_faults_named, write_bytes, write_text
 
-ARTIFACT = ArtifactType("checkpoints", 1, "train")
+ARTIFACT = ArtifactType("checkpoints", 2, "train")
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _PREFIX = "step-"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.config import Config, load_config, resolve_path
+from medclip_dcl.config import REMOVED, RENAMED, Config, load_config, resolve_path
 from medclip_dcl.errors import ConfigError
 
 
@@ -42,6 +42,40 @@ def test_bad_override_is_refused(config_file: Path, override: str) -> None:
 def test_message_names_the_key_and_the_value(config_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"eta\.a = 7"):
         load_config(config_file, ["eta.a=7"])
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("train.validate_films=3", r"train\.validate_films was renamed train\.validate_images$"),
+        ("evaluate.people.sex=s", r"evaluate\.people was renamed evaluate\.demographics$"),
+    ],
+)
+def test_a_renamed_setting_is_refused_with_its_new_name(
+    config_file: Path, override: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        load_config(config_file, [override])
+
+
+def test_a_removed_setting_is_refused_with_its_remedy(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REMOVED, "eta.floor", "it is 0 for every sentence")
+    with pytest.raises(ConfigError, match=r"eta\.floor was removed: it is 0 for every sentence$"):
+        load_config(config_file, ["eta.floor=0.1"])
+
+
+def _has(section: type, names: list[str]) -> bool:
+    field = section.model_fields.get(names[0])  # type: ignore[attr-defined]
+    return field is not None and (len(names) == 1 or _has(field.annotation, names[1:]))
+
+
+def test_the_tables_of_old_settings_are_sorted_and_hold() -> None:
+    for table in (RENAMED, REMOVED):
+        assert list(table) == sorted(table)
+        assert [key for key in table if _has(Config, key.split("."))] == []
+    assert [key for key in RENAMED.values() if not _has(Config, key.split("."))] == []
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "eta: 3"])

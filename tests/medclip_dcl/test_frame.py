@@ -13,6 +13,7 @@ from medclip_dcl.artifact import (
     Artifact,
     ArtifactType,
     fingerprint_changes,
+    json_digest,
     make_fingerprint,
     open_artifact,
     write_artifact,
@@ -97,6 +98,31 @@ def test_other_format_version_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "thing")
     with pytest.raises(ArtifactStale, match="version 1"):
         open_artifact(tmp_path / "thing", ArtifactType("thing", 2, "make_thing"))
+
+
+def test_an_artifact_of_an_earlier_format_is_refused_as_stale(tmp_path: Path) -> None:
+    make(tmp_path / "thing")
+    header = tmp_path / "thing" / HEADER
+    tree = json.loads(header.read_text())
+    tree["recipe"] = tree.pop("fingerprint")
+    del tree["checksum"]
+    tree["checksum"] = json_digest(tree)
+    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(ArtifactStale, match=r"earlier version of this project; rerun make_thing"):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+def test_a_costly_draft_of_an_earlier_format_is_refused_and_kept(tmp_path: Path) -> None:
+    draft = tmp_path / ".thing.draft"
+    draft.mkdir()
+    write_text(draft / "recipe.json", "{}")
+    write_text(draft / "part.txt", "hours")
+    with (
+        pytest.raises(ArtifactStale, match=r"by an earlier version.*delete that folder"),
+        write_artifact(tmp_path / "thing", COSTLY, make_fingerprint(COSTLY, {}, {})),
+    ):
+        pass
+    assert (draft / "part.txt").read_text() == "hours"
 
 
 def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Path) -> None:

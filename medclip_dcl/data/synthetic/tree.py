@@ -38,7 +38,7 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.progress import Progress
 
-ARTIFACT = ArtifactType("studies", 1, "generate_studies")
+ARTIFACT = ArtifactType("studies", 2, "generate_studies")
 
 _PARTS = "parts"
 _THREADS = 1  # threads of BLAS a process: small products lose time by sharing cores

@@ -41,7 +41,7 @@ from medclip_dcl.text.labeler.negation import read_negation
 from medclip_dcl.text.labeler.normality import read_regions
 from medclip_dcl.text.labeler.phrases import Mention, Polarity, cut_clauses, find_marks
 
-ARTIFACT = ArtifactType("claims", 1, "read_claims")
+ARTIFACT = ArtifactType("claims", 2, "read_claims")
 
 _FINDINGS = pa.list_(pa.string())
 
