@@ -6,7 +6,6 @@ alarm that ends it should its parent be gone while a decoder hangs.
 """
 
 import json
-import mmap
 import os
 import resource
 import signal
@@ -124,13 +123,20 @@ def _contents(handle: int | None, size: int) -> bytes:
     """Read a file, or its first bytes where a size is given."""
     if handle is None:
         raise ImageError("missing", "the request carries no file")
+    # Not mmap: after an image that hit the cap, malloc has free memory but the address space has
+    # none; and a file that is cut while it is mapped kills the process.
     try:
-        with mmap.mmap(handle, size, access=mmap.ACCESS_READ) as view:
-            return bytes(view)
-    except (OSError, ValueError) as error:
-        raise ImageError("empty", "the file holds no bytes") from error
+        size = size or os.fstat(handle).st_size
+        data = os.pread(handle, size, 0)
+        while 0 < len(data) < size and (more := os.pread(handle, size - len(data), len(data))):
+            data += more
+    except OSError as error:
+        raise ImageError("missing", "the file cannot be read") from error
     finally:
         os.close(handle)
+    if not data:
+        raise ImageError("empty", "the file holds no bytes")
+    return data
 
 
 def _cap_memory(allowed: int) -> None:

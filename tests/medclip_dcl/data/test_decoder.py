@@ -24,7 +24,7 @@ def children() -> set[int]:
     return {
         process.pid
         for process in psutil.Process().children()
-        if any("studies.worker" in part for part in process.cmdline())
+        if any("data.decode_worker" in part for part in process.cmdline())
     }
 
 
