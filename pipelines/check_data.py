@@ -38,7 +38,7 @@ from medclip_dcl.data.data_check import (
     survey,
 )
 from medclip_dcl.data.images import Decoder, limits_of
-from medclip_dcl.data.manifest import Selection, assign_splits, select
+from medclip_dcl.data.manifest import LOCATIONS, Selection, Source, assign_splits, select
 from medclip_dcl.data.sources.records import SPLITS, ImageRecord
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactError, StudyError
@@ -47,9 +47,8 @@ from medclip_dcl.progress import Progress
 from medclip_dcl.reporting.page import render_check
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sections import read_sections
 from medclip_dcl.text.sentences import SPLITTER, text_key
-from pipelines.build_manifest import PLACES, Source, read_source
+from pipelines.build_manifest import read_source
 from pipelines.job import Job, run_job
 from pipelines.split_sentences import used_sections
 
@@ -71,7 +70,7 @@ def build(job: Job) -> None:
     config = job.config
     source = read_source(config)
     settings = {
-        "source": config.source.model_dump(mode="json", exclude=PLACES),
+        "source": config.source.model_dump(mode="json", exclude=LOCATIONS),
         "images": asdict(limits_of(config.images)),
         "check": config.check,
         "sentences": config.sentences,
@@ -123,7 +122,7 @@ def _check(
     job: Job, source: Source, writer: ArtifactWriter, at_hand: Rows | None
 ) -> Mapping[str, Any]:
     config = job.config
-    chosen = select(source.raw, config.source, read_sections)
+    chosen = select(source.raw, config.source)
     of = _belonging(config, source, chosen)
     encodings = _encodings(source)
     asked = _drawn(sorted(chosen.texts), config.check.reports, config.seed)

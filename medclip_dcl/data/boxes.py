@@ -4,15 +4,75 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from medclip_dcl.data.sources.records import BoxColumnsConfig, ImageRecord
+from medclip_dcl.data.sources.records import IMAGE_ID, BoxColumn, ImageRecord, Input, SourceField
 from medclip_dcl.data.tabular import read_rows
-from medclip_dcl.errors import StudyError
+from medclip_dcl.errors import ConfigError, StudyError
 
+MS_CXR_COLUMNS: dict[BoxColumn, str] = {
+    "image_id": "dicom_id",
+    "category": "category_name",
+    "phrase": "label_text",
+    "x": "x",
+    "y": "y",
+    "width": "w",
+    "height": "h",
+    "image_width": "image_width",
+    "image_height": "image_height",
+}
+"""Role -> column of a box table, as MS-CXR names it.
+
+The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
+may be the column of the finding.
+"""
+
+_TABLE = Input(
+    "source.boxes",
+    "MS-CXR's CSV[.gz]",
+    "no",
+    (
+        IMAGE_ID,
+        SourceField("category_name", "text", "finding"),
+        SourceField("label_text", "text", "sentence that the box belongs to"),
+        SourceField("x", "pixels", "left edge in the original image"),
+        SourceField("y", "pixels", "top edge"),
+        SourceField("w", "pixels", "width"),
+        SourceField("h", "pixels", "height"),
+        SourceField("image_width", "pixels", "width of the original image"),
+        SourceField("image_height", "pixels", "height of the original image"),
+    ),
+    (SourceField("path", "text", "names the patient, also where the image is not at hand"),),
+)
+_JSON = Input(
+    "source.boxes",
+    "MS-CXR's JSON[.gz]",
+    "no",
+    (
+        SourceField("images[].id", "number", "key of an image in this file"),
+        SourceField(
+            "images[].file_name", "text", "name of the image's file: its id, and an ending"
+        ),
+        SourceField(
+            "images[].path", "text", "names the patient, also where the image is not at hand"
+        ),
+        SourceField("images[].width, .height", "pixels", "size of the original image"),
+        SourceField("categories[].id, .name", "number, text", "finding"),
+        SourceField(
+            "annotations[].image_id, .category_id", "numbers", "image and finding of a box"
+        ),
+        SourceField("annotations[].bbox", "pixels", "[x, y, width, height], from the top left"),
+        SourceField("annotations[].label_text", "text or list of texts", "its sentences"),
+    ),
+)
+INPUTS = (_TABLE, _JSON)
+"""What a box table must hold."""
+
+_OPTIONAL = {"image_width", "image_height"}
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
 _BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the image of this box
 
@@ -24,7 +84,7 @@ class BoxTable:
     """The boxes of known images, and every patient that the table names.
 
     Attributes:
-        rows: one dictionary per box, with the columns of `artifacts.manifest.BOXES`.
+        rows: one dictionary per box, with the columns of `manifest.BOXES`.
         subjects: patients of the table, known images or not.
         unknown: boxes whose image the source does not have.
     """
@@ -37,19 +97,20 @@ class BoxTable:
 def read_boxes(
     path: Path,
     images: Iterable[ImageRecord],
-    columns: BoxColumnsConfig = BoxColumnsConfig(),  # noqa: B008 (frozen)
+    columns: Mapping[BoxColumn, str] = MappingProxyType({}),
 ) -> BoxTable:
     """Read a box table; columns and keys are found by name.
 
     Args:
         path: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
         images: all images of the source; the table names them by id or by path.
-        columns: names of the CSV's columns.
+        columns: role -> name of the CSV's column, where it is not MS-CXR's.
 
     Returns:
         The boxes, in the table's order.
 
     Raises:
+        ConfigError: a role that needs a column has none.
         StudyError: a column or key is missing, a box is no box within its image, or nobody
             states the size of that image.
 
@@ -92,11 +153,15 @@ def read_boxes(
     return BoxTable(rows, subjects, unknown)
 
 
-def _csv_rows(path: Path, columns: BoxColumnsConfig) -> Iterator[tuple[str, _Row]]:
+def _csv_rows(path: Path, columns: Mapping[BoxColumn, str]) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's image, empty where the table has none, and its values."""
-    names = list(columns.model_dump().values())
+    roles = MS_CXR_COLUMNS | dict(columns)
+    empty = [role for role, name in roles.items() if not name and role not in _OPTIONAL]
+    if empty:
+        raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
+    names = list(roles.values())
     found = read_rows(path, [name for name in names if name])
-    blank = [""] * len(found[columns.image_id])
+    blank = [""] * len(found[roles["image_id"]])
     values = zip(*(found[name] if name else blank for name in names), strict=True)
     try:
         paths = read_rows(path, ["path"])["path"]
@@ -148,13 +213,17 @@ def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
     except ValueError as error:
-        raise StudyError(f"row {row_number} of the box table holds no number; mend it") from error
+        raise StudyError(
+            f"row {row_number} of the box table holds no number; correct it"
+        ) from error
     if len(numbers) != 6:
         raise StudyError(
-            f"row {row_number} of the box table has {len(numbers)} numbers, not 6; mend it"
+            f"row {row_number} of the box table has {len(numbers)} numbers, not 6; correct it"
         )
     x, y, width, height, image_width, image_height = numbers
     inside = x + width <= image_width + 1 and y + height <= image_height + 1
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:
-        raise StudyError(f"row {row_number} of the box table is no box within its image; mend it")
+        raise StudyError(
+            f"row {row_number} of the box table is no box within its image; correct it"
+        )
     return numbers

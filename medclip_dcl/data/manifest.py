@@ -1,33 +1,39 @@
-"""Manifest: the usable frontal images, their reports, labels and boxes, and what was rejected.
+"""The usable frontal images, their reports, labels and boxes, and a reason for what is left out.
 
 One split per patient; patients with boxes never train.
-
-Raw studies -> usable images and reports, and a reason for everything that is left out.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.data import boxes
+from medclip_dcl.data.boxes import BoxTable, read_boxes
 from medclip_dcl.data.formats import POINTER_BYTES, is_pointer
+from medclip_dcl.data.sources import dicom_folder, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
     ImageRecord,
     RawStudies,
-    ReadSections,
     Reject,
+    Resolve,
     SourceConfig,
     Study,
     Text,
+    find_file,
 )
 from medclip_dcl.errors import StudyError
-from medclip_dcl.files import path_under
-from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.files import path_under, sha256_file
+from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sections import read_sections
 
 ARTIFACT = ArtifactType("manifest", 2, "build_manifest")
 
@@ -95,6 +101,26 @@ REJECTS = TableFormat(
     ),
 )
 """What was left out, one row per image or study and reason."""
+
+READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
+    "mimic_cxr": mimic_cxr.read_mimic_cxr,
+    "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
+    "table": table.read_mapped_table,
+    "dicom": dicom_folder.read_dicom_folder,
+}
+"""`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
+
+INPUTS = (
+    *mimic_cxr.INPUTS,
+    *boxes.INPUTS,
+    *open_i.INPUTS,
+    *dicom_folder.INPUTS,
+    *table.INPUTS,
+)
+"""What sources must hold: files, columns, tags and elements, each with unit and meaning."""
+
+LOCATIONS = {"root", "tables", "reports", "patient_key", "max_reject_share"}
+"""Settings of `source` that say where files are, not what they hold; and a threshold."""
 
 _STRICTEST = ("test", "validate", "train")
 
@@ -189,17 +215,8 @@ class Selection:
     lost: int
 
 
-def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections) -> Selection:
-    """Keep what can be used and name a reason for the rest.
-
-    Args:
-        raw: the source's rows.
-        settings: settings of the source.
-        read_sections: finds sections in the text of a whole report.
-
-    Returns:
-        The usable images and reports.
-    """
+def select(raw: RawStudies, settings: SourceConfig) -> Selection:
+    """Keep what can be used and name a reason for the rest."""
     rejects = list(raw.rejects)
     frontal = [
         image
@@ -213,7 +230,7 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
     for study in raw.studies:
         if wanted is not None and study.study_id not in wanted:
             continue
-        answer = _text(study, raw.reports_root, read_sections, settings.fallback_encoding)
+        answer = _text(study, raw.reports_root, settings.fallback_encoding)
         if isinstance(answer, str):
             rejects.append(Reject(study.study_id, answer))
             continue
@@ -229,6 +246,125 @@ def select(raw: RawStudies, settings: SourceConfig, read_sections: ReadSections)
     candidates = rows + len(raw.rejects)
     lost = candidates - len(images if raw.has_images else texts)
     return Selection(sorted(images), texts, subjects, rejects, candidates, lost)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of studies as it was read: its rows, and its boxes with their patients."""
+
+    raw: RawStudies
+    boxes: BoxTable
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests of the tables and a stamp of the report and image files."""
+        digests = {name: sha256_file(path) for name, path in self.raw.tables.items()}
+        return digests | {"files": stamp(self.raw)}
+
+
+def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
+    """Read a source; no image is decoded.
+
+    Args:
+        settings: settings of the source.
+        resolve: turns a path setting into a path.
+
+    Raises:
+        ConfigError: a setting that the kind of source needs is empty.
+        StudyError: a table is missing or cannot be read.
+    """
+    root = resolve(settings.root)
+    raw = READERS[settings.kind](root, settings, resolve)
+    if not settings.boxes:
+        return Source(raw, BoxTable([], set(), 0))
+    raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
+    return Source(raw, read_boxes(raw.tables["boxes"], raw.images, settings.box_columns))
+
+
+def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
+    """Give every patient of a selection one split: `assign_splits` with the source's own."""
+    return assign_splits(
+        sorted({*chosen.subjects.values(), *(image.subject_id for image in chosen.images)}),
+        source.raw.splits,
+        source.boxes.subjects,
+        settings.validate_share,
+        settings.test_share,
+    )
+
+
+def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
+    """Write every table of the manifest.
+
+    Args:
+        folder: folder of the artifact's draft.
+        source: the source.
+        settings: its settings.
+
+    Returns:
+        Counts for the artifact's summary.
+
+    Raises:
+        StudyError: more rows are unusable than `max_reject_share` allows, or all.
+    """
+    chosen = select(source.raw, settings)
+    _require_few_rejects(chosen, settings.max_reject_share)
+    split_of = split_patients(source, chosen, settings)
+    images = [
+        {name: getattr(image, name) for name in ("image_id", "study_id", "subject_id")}
+        | {"split": split_of[image.subject_id], "view": image.view, "path": image.path}
+        for image in chosen.images
+    ]
+    reports = [
+        {"study_id": study, "subject_id": subject, "split": split_of[subject]}
+        | chosen.texts[study]._asdict()
+        for study in sorted(chosen.texts)
+        for subject in [chosen.subjects[study]]
+    ]
+    rejects = [
+        {"id": item.id, "stage": ARTIFACT.job, "reason": item.reason} for item in chosen.rejects
+    ]
+    kept = {image.image_id for image in chosen.images}
+    shown = [row for row in source.boxes.rows if row["image_id"] in kept]
+    labels = _labels(source.raw.labels, list(chosen.texts))
+    write_table(folder, IMAGES, images)
+    write_table(folder, REPORTS, reports)
+    write_table(folder, STUDY_LABELS, labels)
+    write_table(folder, BOXES, shown)
+    write_table(folder, REJECTS, rejects)
+    return {
+        "images": len(images),
+        "reports": len(reports),
+        "patients": len(split_of),
+        "labelled": labels.num_rows,
+        "boxes": len(shown),
+        "boxes_without_image": len(source.boxes.rows) - len(shown) + source.boxes.unknown,
+        "splits": dict(sorted(Counter(row["split"] for row in reports).items())),
+        "split_conflicts": sum(len(splits) > 1 for splits in source.raw.splits.values()),
+        "rejected": len(rejects),
+        "reasons": dict(sorted(Counter(item.reason for item in chosen.rejects).items())),
+    }
+
+
+def _require_few_rejects(chosen: Selection, allowed: float) -> None:
+    share = chosen.lost / chosen.candidates if chosen.candidates else 1.0
+    if share > allowed or not (chosen.texts or chosen.images):
+        reasons = dict(Counter(item.reason for item in chosen.rejects))
+        raise StudyError(
+            f"{chosen.lost} of {chosen.candidates} rows are unusable ({reasons}), "
+            f"{len(chosen.images)} images and {len(chosen.texts)} reports are left; "
+            f"source.max_reject_share is {allowed}: correct the source or raise it"
+        )
+
+
+def _labels(labels: pa.Table | None, studies: list[str]) -> pa.Table:
+    """Keep the first row of each of the studies, in order."""
+    if labels is None:
+        return STUDY_LABELS.schema.empty_table()
+    wanted = labels.filter(pc.is_in(labels["study_id"], pa.array(studies, pa.string())))
+    first: dict[str, int] = {}
+    for row, study in enumerate(wanted["study_id"].to_pylist()):
+        first.setdefault(study, row)
+    return wanted.take([first[study] for study in sorted(first)])
 
 
 def stamp(raw: RawStudies) -> str:
@@ -279,7 +415,7 @@ def _first_of_each(images: Iterable[ImageRecord], rejects: list[Reject]) -> Iter
 
 def _is_frontal(image: ImageRecord, settings: SourceConfig, rejects: list[Reject]) -> bool:
     if not image.view:
-        has_views = bool(settings.columns.view) or settings.kind != "table"
+        has_views = bool(settings.columns.get("view")) or settings.kind != "table"
         if settings.keep_blank_views or not has_views:
             return True
         rejects.append(Reject(image.image_id, "no_view"))
@@ -302,7 +438,7 @@ def _is_present(image: ImageRecord, root: Path, rejects: list[Reject]) -> bool:
     return True
 
 
-def _text(study: Study, root: Path, read_sections: ReadSections, fallback: str) -> Text | str:
+def _text(study: Study, root: Path, fallback: str) -> Text | str:
     """Give the sections, or the code of the reason why there are none."""
     report = study.report
     if isinstance(report, str):

@@ -21,8 +21,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.data import images
 from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.manifest import REASONS
-from medclip_dcl.data.sources.records import INPUTS, ColumnsConfig
+from medclip_dcl.data.manifest import INPUTS, REASONS
 from medclip_dcl.likelihood.eta import EtaConfig, correction, same_correction
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat
@@ -37,7 +36,8 @@ def settings_table() -> str:
     """One row per field of the schema."""
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in _leaves(Config, ""):
-        default = "required" if field.is_required() else f"`{_shown(field.default)}`"
+        value = field.get_default(call_default_factory=True)
+        default = "required" if field.is_required() else f"`{_shown(value)}`"
         rows.append(f"| `{name}` | {default} | {' '.join((field.description or '').split())} |")
     return "\n".join(rows)
 
@@ -110,17 +110,6 @@ def inputs_table() -> str:
             )
             for field, needed in fields
         ]
-    rows += [
-        _row(
-            "`table`",
-            "`source.table`",
-            "yes" if name == "subject_id" else "no",
-            f"`source.columns.{name}`",
-            "name of a column",
-            " ".join((field.description or "").split()),
-        )
-        for name, field in ColumnsConfig.model_fields.items()
-    ]
     return "\n".join(rows)
 
 

@@ -205,6 +205,17 @@ def test_open_i_passes(tmp_path: Path) -> None:
         assert (image["image_id"], image["view"]) == ("1_IM-0001-4001", "FRONTAL")
 
 
+def test_a_table_of_reports_that_changes_changes_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    write_csv_form(tmp_path / "source")
+    write_projections(tmp_path / "source")
+    assert run(tmp_path, {"kind": "open_i"}) == 0
+    table = tmp_path / "source/indiana_reports.csv"
+    table.write_text(table.read_text().replace("Clear", "Cloudy"))
+    assert run(tmp_path, {"kind": "open_i"}) == 0
+    assert any("Cloudy" in row["findings"] for row in rows(tmp_path, manifest.REPORTS))
+
+
 def test_folder_of_images_without_reports(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/IM1").write_bytes(dicom_bytes(ramp(), **_IDS))

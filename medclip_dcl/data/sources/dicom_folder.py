@@ -6,30 +6,60 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from medclip_dcl.data.dicom.metadata import is_dicom_file, read_header
-from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, SourceConfig
+from medclip_dcl.data.sources.records import (
+    ImageRecord,
+    Input,
+    RawStudies,
+    Reject,
+    Resolve,
+    SourceConfig,
+    SourceField,
+    find_file,
+)
 from medclip_dcl.errors import StudyError
+
+FILES = Input(
+    "dicom",
+    "any file below the root that starts as DICOM does",
+    "yes",
+    (
+        SourceField("SOPInstanceUID", "UID", "id of the image"),
+        SourceField("StudyInstanceUID", "UID", "id of the study"),
+        SourceField("PatientID", "text", "patient; kept as a keyed hash alone"),
+        SourceField("ViewPosition", "code", "view; may be blank"),
+        SourceField("Modality", "code", "one of `source.modalities`"),
+        SourceField("SOPClassUID", "UID", "tells a DICOMDIR, which is passed over"),
+    ),
+)
+
+INPUTS = (FILES,)
+"""What the folder must hold."""
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
 """SOP class of a DICOMDIR, which holds no image. Source: DICOM PS3.4, Annex B."""
 
 
-def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStudies:
+def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """List the images below a folder; headers are read, pixels are not.
 
     Args:
         root: the folder; links in it are not followed.
         settings: settings of the source.
-        key: makes the patients' ids impossible to guess; may be empty.
+        resolve: turns a path setting into a path.
 
     Returns:
         One image per DICOM file, in order of path: its SOPInstanceUID, its study's UID, a
         hash of its PatientID and its view. No other value of the header is kept.
 
     Raises:
-        StudyError: the folder is missing.
+        StudyError: the folder or the key file is missing.
     """
     if not root.is_dir():
         raise StudyError("source.root is no folder; name the folder that holds the DICOM files")
+    tables, key = {}, b""
+    if settings.patient_key:
+        tables["patient_key"] = find_file("patient_key", settings.patient_key, root, resolve)
+        key = tables["patient_key"].read_bytes()
     images: list[ImageRecord] = []
     rejects: list[Reject] = []
     for number, path in enumerate(_files(root)):
@@ -62,6 +92,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, key: bytes) -> RawStud
         has_images=True,
         rejects=rejects,
         has_reports=False,
+        tables=tables,
     )
 
 

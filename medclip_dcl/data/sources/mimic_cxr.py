@@ -8,89 +8,115 @@ import pyarrow.compute as pc
 
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.sources.records import (
-    CHEXPERT,
-    METADATA,
-    RECORDS,
-    SPLIT,
+    IMAGE_ID,
     SPLITS,
+    STUDY_ID,
+    SUBJECT_ID,
     ImageRecord,
+    Input,
     RawStudies,
     Reject,
+    Resolve,
     SourceConfig,
+    SourceField,
     Study,
 )
 from medclip_dcl.data.tabular import read_any, read_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
+_METADATA = Input(
+    "mimic_cxr",
+    "*-metadata.csv[.gz]",
+    "yes, or the record list",
+    (
+        IMAGE_ID,
+        SUBJECT_ID,
+        STUDY_ID,
+        SourceField(
+            "ViewPosition", "code", "view; may be blank. The code-meaning columns are not used"
+        ),
+    ),
+)
+_RECORDS = Input(
+    "mimic_cxr",
+    "cxr-record-list.csv[.gz]",
+    "where there is no metadata table; views then come from the images' headers",
+    (IMAGE_ID, SUBJECT_ID, STUDY_ID),
+)
+_SPLIT = Input(
+    "mimic_cxr",
+    "*-split.csv[.gz]",
+    "no; patients are split by hash without",
+    (
+        SUBJECT_ID,
+        SourceField("split", "word", "train, validate or test; test beats validate beats train"),
+    ),
+)
+_CHEXPERT = Input(
+    "mimic_cxr",
+    "*-chexpert.csv[.gz]",
+    "no",
+    (
+        STUDY_ID,
+        *(
+            SourceField(name, "number", "1 present, 0 absent, -1 uncertain, blank")
+            for name in LABELS
+        ),
+    ),
+)
+_FILES = Input(
+    "mimic_cxr",
+    "files/pNN/pSUBJECT/sSTUDY",
+    "yes",
+    (
+        SourceField(
+            "sSTUDY.txt", "UTF-8 text, at most a million bytes", "report, lines as in the file"
+        ),
+        SourceField(
+            "sSTUDY/DICOM_ID.dcm", "DICOM, or .jpg, .jpeg, .png", "image, 8 or 16 bits, grey"
+        ),
+    ),
+)
+INPUTS = (_METADATA, _RECORDS, _SPLIT, _CHEXPERT, _FILES)
+"""What a release must hold."""
+
 _TABLES = ("metadata", "split", "chexpert")
-_RECORDS = "cxr-record-list"
+_RECORD_LIST = "cxr-record-list"
 _SUFFIXES = (".dcm", ".jpg", ".jpeg", ".png")
 _LOOKED_AT = 200
 """Images looked for, one after the other, to learn how images end."""
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 
 
-def find_tables(root: Path) -> dict[str, Path]:
-    """Find the release's tables.
-
-    Args:
-        root: folder that holds them, plain or gzipped.
-
-    Returns:
-        `metadata`, `split` and `chexpert` where they exist, and `records` where there is
-        no metadata table -> path.
-
-    Raises:
-        StudyError: neither metadata nor record list is there, or a table exists twice.
-    """
-    found = {}
-    for name in (*_TABLES, _RECORDS):
-        shape = name if name == _RECORDS else f"*-{name}"
-        paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
-        if len(paths) > 1:
-            raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
-        if paths:
-            found["records" if name == _RECORDS else name] = paths[0]
-    if "metadata" in found:
-        found.pop("records", None)
-    elif "records" not in found:
-        raise StudyError(
-            f"{root} holds no table *-metadata.csv and no {_RECORDS}.csv, nor their .csv.gz; "
-            "set source.root or source.tables"
-        )
-    return found
-
-
-def read_mimic_cxr(
-    tables: dict[str, Path], root: Path, reports_root: Path, settings: SourceConfig
-) -> RawStudies:
+def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the tables of a release; no report is opened, and no image for its pixels.
 
     Args:
-        tables: from `find_tables`.
         root: folder of the release.
-        reports_root: folder whose `files/` holds the reports.
         settings: settings of the source.
+        resolve: turns a path setting into a path.
 
     Returns:
         Every image with a sound id, in the order of the table, and its study.
 
     Raises:
-        StudyError: a table cannot be read or lacks a column.
+        StudyError: neither metadata nor record list is there, a table exists twice, cannot be
+            read or lacks a column.
 
     Source: PhysioNet, MIMIC-CXR 2.1, MIMIC-CXR-JPG 2.0 and 2.1. Views come from ViewPosition:
         the code-meaning columns of the metadata table can be shifted. Without that table
         they come from the headers of the DICOM files.
     """
+    tables = _find_tables(resolve(settings.tables) if settings.tables else root)
     has_views = "metadata" in tables
     listed = tables["metadata"] if has_views else tables["records"]
-    rows = read_rows(listed, (METADATA if has_views else RECORDS).names)
+    rows = read_rows(listed, (_METADATA if has_views else _RECORDS).names)
     views = rows.get("ViewPosition", [""] * len(rows["dicom_id"]))
     images: list[ImageRecord] = []
     rejects: list[Reject] = []
     studies: dict[str, Study] = {}
-    suffix: str = settings.image_suffix
+    suffix = ""
     for row, (image_id, subject, study, view) in enumerate(
         zip(rows["dicom_id"], rows["subject_id"], rows["study_id"], views, strict=True)
     ):
@@ -111,10 +137,31 @@ def read_mimic_cxr(
         splits=_splits(tables.get("split")),
         labels=_labels(tables.get("chexpert")),
         root=root,
-        reports_root=reports_root,
+        reports_root=resolve(settings.reports) if settings.reports else root,
         has_images=True,
         rejects=rejects,
+        tables=tables,
     )
+
+
+def _find_tables(root: Path) -> dict[str, Path]:
+    """Find the tables, plain or gzipped; the record list stands in for missing metadata."""
+    found = {}
+    for name in (*_TABLES, _RECORD_LIST):
+        shape = name if name == _RECORD_LIST else f"*-{name}"
+        paths = sorted(path for end in ("csv", "csv.gz") for path in root.glob(f"{shape}.{end}"))
+        if len(paths) > 1:
+            raise StudyError(f"{root} holds {len(paths)} tables named {name}; keep one")
+        if paths:
+            found["records" if name == _RECORD_LIST else name] = paths[0]
+    if "metadata" in found:
+        found.pop("records", None)
+    elif "records" not in found:
+        raise StudyError(
+            f"{root} holds no table *-metadata.csv and no {_RECORD_LIST}.csv, nor their .csv.gz; "
+            "set source.root or source.tables"
+        )
+    return found
 
 
 def _suffix(stem: Path) -> str:
@@ -130,7 +177,7 @@ def _splits(path: Path | None) -> dict[str, set[str]]:
     splits: dict[str, set[str]] = {}
     if path is None:
         return splits
-    rows = read_rows(path, SPLIT.names)
+    rows = read_rows(path, _SPLIT.names)
     for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
         if split not in SPLITS:
             raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
@@ -142,7 +189,7 @@ def _labels(path: Path | None) -> pa.Table | None:
     if path is None:
         return None
     table = read_any(path)
-    missing = set(CHEXPERT.names) - set(table.column_names)
+    missing = set(_CHEXPERT.names) - set(table.column_names)
     if missing:
         raise StudyError(f"table {path.name} lacks {sorted(missing)}; give CheXpert's 14 labels")
     columns = {"study_id": table.column("study_id")}

@@ -12,21 +12,59 @@ from xml.etree import ElementTree as ET
 
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
-    OPEN_I_PROJECTIONS,
-    OPEN_I_REPORTS,
     ImageRecord,
+    Input,
     RawStudies,
     Reject,
-    SourceConfig,
+    SourceField,
     Study,
     Text,
 )
 from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import StudyError
 
+_XML = Input(
+    "open_i",
+    "NLMCXR_reports/ecgen-radiology/*.xml",
+    "yes, or the table of reports",
+    (
+        SourceField("eCitation//uId@id", "CXR1", "study, and patient: one report is one patient's"),
+        SourceField("eCitation//AbstractText[@Label]", "text", "FINDINGS and IMPRESSION"),
+        SourceField("eCitation//parentImage@id", "CXR1_1_IM-0001-3001", "image"),
+    ),
+)
+_REPORTS = Input(
+    "open_i",
+    "indiana_reports.csv",
+    "where there are no XML files",
+    (
+        SourceField("uid", "number", "study, and patient"),
+        SourceField("findings", "text", "findings section"),
+        SourceField("impression", "text", "impression"),
+    ),
+)
+_PROJECTIONS = Input(
+    "open_i",
+    "indiana_projections.csv",
+    "for the views; all are blank without",
+    (
+        SourceField(
+            "filename", "1_IM-0001-4001.dcm.png", "image; matched by its numbers in both forms"
+        ),
+        SourceField("projection", "word", "Frontal or Lateral"),
+    ),
+)
+_FILES = Input(
+    "open_i",
+    "NLMCXR_png or images/images_normalized",
+    "no; reports alone without",
+    (SourceField("*.png", "PNG", "image"),),
+)
+INPUTS = (_XML, _REPORTS, _PROJECTIONS, _FILES)
+"""What the collection must hold."""
+
 _XML_FOLDERS = ("NLMCXR_reports/ecgen-radiology", "ecgen-radiology", "reports", ".")
 _IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images_normalized", "images", ".")
-_REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 _IMAGE = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,6}(?:-\d{1,12})*)")
 _UID = re.compile(r"(?:CXR)?(\d{1,9})")
 
@@ -40,26 +78,13 @@ class _Report:
     images: list[str]
 
 
-def find_open_i(root: Path) -> dict[str, Path]:
-    """Find the tables of the collection.
-
-    Args:
-        root: folder of the collection.
-
-    Returns:
-        `reports` and `projections` -> path, each where it exists.
-    """
-    names = {"reports": _REPORTS, "projections": _PROJECTIONS}
-    return {key: root / name for key, name in names.items() if (root / name).is_file()}
-
-
-def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> RawStudies:
+def read_open_i(root: Path) -> RawStudies:
     """Read the reports, and find their images and views.
 
+    XML files are preferred to the table of reports.
+
     Args:
-        tables: from `find_open_i`; XML files are preferred to the table of reports.
         root: folder of the collection.
-        settings: settings of the source.
 
     Returns:
         Every image that a report names, and every study; studies alone where the folder
@@ -72,6 +97,8 @@ def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> 
     Source: Demner-Fushman et al. 2016; layout of NLMCXR_reports.tgz and NLMCXR_png.tgz, and of
         the two CSV files of its public copy.
     """
+    named = {"reports": root / _REPORTS.file, "projections": root / _PROJECTIONS.file}
+    tables = {name: path for name, path in named.items() if path.is_file()}
     views = _views(tables.get("projections"))
     files = _xml_files(root)
     rejects: list[Reject] = []
@@ -80,16 +107,15 @@ def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> 
     elif "reports" in tables:
         reports = _table_reports(tables["reports"], views)
     else:
-        raise StudyError(f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS}")
+        raise StudyError(f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS.file}")
     image_paths = _images(root)
-    suffix = settings.image_suffix or ".png"
     images = [
         ImageRecord(
             name,
             report.study_id,
             report.study_id,
             views.get(name, ""),
-            image_paths.get(name, f"{name}{suffix}"),
+            image_paths.get(name, f"{name}.png"),
         )
         for report in reports
         for name in report.images
@@ -104,6 +130,7 @@ def read_open_i(tables: dict[str, Path], root: Path, settings: SourceConfig) -> 
         has_images=bool(image_paths),
         rejects=rejects,
         files=files,
+        tables=tables,
     )
 
 
@@ -130,7 +157,7 @@ def _study(uid: str) -> str:
 def _views(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
-    rows = read_rows(path, OPEN_I_PROJECTIONS.names)
+    rows = read_rows(path, _PROJECTIONS.names)
     names = (image_name(name) for name in rows["filename"])
     return {
         name: view.strip().upper()
@@ -188,7 +215,7 @@ def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
     images: dict[str, list[str]] = {}
     for name in views:
         images.setdefault(_study(name.partition("_")[0]), []).append(name)
-    rows = read_rows(path, OPEN_I_REPORTS.names)
+    rows = read_rows(path, _REPORTS.names)
     return [
         _Report(study, Text(findings.strip(), impression.strip(), ""), images.get(study, []))
         for uid, findings, impression in zip(

@@ -1,37 +1,80 @@
 """Any table with mapped columns -> images and studies, or studies alone."""
 
 import re
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import get_args
 
 from medclip_dcl.data.sources.records import (
     SPLITS,
-    ColumnsConfig,
+    Column,
     ImageRecord,
+    Input,
     RawStudies,
-    ReadSections,
     Reject,
+    Resolve,
     SourceConfig,
+    SourceField,
     Study,
     Text,
+    find_file,
 )
 from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import ConfigError, StudyError
+from medclip_dcl.text.sections import read_loose_sections
 
+
+def _column(role: Column, meaning: str) -> SourceField:
+    return SourceField(f"source.columns.{role}", "name of a column", meaning)
+
+
+_TABLE = Input(
+    "table",
+    "source.table",
+    "yes",
+    (_column("subject_id", "Id of the patient; required, since splits are made by patient."),),
+    (
+        _column("image_id", "Id of the image; made from the study id and row number where empty."),
+        _column("study_id", "Id of the study; the image id where empty."),
+        _column(
+            "path",
+            "Image path relative to `source.root`, or columns that make it up, such as "
+            "`{ImageDir}/{ImageID}`; empty for a table of reports alone.",
+        ),
+        _column("findings", "Text of the findings section."),
+        _column("impression", "Text of the impression section."),
+        _column(
+            "report", "Text of the whole report, used where findings and impression are empty."
+        ),
+        _column(
+            "view",
+            "View position; rows with a value outside `source.frontal_views` are rejected. A "
+            "table without this column holds frontal images alone.",
+        ),
+        _column("split", "train, validate or test; by hash of the patient where empty."),
+        _column(
+            "width",
+            "Width of the image's file, pixels; read for boxes whose table does not state it.",
+        ),
+        _column("height", "Height of the image's file, pixels; likewise."),
+    ),
+)
+INPUTS = (_TABLE,)
+"""What a mapped table may hold."""
+
+_ROLES = get_args(Column)
 _FIELD = re.compile(r"\{([^{}]+)\}")
 _SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
 
 
-def read_mapped_table(
-    path: Path, root: Path, settings: SourceConfig, read_sections: ReadSections
-) -> RawStudies:
+def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read a table by the columns that the settings map.
 
     Args:
-        path: CSV, Parquet or JSON lines.
         root: folder that image paths are relative to.
         settings: settings of the source.
-        read_sections: finds sections in the text of a whole report.
+        resolve: turns a path setting into a path.
 
     Returns:
         One image per row with a path, and the studies in the order of their first row; images
@@ -42,19 +85,20 @@ def read_mapped_table(
         StudyError: the table cannot be read, lacks a column, or holds a split or a size
             of an image that is none.
     """
-    names = settings.columns
-    has_reports = bool(names.findings or names.impression or names.report)
-    if not names.subject_id or not (has_reports or names.path):
+    path = find_file("table", settings.table, root, resolve)
+    names = dict.fromkeys(_ROLES, "") | settings.columns
+    file = names.pop("path")
+    has_reports = bool(names["findings"] or names["impression"] or names["report"])
+    if not names["subject_id"] or not (has_reports or file):
         raise ConfigError(
             "source.columns must name subject_id, and path, findings, impression or report"
         )
-    fields = names.model_dump(exclude={"path"})
-    parts = _FIELD.findall(names.path) or ([names.path] if names.path else [])
-    wanted = [*(name for name in fields.values() if name), *parts]
+    parts = _FIELD.findall(file) or ([file] if file else [])
+    wanted = [*(name for name in names.values() if name), *parts]
     rows = read_rows(path, wanted, settings.fallback_encoding)
-    total = len(rows[names.subject_id])
+    total = len(rows[names["subject_id"]])
     blank = [""] * total
-    columns = {field: rows[name] if name else blank for field, name in fields.items()}
+    columns = {role: rows[name] if name else blank for role, name in names.items()}
     ids = _ids(columns, names, total)
     images: list[ImageRecord] = []
     rejects: list[Reject] = []
@@ -68,11 +112,11 @@ def read_mapped_table(
         if not subject:
             rejects.append(Reject(image_id, "no_subject"))
             continue
-        if names.path:
-            view, file = columns["view"][row].strip(), _file(names.path, rows, row)
+        if file:
+            view, where = columns["view"][row].strip(), _file(file, rows, row)
             size = (_pixels(columns[side][row], row) for side in ("width", "height"))
-            images.append(ImageRecord(image_id, study_id, subject, view, file, *size))
-        text = _text(columns, row, study_id, read_sections)
+            images.append(ImageRecord(image_id, study_id, subject, view, where, *size))
+        text = _text(columns, row, study_id)
         if study_id not in studies or not any(studies[study_id].report):
             studies[study_id] = Study(study_id, subject, text)
         if columns["split"][row]:
@@ -84,19 +128,22 @@ def read_mapped_table(
         labels=None,
         root=root,
         reports_root=root,
-        has_images=bool(names.path),
+        has_images=bool(file),
         rejects=rejects,
         has_reports=has_reports,
+        tables={"table": path},
     )
 
 
-def _ids(columns: dict[str, list[str]], names: ColumnsConfig, total: int) -> list[tuple[str, str]]:
+def _ids(
+    columns: dict[str, list[str]], names: Mapping[str, str], total: int
+) -> list[tuple[str, str]]:
     """Give image and study id of every row, made up where the table has none."""
     images, studies = columns["image_id"], columns["study_id"]
-    if not names.image_id and not names.study_id:
+    if not names["image_id"] and not names["study_id"]:
         made = [f"row-{row:06d}" for row in range(total)]
         return [(name, name) for name in made]
-    if not names.image_id:
+    if not names["image_id"]:
         counters: dict[str, count[int]] = {}
         return [(f"{s}-{next(counters.setdefault(s, count()))}", s) for s in studies]
     return [(image, study or image) for image, study in zip(images, studies, strict=True)]
@@ -117,20 +164,18 @@ def _pixels(value: str, row: int) -> int:
         side = -1.0
     if not (side >= 0 and side.is_integer()):
         raise StudyError(
-            f"row {row} of the table states no size of its image; mend it, or leave "
+            f"row {row} of the table states no size of its image; correct it, or leave "
             "source.columns.width and height empty"
         )
     return int(side)
 
 
-def _text(
-    columns: dict[str, list[str]], row: int, study_id: str, read_sections: ReadSections
-) -> Text:
+def _text(columns: dict[str, list[str]], row: int, study_id: str) -> Text:
     findings, impression = columns["findings"][row].strip(), columns["impression"][row].strip()
     if findings or impression:
         return Text(findings, impression, "")
     report = columns["report"][row].replace("\r\n", "\n").replace("\r", "\n")
-    return Text(*read_sections(report, study_id))
+    return Text(*read_loose_sections(report, study_id))
 
 
 def _split(name: str, row: int) -> str:

@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.sources.records import BoxColumnsConfig, ImageRecord
+from medclip_dcl.data.sources.records import ImageRecord
 from medclip_dcl.errors import StudyError
 
 HEADER = "dicom_id,h,w,y,x,label_text,category_name,image_width,image_height\n"
 
-LUNGS = BoxColumnsConfig(
-    image_id="file", category="label", phrase="label", image_width="", image_height=""
-)
+LUNGS = {
+    "image_id": "file",
+    "category": "label",
+    "phrase": "label",
+    "image_width": "",
+    "image_height": "",
+}
 """A table of boxes with names alone, which states no size of an image."""
 
 

@@ -9,7 +9,6 @@ from medclip_dcl.data.manifest import select
 from medclip_dcl.data.sources.dicom_folder import hash_patient, read_dicom_folder
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import StudyError
-from medclip_dcl.text.sections import read_sections
 
 SETTINGS = SourceConfig(kind="dicom")
 
@@ -41,7 +40,7 @@ def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
         },
     )
     (tmp_path / "link").symlink_to(tmp_path / "a/IM0001")
-    found = select(read_dicom_folder(tmp_path, SETTINGS, b""), SETTINGS, read_sections)
+    found = select(read_dicom_folder(tmp_path, SETTINGS, Path), SETTINGS)
     assert [(item.image_id, item.study_id, item.path) for item in found.images] == [
         ("1.5.1", "1.4", "a/IM0001")
     ]
@@ -60,7 +59,10 @@ def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
 
 def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
     write(tmp_path, {"one": image(1), "two": image(2), "other": image(3, PatientID="MRN8")})
-    raw = read_dicom_folder(tmp_path, SETTINGS, b"secret")
+    key = tmp_path.with_suffix(".key")
+    key.write_bytes(b"secret")
+    settings = SETTINGS.model_copy(update={"patient_key": str(key)})
+    raw = read_dicom_folder(tmp_path, settings, Path)
     subjects = {item.image_id: item.subject_id for item in raw.images}
     assert subjects["1.5.1"] == subjects["1.5.2"] == hash_patient(b"MRN7", b"secret")
     assert subjects["1.5.3"] != subjects["1.5.1"]
@@ -70,4 +72,4 @@ def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="no folder"):
-        read_dicom_folder(tmp_path / "none", SETTINGS, b"")
+        read_dicom_folder(tmp_path / "none", SETTINGS, Path)

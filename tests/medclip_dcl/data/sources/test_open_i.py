@@ -16,10 +16,9 @@ from benchmarks.fixtures.open_i import (
     xml,
 )
 from medclip_dcl.data.manifest import select, stamp
-from medclip_dcl.data.sources.open_i import find_open_i, image_name, read_open_i
+from medclip_dcl.data.sources.open_i import image_name, read_open_i
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import StudyError
-from medclip_dcl.text.sections import read_sections
 
 SETTINGS = SourceConfig(kind="open_i")
 
@@ -46,10 +45,10 @@ def test_images_have_one_name_in_all_lists(text: str, name: str) -> None:
 def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
     write_projections(tmp_path)
-    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
+    raw = read_open_i(tmp_path)
     assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2", "CXR10"]
     assert [item.reason for item in raw.rejects] == ["bad_report", "bad_report"]
-    found = select(raw, SETTINGS, read_sections)
+    found = select(raw, SETTINGS)
     assert [(image.image_id, image.study_id, image.view, image.path) for image in found.images] == [
         ("1_IM-0001-4001", "CXR1", "FRONTAL", "NLMCXR_png/CXR1_1_IM-0001-4001.png")
     ]
@@ -68,8 +67,8 @@ def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
 
 def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
     write_csv_form(tmp_path)
-    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
-    found = select(raw, SETTINGS, read_sections)
+    raw = read_open_i(tmp_path)
+    found = select(raw, SETTINGS)
     assert [image.image_id for image in found.images] == ["1_IM-0001-4001"]
     assert found.images[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
     assert found.texts["CXR1"].findings == "Clear, no\nchange."
@@ -78,10 +77,10 @@ def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
 
 def test_without_list_of_projections_views_are_blank(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
-    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
-    reasons = [item.reason for item in select(raw, SETTINGS, read_sections).rejects]
+    raw = read_open_i(tmp_path)
+    reasons = [item.reason for item in select(raw, SETTINGS).rejects]
     assert reasons.count("no_view") == 3
-    kept = select(raw, SETTINGS.model_copy(update={"keep_blank_views": True}), read_sections)
+    kept = select(raw, SETTINGS.model_copy(update={"keep_blank_views": True}))
     assert len(kept.images) == 2
 
 
@@ -89,26 +88,26 @@ def test_reports_alone_are_a_source_of_text(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
     for image in (tmp_path / "NLMCXR_png").iterdir():
         image.unlink()
-    raw = read_open_i({}, tmp_path, SETTINGS)
+    raw = read_open_i(tmp_path)
     assert not raw.has_images
-    assert sorted(select(raw, SETTINGS, read_sections).texts) == ["CXR1", "CXR10"]
+    assert sorted(select(raw, SETTINGS).texts) == ["CXR1", "CXR10"]
 
 
 def test_image_that_is_not_there_is_missing(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
     write_projections(tmp_path)
     (tmp_path / "NLMCXR_png/CXR1_1_IM-0001-4001.png").unlink()
-    raw = read_open_i(find_open_i(tmp_path), tmp_path, SETTINGS)
-    reasons = {item.id: item.reason for item in select(raw, SETTINGS, read_sections).rejects}
+    raw = read_open_i(tmp_path)
+    reasons = {item.id: item.reason for item in select(raw, SETTINGS).rejects}
     assert reasons["1_IM-0001-4001"] == "missing_image"
 
 
 def test_report_that_is_written_anew_changes_the_stamp(tmp_path: Path) -> None:
     write_xml_form(tmp_path)
-    before = stamp(read_open_i({}, tmp_path, SETTINGS))
+    before = stamp(read_open_i(tmp_path))
     path = tmp_path / "NLMCXR_reports/ecgen-radiology/10.xml"
     path.write_text(path.read_text().replace("Clear.", "Cloudy."))
-    assert stamp(read_open_i({}, tmp_path, SETTINGS)) != before
+    assert stamp(read_open_i(tmp_path)) != before
 
 
 @pytest.mark.real_data
@@ -135,14 +134,14 @@ def test_real_reports_survive_both_forms(tmp_path: Path, test_data: Path) -> Non
         for row in rows
     }
     for root in (tmp_path / "x", tmp_path / "c"):
-        raw = read_open_i(find_open_i(root), root, SETTINGS)
+        raw = read_open_i(root)
         assert {study.study_id: study.report[:2] for study in raw.studies} == expected
     write_image(tmp_path / "c/images/3_IM-1384-1001.dcm.png")
-    raw = read_open_i(find_open_i(tmp_path / "c"), tmp_path / "c", SETTINGS)
+    raw = read_open_i(tmp_path / "c")
     views = Counter(image.view for image in raw.images)
     assert views == {"FRONTAL": 2380, "LATERAL": 2263}
 
 
 def test_folder_with_neither_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="indiana_reports"):
-        read_open_i({}, tmp_path, SETTINGS)
+        read_open_i(tmp_path)
