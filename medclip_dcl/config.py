@@ -48,7 +48,11 @@ RENAMED = {
     "train.validate_films": "train.validate_images",
 }
 """Settings and sections that bore another name: old dotted key -> new dotted key."""
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "check.unit": "the check resumes after every 256 images or sections",
+    "generate.unit_patients": "the generator resumes after every 50 patients",
+    "source.image_suffix": "images end as the first one that is found",
+}
 """Settings and sections that are gone: old dotted key -> what stands in their place."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -13,7 +13,6 @@ _VERDICTS = (
     ("unusable_share", "max_unusable_share", "of the rows cannot be used"),
     ("duplicate_share", "max_duplicate_share", "of the images repeat another's picture"),
 )
-_ANSWERS = ("present", "uncertain", "absent")
 _KINDS = {
     "leak": "across a split",
     "unusable": "cannot be used",
@@ -23,42 +22,20 @@ _KINDS = {
 
 
 def describe_check(sources: Sources) -> View | None:
-    """Show what the check of the source found.
-
-    Args:
-        sources: what the report is made from.
-
-    Returns:
-        What `show_check` gives; None without a preflight.
-    """
+    """Show what the check of the source found; None without a preflight."""
     found = sources.get(data_check.ARTIFACT)
     return None if found is None else show_check(found[0])
 
 
 def show_check(artifact: Artifact) -> View:
-    """Lay out a preflight: counts alone, no ids and no texts.
-
-    Args:
-        artifact: the preflight.
-
-    Returns:
-        `describe_difference`, `steps`, `groups` of faults, `splits`, `facts`, `duplicates`,
-        `labels`.
-
-    Raises:
-        ArtifactCorrupt: its figures cannot be read.
-    """
+    """Lay out a preflight for the page: counts alone, no ids and no texts."""
     tree = data_check.read_preflight(artifact)
     return {
         "clean": tree["verdict"]["clean"],
         "verdict": _verdict(tree["verdict"]),
         "steps": _steps(tree["steps"]),
         "groups": [
-            {
-                "title": title,
-                "kind": kind,
-                "lines": [line for line in tree["lines"] if line["kind"] == kind],
-            }
+            {"title": title, "kind": kind, "lines": [x for x in tree["lines"] if x["kind"] == kind]}
             for kind, title in _KINDS.items()
         ],
         "splits": tree["splits"],
@@ -72,7 +49,6 @@ def show_check(artifact: Artifact) -> View:
 
 
 def _verdict(verdict: View) -> list[View]:
-    """Put each measure beside what is allowed."""
     return [
         {
             "meaning": meaning,
@@ -92,10 +68,9 @@ def _steps(steps: list[View]) -> list[View]:
 
 
 def _facts(tree: View) -> list[View]:
-    """Gather counts that stand in no table of their own, each with what it is a part of."""
     images, text = tree["images"], tree["text"]
-    rows: list[tuple[str, Any, int]] = []
     known = images["known"]
+    rows: list[tuple[str, Any, int]] = []  # name, count, of how many
     if images["looked"]:
         rows += [("images opened", images["opened"], images["looked"])]
         rows += [(f"stored as {name}", count, known) for name, count in images["formats"].items()]
@@ -128,7 +103,10 @@ def _labels(labels: View) -> list[View]:
     whole = max(labels["studies"], 1)
     rows = [
         {"name": name, **counts}
-        | {f"{answer}_width": round(100 * counts[answer] / whole, 2) for answer in _ANSWERS}
+        | {
+            f"{answer}_width": round(100 * counts[answer] / whole, 2)
+            for answer in data_check.ANSWERS
+        }
         for name, counts in labels["findings"].items()
     ]
     return sorted(rows, key=lambda row: -row["present"])

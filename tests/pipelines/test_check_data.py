@@ -162,7 +162,7 @@ def test_patients_that_a_model_was_trained_on_are_found(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> None:
-    sample = {"images": 3, "reports": 2, "unit": 2, "max_duplicate_share": 1}
+    sample = {"images": 3, "reports": 2, "max_duplicate_share": 1}
     assert check(tmp_path, release(8), check=sample) == 0
     facts = tree(tmp_path)
     images = facts["images"]
@@ -178,14 +178,13 @@ def test_a_sample_is_drawn_with_the_seed_and_said_to_be_one(tmp_path: Path) -> N
 def test_a_killed_check_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"unit": 2, "max_duplicate_share": 1}
+    monkeypatch.setattr(data_check, "UNIT", 2)
+    settings = {"max_duplicate_share": 1}
     assert check(tmp_path, release(6), check=settings) == 0
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
     looked: list[str] = []
-    from pipelines import check_data
-
-    look = check_data.look_at_image
+    look = data_check.look_at_image
 
     def stop_at_fourth(image: Any, *rest: Any) -> dict[str, Any]:
         looked.append(image.image_id)
@@ -193,7 +192,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
         return look(image, *rest)
 
-    monkeypatch.setattr(check_data, "look_at_image", stop_at_fourth)
+    monkeypatch.setattr(data_check, "look_at_image", stop_at_fourth)
     assert check(tmp_path, check=settings) == 75
     before = len(looked)
     assert check(tmp_path, check=settings) == 0

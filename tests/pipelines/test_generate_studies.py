@@ -31,7 +31,7 @@ def test_tree_is_made_once_and_reused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert made["state"] == "made"
     assert made["patients"] == 3
     assert (tmp_path / "work/studies/mimic-cxr-2.0.0-metadata.csv.gz").is_file()
-    assert run(tmp_path, "generate.unit_patients=1") == 0  # speed settings change no content
+    assert run(tmp_path, "generate.workers=2") == 0  # which changes no content
     assert last(capsys)["state"] == "reused"
 
 

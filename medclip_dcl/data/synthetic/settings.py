@@ -1,4 +1,4 @@
-"""Settings of the generator, of sources of studies and of prepared images."""
+"""Settings of the generator."""
 
 from typing import Annotated
 
@@ -28,7 +28,5 @@ class GenerateConfig(Section):
     """Share of images stored as RLE, JPEG 2000, JPEG-LS or lossless JPEG."""
     faults: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""
-    unit_patients: Annotated[int, Field(gt=0)] = 50
-    """Patients in one unit of work: what a kill can lose."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Drawing processes; 0: one per core."""

@@ -40,6 +40,9 @@ from medclip_dcl.progress import Progress
 
 ARTIFACT = ArtifactType("studies", 2, "generate_studies")
 
+UNIT_PATIENTS = 50
+"""Patients in one unit of work: what a kill can lose, some seconds of one core."""
+
 _PARTS = "parts"
 _THREADS = 1  # threads of BLAS a process: small products lose time by sharing cores
 
@@ -59,15 +62,8 @@ class Unit:
 
 
 def content_settings(settings: GenerateConfig) -> dict[str, Any]:
-    """Give the settings that a tree's content depends on.
-
-    Args:
-        settings: the generator's section.
-
-    Returns:
-        All fields but where and how fast it is written.
-    """
-    return settings.model_dump(mode="json", exclude={"root", "workers", "unit_patients"})
+    """Give the settings that a tree's content depends on: not where, nor how fast it is written."""
+    return settings.model_dump(mode="json", exclude={"root", "workers"})
 
 
 def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> dict[str, Any]:
@@ -111,35 +107,18 @@ def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> d
 
 
 def plan_units(settings: GenerateConfig) -> Iterator[Unit]:
-    """Cut the patients into units of work.
-
-    Args:
-        settings: numbers of patients and the size of a unit.
-
-    Yields:
-        Units of natural patients, then of coverage patients.
-    """
+    """Cut the patients into units of work: natural patients, then coverage patients."""
     counts = {
         NATURAL: settings.patients,
         COVERAGE: settings.coverage_images * len(FINE_FINDINGS),
     }
     for origin, count in counts.items():
-        for start in range(0, count, settings.unit_patients):
-            yield Unit(origin, start, min(start + settings.unit_patients, count))
+        for start in range(0, count, UNIT_PATIENTS):
+            yield Unit(origin, start, min(start + UNIT_PATIENTS, count))
 
 
 def write_unit(folder: Path, unit: Unit, seed: int, settings: GenerateConfig) -> Unit:
-    """Draw and write the images and reports of one unit, then its note.
-
-    Args:
-        folder: the draft's directory.
-        unit: the patients.
-        seed: seed of the recipe.
-        settings: the generator's section.
-
-    Returns:
-        The unit.
-    """
+    """Draw and write the images and reports of one unit, then its note."""
     drawn: dict[str, Any] = {}
     for patient in _patients(unit, seed, settings):
         for study in patient.studies:

@@ -16,18 +16,22 @@ def test_studies_sentences_masks_and_findings_are_counted() -> None:
     texts = {text for sections in SECTIONS.values() for text in sections}
     read = {text: read_section(text, SentencesConfig()) for text in texts}
     found = survey(SECTIONS, read)
-    assert found.usable == {"both", "normal"}
-    assert (found.sentences, found.masked, found.masked_studies) == (5, 1, 1)
-    assert found.dropped["masked"] == 1
-    assert found.labels["Pleural Effusion"]["present"] == 1
-    assert found.labels["Pneumothorax"] == {"present": 0, "absent": 1, "uncertain": 0}
-    assert found.labels["No Finding"]["present"] == 1
+    assert found["usable"] == {"both", "normal"}
+    assert tuple(found[name] for name in ("sentences", "masked_sentences", "masked_reports")) == (
+        5,
+        1,
+        1,
+    )
+    assert found["dropped"]["masked"] == 1
+    assert found["labels"]["Pleural Effusion"]["present"] == 1
+    assert found["labels"]["Pneumothorax"] == {"present": 0, "absent": 1, "uncertain": 0}
+    assert found["labels"]["No Finding"]["present"] == 1
 
 
 def test_what_one_section_asserts_no_other_takes_back() -> None:
     sections = ["There is pneumonia.", "No pneumonia. Possible edema.", "No edema."]
     read = {text: read_section(text, SentencesConfig()) for text in sections}
-    labels = survey({"s": sections}, read).labels
+    labels = survey({"s": sections}, read)["labels"]
     assert labels["Pneumonia"] == {"present": 1, "absent": 0, "uncertain": 0}
     assert labels["Edema"] == {"present": 0, "absent": 0, "uncertain": 1}
     assert labels["No Finding"]["present"] == 0

@@ -16,9 +16,7 @@ from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.data.synthetic.tables import BOX_TABLE
 from medclip_dcl.errors import ConfigError
 
-SETTINGS = GenerateConfig(
-    patients=36, coverage_images=0, size_px=64, unit_patients=36, workers=1, faults=1
-)
+SETTINGS = GenerateConfig(patients=36, coverage_images=0, size_px=64, workers=1, faults=1)
 RELEASE = "mimic-cxr-2.0.0-{}.csv.gz"
 
 

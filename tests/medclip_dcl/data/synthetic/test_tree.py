@@ -23,7 +23,6 @@ SETTINGS = GenerateConfig(
     patients=40,
     coverage_images=1,
     size_px=64,
-    unit_patients=16,
     workers=1,
     second_image_share=0.3,
     compressed_share=0.2,
@@ -179,6 +178,7 @@ def test_resumed_tree_equals_an_uninterrupted_one(
         return original(folder, unit, seed, settings)
 
     original = tree.write_unit
+    monkeypatch.setattr(tree, "UNIT_PATIENTS", 16)
     monkeypatch.setattr(tree, "write_unit", stopping)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "studies")
@@ -190,8 +190,9 @@ def test_resumed_tree_equals_an_uninterrupted_one(
     assert resumed.digest == header["digest"]
 
 
-def test_two_processes_write_the_same_tree(tmp_path: Path) -> None:
-    small = SETTINGS.model_copy(update={"patients": 4, "coverage_images": 0, "unit_patients": 2})
+def test_two_processes_write_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "UNIT_PATIENTS", 2)
+    small = SETTINGS.model_copy(update={"patients": 4, "coverage_images": 0})
     alone = write(tmp_path / "alone", small)
     shared = write(tmp_path / "shared", small.model_copy(update={"workers": 2}))
     assert alone.digest == shared.digest
