@@ -1,7 +1,8 @@
-"""The rules that the image and the compose file keep; no engine runs here."""
+"""The rules that can be read from the image's and the compose file; `make containers` runs them."""
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from api.settings import ServeSettings, read_settings
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 SERVICES = ("cpu", "gpu", "proxy")
+WATCHERS = ("prometheus", "grafana")
+PINNED = re.compile(r"^([\w.-]+)==([\w.+]+?)(?:\+cpu)?(?=\s|$)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def environment(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def test_there_are_two_kinds_of_service_and_one_proxy(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == set(SERVICES)
+    assert set(compose["services"]) == {*SERVICES, *WATCHERS}
     assert compose["services"]["cpu"]["profiles"] == ["cpu"]
     assert compose["services"]["gpu"]["profiles"] == ["gpu"]
     assert compose["services"]["proxy"]["profiles"] == ["cpu", "gpu"]
@@ -52,7 +55,7 @@ def test_there_are_two_kinds_of_service_and_one_proxy(compose: dict[str, Any]) -
     assert device["capabilities"] == ["gpu"]
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS])
 def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
     assert service["read_only"] is True
@@ -64,30 +67,42 @@ def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None
     (tmpfs,) = service["tmpfs"]
     assert tmpfs.startswith("/tmp:size=")
     assert {"noexec", "nosuid", "nodev"} <= set(tmpfs.split(":")[1].split(","))
-    assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"}
+    assert service["ipc"] == "none"
+    assert service["restart"] == "unless-stopped"
+    longest_s = ServeSettings(model="m").drain_s
+    assert int(service["stop_grace_period"].removesuffix("s")) > longest_s
+    assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"}
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_everything_is_mounted_read_only(compose: dict[str, Any], name: str) -> None:
-    volumes = compose["services"][name]["volumes"]
-    assert volumes
-    assert all(volume["read_only"] is True for volume in volumes)
-    assert "docker.sock" not in str(volumes)
+@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS])
+def test_every_folder_of_the_host_is_mounted_read_only(compose: dict[str, Any], name: str) -> None:
+    bound = [item for item in compose["services"][name]["volumes"] if item["type"] == "bind"]
+    assert bound
+    assert all(volume["read_only"] is True for volume in bound)
+    assert "docker.sock" not in str(bound)
 
 
-def test_the_proxy_alone_is_published_and_on_loopback(compose: dict[str, Any]) -> None:
-    ports = {name: compose["services"][name].get("ports", []) for name in SERVICES}
-    assert ports["cpu"] == ports["gpu"] == []
-    assert [is_loopback(port.split(":")[0]) for port in ports["proxy"]] == [True]
-    assert compose["networks"]["inside"]["internal"] is True
+def test_proxy_and_grafana_alone_are_published_and_on_loopback(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    published = {name: item["ports"] for name, item in services.items() if "ports" in item}
+    assert set(published) == {"proxy", "grafana"}
+    assert all(is_loopback(port.split(":")[0]) for ports in published.values() for port in ports)
+    for name, networks in {
+        "cpu": {"inside"},
+        "gpu": {"inside"},
+        "prometheus": {"inside", "watching"},
+    }.items():
+        assert set(services[name]["networks"]) == networks
+    for name in ("inside", "watching"):
+        network = compose["networks"][name]
+        assert network["internal"] is True
+        assert network["driver_opts"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
+
+
+def test_keys_are_in_a_folder_and_no_variables(compose: dict[str, Any]) -> None:
     for name in ("cpu", "gpu"):
-        assert list(compose["services"][name]["networks"]) == ["inside"]
-
-
-def test_secrets_are_files_and_no_variables(compose: dict[str, Any]) -> None:
-    assert set(compose["secrets"]["api_key"]) == {"file"}
-    for name in ("cpu", "gpu"):
-        assert compose["services"][name]["secrets"] == ["api_key"]
+        sources = {item["target"]: item["source"] for item in compose["services"][name]["volumes"]}
+        assert sources["/run/secrets"] == "./secrets"  # a file that is renamed in it is seen
         assert not [key for key in compose["services"][name]["environment"] if "KEY" in key]
     ignored = (DOCKER / ".gitignore").read_text().split()
     assert "secrets/" in ignored
@@ -127,11 +142,31 @@ def test_the_image_fetches_nothing_and_leaves_settings_alone(
     assert not [name for name in given if name.startswith(("MEDCLIP_", "MALLOC_"))]
 
 
-def test_packages_come_from_the_lock(dockerfile: list[tuple[str, str]]) -> None:
-    installs = [rest for name, rest in dockerfile if name == "RUN" and "--group serve" in rest]
-    assert len(installs) == 1
-    assert "--constraint requirements.lock" in installs[0]
+def test_packages_come_from_the_lock_by_hash(dockerfile: list[tuple[str, str]]) -> None:
+    installs = [part for _, rest in dockerfile for part in rest.split("&&") if " install " in part]
+    packages = [part for part in installs if "pip" in part]
+    assert len(packages) == 2
+    assert all("--require-hashes" in part for part in packages)
     assert not any(name == "ADD" or "curl" in rest or "wget" in rest for name, rest in dockerfile)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_image_has_the_versions_of_the_lock(name: str) -> None:
+    locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
+    own = set(PINNED.findall((DOCKER / f"{name}.lock").read_text()))
+    assert len(own & locked) > 50
+    others = {item for item, _ in own - locked}  # the project's lock leaves CUDA to torch
+    assert all(item.startswith(("nvidia-", "cuda-", "triton")) for item in others)
+    assert bool(others) == (name == "gpu")
+
+
+def test_each_device_has_an_image_of_its_own_with_the_version(compose: dict[str, Any]) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for name in ("cpu", "gpu"):
+        service = compose["services"][name]
+        assert service["image"] == f"medclip-dcl:${{VERSION:-{version}}}-{name}"
+        assert service["build"]["args"]["DEVICE"] == name
+        assert service["build"]["args"]["VERSION"] == f"${{VERSION:-{version}}}"
 
 
 def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
@@ -144,8 +179,11 @@ def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
         if name == "COPY" and "--from" not in rest
         for source in rest.split()[:-1]
     }
-    assert copied == allowed
-    assert not allowed & {".git", "runs", "docker/secrets", "tests"}
+    locks = {"docker/tools.lock", "docker/${DEVICE}.lock"}
+    assert copied - locks - {"pipelines"} == allowed - {
+        "docker/*.lock", "pipelines/__init__.py", "pipelines/doctor.py"
+    }  # fmt: skip
+    assert locks <= copied
 
 
 def test_the_proxy_gives_deadlines_and_repeats_nothing() -> None:
@@ -158,6 +196,7 @@ def test_the_proxy_gives_deadlines_and_repeats_nothing() -> None:
     longest_s = defaults.body_deadline_s + defaults.deadline_s
     assert int(given["proxy_read_timeout"].removesuffix("s")) > longest_s
     assert given["access_log"] == "off"
-    assert given["error_log"] == "stderr crit"
+    assert given["error_log"] == "stderr emerg"  # below it, lines quote requests
     assert given["server_tokens"] == "off"
-    assert given["proxy_request_buffering"] == "on"
+    assert given["proxy_request_buffering"] == "off"  # else who has no key fills the memory
+    assert given["proxy_max_temp_file_size"] == "0"
