@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 CONFIG ?= configs/demo.yaml
 
-.PHONY: demo test check docs serve bench long lock clean
+.PHONY: demo test check docs serve bench long containers lock clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): requirements.lock
@@ -37,6 +37,10 @@ long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks
 
 docs: $(INSTALLED) ## the tables in the READMEs, from the code
 	$(BIN)/python -m tests.house.documents
+
+containers: $(INSTALLED) ## docker/ built and run by real engines, as its page says; needs root and the demo
+	$(BIN)/python -m tests.docker --engine docker --full
+	$(BIN)/python -m tests.docker --engine podman --full
 
 lock: ## write requirements.lock anew
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv

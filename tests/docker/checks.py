@@ -1,0 +1,388 @@
+"""What must hold of the running containers; most lines are a fault that once was there."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.docker.clients import (
+    MEBIBYTE,
+    Answer,
+    ask,
+    crowd,
+    form,
+    slow_upload,
+    stalled,
+    trickle,
+)
+from tests.docker.engine import ROOT, Engine
+
+PAGE = ROOT / "docs/deployment/containers.md"
+CANARIES = ("CANARYFILE", "CANARYQUERY", "CANARYHOST", "CANARYPHRASE")
+LARGEST_IMAGE_GB = 1.5
+
+
+class Report:
+    """Counts checks and prints one line for each."""
+
+    def __init__(self, engine: str) -> None:
+        self.passed = self.failed = 0
+        self._engine = engine
+        self._started = time.monotonic()
+
+    def that(self, name: str, holds: bool, found: object = "") -> None:
+        """Note whether something holds."""
+        self.passed += holds
+        self.failed += not holds
+        word = "ok  " if holds else "FAIL"
+        seconds = time.monotonic() - self._started
+        print(f"{word} {self._engine:6} {seconds:4.0f} s  {name}: {found}", flush=True)
+
+    def equal(self, name: str, found: object, expected: object) -> None:
+        """Note whether two values are equal."""
+        shown = found if found == expected else f"{found}, expected {expected}"
+        self.that(name, found == expected, shown)
+
+
+def blocks() -> dict[str, str]:
+    """The page's commands that are run: first words of the line before a block -> block."""
+    found = re.findall(r"([^\n]+)\n\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return {" ".join(re.findall(r"\w+", line)[:2]): block for line, block in found}
+
+
+def run(engine: Engine, report: Report, *, full: bool) -> None:
+    """Go through the page from start to stop, and check what it says on the way."""
+    page = blocks()
+    for name in ("A key", "The model"):
+        engine.shell(page.pop(name))
+    started = time.monotonic()
+    engine.shell(page.pop("Build and"))
+    report.that("page: build and start", True, f"{time.monotonic() - started:.0f} s")
+    report.that("ready", _until_ready(60), f"{time.monotonic() - started:.0f} s")
+    told = engine.shell(page.pop("Ask"))
+    report.that("page: ask", '"findings"' in told)
+
+    key = (engine.tree / "docker/secrets/api_key").read_text().strip()
+    keyed = {"X-API-Key": key}
+    headers, film = form(engine.film.read_bytes())
+    slow = ThreadPoolExecutor(1).submit(trickle, {**headers, **keyed}, 60)
+    _answers(engine, report, keyed)
+    _image(engine, report)
+    _hardening(engine, report, key)
+    _network(engine, report)
+    _bodies(report, headers | keyed, headers, film)
+    status, after_s = slow.result()
+    report.that(
+        "a trickled body ends", status == 408 and after_s < 40, f"{status}, {after_s:.0f} s"
+    )
+    _keys(engine, report, page, headers, film, keyed)
+    _publishing(engine, report, page, headers | keyed, film)
+    _permissions(engine, report)
+    _replicas(engine, report, page)
+    _failures(engine, report, keyed)
+    _deaths(engine, report)
+    _stopping(engine, report, headers | keyed, film)
+    if full:
+        _rebuild(engine, report)
+    told = engine.shell(page.pop("Look at"))
+    report.that("page: look", '"event"' in told)
+    logs = engine.shell("docker compose logs 2>&1")
+    report.equal("names in the logs", [name for name in CANARIES if name in logs], [])
+    report.equal("keys in the logs", logs.count(key), 0)
+    if full:
+        _watching(engine, report)
+        _overload(engine, report, headers | keyed, film)
+    engine.shell(page.pop("Stop"))
+    report.equal("page: containers after down", engine.containers("cpu"), [])
+    report.equal("blocks of the page that were not run", list(page), [])
+
+
+def _answers(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
+    film = engine.film.read_bytes()
+    for route, fields, own in (
+        ("classify", {}, film),
+        ("ground", {"phrase": "CANARYPHRASE effusion"}, film),
+        ("retrieve", {"target": "text"}, film),
+    ):
+        headers, body = form(own, fields)
+        path = f"/{route}"
+        found = ask("POST", path, headers, body).status
+        found_with_key = ask("POST", path, {**headers, **keyed}, body).status
+        report.equal(f"{route} without and with key", (found, found_with_key), (401, 200))
+
+
+def _image(engine: Engine, report: Report) -> None:
+    image = "medclip-dcl:0.1.0-cpu"
+    size = int(engine.inspect(image, "{{.Size}}")) / 1e9
+    report.that("size of the image", size <= LARGEST_IMAGE_GB, f"{size:.2f} GB")
+    labels = json.loads(engine.inspect(image, "{{json .Config.Labels}}"))
+    found = labels.get("org.opencontainers.image.version")
+    report.equal("version in the labels", found, "0.1.0")
+    programs = engine.inside("cpu", "find / -xdev -type f -perm /6000 2>/dev/null")
+    report.equal("setuid programs", programs, "")
+    installer = engine.inside("cpu", "command -v pip; python -m pip --version 2>&1 | tail -1")
+    report.that("installer", "No module named pip" in installer, installer)
+    listing = "import importlib.metadata as m; print(*(d.name.lower().replace('_', '-')"
+    listing += " + '==' + d.version for d in m.distributions()), sep='\\n')"
+    installed = set(engine.inside("cpu", f'python -c "{listing}"').split())
+    locked = re.findall(r"^([\w.-]+)==([\w.+-]+)", (ROOT / "docker/cpu.lock").read_text(), re.M)
+    wanted = {f"{name.lower().replace('_', '-').replace('.', '-')}=={v}" for name, v in locked}
+    report.equal("packages other than the lock's", sorted(installed ^ wanted), [])
+    listed = json.loads(engine.inside("cpu", "cat /usr/share/sbom/medclip-dcl.cdx.json"))
+    report.equal("packages in the list", len(listed["components"]), len(installed))
+
+
+def _hardening(engine: Engine, report: Report, key: str) -> None:
+    for service, user in (("cpu", "10001"), ("proxy", "101")):
+        report.equal(f"{service}: user", engine.inside(service, "id -u"), user)
+        status = engine.inside(service, "cat /proc/1/status")
+        found = dict(re.findall(r"^(CapBnd|NoNewPrivs|Seccomp):\s+(\w+)$", status, re.M))
+        expected = {"CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
+        report.equal(f"{service}: privileges", found, expected)
+        # /dev/mqueue holds messages between processes, no files.
+        command = "find / -type d -writable ! -path '/proc/*' ! -path '/tmp/*' 2>/dev/null"
+        command += " | grep -v ^/dev/mqueue"
+        report.equal(f"{service}: writable folders", engine.inside(service, command), "/tmp")
+        mounts = engine.inside(service, "grep ' /tmp ' /proc/mounts")
+        report.that(f"{service}: /tmp without execution", "noexec" in mounts)
+    limit = "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"
+    report.equal("memory limit", engine.inside("cpu", limit), str(8 * 2**30))
+    about = engine.shell(f"docker inspect {engine.containers('cpu')[0]}")
+    report.equal("key in the settings", about.count(key), 0)
+    policy = engine.inspect(engine.containers("cpu")[0], "{{.HostConfig.RestartPolicy.Name}}")
+    report.equal("restart policy", policy, "unless-stopped")
+
+
+def _network(engine: Engine, report: Report) -> None:
+    """A port that the host opens on every address is out of the service's reach."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        told = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
+        addresses = [item for item in told.stdout.split() if ":" not in item]
+        own = engine.inside("cpu", "hostname -i").split()[0]
+        addresses.append(f"{own.rpartition('.')[0]}.1")  # the bridge's, where it has one
+        probe = "import socket, sys\nfor a in sys.argv[2:]:\n try: socket.create_connection((a, "
+        probe += "int(sys.argv[1])), 2); print(a)\n except OSError: pass"
+        command = f'python -c "{probe}" {port} {" ".join(addresses)}'
+        reached = engine.inside("cpu", command).split()
+    if engine.name == "podman":
+        report.that("ports of the host (not held on Podman, as the page says)", True, reached)
+    else:
+        report.equal("ports of the host that are reached", reached, [])
+
+
+def _bodies(report: Report, keyed: dict[str, str], keyless: dict[str, str], film: bytes) -> None:
+    with stalled(40, keyless, 4 * MEBIBYTE):
+        found = crowd(8, "POST", "/classify", keyed, film)
+        report.equal("beside 40 stalled bodies without key", found, [200] * 8)
+    with stalled(10, keyed, 30 * MEBIBYTE):
+        found = crowd(8, "POST", "/classify", keyed, film)
+        report.equal("beside 10 stalled bodies with key", found, [200] * 8)
+    headers, large = form(bytes(30 * MEBIBYTE))
+    found = crowd(30, "POST", "/classify", {**keyed, **headers}, large)
+    report.that(
+        "30 bodies of 30 MiB at once",
+        set(found) <= {415, 503} and 415 in found,
+        {status: found.count(status) for status in sorted(set(found))},
+    )
+
+
+def _keys(
+    engine: Engine,
+    report: Report,
+    page: dict[str, str],
+    headers: dict[str, str],
+    film: bytes,
+    keyed: dict[str, str],
+) -> None:
+    engine.shell(page.pop("Exchange keys"))
+    new = (engine.tree / "docker/secrets/api_key").read_text().split()[-1]
+    found = [
+        ask("POST", "/classify", {**headers, **credential}, film).status
+        for credential in ({"Authorization": f"Bearer {new}"}, keyed)
+    ]
+    report.equal("page: new key and old one after a rename", found, [200, 200])
+
+
+def _publishing(
+    engine: Engine, report: Report, page: dict[str, str], headers: dict[str, str], film: bytes
+) -> None:
+    """Publish as the page says, and as a job does, while somebody asks."""
+    statuses: list[int] = []
+    done = threading.Event()
+
+    def asking() -> None:
+        while not done.is_set():
+            statuses.append(ask("POST", "/classify", headers, film).status)
+
+    asker = threading.Thread(target=asking)
+    asker.start()
+    try:
+        engine.shell(page.pop("Publish another"))
+        report.that("page: publish by rename", _logged(engine, '"swapped"', 1))
+        published = engine.tree / "runs/published"
+        sealed = subprocess.run(
+            [sys.executable, "-m", "tests.docker.sealing", str(published / "model")],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        report.that(
+            "seal another model as a job does", sealed.returncode == 0, sealed.stderr[-300:]
+        )
+        report.that("what a job sealed is served", _logged(engine, '"swapped"', 2))
+    finally:
+        done.set()
+        asker.join()
+    report.equal(f"failures among {len(statuses)} requests", set(statuses) - {200}, set())
+
+
+def _permissions(engine: Engine, report: Report) -> None:
+    """An artifact that may not be read is named, and taken once it may."""
+    published = engine.tree / "runs/published"
+    header = published / "model/artifact.json"
+    header.chmod(0o600)
+    engine.shell("docker compose restart cpu")
+    report.that(
+        "unreadable: who, mode and remedy", _logged(engine, "cannot be read by uid 10001", 1)
+    )
+    report.equal("unreadable: ready", ask("GET", "/ready").status, 503)
+    header.chmod(0o644)
+    report.that("readable again", _until_ready(30))
+
+
+def _replicas(engine: Engine, report: Report, page: dict[str, str]) -> None:
+    engine.shell(page.pop("More load"))
+    report.equal("page: replicas", len(engine.containers("cpu")), 2)
+    _until_ready(30)
+    time.sleep(6)  # the proxy looks the name up every 5 seconds
+    since = time.time()
+    for _ in range(20):
+        ask("GET", "/ready")
+    counts = [_requests_since(engine, one, since) for one in engine.containers("cpu")]
+    report.that("replicas that answer", min(counts) > 0, counts)
+    engine.shell(f"docker stop -t 5 {engine.containers('cpu')[-1]}")
+    found = [ask("GET", "/ready").status for _ in range(20)]
+    report.equal("requests with a replica gone", found, [200] * 20)
+    engine.shell("docker compose up --detach --wait --no-recreate --scale cpu=1")
+    _until_ready(30)
+
+
+def _requests_since(engine: Engine, container: str, since: float) -> int:
+    told = engine.shell(f"docker logs --since {int(since)} {container} 2>&1")
+    return told.count('"/ready"')
+
+
+def _failures(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
+    """What the proxy refuses has the service's form, and no name is logged."""
+    report.equal("413", *_failed(ask("POST", "/classify", keyed, bytes(66 * MEBIBYTE)), 413))
+    long = ask("GET", f"/classify?{'x' * 20000}")
+    report.equal("414", *_failed(long, 414))
+    with stalled(256, {"X-API-Key": "none"}, 0):
+        report.equal("429", *_failed(ask("GET", "/health"), 429))
+    time.sleep(11)
+    engine.shell("docker compose stop cpu")
+    gone = ask("GET", "/health?patient=CANARYQUERY", {"Host": "CANARYHOST"})
+    report.equal("503 without service", *_failed(gone, 503))
+    engine.shell("docker compose start cpu")
+    report.that("found again by the proxy", _until_ready(60))
+
+
+def _failed(answer: Answer, status: int) -> tuple[object, object]:
+    """What a refusal shows, and what it should."""
+    try:
+        tree = json.loads(answer.body)
+    except ValueError:
+        return (answer.status, answer.body[:60]), status
+    retry = answer.headers.get("Retry-After", "")
+    same = tree.get("request_id") == answer.headers.get("X-Request-ID")
+    return (answer.status, sorted(tree), retry.isdigit(), same), (
+        status,
+        ["code", "message", "request_id"],
+        status in {429, 503},
+        True,
+    )
+
+
+def _deaths(engine: Engine, report: Report) -> None:
+    container = engine.containers("cpu")[0]
+    engine.shell(f"kill -9 {engine.inspect(container, '{{.State.Pid}}')}")
+    time.sleep(2)
+    report.that("a container that dies is started again", _until_ready(60))
+    engine.shell(f"docker update --memory 1g --memory-swap 1g {container}")
+    engine.inside("cpu", 'python -c "bytearray(3 << 30)"')
+    report.that("memory beyond the limit ends in the container", _until_ready(60))
+    engine.shell(f"docker update --memory 8g --memory-swap 8g {container}", fails=True)
+
+
+def _stopping(engine: Engine, report: Report, headers: dict[str, str], film: bytes) -> None:
+    container = engine.containers("cpu")[0]
+    with ThreadPoolExecutor(12) as threads:
+        uploads = [threads.submit(slow_upload, headers, film, 6) for _ in range(12)]
+        time.sleep(2)
+        engine.shell("docker compose stop cpu")
+        found = [item.result() for item in uploads]
+    report.equal("uploads under way at SIGTERM", found, [200] * 12)
+    report.equal("exit after SIGTERM", engine.inspect(container, "{{.State.ExitCode}}"), "0")
+    engine.shell("docker compose start cpu")
+    report.that("ready after a stop", _until_ready(60))
+
+
+def _rebuild(engine: Engine, report: Report) -> None:
+    file = engine.tree / "medclip_dcl/errors.py"
+    file.write_text(file.read_text() + "\nCHANGED = True\n")
+    started = time.monotonic()
+    engine.shell("docker compose build")
+    seconds = time.monotonic() - started
+    report.that("rebuild after a change", seconds <= 30, f"{seconds:.0f} s")
+
+
+def _watching(engine: Engine, report: Report) -> None:
+    """Prometheus finds the replicas and reads their figures with its key."""
+    engine.shell(
+        "install -d -m 2750 -g 10001 docker/secrets/watch && tail -n 1 docker/secrets/api_key "
+        "> docker/secrets/watch/metrics_key && chmod 440 docker/secrets/watch/metrics_key && "
+        "COMPOSE_PROFILES=cpu,watch docker compose up --detach --no-deps prometheus"
+    )
+    found = ""
+    for _ in range(30):
+        time.sleep(2)
+        query = "wget -qO- 'http://127.0.0.1:9090/api/v1/query?query=medclip_ready'"
+        found = engine.inside("prometheus", query)
+        if '"1"' in found:
+            break
+    report.that("Prometheus reads the figures", '"1"' in found, found[-120:])
+    rules = engine.inside("prometheus", "wget -qO- http://127.0.0.1:9090/api/v1/rules")
+    report.that("Prometheus has the rules", "MedclipNotReady" in rules)
+
+
+def _overload(engine: Engine, report: Report, headers: dict[str, str], film: bytes) -> None:
+    """Four times what the service answers, through the proxy, among stalled senders."""
+    from tests.docker.overload import measure
+
+    capacity, statuses, goodput = measure(headers, film, stalled_senders=40)
+    report.that(
+        "goodput under four times the load, with 40 stalled senders",
+        goodput >= 0.9 and set(statuses) <= {200, 429, 503},
+        f"{goodput:.2f} of {capacity:.0f}/s, {statuses}",
+    )
+
+
+def _until_ready(patience_s: float) -> bool:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if ask("GET", "/ready").status == 200:
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def _logged(engine: Engine, word: str, times: int, patience_s: float = 30) -> bool:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if engine.shell("docker compose logs cpu 2>&1").count(word) >= times:
+            return True
+        time.sleep(1)
+    return False

@@ -1,0 +1,117 @@
+"""Clients of the proxy: a plain one, and some with bad manners."""
+
+import contextlib
+import http.client
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+HOST, PORT = "127.0.0.1", 8080
+MEBIBYTE = 2**20
+_BOUNDARY = "boundary-of-the-check"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status 0: the connection ended without one."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def form(film: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
+    """Give headers and body of a multipart form with a film and other fields."""
+    body = b""
+    for name, value in (fields or {}).items():
+        body += f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
+        body += value.encode() + b"\r\n"
+    if film:
+        body += (
+            f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; '
+            'filename="CANARYFILE.dcm"\r\nContent-Type: application/octet-stream\r\n\r\n'
+        ).encode() + film
+        body += b"\r\n"
+    body += f"--{_BOUNDARY}--\r\n".encode()
+    return {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}, body
+
+
+def ask(
+    method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> Answer:
+    """Send one request through the proxy."""
+    connection = http.client.HTTPConnection(HOST, PORT, timeout=90)
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
+            connection.request(method, path, body or None, dict(headers or {}))
+        given = connection.getresponse()
+        return Answer(given.status, given.headers, given.read())
+    except (OSError, http.client.HTTPException):
+        return Answer(0, {}, b"")
+    finally:
+        connection.close()
+
+
+def crowd(count: int, method: str, path: str, headers: Mapping[str, str], body: bytes) -> list[int]:
+    """Send the same request so many times at once; gives the statuses."""
+    with ThreadPoolExecutor(count) as threads:
+        asked = [threads.submit(ask, method, path, headers, body) for _ in range(count)]
+        return sorted(item.result().status for item in asked)
+
+
+@contextlib.contextmanager
+def stalled(count: int, headers: Mapping[str, str], sent: int) -> Iterator[None]:
+    """Keep uploads open that announce 62 MiB, send some bytes of it, and pause."""
+    head = "POST /classify HTTP/1.1\r\nHost: here\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head += f"Content-Length: {62 * MEBIBYTE}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            sender = stack.enter_context(socket.create_connection((HOST, PORT)))
+            sender.settimeout(2)
+            with contextlib.suppress(OSError):  # who has no key may be cut off meanwhile
+                sender.sendall(head.encode() + bytes(sent))
+        yield
+
+
+def trickle(headers: Mapping[str, str], seconds: float) -> tuple[int, float]:
+    """Send a byte a second; gives the status, 0 for none, and when the answer came."""
+    started = time.monotonic()
+    with socket.create_connection((HOST, PORT)) as sender:
+        head = "POST /classify HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        sender.sendall(head.encode() + b"\r\n")
+        sender.settimeout(1)
+        while time.monotonic() - started < seconds:
+            try:
+                told = sender.recv(4096)
+                return int(told[9:12] or 0), time.monotonic() - started
+            except TimeoutError:
+                with contextlib.suppress(OSError):
+                    sender.sendall(b"x")
+            except OSError:
+                break
+    return 0, time.monotonic() - started
+
+
+def slow_upload(headers: Mapping[str, str], body: bytes, seconds: float) -> int:
+    """Send a body in pieces over so many seconds; gives the status."""
+    pieces = 10
+    step = -(-len(body) // pieces)
+
+    def given() -> Iterator[bytes]:
+        for start in range(0, len(body), step):
+            yield body[start : start + step]
+            time.sleep(seconds / pieces)
+
+    connection = http.client.HTTPConnection(HOST, PORT, timeout=90)
+    try:
+        length = {"Content-Length": str(len(body))}
+        connection.request("POST", "/classify", given(), {**headers, **length})
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
