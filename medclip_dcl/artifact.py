@@ -25,7 +25,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactError, ArtifactMissing, ArtifactStale
 from medclip_dcl.files import (
     STAGED,
+    denials_named,
     disk_faults_named,
     remove_staged,
     sha256_file,
@@ -194,6 +195,7 @@ def json_digest(tree: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@denials_named()
 def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Artifact:
     """Open a sealed artifact.
 
@@ -208,6 +210,7 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
     Raises:
         ArtifactMissing: there is none.
         ArtifactStale: it is of another kind or format version.
+        ArtifactUnreadable: this user may not read it.
         ArtifactCorrupt: a file is missing, was added, or differs from what was sealed.
     """
     if not path.exists() and (_retired(path) / HEADER).is_file():
@@ -222,6 +225,9 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
         )
     found = {name for name in _files(path) if name != HEADER}
     if found != set(artifact.files):
+        for name in artifact.files:  # denied where a folder may not be entered, else missing
+            with suppress(FileNotFoundError, NotADirectoryError):
+                (path / name).stat()
         raise ArtifactCorrupt(f"{path} lacks a file or has one too many; rerun {kind.job}")
     for name, entry in artifact.files.items():
         file = path / name
@@ -232,6 +238,7 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
     return artifact
 
 
+@denials_named()
 def read_artifact_header(path: Path) -> Artifact:
     """Read what an artifact says of itself, whatever its kind, without checking its files.
 
@@ -242,6 +249,7 @@ def read_artifact_header(path: Path) -> Artifact:
         The artifact.
 
     Raises:
+        ArtifactUnreadable: this user may not read its header.
         ArtifactCorrupt: its header is missing or damaged.
     """
     return _read_header(path, ArtifactType(path.name, 0, "its job"))
@@ -426,6 +434,8 @@ def _read_header(path: Path, kind: ArtifactType) -> Artifact:
         artifact = Artifact(path=path, **tree)
         whole &= artifact.digest == json_digest(artifact.files)
         whole &= artifact.fingerprint_digest == json_digest(artifact.fingerprint)
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ArtifactCorrupt(f"header of {path} cannot be read; rerun {kind.job}") from error
     if not whole:

@@ -4,6 +4,7 @@
         ConfigError            a setting is unknown, malformed or out of range
         ArtifactError
             ArtifactMissing    an earlier stage has not been run
+            ArtifactUnreadable a file may not be read by this user
             ArtifactCorrupt    bytes on disk differ from what was sealed
             ArtifactStale      made from other inputs or settings than those asked for
             ArtifactUnwritable the disk is full, or fails, or may not be written to
@@ -24,6 +25,10 @@
 A message names the value, the rule it breaks and the remedy. It carries ids and
 counts, never report text, pixels, prompts or names of uploaded files.
 """
+
+import os
+import stat
+from pathlib import Path
 
 
 class MedclipError(Exception):
@@ -58,6 +63,26 @@ class ArtifactMissing(ArtifactError):
 
 class ArtifactCorrupt(ArtifactError):
     """The bytes on disk differ from what was sealed."""
+
+
+class ArtifactUnreadable(ArtifactError):
+    """A file may not be read by the user that this process runs as.
+
+    Attributes:
+        file: the file or folder.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            found = file.stat()
+            mode = f"mode {stat.S_IMODE(found.st_mode):o}, uid {found.st_uid}, gid {found.st_gid}"
+        except OSError:
+            mode = "in a folder that may not be entered"
+        super().__init__(
+            f"{file} ({mode}) cannot be read by uid {os.geteuid()}, gid {os.getegid()}; "
+            "run chmod -R a+rX on the artifact's folder, or g+rX and chgrp"
+        )
 
 
 class ArtifactStale(ArtifactError):

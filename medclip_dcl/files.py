@@ -4,13 +4,13 @@ import errno
 import functools
 import hashlib
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from medclip_dcl.errors import ArtifactUnwritable, StudyError
+from medclip_dcl.errors import ArtifactUnreadable, ArtifactUnwritable, StudyError
 
 STAGED = ".staged."
 """How the name of a file begins that is being written; one that stays was left by a kill."""
@@ -46,6 +46,22 @@ def disk_faults_named(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def denials_named() -> Iterator[None]:
+    """Say who may not read a file, and what to do.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ArtifactUnreadable: this user may not read a file or enter a folder.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise ArtifactUnreadable(Path(error.filename)) from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old content or the new, never a part.
 
@@ -55,15 +71,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     Source: ours; stage in the same folder, fsync, rename, fsync the folder.
     """
-    handle, staged = tempfile.mkstemp(prefix=f"{STAGED}{path.name}.", dir=path.parent)
+    staged = path.with_name(f"{STAGED}{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(staged).replace(path)
+        staged.replace(path)
     except BaseException:
-        Path(staged).unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.users import PLAIN_USER, enterable_folder, plain_user
 from medclip_dcl.artifact import (
     HEADER,
     Artifact,
@@ -23,6 +24,7 @@ from medclip_dcl.errors import (
     ArtifactError,
     ArtifactMissing,
     ArtifactStale,
+    ArtifactUnreadable,
     ArtifactUnwritable,
 )
 from medclip_dcl.files import STAGED, write_text
@@ -51,6 +53,27 @@ def test_digest_depends_on_content_alone(tmp_path: Path) -> None:
     other = make(tmp_path / "three", text="other", a=1)
     assert one.digest == two.digest != other.digest
     assert one.fingerprint_digest == other.fingerprint_digest != two.fingerprint_digest
+
+
+@pytest.mark.parametrize("name", ["artifact.json", "data.txt", "folder", "."])
+def test_what_may_not_be_read_is_denied_by_name_and_not_called_damaged(name: str) -> None:
+    with enterable_folder() as folder:
+        with write_artifact(
+            folder / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})
+        ) as writer:
+            write_text(writer.directory / "data.txt", "content")
+            (writer.directory / "folder").mkdir()
+            write_text(writer.directory / "folder" / "more.txt", "content")
+            writer.commit({})
+        denied = folder / "thing" / name
+        mode = denied.stat().st_mode
+        denied.chmod(0)
+        words = f"cannot be read by uid {PLAIN_USER}, .*chmod"
+        with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
+            open_artifact(folder / "thing", ARTIFACT)
+        denied.chmod(mode)
+        with plain_user():
+            open_artifact(folder / "thing", ARTIFACT)
 
 
 @pytest.mark.parametrize("position", range(7))
