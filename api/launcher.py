@@ -79,7 +79,11 @@ def _check(settings: ServeSettings) -> None:
         raise ConfigError(
             f"allow_anonymous answers on loopback alone, host is {settings.host}; set key_file"
         )
-    if not (Path(settings.model) / "artifact.json").is_file():
+    try:
+        is_there = (Path(settings.model) / "artifact.json").is_file()
+    except PermissionError:
+        is_there = True  # readiness says who may not read it, and tries again
+    if not is_there:
         raise ArtifactMissing(
             f"no model in {settings.model}; run {model_package.ARTIFACT.job} first"
         )

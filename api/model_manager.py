@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from api.memory import give_memory_back
 from api.settings import ServeSettings
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.images import Decoder, ImagesConfig
-from medclip_dcl.errors import ArtifactStale, MedclipError
+from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
@@ -140,6 +141,7 @@ class ModelManager:
         self._metrics = metrics
         self._decoders: list[tuple[ImagesConfig, Decoder]] = []
         self._seen: _Mark = ()
+        self._denied: Path | None = None  # a file that could not be read, and may be one day
 
     async def load(self) -> None:
         """Load and warm up everything; a part that fails leaves its code behind."""
@@ -175,8 +177,11 @@ class ModelManager:
         being answered with the old ones.
         """
         mark = self._mark()
-        if mark == self._seen or None in mark:  # in between two renames there is nothing
-            return
+        readable_now = self._denied is not None and os.access(
+            self._denied, os.R_OK, effective_ids=True
+        )
+        if None in mark or (mark == self._seen and not readable_now):
+            return  # None: in between two renames there is nothing
         self._seen = mark  # taken before anything is read: what changes since is seen again
         if not self.current.is_ready:
             await self.load()
@@ -203,13 +208,14 @@ class ModelManager:
 
     async def _loaded(self) -> ServingState:
         """Read model and index and let them answer once; what is served goes on meanwhile."""
+        self._denied = None
         try:
             published, predictor = await asyncio.to_thread(self._read_model)
             for images in (self._settings.batch, 1):  # what takes most memory, what is common
                 await self.current.batcher.run(partial(_try, predictor, images))
             decoder = await asyncio.to_thread(self._start_decoder, published.config.images)
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
-            _explain("model_unusable", error)
+            self._explain("model_unusable", error)
             return replace(
                 self.current, state="model_unusable", model=None, workers=None, images=None
             )
@@ -223,7 +229,7 @@ class ModelManager:
             index = await asyncio.to_thread(self._read_index, new.predictor.digest)
             await self.current.batcher.run(partial(_search, new.predictor, index))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
-            _explain("index_unusable", error)
+            self._explain("index_unusable", error)
             stale = isinstance(error, ArtifactStale)
             state = "index_mismatch" if stale else "index_unusable"
             return replace(new, index_state=state, images=None)
@@ -240,6 +246,15 @@ class ModelManager:
         return RetrievalIndex.open(
             Path(self._settings.index), model_digest, self._settings.retrieval
         )
+
+    def _explain(self, event: str, error: Exception) -> None:
+        """Log why something cannot be served; our own messages name paths, settings and digests."""
+        if isinstance(error, ArtifactUnreadable):
+            self._denied = error.file
+        if isinstance(error, MedclipError):
+            log(event, logging.ERROR, error=type(error).__name__, reason=str(error))
+        else:
+            log_fault(event, error)
 
     def _start_decoder(self, images: ImagesConfig) -> Decoder:
         """Start decode workers, by as many images at once; those with equal limits are kept."""
@@ -269,14 +284,6 @@ def _try(predictor: Predictor, images: int) -> None:
 def _search(predictor: Predictor, index: RetrievalIndex) -> None:
     vector = predictor.embed_sentences(["warm up"])[0]
     index.search(Query("image", 1, vector=vector, filters=Filters()))
-
-
-def _explain(event: str, error: Exception) -> None:
-    """Log why something cannot be served; our own messages name paths, settings and digests."""
-    if isinstance(error, MedclipError):
-        log(event, logging.ERROR, error=type(error).__name__, reason=str(error))
-    else:
-        log_fault(event, error)
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:

@@ -10,6 +10,7 @@ from api.logging import Metrics
 from api.model_manager import ModelManager
 from api.settings import ServeSettings
 from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.users import enterable_folder, plain_user
 from medclip_dcl.errors import ConfigError
 
 
@@ -41,6 +42,22 @@ def test_a_damaged_model_is_never_served(tmp_path: Path) -> None:
             ask()
         assert (refusal.value.code, refusal.value.status_code) == ("model_unusable", 503)
     serving.close()
+
+
+def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
+    with enterable_folder() as folder:
+        publish(folder / "model")
+        (folder / "model/model.safetensors").chmod(0)
+        with plain_user():
+            serving = load(folder / "model", device="cpu")
+            asyncio.run(serving.look())
+            with pytest.raises(ApiError) as refusal:
+                serving.current.check()
+        assert refusal.value.code == "model_unusable"
+        (folder / "model/model.safetensors").chmod(0o644)  # no inode and no header changes
+        asyncio.run(serving.look())
+        serving.current.check()
+        serving.close()
 
 
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
