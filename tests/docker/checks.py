@@ -49,9 +49,13 @@ class Report:
 
 
 def blocks() -> dict[str, str]:
-    """The page's commands that are run: first words of the line before a block -> block."""
+    """The page's commands that are run, named by what stands in bold or first before them."""
     found = re.findall(r"([^\n]+)\n\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return {" ".join(re.findall(r"\w+", line)[:2]): block for line, block in found}
+    named = {}
+    for line, block in found:
+        bold = re.match(r"\*\*(.+?)\.\*\*", line)
+        named[bold[1] if bold else " ".join(re.findall(r"\w+", line)[:2])] = block
+    return named
 
 
 def run(engine: Engine, report: Report, *, full: bool) -> None:
@@ -88,7 +92,7 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     _stopping(engine, report, headers | keyed, film)
     if full:
         _rebuild(engine, report)
-    told = engine.shell(page.pop("Look at"))
+    told = engine.shell(page.pop("Look at it"))
     report.that("page: look", '"event"' in told)
     logs = engine.shell("docker compose logs 2>&1")
     report.equal("names in the logs", [name for name in CANARIES if name in logs], [])
@@ -222,7 +226,7 @@ def _publishing(
     asker = threading.Thread(target=asking)
     asker.start()
     try:
-        engine.shell(page.pop("Publish another"))
+        engine.shell(page.pop("Publish another model and index"))
         report.that("page: publish by rename", _logged(engine, '"swapped"', 1))
         published = engine.tree / "runs/published"
         sealed = subprocess.run(
@@ -280,7 +284,7 @@ def _failures(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
     report.equal("413", *_failed(ask("POST", "/classify", keyed, bytes(66 * MEBIBYTE)), 413))
     long = ask("GET", f"/classify?{'x' * 20000}")
     report.equal("414", *_failed(long, 414))
-    with stalled(256, {"X-API-Key": "none"}, 0):
+    with stalled(256, keyed, 0):
         report.equal("429", *_failed(ask("GET", "/health"), 429))
     time.sleep(11)
     engine.shell("docker compose stop cpu")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 SERVICES = ("cpu", "gpu", "proxy")
 WATCHERS = ("prometheus", "grafana")
-PINNED = re.compile(r"^([\w.-]+)==([\w.+]+?)(?:\+cpu)?(?=\s|$)", re.MULTILINE)
+PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
