@@ -50,12 +50,12 @@ def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
         (folder / "model/model.safetensors").chmod(0)
         with plain_user():
             serving = load(folder / "model", device="cpu")
-            asyncio.run(serving.look())
+            asyncio.run(serving.reload_if_changed())
             with pytest.raises(ApiError) as refusal:
                 serving.current.check()
         assert refusal.value.code == "model_unusable"
         (folder / "model/model.safetensors").chmod(0o644)  # no inode and no header changes
-        asyncio.run(serving.look())
+        asyncio.run(serving.reload_if_changed())
         serving.current.check()
         serving.close()
 

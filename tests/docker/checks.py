@@ -72,24 +72,24 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
 
     key = (engine.tree / "docker/secrets/api_key").read_text().strip()
     keyed = {"X-API-Key": key}
-    headers, film = form(engine.film.read_bytes())
+    headers, body = form(engine.image.read_bytes())
     slow = ThreadPoolExecutor(1).submit(trickle, {**headers, **keyed}, 60)
     _answers(engine, report, keyed)
     _image(engine, report)
     _hardening(engine, report, key)
     _network(engine, report)
-    _bodies(report, headers | keyed, headers, film)
+    _bodies(report, headers | keyed, headers, body)
     status, after_s = slow.result()
     report.that(
         "a trickled body ends", status == 408 and after_s < 40, f"{status}, {after_s:.0f} s"
     )
-    _keys(engine, report, page, headers, film, keyed)
-    _publishing(engine, report, page, headers | keyed, film)
+    _keys(engine, report, page, headers, body, keyed)
+    _publishing(engine, report, page, headers | keyed, body)
     _permissions(engine, report)
     _replicas(engine, report, page)
     _failures(engine, report, keyed)
     _deaths(engine, report)
-    _stopping(engine, report, headers | keyed, film)
+    _stopping(engine, report, headers | keyed, body)
     if full:
         _rebuild(engine, report)
     told = engine.shell(page.pop("Look at it"))
@@ -99,18 +99,18 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     report.equal("keys in the logs", logs.count(key), 0)
     if full:
         _watching(engine, report)
-        _overload(engine, report, headers | keyed, film)
+        _overload(engine, report, headers | keyed, body)
     engine.shell(page.pop("Stop"))
     report.equal("page: containers after down", engine.containers("cpu"), [])
     report.equal("blocks of the page that were not run", list(page), [])
 
 
 def _answers(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
-    film = engine.film.read_bytes()
+    dicom = engine.image.read_bytes()
     for route, fields, own in (
-        ("classify", {}, film),
-        ("ground", {"phrase": "CANARYPHRASE effusion"}, film),
-        ("retrieve", {"target": "text"}, film),
+        ("classify", {}, dicom),
+        ("ground", {"phrase": "CANARYPHRASE effusion"}, dicom),
+        ("retrieve", {"target": "text"}, dicom),
     ):
         headers, body = form(own, fields)
         path = f"/{route}"
@@ -179,12 +179,12 @@ def _network(engine: Engine, report: Report) -> None:
         report.equal("ports of the host that are reached", reached, [])
 
 
-def _bodies(report: Report, keyed: dict[str, str], keyless: dict[str, str], film: bytes) -> None:
+def _bodies(report: Report, keyed: dict[str, str], keyless: dict[str, str], body: bytes) -> None:
     with stalled(40, keyless, 4 * MEBIBYTE):
-        found = crowd(8, "POST", "/classify", keyed, film)
+        found = crowd(8, "POST", "/classify", keyed, body)
         report.equal("beside 40 stalled bodies without key", found, [200] * 8)
     with stalled(10, keyed, 30 * MEBIBYTE):
-        found = crowd(8, "POST", "/classify", keyed, film)
+        found = crowd(8, "POST", "/classify", keyed, body)
         report.equal("beside 10 stalled bodies with key", found, [200] * 8)
     headers, large = form(bytes(30 * MEBIBYTE))
     found = crowd(30, "POST", "/classify", {**keyed, **headers}, large)
@@ -200,20 +200,20 @@ def _keys(
     report: Report,
     page: dict[str, str],
     headers: dict[str, str],
-    film: bytes,
+    body: bytes,
     keyed: dict[str, str],
 ) -> None:
     engine.shell(page.pop("Exchange keys"))
     new = (engine.tree / "docker/secrets/api_key").read_text().split()[-1]
     found = [
-        ask("POST", "/classify", {**headers, **credential}, film).status
+        ask("POST", "/classify", {**headers, **credential}, body).status
         for credential in ({"Authorization": f"Bearer {new}"}, keyed)
     ]
     report.equal("page: new key and old one after a rename", found, [200, 200])
 
 
 def _publishing(
-    engine: Engine, report: Report, page: dict[str, str], headers: dict[str, str], film: bytes
+    engine: Engine, report: Report, page: dict[str, str], headers: dict[str, str], body: bytes
 ) -> None:
     """Publish as the page says, and as a job does, while somebody asks."""
     statuses: list[int] = []
@@ -221,7 +221,7 @@ def _publishing(
 
     def asking() -> None:
         while not done.is_set():
-            statuses.append(ask("POST", "/classify", headers, film).status)
+            statuses.append(ask("POST", "/classify", headers, body).status)
 
     asker = threading.Thread(target=asking)
     asker.start()
@@ -321,10 +321,10 @@ def _deaths(engine: Engine, report: Report) -> None:
     engine.shell(f"docker update --memory 8g --memory-swap 8g {container}", fails=True)
 
 
-def _stopping(engine: Engine, report: Report, headers: dict[str, str], film: bytes) -> None:
+def _stopping(engine: Engine, report: Report, headers: dict[str, str], body: bytes) -> None:
     container = engine.containers("cpu")[0]
     with ThreadPoolExecutor(12) as threads:
-        uploads = [threads.submit(slow_upload, headers, film, 6) for _ in range(12)]
+        uploads = [threads.submit(slow_upload, headers, body, 6) for _ in range(12)]
         time.sleep(2)
         engine.shell("docker compose stop cpu")
         found = [item.result() for item in uploads]
@@ -362,11 +362,11 @@ def _watching(engine: Engine, report: Report) -> None:
     report.that("Prometheus has the rules", "MedclipNotReady" in rules)
 
 
-def _overload(engine: Engine, report: Report, headers: dict[str, str], film: bytes) -> None:
+def _overload(engine: Engine, report: Report, headers: dict[str, str], body: bytes) -> None:
     """Four times what the service answers, through the proxy, among stalled senders."""
     from tests.docker.overload import measure
 
-    capacity, statuses, goodput = measure(headers, film, stalled_senders=40)
+    capacity, statuses, goodput = measure(headers, body, stalled_senders=40)
     report.that(
         "goodput under four times the load, with 40 stalled senders",
         goodput >= 0.9 and set(statuses) <= {200, 429, 503},

@@ -22,17 +22,17 @@ class Answer:
     body: bytes
 
 
-def form(film: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
-    """Give headers and body of a multipart form with a film and other fields."""
+def form(image: bytes, fields: Mapping[str, str] | None = None) -> tuple[dict[str, str], bytes]:
+    """Give headers and body of a multipart form with a image and other fields."""
     body = b""
     for name, value in (fields or {}).items():
         body += f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
         body += value.encode() + b"\r\n"
-    if film:
+    if image:
         body += (
             f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; '
             'filename="CANARYFILE.dcm"\r\nContent-Type: application/octet-stream\r\n\r\n'
-        ).encode() + film
+        ).encode() + image
         body += b"\r\n"
     body += f"--{_BOUNDARY}--\r\n".encode()
     return {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}, body

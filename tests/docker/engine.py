@@ -66,14 +66,14 @@ class Engine:
         name: docker or podman.
         work: folder of everything that the check makes.
         tree: copy of the checkout's tracked and new files, with the demo's model and index.
-        film: one of the demo's films, in that tree.
+        image: one of the demo's images, in that tree.
     """
 
     def __init__(self, name: str, work: Path) -> None:
         self.name = name
         self.work = work
         self.tree = work / "tree"
-        self.film = self.tree
+        self.image = self.tree
         self._servers: list[subprocess.Popen[bytes]] = []
         self._firewall = ""
         self._environment = {
@@ -247,9 +247,9 @@ class Engine:
             raise CannotRun("it needs the demo's model and index; run make demo first")
         for name in ("model", "index"):
             shutil.copytree(ROOT / demo / name, self.tree / demo / name)
-        self.film = self.tree / demo / "studies/film.dcm"
-        self.film.parent.mkdir()
-        shutil.copy(next((ROOT / demo / "studies").rglob("*.dcm")), self.film)
+        self.image = self.tree / demo / "studies/image.dcm"
+        self.image.parent.mkdir()
+        shutil.copy(next((ROOT / demo / "studies").rglob("*.dcm")), self.image)
 
     def _serve_torch(self) -> None:
         """Serve torch's CPU build where the builder finds it, if no index is named."""

@@ -1,18 +1,16 @@
-"""Seal a model again in its place, as a job does: python -m tests.docker.sealing FOLDER."""
+"""Commit a model again in its place, as a job does: python -m tests.docker.sealing FOLDER."""
 
-import shutil
 import sys
 from pathlib import Path
 
-from medclip_dcl.artifacts.files import write_bytes
-from medclip_dcl.artifacts.frame import drafting, open_artifact
-from medclip_dcl.artifacts.published import KIND
+from medclip_dcl.artifact import open_artifact, write_artifact
+from medclip_dcl.files import write_bytes
+from medclip_dcl.model_package import ARTIFACT
 
 if __name__ == "__main__":
-    old = open_artifact(Path(sys.argv[1]), KIND)
-    with drafting(old.path, KIND, old.recipe) as draft:
+    old = open_artifact(Path(sys.argv[1]), ARTIFACT)
+    with write_artifact(old.path, ARTIFACT, old.fingerprint) as writer:
         for name in old.files:
-            (draft.directory / name).parent.mkdir(exist_ok=True)
-            write_bytes(draft.directory / name, (old.path / name).read_bytes())
-        draft.seal(old.summary)
-    shutil.rmtree(old.path.with_name(f".{old.path.name}.retired"), ignore_errors=True)
+            (writer.directory / name).parent.mkdir(exist_ok=True)
+            write_bytes(writer.directory / name, (old.path / name).read_bytes())
+        writer.commit(old.summary)

@@ -1,0 +1,127 @@
+"""The manifests are valid for several versions of Kubernetes, and keep what the page promises."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.settings import ServeSettings, read_settings
+
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+VERSIONS = ("1.29", "1.31", "1.33", "1.37")
+Objects = dict[str, dict[str, Any]]
+
+
+def by_kind(text: str) -> Objects:
+    return {tree["kind"]: tree for tree in yaml.safe_load_all(text)}
+
+
+def rendered(overlay: str, folder: Path) -> Objects:
+    """An overlay as the cluster would get it, here also with the component that fetches."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl renders the overlays; it is not installed")
+    if overlay == "fetch":
+        shutil.copytree(KUBERNETES, folder / "tree")
+        path = folder / "tree/cpu"
+        kustomization = path / "kustomization.yaml"
+        kustomization.write_text(kustomization.read_text() + "components: [../components/fetch]\n")
+    else:
+        path = KUBERNETES / overlay
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return by_kind(done.stdout)
+
+
+def base() -> Objects:
+    return by_kind(
+        "\n---\n".join(
+            path.read_text()
+            for path in (KUBERNETES / "base").glob("*.yaml")
+            if path.name != "kustomization.yaml"
+        )
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("overlay", ["base", "cpu", "gpu", "fetch"])
+def test_every_object_is_valid_and_no_field_misspelt(
+    tmp_path: Path, overlay: str, version: str
+) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    objects = base() if overlay == "base" else rendered(overlay, tmp_path)
+    for tree in objects.values():
+        if overlay == "base" and tree["kind"] == "Deployment":
+            continue  # kustomize adds its labels and selector
+        validator.validate(tree, version, strict=True)
+    policy = objects["NetworkPolicy"]
+    policy["spec"]["egres"] = []
+    with pytest.raises(validator.ValidationError):
+        validator.validate(policy, version, strict=True)
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "gpu", "fetch"])
+def test_every_container_is_restricted(tmp_path: Path, overlay: str) -> None:
+    pod = rendered(overlay, tmp_path)["Deployment"]["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(("overlay", "device"), [("cpu", "cpu"), ("gpu", "cuda:0")])
+def test_the_overlay_sets_image_and_device(tmp_path: Path, overlay: str, device: str) -> None:
+    pod = rendered(overlay, tmp_path)["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"].endswith(f"-{overlay}")
+    given = {item["name"]: item["value"] for item in container["env"]}
+    assert read_settings(None, {**given, "MEDCLIP_MODEL": "m"}).device == device
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (overlay == "gpu")
+
+
+def test_keys_are_a_folder_that_the_group_alone_reads() -> None:
+    pod = base()["Deployment"]["spec"]["template"]["spec"]
+    volumes = {item["name"]: item for item in pod["volumes"]}
+    secret = volumes["keys"]["secret"]
+    assert secret["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == 10001
+    (mount,) = (item for item in pod["containers"][0]["volumeMounts"] if item["name"] == "keys")
+    assert mount["mountPath"] == "/run/secrets"
+    assert "subPath" not in mount  # a changed secret is seen in a folder alone
+
+
+def test_a_pod_gets_the_time_that_it_needs_to_stop() -> None:
+    pod = base()["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    drain_s = ServeSettings(model="m").drain_s
+    assert pod["terminationGracePeriodSeconds"] > wait_s + drain_s
+
+
+def test_no_pod_reaches_anything() -> None:
+    policy = base()["NetworkPolicy"]["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
+
+
+def test_selectors_find_the_pods(tmp_path: Path) -> None:
+    objects = rendered("cpu", tmp_path)
+    labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        objects["Deployment"]["spec"]["selector"]["matchLabels"],
+        objects["Service"]["spec"]["selector"],
+        objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector and selector.items() <= labels for selector in selectors)

@@ -1,0 +1,78 @@
+"""Alert rules and dashboard ask for metrics that the service has; promtool holds the rules."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.journal import Metrics
+
+ROOT = Path(__file__).parents[2]
+WATCH = ROOT / "docker/watch"
+DASHBOARD = json.loads((WATCH / "grafana/dashboards/medclip.json").read_text())
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((WATCH / "alerts.yaml").read_text())["groups"]
+    return group["rules"]
+
+
+def expressions() -> list[str]:
+    asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [*asked, *(rule["expr"] for rule in rules())]
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
+    known = {
+        name
+        for family in Metrics().registry.collect()
+        for name in (
+            family.name,
+            *(f"{family.name}_{end}" for end in ("total", "bucket", "sum", "count")),
+        )
+    }
+    asked = {name for text in expressions() for name in re.findall(r"medclip_\w+", text)}
+    assert len(asked) > 8
+    assert asked <= known
+
+
+def test_every_alert_says_what_to_do_and_how_urgent_it_is() -> None:
+    assert len(rules()) == len({rule["alert"] for rule in rules()})
+    for rule in rules():
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+        assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_the_dashboard_can_be_laid_out() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in DASHBOARD["panels"]:
+        position = panel["gridPos"]
+        assert position["x"] + position["w"] <= 24
+        assert panel["datasource"]["uid"] == "prometheus"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_the_rules_and_they_fire_where_they_should(tmp_path: Path) -> None:
+    shutil.copytree(WATCH, tmp_path, dirs_exist_ok=True)
+    shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
+    shown = [text.replace("$__rate_interval", "5m") for text in expressions()]
+    asked = {"groups": [{"name": "asked", "rules": []}]}
+    asked["groups"][0]["rules"] = [
+        {"record": f"asked:{number}", "expr": text} for number, text in enumerate(shown)
+    ]
+    (tmp_path / "asked.yaml").write_text(yaml.safe_dump(asked))
+    for words in (
+        ("check", "config", "--syntax-only", "prometheus.yaml"),
+        ("check", "rules", "alerts.yaml", "asked.yaml"),
+        ("test", "rules", "alerts_test.yaml"),
+    ):
+        done = subprocess.run(
+            ["promtool", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
