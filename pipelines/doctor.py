@@ -1,6 +1,7 @@
 """Say whether this machine can run a recipe: torch, decoders, disk, processes, network.
 
     python -m pipelines.doctor [--config FILE [--set key=value ...]]
+    python -m pipelines.doctor --gpu     # the GPU alone, also inside the service's container
 
 Each line is one question with its answer: `ok`, `note` (something to know) or `fault`
 (something that will break or mislead a run), with the remedy beside it. Exit code 0
@@ -55,6 +56,45 @@ def check_environment(config: Config | None = None) -> Iterator[Finding]:
         yield _processes(config)
 
 
+def check_gpu() -> Iterator[Finding]:
+    """Ask whether torch reaches a GPU and computes on it, from the driver upwards.
+
+    Yields:
+        One finding per question; none follows a fault.
+    """
+    import torch
+
+    built = torch.version.cuda
+    if built is None:
+        yield Finding(
+            "torch", "fault", f"{torch.__version__} is a CPU build; install the CUDA build, or "
+            "start the image whose tag ends in -gpu"
+        )  # fmt: skip
+        return
+    yield Finding("torch", "ok", f"{torch.__version__}, built for CUDA {built}")
+    try:
+        offered = torch._C._cuda_getDriverVersion()
+        torch.cuda.init()
+    except RuntimeError as error:  # torch names what it met
+        reason = str(error).splitlines()[0]
+        yield Finding(
+            "driver", "fault", f"{reason} Where nvidia-smi works on the host and not here, the "
+            "container was started without a GPU, or the container toolkit is missing; where it "
+            "does not work there, install the driver"
+        )  # fmt: skip
+        return
+    yield Finding("driver", "ok", f"up to CUDA {offered // 1000}.{offered % 1000 // 10}")
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        name = torch.cuda.get_device_name(number)
+        words = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        yield Finding(f"cuda:{number}", "ok", words)
+        ones = torch.ones(256, 256, device=f"cuda:{number}")
+        computes = bool((ones @ ones == 256).all())
+        kernels = "a matrix product is right" if computes else "a matrix product is wrong"
+        yield Finding(f"cuda:{number}", "ok" if computes else "fault", kernels)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every finding.
 
@@ -66,11 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m pipelines.doctor")
     parser.add_argument("--config", type=Path, help="recipe, a YAML file")
+    parser.add_argument("--gpu", action="store_true", help="ask about the GPU alone; one must work")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
     try:
         config = load_config(arguments.config, arguments.set) if arguments.config else None
-        findings = list(check_environment(config))
+        findings = list(check_gpu() if arguments.gpu else check_environment(config))
     except ConfigError as error:
         print(f"doctor: {error}", file=sys.stderr)
         return error.exit_code

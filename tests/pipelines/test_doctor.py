@@ -2,6 +2,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 from pipelines import doctor
 
@@ -67,3 +68,15 @@ def test_a_decoder_that_is_missing_is_named(monkeypatch):
 def test_a_recipe_that_cannot_be_read_ends_with_2(capsys, setting):
     assert doctor.main(["--config", CONFIG, "--set", setting]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_the_gpu_alone_is_asked_and_one_must_work(capsys):
+    code, found = answers(capsys, "--gpu")
+    states = [state for state, _ in found.values()]
+    if torch.cuda.is_available():
+        assert code == 0
+        assert set(states) == {"ok"}
+    else:
+        assert code == 2
+        assert states[-1] == "fault"
+        assert "processes" not in found
