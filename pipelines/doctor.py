@@ -73,8 +73,8 @@ def check_gpu() -> Iterator[Finding]:
         return
     yield Finding("torch", "ok", f"{torch.__version__}, built for CUDA {built}")
     try:
-        offered = torch._C._cuda_getDriverVersion()
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        offered: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     except RuntimeError as error:  # torch names what it met
         reason = str(error).splitlines()[0]
         yield Finding(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from api.journal import Metrics
 
 ROOT = Path(__file__).parents[2]
