@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from api.journal import Metrics
+
+from api.logging import Metrics
 
 ROOT = Path(__file__).parents[2]
 WATCH = ROOT / "docker/watch"
