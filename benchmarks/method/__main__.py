@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from benchmarks.method.bars import held_against
-from benchmarks.method.beds import BEDS, CONSTANTS, GOALS, METRICS, Size, run_beds, settings_of
 from benchmarks.method.comparison import print_table, summary
-from benchmarks.method.ledger import Ledger
+from benchmarks.method.run_log import Ledger
+from benchmarks.method.suites import BEDS, CONSTANTS, GOALS, METRICS, Size, run_beds, settings_of
 from benchmarks.record import finish, machine
 
 

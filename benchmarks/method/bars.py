@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from benchmarks.method import beds
+from benchmarks.method import suites
 from benchmarks.method.comparison import Runs, best_constant, paired
-from benchmarks.method.ledger import Ledger
+from benchmarks.method.run_log import Ledger
 
-GOAL = beds.GOALS[beds.PHANTOM]
+GOAL = suites.GOALS[suites.PHANTOM]
 GOAL_METRICS = ("auc", "acc", "r1", "cnr")
 GOAL_WINS = 7
 THE_PAPER = "pll, floor"
@@ -28,10 +28,10 @@ def held_against(ledger: Ledger) -> tuple[Figures, Bars]:
     """
     metrics: Figures = {}
     bars: Bars = {}
-    for bed in (beds.PHANTOM, beds.STUDIES):
+    for bed in (suites.PHANTOM, suites.STUDIES):
         _goal(bed, ledger.of(bed, ""), metrics, bars)
     _tradeoff(ledger, metrics, bars)
-    paper = ledger.of(beds.STUDIES, "").get(THE_PAPER, {})
+    paper = ledger.of(suites.STUDIES, "").get(THE_PAPER, {})
     for metric, least in DEMO_BARS.items():
         if paper:
             name = f"studies the paper {metric}"
@@ -43,7 +43,7 @@ def held_against(ledger: Ledger) -> tuple[Figures, Bars]:
 def _goal(bed: str, runs: Runs, metrics: Figures, bars: Bars) -> None:
     """The fewest wins of the goal row over its three rivals, metric by metric."""
     for metric in GOAL_METRICS:
-        best = best_constant(runs, beds.CONSTANTS[bed], metric)
+        best = best_constant(runs, suites.CONSTANTS[bed], metric)
         rivals = {"infonce": "infonce", "infonce, early": "infonce, early"}
         rivals |= {"best constant": best} if best else {}
         wins = []
@@ -51,14 +51,14 @@ def _goal(bed: str, runs: Runs, metrics: Figures, bars: Bars) -> None:
             found = paired(runs, GOAL, rival, metric)
             if found is None:
                 continue
-            wins += [found.wins] if len(found.differences) == len(beds.PHANTOM_SEEDS) else []
+            wins += [found.wins] if len(found.differences) == len(suites.PHANTOM_SEEDS) else []
             metrics[f"{bed} goal {metric} over {name}"] = found.mean
             metrics[f"{bed} goal {metric} over {name}, wins"] = found.wins
         found = paired(runs, f"{GOAL}, early", "infonce, early", metric)
         if found is not None:
             metrics[f"{bed} goal {metric}, both early"] = found.mean
             metrics[f"{bed} goal {metric}, both early, wins"] = found.wins
-        if bed == beds.PHANTOM and len(wins) == 3:
+        if bed == suites.PHANTOM and len(wins) == 3:
             name = f"phantom goal {metric}, fewest wins"
             metrics[name] = min(wins)
             bars[name] = (f">= {GOAL_WINS} of 8", min(wins) >= GOAL_WINS)
@@ -72,15 +72,15 @@ def _tradeoff(ledger: Ledger, metrics: Figures, bars: Bars) -> None:
         ("gamma^2 = 14", "const 0.05", "r1", 0.005, 7),
     )
     for setting, row, metric, least, wins in asked:
-        found = paired(ledger.of(beds.TRADEOFF, setting), row, "infonce", metric)
+        found = paired(ledger.of(suites.TRADEOFF, setting), row, "infonce", metric)
         if found is not None:
             name = f"tradeoff {setting} {row} {metric}"
             metrics[name], metrics[f"{name}, wins"] = found.median, found.wins
             bars[name] = (f">= {least}", found.median >= least)
-            if len(found.differences) == len(beds.TRADEOFF_SEEDS):
+            if len(found.differences) == len(suites.TRADEOFF_SEEDS):
                 bars[f"{name}, wins"] = (f">= {wins} of 10", found.wins >= wins)
     for metric in ("r1 rare", "cnr"):
-        runs = ledger.of(beds.TRADEOFF, "gamma^2 = 5")
+        runs = ledger.of(suites.TRADEOFF, "gamma^2 = 5")
         found = paired(runs, "const 0.1", "infonce", metric)
         if found is not None:
             name = f"tradeoff gamma^2 = 5 const 0.1 {metric}"

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.bias import THINNED
+from benchmarks.method.bias import THINNED
 from medclip_dcl.losses.debiased import Floor, debiased_contrastive_loss, debiasing_gauges
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 

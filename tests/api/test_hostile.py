@@ -1,4 +1,4 @@
-"""A part of the hostile requests that `benchmarks.service` sends in full."""
+"""A part of the hostile requests that `benchmarks.reliability.service` sends in full."""
 
 import re
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.archive import compare
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.release import REPORT, Release, release
+from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import read_preflight

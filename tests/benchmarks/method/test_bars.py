@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from benchmarks.method import beds
+from benchmarks.method import suites
 from benchmarks.method.bars import GOAL, held_against
-from benchmarks.method.ledger import Ledger, Run
+from benchmarks.method.run_log import Ledger, Run
 
 METRICS = ("auc", "acc", "r1", "cnr")
 
@@ -18,12 +18,12 @@ def ledger_of(tmp_path: Path, seeds: tuple[int, ...], losses: int) -> Ledger:
             figures = dict.fromkeys(METRICS, value)
             if row == "const 0.1" and index < losses:
                 figures["auc"] = 0.8
-            ledger.measure(Run(beds.PHANTOM, "", row, seed), lambda figures=figures: figures)
+            ledger.measure(Run(suites.PHANTOM, "", row, seed), lambda figures=figures: figures)
     return ledger
 
 
 def test_goal_asks_for_seven_wins_over_every_rival(tmp_path: Path) -> None:
-    figures, bars = held_against(ledger_of(tmp_path, beds.PHANTOM_SEEDS, losses=2))
+    figures, bars = held_against(ledger_of(tmp_path, suites.PHANTOM_SEEDS, losses=2))
     assert figures["phantom goal auc, fewest wins"] == 6
     assert not bars["phantom goal auc, fewest wins"][1]
     assert figures["phantom goal acc, fewest wins"] == 8
@@ -31,5 +31,5 @@ def test_goal_asks_for_seven_wins_over_every_rival(tmp_path: Path) -> None:
 
 
 def test_unfinished_runs_meet_no_bar(tmp_path: Path) -> None:
-    _, bars = held_against(ledger_of(tmp_path, beds.PHANTOM_SEEDS[:7], losses=0))
+    _, bars = held_against(ledger_of(tmp_path, suites.PHANTOM_SEEDS[:7], losses=0))
     assert bars == {}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.method.ledger import Ledger, Run
+from benchmarks.method.run_log import Ledger, Run
 
 RUN = Run("phantom", "", "infonce", 3)
 

@@ -1,0 +1,147 @@
+"""Does `compare` stay silent on two halves of one recipe, and speak up on a control?
+
+    python -m benchmarks.method.compare [--quick] [--work FOLDER]
+
+Eight runs of the uncorrected row of `configs/table1.yaml`, one seed each, are split at random
+into halves, twenty times; four runs with shuffled reports are held against four of the
+eight, twenty times. Patients, runs and their correction are those of `compare`. Beside it,
+how often patients alone, with one run a side, would call two seeds different. Runs are those
+of `table1` and are not done twice. `--quick`: a small corpus, six runs and three controls.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.method.table1 import QUICK, WORK, run_table
+from benchmarks.record import finish
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.compare import (
+    Side,
+    compare_measured,
+    measure_sides,
+    read_sample_results,
+)
+from pipelines.table1 import FOLDER
+
+POOL, CONTROL = "lse_nl", "shuffled"
+TRIALS = 20
+LEAST_SILENT = 17
+SAMPLES = 1000
+
+
+def measure_pool(work: Path, pool: int, controls: int, samples: int) -> tuple[Side, Side]:
+    """Measure the runs of the pool and of the control on the same draws of patients.
+
+    Args:
+        work: folder of the recipe.
+        pool: runs of the recipe.
+        controls: runs with shuffled reports.
+        samples: draws of patients.
+
+    Returns:
+        The figures of both.
+    """
+    sides = [
+        [
+            read_sample_results(
+                open_artifact(
+                    results.ARTIFACT.at(work / FOLDER / row / f"seed-{seed}"), results.ARTIFACT
+                )
+            )
+            for seed in range(count)
+        ]
+        for row, count in ((POOL, pool), (CONTROL, controls))
+    ]
+    first, second = measure_sides(sides, samples, np.random.default_rng(0))
+    return first, second
+
+
+def count_trials(pool: Side, control: Side, trials: int, seed: int = 0) -> dict[str, float]:
+    """Count what `compare` says.
+
+    Args:
+        pool: runs of one recipe.
+        control: runs of another.
+        trials: random halves, and random draws against the control.
+        seed: seed of the halves.
+
+    Returns:
+        `silent_on_halves` and `different_from_control`, of `trials`; and the share of pairs
+        of single runs of the recipe that patients alone call different.
+    """
+    generator = np.random.default_rng(seed)
+    size = len(next(iter(pool.values())))
+    against = len(next(iter(control.values())))
+    silent = different = 0
+    for _ in range(trials):
+        order = generator.permutation(size)
+        first, second = _runs(pool, order[: size // 2]), _runs(pool, order[size // 2 :])
+        silent += not _differ(first, second)
+        half = min(size // 2, against)
+        different += _differ(_runs(pool, order[:half]), control)
+    pairs = list(combinations(range(size), 2))
+    alone = [_differ(_runs(pool, [a]), _runs(pool, [b])) for a, b in pairs]
+    return {
+        "silent_on_halves": silent,
+        "different_from_control": different,
+        "single_runs_called_different": float(np.mean(alone)),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing and count.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where a run failed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.compare")
+    parser.add_argument("--quick", action="store_true", help="few patients, short runs")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the recipe")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.quick:
+            with tempfile.TemporaryDirectory() as folder:
+                counts = _measure(Path(folder), 6, 3, QUICK)
+        else:
+            counts = _measure(arguments.work, 8, 4, ())
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"\n{TRIALS} trials; a verdict is `different` where any figure is, after correction")
+    for name, value in counts.items():
+        print(f"{name:32} {value:g}")
+    bars = {
+        "silent_on_halves": (f">= {LEAST_SILENT}", counts["silent_on_halves"] >= LEAST_SILENT),
+        "different_from_control": (f"= {TRIALS}", counts["different_from_control"] == TRIALS),
+    }
+    return finish("compare", counts, bars)
+
+
+def _measure(work: Path, pool: int, controls: int, settings: Sequence[str]) -> dict[str, float]:
+    for row, count in ((POOL, pool), (CONTROL, controls)):
+        seeds = list(range(count))
+        run_table(work, [*settings, f'table1.rows=["{row}"]', f"table1.seeds={seeds}"])
+    return count_trials(*measure_pool(work, pool, controls, SAMPLES), TRIALS)
+
+
+def _runs(side: Side, chosen: Sequence[int] | np.ndarray) -> Side:
+    return {name: runs[np.asarray(chosen)] for name, runs in side.items()}
+
+
+def _differ(a: Side, b: Side) -> bool:
+    found = compare_measured(a, b, (), np.random.default_rng(0))
+    return any(item.is_different for item in found.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

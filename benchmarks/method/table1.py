@@ -1,0 +1,113 @@
+"""Every row of Table 1 on generated studies, with one command: what comes out, and what it costs.
+
+    python -m benchmarks.method.table1 [--quick] [--work FOLDER]
+
+The recipe is `configs/table1.yaml`: the paper's nine rows, five seeds, two one-thread
+processes. Finished runs are not done again, so that the time of the whole is that which the
+runs noted. `--quick`: two rows of two seeds on a corpus of 120 patients.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import finish
+from pipelines import table1
+from pipelines.table1_rows import COLUMNS
+
+CONFIG = Path("configs/table1.yaml")
+WORK = Path("runs/table1")
+QUICK = (
+    "generate.patients=120",
+    "generate.coverage_images=1",
+    "language_model.steps=60",
+    "train.steps=40",
+    "train.warmup_steps=4",
+    "evaluate.bootstrap=200",
+)
+"""Settings of a corpus and of runs that take seconds."""
+MINUTES = 75
+
+
+def run_table(work: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Run what is missing of a table.
+
+    Args:
+        work: folder of the recipe.
+        settings: further `key=value` settings.
+
+    Returns:
+        The table as numbers, as `pipelines.table1` keeps it.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    given = [f"work={work}", *settings]
+    options = [word for setting in given for word in ("--set", setting)]
+    with redirect_stdout(sys.stderr):  # the last line of a benchmark is its own
+        code = table1.main(["--config", str(CONFIG), *options])
+    if code:
+        raise RuntimeError(f"table1 ended with exit code {code}")
+    text = (work / table1.FOLDER / table1.FIGURES).read_text(encoding="utf-8")
+    tree: dict[str, Any] = json.loads(text)
+    return tree
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the table and print it.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where a run failed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.table1")
+    parser.add_argument("--quick", action="store_true", help="two rows, two seeds, few patients")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the recipe")
+    arguments = parser.parse_args(argv)
+    begun = time.monotonic()
+    try:
+        if arguments.quick:
+            few = ('table1.rows=["lse_nl", "dcl_lm"]', "table1.seeds=[0, 1]")
+            with tempfile.TemporaryDirectory() as folder:
+                tree = run_table(Path(folder), [*QUICK, *few])
+        else:
+            tree = run_table(arguments.work, ())
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(table1.table_text(tree))
+    return finish("table1", *_account(tree, time.monotonic() - begun))
+
+
+def _account(
+    tree: dict[str, Any], seconds: float
+) -> tuple[dict[str, float], dict[str, tuple[str, bool]]]:
+    rows = tree["rows"].values()
+    runs = sum(len(row["seeds"]) for row in rows)
+    cpu = sum(row["cost"]["cpu_s"] * len(row["seeds"]) for row in rows)
+    figures: dict[str, float] = {
+        "runs": runs,
+        "cpu_seconds_per_run": cpu / runs,
+        "minutes_on_two_cores": cpu / 2 / 60,
+        "wall_minutes_of_this_call": seconds / 60,
+        "model_megabytes": max(row["cost"]["model_mb"] for row in rows),
+    }
+    for name, row in tree["rows"].items():
+        for column, figure in COLUMNS.items():
+            found = row["figures"].get(figure, {}).get("value")
+            if found is not None:
+                figures[f"{name}_{column}"] = found
+    bar = (f"<= {MINUTES}", figures["minutes_on_two_cores"] <= MINUTES)
+    return figures, {"minutes_on_two_cores": bar}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What kills, full disks, damaged files, hostile requests and curious readers find."""

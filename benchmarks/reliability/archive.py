@@ -1,0 +1,295 @@
+"""An archive of 20,000 studies with planted faults: is each named and counted, and no more?
+
+    python -m benchmarks.reliability.archive [--quick]
+
+Draws a MIMIC-CXR-shaped tree with the release's own tables and a ledger of its faults,
+then runs `build_manifest` and `check_data` on it as a user would. What they name is held
+against the ledger and the truth of the tree, id by id: `missed` faults that nobody named,
+`invented` ones that nobody planted. Leaks are patients in two splits of the manifest, and
+patients with boxes in its training split. `--quick`: 2,000 studies.
+"""
+
+import argparse
+import csv
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import finish
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import data_check, manifest
+from medclip_dcl.data.data_check import read_preflight
+from medclip_dcl.data.synthetic.faults import Planted, read_ledger
+from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
+from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.data.synthetic.tables import BOX_TABLE
+from medclip_dcl.tables import TableFormat, read_table
+
+PATIENTS = {"quick": 1_480, "full": 14_800}
+FAULTS = {"quick": 5, "full": 25}
+SEED = 0
+SIZE_PX = 64
+
+Named = set[tuple[str, str]]
+"""Code and id."""
+
+_TEXT_FAULTS = {"missing_report", "pointer_report", "empty_report", "foreign_report"}
+_GATE = {"truncated", "unknown_format", "constant", "burned_in"}
+_CHECK_ALONE = _GATE | {"same_pixels", "two_splits", "boxed_training"}
+"""Codes that no reject of the manifest bears."""
+
+
+def run(job: str, config_file: Path) -> tuple[int, float, float]:
+    """Run a job in a process of its own.
+
+    Args:
+        job: its name.
+        config_file: the recipe.
+
+    Returns:
+        Exit code, wall seconds, CPU seconds of it and its workers.
+    """
+    command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(config_file)]
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    quiet = subprocess.DEVNULL
+    code = subprocess.run(command, stdout=quiet, stderr=quiet, env=os.environ).returncode
+    wall, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return code, wall, cpu
+
+
+def write_config(work: Path, tier: str) -> Path:
+    """Write the recipe of the archive.
+
+    Args:
+        work: its folder.
+        tier: quick or full.
+
+    Returns:
+        The file.
+    """
+    generate = {
+        "patients": PATIENTS[tier],
+        "coverage_images": 0,
+        "size_px": SIZE_PX,
+        "faults": FAULTS[tier],
+    }
+    source = {"boxes": BOX_TABLE, "max_reject_share": 1.0}
+    tree = {"work": str(work), "seed": SEED, "generate": generate, "source": source}
+    path = work / "archive.yaml"
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    return path
+
+
+def expected_rejects(planted: Sequence[Planted], images: Sequence[dict[str, str]]) -> Named:
+    """Say what the manifest must leave out.
+
+    Args:
+        planted: the ledger.
+        images: the tree's table of images.
+
+    Returns:
+        Reason and id: what was planted, every lateral image that was drawn, and the images of
+        studies whose report is spoilt.
+    """
+    named = {(item.code, item.id) for item in planted if item.code not in _CHECK_ALONE}
+    named |= {("lateral", row["dicom_id"]) for row in images if row["view"] == "LATERAL"}
+    return named | {("no_report", image) for image in _images_without_report(planted, images)}
+
+
+def expected_findings(
+    planted: Sequence[Planted], images: Sequence[dict[str, str]], same_text: Iterable[str]
+) -> Named:
+    """Say what the check must find.
+
+    Args:
+        planted: the ledger.
+        images: the tree's table of images.
+        same_text: studies whose text an earlier study has.
+
+    Returns:
+        Code and id.
+    """
+    split_of = {row["dicom_id"]: row["split"] for row in images}
+    named = {(item.code, item.id) for item in planted if item.code != "same_pixels"}
+    for item in planted:
+        if item.code == "same_pixels":
+            later = max(item.image_id, item.other)
+            named.add(("same_pixels", later))
+            if split_of[item.image_id] != split_of[item.other]:
+                named.add(("pixels_across_splits", later))
+    named |= {("lateral", row["dicom_id"]) for row in images if row["view"] == "LATERAL"}
+    gone = _images_without_report(planted, images)
+    named |= {("image_without_report", image) for image in gone}
+    closed = {p.image_id for p in planted if p.code in _GATE - {"constant"}}
+    closed |= gone | {p.image_id for p in planted if p.fault in {"missing_image", "pointer_image"}}
+    named |= {
+        ("monochrome1", row["dicom_id"])
+        for row in images
+        if row["monochrome1"] == "1"
+        and row["view"] in {"AP", "PA"}
+        and row["dicom_id"] not in closed
+    }
+    return named | {("same_text", study) for study in same_text}
+
+
+def studies_with_same_text(
+    planted: Sequence[Planted], images: Sequence[dict[str, str]], usable: set[str]
+) -> set[str]:
+    """Find studies that repeat an earlier one's text, from the plan and not from the files.
+
+    Args:
+        planted: the ledger.
+        images: the tree's table of images.
+        usable: studies that are in the manifest.
+
+    Returns:
+        Study ids, the first of each text left out.
+    """
+    patients = len({row["subject_id"] for row in images})
+    settings = GenerateConfig(patients=patients)
+    texts = {
+        study.study_id: " ".join(" ".join(study.report.sections.values()).split())
+        for number in range(patients)
+        for study in draw_patient(NATURAL, number, SEED, settings).studies
+    }
+    study_of = {row["dicom_id"]: row["study_id"] for row in images}
+    for item in planted:
+        if item.other:
+            texts[item.study_id] = texts[study_of[item.other]]
+    groups: dict[str, list[str]] = defaultdict(list)
+    for study in sorted(usable):
+        groups[texts[study]].append(study)
+    return {study for group in groups.values() for study in group[1:]}
+
+
+def compare(work: Path) -> tuple[dict[str, float], list[str]]:
+    """Hold what both jobs named against the ledger and the truth.
+
+    Args:
+        work: folder of the recipe.
+
+    Returns:
+        Figures, and the lines of a table: per code what was there and what was found.
+    """
+    planted = read_ledger(work / "studies")
+    with (work / "studies/truth/images.csv").open(encoding="utf-8", newline="") as stream:
+        drawn_images = list(csv.DictReader(stream))
+    folder = manifest.ARTIFACT.at(work)
+    images, reports = rows(folder, manifest.IMAGES), rows(folder, manifest.REPORTS)
+    rejects = {(row["reason"], row["id"]) for row in rows(folder, manifest.REJECTS)}
+    artifact = open_artifact(data_check.ARTIFACT.at(work), data_check.ARTIFACT)
+    found = {(row["code"], row["id"]) for row in rows(artifact.path, data_check.FOUND)}
+    usable = {row["study_id"] for row in reports}
+    same_text = studies_with_same_text(planted, drawn_images, usable)
+    wanted = expected_findings(planted, drawn_images, same_text)
+    left_out = expected_rejects(planted, drawn_images)
+    lines = [f"{'code':24}{'there':>8}{'found':>8}{'missed':>8}{'invented':>10}"]
+    for code in sorted({code for code, _ in wanted | found}):
+        there, seen = ({i for c, i in named if c == code} for named in (wanted, found))
+        lines.append(
+            f"{code:24}{len(there):8}{len(seen):8}{len(there - seen):8}{len(seen - there):10}"
+        )
+    tree = read_preflight(artifact)
+    opened = {row["image_id"] for row in rows(artifact.path, data_check.IMAGES) if row["source"]}
+    bits = Counter(row["bits_stored"] for row in drawn_images if row["dicom_id"] in opened)
+    figures = {
+        "studies": len({row["study_id"] for row in drawn_images}),
+        "images": len(drawn_images),
+        "planted": len(planted),
+        "kinds_of_fault": len({item.fault for item in planted}),
+        "manifest_missed": len(left_out - rejects),
+        "manifest_invented": len(rejects - left_out),
+        "check_missed": len(wanted - found),
+        "check_invented": len(found - wanted),
+        "bit_depths_differ": float(dict(bits) != tree["images"]["bits"]),
+        "leaks": leaks(work, images, reports),
+    }
+    return figures, lines
+
+
+def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[str, Any]]) -> int:
+    """Count patients on both sides of a split of the manifest.
+
+    Args:
+        work: folder of the recipe.
+        images: rows of its images.
+        reports: rows of its reports.
+
+    Returns:
+        Patients in two splits, and patients of the box table that train.
+    """
+    splits: dict[str, set[str]] = defaultdict(set)
+    for row in (*images, *reports):
+        splits[row["subject_id"]].add(row["split"])
+    with (work / "studies" / BOX_TABLE).open(encoding="utf-8", newline="") as stream:
+        boxed = {row["path"].split("/")[2][1:] for row in csv.DictReader(stream)}
+    both = sum(len(found) > 1 for found in splits.values())
+    return both + sum("train" in splits[subject] for subject in boxed & splits.keys())
+
+
+def rows(folder: Path, form: TableFormat) -> list[dict[str, Any]]:
+    """Read a table of an artifact.
+
+    Args:
+        folder: the artifact's folder.
+        form: the table.
+
+    Returns:
+        Its rows.
+    """
+    found: list[dict[str, Any]] = read_table(folder, form).to_pylist()
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the archive, run both jobs, and print what they found.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where a job could not be run.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.archive")
+    parser.add_argument("--quick", action="store_const", const="quick", default="full", dest="tier")
+    tier = parser.parse_args(argv).tier
+    times: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        config_file = write_config(work, tier)
+        for job, code in (("generate_studies", 0), ("build_manifest", 0), ("check_data", 3)):
+            ended, wall, cpu = run(job, config_file)
+            if ended != code:
+                print(f"{job} ended with exit code {ended}, not {code}", file=sys.stderr)
+                return 1
+            times |= {f"{job}_wall_s": wall, f"{job}_cpu_s": cpu}
+            print(f"{job:18}{wall:8.1f} s wall{cpu:8.1f} s CPU", flush=True)
+        figures, lines = compare(work)
+    print(*lines, sep="\n")
+    zero = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
+    bars = {name: ("0", figures[name] == 0) for name in (*zero, "bit_depths_differ", "leaks")}
+    return finish("archive", figures | times, bars)
+
+
+def _images_without_report(
+    planted: Sequence[Planted], images: Sequence[dict[str, str]]
+) -> set[str]:
+    spoilt = {item.study_id for item in planted if item.fault in _TEXT_FAULTS}
+    return {
+        row["dicom_id"]
+        for row in images
+        if row["study_id"] in spoilt and row["view"] in {"AP", "PA"}
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

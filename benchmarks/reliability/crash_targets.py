@@ -1,0 +1,149 @@
+"""Jobs to kill: what each needs, writes and acknowledges, on a small generated corpus."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fixtures.corpus import write_corpus
+from benchmarks.reliability.index_swap import write_scene
+from medclip_dcl.errors import ArtifactCorrupt
+from medclip_dcl.files import sha256_file
+from medclip_dcl.likelihood import scoring
+from medclip_dcl.tables import read_table
+
+CONFIG = "configs/demo.yaml"
+SAVED_EVERY = 4
+SMALL = (
+    "generate.patients=150",
+    "generate.coverage_images=0",
+    "generate.size_px=128",
+    "generate.workers=1",
+    "images.shard_rows=8",
+    "images.workers=2",
+    "likelihood.unit_pieces=500",
+    "likelihood.flush_every_s=0",
+    "likelihood.workers=1",
+    "language_model.steps=20",
+)
+TINY: dict[str, dict[str, dict[str, Any]]] = {
+    "train": {"train": {"steps": 48, "save_every_steps": SAVED_EVERY}},
+    "build_index": {"index": {"shard_rows": 2, "thumbnail_px": 32, "landmarks": 48}},
+}
+"""Settings of jobs that work on the tiny corpus of the tests: their restarts are many."""
+
+KILLS = {"quick": 6, "normal": 12, "long": 60}
+
+Facts = dict[str, str]
+"""What is acknowledged: its name and what it holds."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A job to kill."""
+
+    job: str
+    artifact: str
+    needs: tuple[str, ...]
+    traces: str
+    """Files that show that it is under way, below the recipe's folder."""
+    staged: str
+    """Folders in which a file half written shows that something is being acknowledged."""
+    acknowledged: Callable[[Path], list[tuple[str, str]]]
+    """Reads what is acknowledged, below the recipe's folder, while the artifact is a draft."""
+    final: Callable[[Path], Facts]
+    """Reads the same of the finished artifact."""
+    quick_share: float = 1.0
+    """Share of the quick kills that a job gets whose restarts are long."""
+    flush_share: float = 1 / 3
+    """Share of the kills that must hit a flush."""
+    scene: Callable[[Path, Callable[[Path], None]], Path] | None = None
+    """Writes what the job reads, with a way to run it, where no job of `needs` does."""
+    replaces: bool = False
+    """Whether an old index stands in its place, which must serve until the new one does."""
+
+    def kills(self, tier: str) -> int:
+        """Say how many kills must hit."""
+        return max(1, round(KILLS[tier] * (self.quick_share if tier == "quick" else 1)))
+
+    def flushes(self, tier: str) -> int:
+        """Say how many of them must hit a flush."""
+        return int(self.kills(tier) * self.flush_share)
+
+
+def shards(folder: Path) -> list[tuple[str, str]]:
+    return [(path.name, sha256_file(path)) for path in sorted(folder.glob("shard-*"))]
+
+
+def spans(work: Path) -> list[tuple[str, str]]:
+    draft = work / ".likelihoods.draft"
+    try:
+        return list(scores(draft).items())  # put together already, and the parts half removed
+    except ArtifactCorrupt:
+        parts, _ = scoring.read_parts(draft / scoring.PARTS)
+    names = (f"{row['text_key']} {row['first']}" for row in parts.to_pylist())
+    return list(zip(names, (value.hex() for value in parts["pll_nats"].to_pylist()), strict=True))
+
+
+def scores(folder: Path) -> Facts:
+    table = read_table(folder, scoring.LIKELIHOODS)
+    return {f"{row['text_key']} 0": row["pll_nats"].hex() for row in table.to_pylist()}
+
+
+def vectors(folder: Path) -> list[tuple[str, str]]:
+    """Shards that a build keeps and does not make anew, so that the time of writing stays too."""
+    pooled = {path.stem[-5:] for path in folder.glob("pooled-*")}  # the last of a shard of images
+    return [
+        (path.name, f"{sha256_file(path)} {path.stat().st_mtime_ns}")
+        for path in sorted({*folder.glob("[a-z]*-?????.*"), *folder.glob("sketch.npy")})
+        if path.stem[-5:] in pooled or not path.name.startswith(("regions-", "pictures-"))
+    ]
+
+
+def checkpoints(_work: Path) -> list[tuple[str, str]]:
+    return []  # a run keeps its newest ones alone; its losses tell whether one was lost
+
+
+VICTIMS = (
+    Victim(
+        "prepare_images",
+        "prepared",
+        ("generate_studies", "build_manifest"),
+        ".prepared.draft/shard-*",
+        ".prepared.draft",
+        lambda work: shards(work / ".prepared.draft"),
+        lambda work: dict(shards(work / "prepared")),
+    ),
+    Victim(
+        "score_sentences",
+        "likelihoods",
+        ("generate_studies", "build_manifest", "split_sentences", "fit_language_model"),
+        ".likelihoods.draft/parts",
+        ".likelihoods.draft/parts",
+        spans,
+        lambda work: scores(work / "likelihoods"),
+    ),
+    Victim(
+        "train",
+        "model",
+        (),
+        "checkpoints/step-*",
+        "checkpoints/.step-*.draft",
+        checkpoints,
+        lambda _work: {},
+        quick_share=1 / 3,
+        flush_share=1 / 2,
+        scene=lambda work, _: write_corpus(work),
+    ),
+    Victim(
+        "build_index",
+        "index",
+        (),
+        ".index.draft/regions-*",
+        ".index.draft",
+        lambda work: vectors(work / ".index.draft"),
+        lambda work: dict(vectors(work / "index")),
+        scene=write_scene,
+        replaces=True,
+    ),
+)

@@ -1,0 +1,369 @@
+"""Is a run what its recipe says, cut anywhere and started again, on one process or on two?
+
+    python -m benchmarks.reliability.exactness [--quick]
+
+    resume   a tiny run is cut at twelve points, by kill -9 or SIGTERM, in the middle of an
+             epoch, at its end, and inside the saving of a checkpoint; started again, it must
+             end with the same bits, every process having seen the same samples in each step;
+             the image encoder is thawed on the way
+    refuse   the cut run must not go on with another number of processes
+    curve    two processes of half a batch each follow the losses of one with all of it, over
+             50 steps; batch norms frozen, no dropout
+
+Processes are real ones that talk over gloo; the model and its data are so small that what is
+measured is the order of things. `--quick` cuts at three of the points.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fixtures.corpus import write_config, write_corpus
+from benchmarks.record import finish
+from benchmarks.reliability import forkserver
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.errors import ArtifactError
+from medclip_dcl.training.checkpoint import ARTIFACT
+from medclip_dcl.training.logging import TIMINGS, read_metrics
+
+STUDIES = 80  # 48 of them train
+LOOP = {
+    "steps": 30,
+    "global_batch": 8,
+    "save_every_steps": 5,
+    "warmup_steps": 4,
+    "image_frozen_steps": 11,  # so cuts lie on both sides of a thaw
+}
+EPOCH = 6
+CURVE_STEPS = 50
+CURVE_SEEDS = 3
+STOPPED = 75
+_HUNG_S = 120
+
+Env = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a run ends before its time."""
+
+    step: int
+    """After so many steps."""
+    number: int
+    """The signal."""
+    flush: int = 0
+    """0: before anything is saved; else at this flush to the disk of the checkpoint."""
+
+    @property
+    def kind(self) -> str:
+        """Which of the three sorts of place it is."""
+        if self.flush:
+            return "saving"
+        return "epoch_end" if self.step % EPOCH == 0 else "mid_epoch"
+
+
+_KILL, _TERM = int(signal.SIGKILL), int(signal.SIGTERM)
+CUTS = (
+    Cut(8, _KILL),
+    Cut(12, _TERM),
+    Cut(15, _KILL, flush=4),
+    Cut(6, _KILL),
+    Cut(13, _TERM),
+    Cut(5, _KILL, flush=2),
+    Cut(18, _KILL),
+    Cut(22, _KILL),
+    Cut(20, _KILL, flush=8),
+    Cut(24, _TERM),
+    Cut(27, _TERM),
+    Cut(25, _KILL, flush=13),
+)
+"""Twelve, four of each sort; the quick tier takes one of each."""
+
+
+def arm(folder: str, step: int, number: int, flush: int) -> None:
+    """Let this process note what it is fed, and end itself; called in the process itself.
+
+    Args:
+        folder: receives a file with a line for every step that this process did.
+        step: after how many steps the signal comes; 0: none.
+        number: the signal.
+        flush: 0, or the flush after that step at which it comes.
+    """
+    from medclip_dcl.training.trainer import TrainStep
+
+    rank = os.environ.get("RANK", "0")
+    notes = (Path(folder) / f"seen-{rank}.jsonl").open("a", encoding="utf-8")
+    inner, flush_file = TrainStep.__call__, os.fsync
+    flushed: list[int] = []
+
+    def counted(handle: int) -> None:
+        flushed.append(handle)
+        if len(flushed) == flush + 1:  # the log is flushed first
+            os.kill(os.getpid(), number)
+        flush_file(handle)
+
+    def noted(self: Any, batch: Any, stop: bool) -> Any:
+        report = inner(self, batch, stop)
+        line = {"step": batch.step + 1, "items": batch.item_ids, "bytes": _digest_of(batch)}
+        notes.write(json.dumps(line) + "\n")
+        notes.flush()
+        if batch.step + 1 == step:
+            if flush:
+                os.fsync = counted
+            else:
+                os.kill(os.getpid(), number)
+        return report
+
+    TrainStep.__call__ = noted  # type: ignore[method-assign]
+
+
+def _digest_of(batch: Any) -> str:
+    """Name every byte that a process is given for one step."""
+    digest = hashlib.sha256()
+    for name, value in sorted(vars(batch).items()):
+        if hasattr(value, "numpy"):
+            digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, Any]) -> list[Any]:
+    """Start the trainer in its processes.
+
+    Args:
+        work: the recipe's folder.
+        processes: how many.
+        cut: where they end; None: nowhere.
+        sections: settings of the recipe.
+
+    Returns:
+        The running processes.
+    """
+    loop = {**LOOP, "processes": processes, **sections.pop("train", {})}
+    config_file = write_config(work / "config.yaml", work, train=loop, **sections)
+    where = (cut.step, cut.number, cut.flush) if cut else (0, 0, 0)
+    before = ("benchmarks.reliability.exactness:arm", (str(work), *where))
+    shared: Env = {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    started = []
+    for rank in range(processes):
+        own = shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {})
+        log = work.with_name(f"{work.name}-{rank}.log")
+        started.append(forkserver.start("train", ["--config", str(config_file)], log, own, before))
+    return started
+
+
+def end_of(started: list[ForkServerProcess]) -> list[int]:
+    """Wait for the first process, end the others as a launcher would, give the exit codes.
+
+    Raises:
+        RuntimeError: it hangs.
+    """
+    first, *others = started
+    first.join(_HUNG_S)
+    if first.exitcode is None:
+        raise RuntimeError("a run hangs")
+    for other in others:
+        other.join(_HUNG_S if first.exitcode in {0, STOPPED} else 1)
+        if other.exitcode is None:
+            other.kill()
+            other.join()
+    return [process.exitcode for process in started if process.exitcode is not None]
+
+
+def must_end(work: Path, processes: int, **sections: Mapping[str, Any]) -> None:
+    """Train to the end.
+
+    Raises:
+        RuntimeError: a process ended with another code than 0.
+    """
+    codes = end_of(start(work, processes, None, **sections))
+    if any(codes):
+        output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
+        raise RuntimeError(f"training ended with {codes}: {output[-2000:]}")
+
+
+@dataclass(frozen=True)
+class End:
+    """What a run came to."""
+
+    digest: str
+    """Of the published model: every weight."""
+    figures: list[dict[str, Any]]
+    """The metrics log, without times."""
+    seen: list[dict[int, dict[str, Any]]]
+    """For each process, what it was fed in each step, and how often it differed."""
+    repeated: int
+    """Steps that were done twice with other bytes."""
+
+
+def end(work: Path, processes: int) -> End:
+    """Read what a run came to."""
+    seen, repeated = [], 0
+    for rank in range(processes):
+        of_step: dict[int, dict[str, Any]] = {}
+        for text in (work / f"seen-{rank}.jsonl").read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            repeated += of_step.get(line["step"], line) != line
+            of_step[line["step"]] = line
+        seen.append(of_step)
+    lines = read_metrics(work / "checkpoints")
+    figures = [{key: line[key] for key in line if key not in TIMINGS} for line in lines]
+    digest = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT).digest
+    return End(digest, figures, seen, repeated)
+
+
+def unreadable(work: Path) -> list[str]:
+    """List the checkpoints that can be seen and cannot be opened."""
+    bad = []
+    for path in sorted((work / "checkpoints").glob("step-*")):
+        try:
+            open_artifact(path, ARTIFACT)
+        except ArtifactError:
+            bad.append(path.name)
+    return bad
+
+
+def newest(work: Path) -> int:
+    """Give the step of the newest checkpoint; 0 where there is none."""
+    names = [path.name for path in (work / "checkpoints").glob("step-*")]
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
+
+
+def resume(base: Path, processes: int, cuts: Sequence[Cut]) -> Counter[str]:
+    """Cut a run, start it again, and compare its end with an uninterrupted one's."""
+    whole = base.with_name("whole")
+    shutil.copytree(base, whole)
+    must_end(whole, processes)
+    expected = end(whole, processes)
+    shutil.rmtree(whole)
+    count: Counter[str] = Counter(twice_in_an_epoch=_twice_in_an_epoch(expected))
+    for cut in cuts:
+        work = base.with_name("cut")
+        shutil.copytree(base, work)
+        codes = end_of(start(work, processes, cut))
+        asked = STOPPED if cut.number == _TERM else -cut.number
+        count["missed"] += codes[0] != asked  # a cut that did not come where it should
+        count["unreadable"] += len(unreadable(work))
+        lost = len(read_metrics(work / "checkpoints")) - newest(work)
+        count["most_lost"] = max(count["most_lost"], lost)
+        if processes == 1 and cut is cuts[0]:
+            count["refused"] = _refuses(work)
+        must_end(work, processes)
+        found = end(work, processes)
+        count["different_weights"] += found.digest != expected.digest
+        count["different_curve"] += found.figures != expected.figures
+        count["different_samples"] += found.repeated or found.seen != expected.seen
+        count["cuts"] += 1
+        count[cut.kind] += 1
+        shutil.rmtree(work)
+    return count
+
+
+def _twice_in_an_epoch(run: End) -> int:
+    """Count studies that stood twice in one epoch, or a batch that lacked places."""
+    twice = 0
+    for first in range(1, LOOP["steps"], EPOCH):
+        ids = [name for step in range(first, first + EPOCH) for name in run.seen[0][step]["items"]]
+        twice += EPOCH * LOOP["global_batch"] - len(set(ids))
+    return twice
+
+
+def _refuses(work: Path) -> int:
+    """Say whether a run of one process refuses to go on with two."""
+    codes = end_of(start(work, 2, None))
+    output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
+    return int(codes[0] == 4 and "settings.train.processes: 1 -> 2" in output)
+
+
+def curve(folder: Path, seed: int) -> float:
+    """Give the largest relative difference of the losses of one process and of two."""
+    settings = {
+        "steps": CURVE_STEPS,
+        "freeze_batchnorm": True,
+        "learning_rate": 1e-3,
+        "image_frozen_steps": 10,  # the distributed wrapper is made anew at the thaw
+    }
+    objective = {"directions": "both", "relation": "claims"}
+    torch.manual_seed(seed)  # of the language model that both start from
+    same = write_corpus(folder / f"seed-{seed}", studies=STUDIES, dropout=0.0, eta=0.2)
+    losses = []
+    for processes in (1, 2):
+        work = shutil.copytree(same, folder / f"seed-{seed}-{processes}")
+        must_end(work, processes, train=settings, objective=objective)
+        losses.append([line["loss"] for line in read_metrics(work / "checkpoints")])
+    alone, together = losses
+    if not len(alone) == len(together) == CURVE_STEPS or alone[0] == alone[-1]:
+        raise RuntimeError("the curves have too few steps, or nothing was learned")
+    pairs = zip(alone, together, strict=True)
+    return max(abs(one - two) / abs(one) for one, two in pairs)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Cut, resume, compare, and print what came of it.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where a run could not be started at all.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.exactness")
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args(argv).quick
+    cuts, seeds = (CUTS[:3], 1) if quick else (CUTS, CURVE_SEEDS)
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.manual_seed(0)
+        base = write_corpus(folder / "base", studies=STUDIES)
+        for processes in (1, 2):
+            count = resume(base, processes, cuts)
+            shown = ", ".join(f"{key} {value}" for key, value in sorted(count.items()))
+            print(f"resume    {processes} processes: {shown}", flush=True)
+            figures |= {f"processes_{processes}_{key}": value for key, value in count.items()}
+        found = [curve(folder, seed) for seed in range(seeds)]
+    shown = ", ".join(f"{difference:.1e}" for difference in found)
+    print(f"curve     over {CURVE_STEPS} steps, largest relative difference by seed: {shown}")
+    figures["curve_difference_ppm"] = 1e6 * max(found)
+    return finish("exactness", figures, _bars(figures, len(cuts)))
+
+
+def _bars(figures: Mapping[str, float], cuts: int) -> dict[str, tuple[str, bool]]:
+    wrong = ("different_weights", "different_curve", "different_samples", "unreadable", "missed")
+    bars = {
+        key: ("0", figures[key] == 0)
+        for processes in (1, 2)
+        for key in [f"processes_{processes}_{name}" for name in (*wrong, "twice_in_an_epoch")]
+    }
+    for processes in (1, 2):
+        name = f"processes_{processes}_most_lost"
+        bars[name] = (f"<= {LOOP['save_every_steps']}", figures[name] <= LOOP["save_every_steps"])
+        name = f"processes_{processes}_cuts"
+        bars[name] = (f"{cuts}", figures[name] == cuts)
+    bars["processes_1_refused"] = ("1", figures["processes_1_refused"] == 1)
+    difference = figures["curve_difference_ppm"]
+    bars["curve_difference_ppm"] = ("<= 10", difference <= 10)
+    return bars
+
+
+if __name__ == "__main__":
+    sys.exit(main())

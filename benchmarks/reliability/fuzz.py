@@ -1,0 +1,366 @@
+"""What the gate for pictures makes of real images, of bombs and of damaged files.
+
+    python -m benchmarks.reliability.fuzz [--quick | --long]
+
+Real images (TEST_DATA) must behave as their manifest says; every bomb must be refused for
+one of its reasons; a mutant must give a picture or a typed refusal. In all three nothing
+may take longer than ten seconds, and the caller, which is this process, may neither die
+nor grow by more than 256 MiB.
+"""
+
+import argparse
+import csv
+import io
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+from PIL import Image
+from pydicom.dataset import Dataset
+from pydicom.pixels.encoders import RLELosslessEncoder
+
+from benchmarks.fixtures.bombs import BOMBS
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
+from benchmarks.record import finish
+from benchmarks.reliability.mutants import Seed, pick, read_seed
+from medclip_dcl.data.dicom.pixel_data import SYNTAXES
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
+from medclip_dcl.errors import ImageError
+
+MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 20_000}
+WORKERS = 2
+LIMIT_S, GROWTH_MIB = 10.0, 256.0
+_SEED_BYTES = 200_000  # larger real images are left to the manifest
+_SHOWN = 10
+_TOP = 65535
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a file.
+
+    Attributes:
+        reason: `image`, one of `REASONS`, or `escape: ` and what went wrong.
+        seconds: wall time.
+        picture: the picture, if there is one.
+    """
+
+    reason: str
+    seconds: float
+    picture: GreyImage | None = None
+
+
+def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
+    """Put one file through the gate.
+
+    Args:
+        decoder: the gate's pool.
+        source: the file.
+
+    Returns:
+        What became of it.
+    """
+    start = time.monotonic()
+    picture = None
+    try:
+        picture = decoder.open(source)
+        reason = "image" if _is_sound(picture) else "escape: not a picture"
+    except ImageError as error:
+        reason = error.code if error.code in REASONS else f"escape: code {error.code}"
+    except Exception as error:  # noqa: BLE001 (that nothing else comes out is what is measured)
+        reason = f"escape: {type(error).__name__}"
+    return Outcome(reason, time.monotonic() - start, picture)
+
+
+def try_manifest(decoder: Decoder, folder: Path) -> dict[str, float]:
+    """Open every image of a manifest and compare with what it expects.
+
+    Args:
+        decoder: the gate's pool.
+        folder: holds `manifest.csv` and the files.
+
+    Returns:
+        Counts, seconds of the slowest, and how many encodings of one image agree.
+    """
+    with (folder / "manifest.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    same: list[Outcome] = []
+    outcomes: dict[str, Outcome] = {}
+    for row in rows:
+        outcome = ask(decoder, folder / row["file"])
+        outcomes[row["file"]] = Outcome(outcome.reason, outcome.seconds)
+        if Path(row["file"]).name.startswith("eq_"):
+            same.append(outcome)
+    astray = 0
+    for row in rows:
+        found = outcomes[row["file"]].reason
+        became = "decode" if found == "image" else "escape" if "escape" in found else "error"
+        right = row["expect"] in {became, "decode_or_error"} and became != "escape"
+        astray += not right
+        print(f"    {row['file']:50} {row['expect']:16} {found:18} {'' if right else 'ASTRAY'}")
+    first = same[0].picture if same else None
+    equal = sum(
+        first is not None
+        and item.picture is not None
+        and np.array_equal(first.pixels, item.picture.pixels)
+        for item in same
+    )
+    return {
+        "manifest_rows": len(rows),
+        "manifest_astray": astray,
+        "manifest_encodings": len(same),
+        "manifest_encodings_equal": equal,
+        "manifest_slowest_s": max(item.seconds for item in outcomes.values()),
+    }
+
+
+def try_bombs(decoder: Decoder) -> dict[str, float]:
+    """Open every bomb.
+
+    Args:
+        decoder: the gate's pool.
+
+    Returns:
+        Counts, and seconds of the slowest.
+    """
+    astray, slowest = 0, 0.0
+    for name, bomb in BOMBS.items():
+        data = bomb.make()
+        outcome = ask(decoder, data)
+        right = outcome.reason in bomb.reasons
+        astray += not right
+        slowest = max(slowest, outcome.seconds)
+        print(
+            f"    {name:26} {len(data):>9} bytes  {outcome.reason:18} {outcome.seconds:5.2f} s"
+            f" {'' if right else 'ASTRAY'}"
+        )
+    return {"bombs": len(BOMBS), "bombs_astray": astray, "bombs_slowest_s": slowest}
+
+
+def try_mutants(decoder: Decoder, name: str, seeds: Sequence[Seed], count: int) -> dict[str, float]:
+    """Open many mutants.
+
+    Args:
+        decoder: the gate's pool.
+        name: of the run; with a number it names a mutant for good.
+        seeds: the sound files.
+        count: how many mutants.
+
+    Returns:
+        Counts, seconds of the slowest, and milliseconds a mutant.
+    """
+    for seed in seeds:
+        assert ask(decoder, seed.data).reason in {"image", *REASONS}
+    start = time.monotonic()
+    with ThreadPoolExecutor(WORKERS) as threads:
+        outcomes = list(threads.map(_mutant(decoder, name, seeds), range(count)))
+    took = time.monotonic() - start
+    reasons = Counter(outcome.reason for outcome in outcomes)
+    print(f"{name}: {count} mutants of {len(seeds)} files, {1e3 * took / count:.1f} ms each")
+    for reason, times in reasons.most_common():
+        print(f"    {reason:24} {times:>7}")
+    odd = {"deadline", "worker_died", "memory"}
+    numbers = [
+        f"{number} ({outcome.reason}, {outcome.seconds:.1f} s)"
+        for number, outcome in enumerate(outcomes)
+        if outcome.reason in odd or "escape" in outcome.reason or outcome.seconds > LIMIT_S
+    ]
+    if numbers:
+        print(f"    by number: {', '.join(numbers[:_SHOWN])}")
+    return {
+        name: count,
+        f"{name}_images": reasons["image"],
+        f"{name}_escapes": sum(times for why, times in reasons.items() if "escape" in why),
+        f"{name}_late": sum(outcome.seconds > LIMIT_S for outcome in outcomes),
+        f"{name}_worker_died": reasons["worker_died"],
+        f"{name}_deadline": reasons["deadline"],
+        f"{name}_slowest_s": max(outcome.seconds for outcome in outcomes),
+        f"{name}_ms": 1e3 * took / count,
+    }
+
+
+def dicom_seeds() -> Iterator[bytes]:
+    """Make a small image in every transfer syntax that is read, and with unusual tags."""
+    image = _image()
+    grey = (image >> 4).astype(np.uint8)
+    lossless = bytes(imagecodecs.ljpeg_encode(image, bitspersample=12))
+    streams = {
+        "rle": [(image, _run_lengths(image))],
+        "dct": [(grey, raster_bytes(grey, "jpeg")), (image, _twelve_bits(image))],
+        "lossless": [(image, lossless)],
+        "ls": [(image, bytes(imagecodecs.jpegls_encode(image)))],
+        "j2k": [
+            (image, bytes(imagecodecs.jpeg2k_encode(image, codecformat=form, level=level)))
+            for form, level in (("j2k", 0), ("jp2", 40))
+        ],
+    }
+    for syntax, form in SYNTAXES.items():
+        if form.decoder:
+            for pixels, frame in streams[form.decoder]:
+                yield dicom_bytes(pixels, syntax=syntax, frame=frame)
+        else:
+            yield dicom_bytes(image, syntax=syntax)
+    table = Dataset()
+    table.LUTDescriptor, table.ModalityLUTType = [4096, 0, 16], "US"
+    table.add_new("LUTData", "OW", np.arange(4096, dtype="<u2").tobytes())
+    for tags in (
+        {"ModalityLUTSequence": [table]},
+        {"RescaleSlope": "2", "RescaleIntercept": "-1024", "PixelPaddingValue": ("US", 7)},
+        {"WindowCenter": ["40", "400"], "WindowWidth": ["80", "2000"], "PixelSpacing": [0.1, 0.1]},
+    ):
+        yield dicom_bytes(image, **tags)
+    yield dicom_bytes(image.astype(np.int16), photometric="MONOCHROME1", bits_stored=16)
+
+
+def raster_seeds() -> Iterator[bytes]:
+    """Make small JPEG and PNG files of every kind that Pillow writes."""
+    image = _image()
+    grey = (image >> 4).astype(np.uint8)
+    colours = np.dstack([grey, grey[::-1], grey])
+    turned = Image.Exif()
+    turned[274] = 6
+    yield raster_bytes(grey, "jpeg")
+    yield raster_bytes(grey, "jpeg", progressive=True, optimize=True)
+    yield raster_bytes(grey, "jpeg", restart_marker_blocks=2, exif=turned, comment=b"an image")
+    yield raster_bytes(colours, "jpeg", subsampling=2)
+    yield _saved(Image.fromarray(colours).convert("CMYK"), "jpeg")
+    yield raster_bytes(grey, "png")
+    yield raster_bytes(image, "png")
+    yield raster_bytes(colours, "png", exif=turned)
+    yield raster_bytes(np.dstack([colours, grey]), "png")
+    for mode in ("1", "P", "LA"):
+        yield _saved(Image.fromarray(colours).convert(mode), "png")
+    yield raster_bytes(grey, "png", transparency=9, dpi=(300, 300), icc_profile=bytes(200))
+
+
+def real_seeds(pattern: str) -> Iterator[bytes]:
+    """Read real images that are small, where TEST_DATA names a folder that holds some."""
+    folder = os.environ.get("TEST_DATA", "")
+    paths = sorted(Path(folder).glob(pattern)) if folder else []
+    for path in paths[:60]:
+        if 1000 < path.stat().st_size < _SEED_BYTES:
+            yield path.read_bytes()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Try images, bombs and mutants.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where a worker could not be started at all.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.fuzz")
+    parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
+    parser.add_argument("--long", action="store_const", const="long", dest="tier")
+    count = MUTANTS[parser.parse_args(argv).tier or "normal"]
+    folder = Path(os.environ.get("TEST_DATA") or "nowhere") / "dicom"
+    figures: dict[str, float] = {}
+    with Decoder(ImagesConfig(), WORKERS) as decoder:
+        ask(decoder, next(raster_seeds()))
+        before = _peak_mib(resource.RUSAGE_SELF)
+        if (folder / "manifest.csv").exists():
+            figures |= try_manifest(decoder, folder)
+        figures |= try_bombs(decoder)
+        of_dicom = _seeds(dicom_seeds(), real_seeds("dicom/files/*.dcm"))
+        figures |= try_mutants(decoder, "dicom_mutants", of_dicom, count)
+        of_raster = _seeds(raster_seeds(), real_seeds("covid_cxr/images/*.jpg"))
+        figures |= try_mutants(decoder, "raster_mutants", of_raster, count)
+        figures["caller_growth_mib"] = _peak_mib(resource.RUSAGE_SELF) - before
+    figures["worker_peak_mib"] = _peak_mib(resource.RUSAGE_CHILDREN)
+    return finish("fuzz", figures, _bars(figures))
+
+
+def _bars(figures: dict[str, float]) -> dict[str, tuple[str, bool]]:
+    bars = {
+        name: ("0", value == 0)
+        for name, value in figures.items()
+        if name.endswith(("_astray", "_escapes", "_late"))
+    }
+    growth = figures["caller_growth_mib"]
+    bars["caller_growth_mib"] = (f"<= {GROWTH_MIB:.0f}", growth <= GROWTH_MIB)
+    for name in ("manifest_slowest_s", "bombs_slowest_s"):
+        if name in figures:
+            bars[name] = (f"<= {LIMIT_S:.0f}", figures[name] <= LIMIT_S)
+    if "manifest_encodings" in figures:
+        wanted = figures["manifest_encodings"]
+        met = figures["manifest_encodings_equal"] == wanted
+        bars["manifest_encodings_equal"] = (f"{wanted:.0f}", met)
+    for name, (bar, met) in bars.items():
+        print(f"{name:26} {figures[name]:9.3f}  bar {bar:6} {'met' if met else 'MISSED'}")
+    return bars
+
+
+def _mutant(decoder: Decoder, name: str, seeds: Sequence[Seed]) -> Callable[[int], Outcome]:
+    def run(number: int) -> Outcome:
+        found = ask(decoder, pick(seeds, name, number))
+        return Outcome(found.reason, found.seconds)  # the picture is not kept
+
+    return run
+
+
+def _seeds(*groups: Iterator[bytes]) -> list[Seed]:
+    seeds = []
+    for data in (item for group in groups for item in group):
+        try:
+            seeds.append(read_seed(data))
+        except (KeyError, ValueError):
+            continue  # a real file that is malformed itself, or of a syntax that is not read
+    return seeds
+
+
+def _is_sound(picture: GreyImage) -> bool:
+    pixels = picture.pixels
+    if pixels.ndim != 2 or pixels.dtype != np.uint16:
+        return False
+    ends = (0, 0) if picture.constant else (0, _TOP)
+    return (int(pixels.min()), int(pixels.max())) == ends
+
+
+def _image() -> np.ndarray:
+    noise = np.random.default_rng(0).integers(0, 300, (40, 48))
+    return (noise + np.linspace(0, 3700, 40 * 48).reshape(40, 48)).astype(np.uint16)
+
+
+def _twelve_bits(image: np.ndarray) -> bytes:
+    return bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
+
+
+def _run_lengths(image: np.ndarray) -> bytes:
+    return RLELosslessEncoder.encode(
+        image,
+        rows=image.shape[0],
+        columns=image.shape[1],
+        samples_per_pixel=1,
+        number_of_frames=1,
+        bits_allocated=16,
+        bits_stored=12,
+        pixel_representation=0,
+        photometric_interpretation="MONOCHROME2",
+        encoding_plugin="pydicom",
+    )
+
+
+def _saved(image: Image.Image, form: str) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form)
+    return stream.getvalue()
+
+
+def _peak_mib(who: int) -> float:
+    peak = resource.getrusage(who).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

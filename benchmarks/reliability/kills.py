@@ -1,0 +1,341 @@
+"""Kill -9 in the middle of a job, start it again: is the end that of an uninterrupted run?
+
+    python -m benchmarks.reliability.kills [--quick | --long] [--job NAME]
+
+A job works on a small generated corpus. Its whole process group is killed at a random moment
+after it began to write, and started and killed again, until a run comes to its end. Kills are
+aimed at flushes until enough of them hit one: the process is frozen when a half-written file is
+seen, and killed where that file is still there, else let go on. What had been acknowledged before
+a kill must be there after the next one, once, with the same bytes; and the end must have the
+content of a run that nobody killed. For training the losses of every logged step are compared
+as well; every checkpoint that can be seen after a kill must open, and no more steps may be lost
+than lie between two of them. Half of its kills hit a save. An index is built where an old one of
+another model stands: after every kill the old one must open whole and answer as before, and from
+the moment at which the new one bears its name, so must that. Some kills come between the two
+renames of that moment, or right after them.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.record import finish
+from benchmarks.reliability import forkserver
+from benchmarks.reliability.crash_targets import (
+    CONFIG,
+    SAVED_EVERY,
+    SMALL,
+    TINY,
+    VICTIMS,
+    Facts,
+    Victim,
+)
+from benchmarks.reliability.exactness import newest, unreadable
+from benchmarks.reliability.index_swap import REPLACING_SHARE, Standing
+from medclip_dcl.files import STAGED
+from medclip_dcl.training.logging import read_metrics
+
+_POLL_S = 0.0002
+
+
+def start(
+    job: str, work: Path, before: tuple[str, tuple[str, ...]] | None = None
+) -> ForkServerProcess:
+    """Start a job in a process group of its own.
+
+    Args:
+        job: its name.
+        work: folder of the recipe.
+        before: what is called in the new process before the job, as in `warm.start`.
+
+    Returns:
+        The running process.
+    """
+    options = [word for setting in (f"work={work}", *SMALL) for word in ("--set", setting)]
+    arguments = ["--config", CONFIG, *options]
+    if job in TINY:
+        arguments = ["--config", str(write_config(work / "config.yaml", work, **TINY[job]))]
+    return forkserver.start(job, arguments, work.with_suffix(".log"), before=before)
+
+
+def run(job: str, work: Path) -> None:
+    """Run a job to its end.
+
+    Args:
+        job: its name.
+        work: folder of the recipe.
+
+    Raises:
+        RuntimeError: it ended with another code than 0.
+    """
+    process = start(job, work)
+    process.join()
+    _must_have_ended(process, job, work)
+
+
+def _must_have_ended(process: ForkServerProcess, job: str, work: Path) -> None:
+    if process.exitcode:
+        said = work.with_suffix(".log").read_text(encoding="utf-8")[-2000:]
+        raise RuntimeError(f"{job} ended with exit code {process.exitcode}: {said}")
+
+
+def content(victim: Victim, work: Path) -> tuple[str, list[dict[str, float]]]:
+    """Read what a job made.
+
+    Args:
+        victim: the job.
+        work: folder of the recipe.
+
+    Returns:
+        Content digest of its artifact, and the losses of every step where it trains.
+    """
+    digest = json.loads((work / victim.artifact / "artifact.json").read_text())["digest"]
+    log = next(iter(sorted(work.glob("**/metrics.jsonl"))), None) if victim.job == "train" else None
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log else []
+    kept = ("step", "loss", "uncorrected_loss", "frac_floor")
+    return digest, [{name: line[name] for name in kept if name in line} for line in lines]
+
+
+def half_written(victim: Victim, work: Path) -> bool:
+    """Say whether something is being acknowledged.
+
+    Args:
+        victim: the job.
+        work: folder of the recipe.
+
+    Returns:
+        True where a file that has not yet been renamed lies beside those that have.
+    """
+    return seen(work, f"{victim.staged}/{STAGED}*")
+
+
+def seen(work: Path, pattern: str) -> bool:
+    """Say whether a folder that a process works in holds such a file."""
+    try:
+        return any(work.glob(pattern))
+    except FileNotFoundError:  # a folder on the way was removed meanwhile
+        return False
+
+
+def kill_once(
+    victim: Victim, work: Path, seconds: float, rng: random.Random, aimed: bool
+) -> ForkServerProcess:
+    """Start a job and kill it at a random moment, or in a flush.
+
+    Args:
+        victim: the job.
+        work: folder of the recipe.
+        seconds: how long an uninterrupted run writes.
+        rng: where the moment comes from.
+        aimed: whether the first flush after that moment is waited for.
+
+    Returns:
+        The process; one that came to its end before has exit code 0.
+    """
+    process = start(victim.job, work)
+    pid = process.pid
+    assert pid is not None
+    while process.is_alive() and not seen(work, victim.traces):
+        time.sleep(_POLL_S)
+    moment = time.monotonic() + rng.uniform(0, seconds)
+    while process.is_alive() and time.monotonic() < moment:
+        time.sleep(_POLL_S)
+    while process.is_alive():
+        if aimed and not half_written(victim, work):
+            continue
+        _signal(pid, signal.SIGSTOP)
+        if not aimed or half_written(victim, work):
+            break
+        _signal(pid, signal.SIGCONT)
+    _signal(pid, signal.SIGKILL)
+    process.join()
+    return process
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+@dataclass
+class Count:
+    """What happened to one job."""
+
+    kills: int = 0
+    in_flush: int = 0
+    ends: int = 0
+    different: int = 0
+    lost: int = 0
+    duplicates: int = 0
+    acknowledged: int = 0
+    """Most that was acknowledged at a kill and not yet sealed."""
+    unreadable: int = 0
+    """Checkpoints that could be seen after a kill and not be opened."""
+    steps_lost: int = 0
+    """Most steps that were logged and that no checkpoint held."""
+
+    def suffices(self, kills: int, flushes: int) -> bool:
+        """Say whether there were kills enough, and enough of them within a flush."""
+        return self.kills >= kills and self.in_flush >= flushes
+
+    def inspect(self, work: Path) -> None:
+        """Count what a kill left of a run."""
+        self.unreadable += len(unreadable(work))
+        if (work / "checkpoints").exists():
+            done = max((line["step"] for line in read_metrics(work / "checkpoints")), default=0)
+            self.steps_lost = max(self.steps_lost, done - newest(work))
+
+    def compare(self, before: Facts, found: list[tuple[str, str]]) -> Facts:
+        """Count what a kill lost or doubled."""
+        now = dict(found)
+        times = Counter(name for name, _ in found)
+        self.duplicates += sum(number - 1 for number in times.values())
+        self.lost += sum(now.get(name) != value for name, value in before.items())
+        self.acknowledged = max(self.acknowledged, len(now))
+        return now
+
+
+def try_victim(victim: Victim, base: Path, tier: str, rng: random.Random) -> dict[str, float]:
+    """Kill a job many times and compare each end with an uninterrupted run's.
+
+    Args:
+        victim: the job.
+        base: folder with the artifacts that the job reads; it is left unchanged.
+        tier: how many kills must hit.
+        rng: where the moments come from.
+
+    Returns:
+        Counts, those of an old index among them, and seconds of the uninterrupted run.
+    """
+    reference = base.with_name(f"reference-{victim.job}")
+    shutil.copytree(base, reference)
+    begun = time.monotonic()
+    process = start(victim.job, reference)
+    while process.is_alive() and not seen(reference, victim.traces):
+        time.sleep(_POLL_S)
+    writing = time.monotonic()
+    process.join()
+    _must_have_ended(process, victim.job, reference)
+    ended = time.monotonic()
+    expected = content(victim, reference)
+    count = Count()
+    standing = Standing.between(base, reference) if victim.replaces else None
+    limits = (victim.kills(tier), victim.flushes(tier))
+    while not count.suffices(*limits):
+        work = base.with_name("trial")
+        shutil.copytree(base, work)
+        _kill_until_done(victim, work, (*limits, ended - writing), count, standing, rng)
+        count.ends += 1
+        count.different += content(victim, work) != expected
+        shutil.rmtree(work)
+    shutil.rmtree(reference)
+    served = standing.counts() if standing else {}
+    return {**vars(count), **served, "seconds": round(ended - begun, 2)}
+
+
+def _kill_until_done(
+    victim: Victim,
+    work: Path,
+    limits: tuple[int, int, float],
+    count: Count,
+    standing: Standing | None,
+    rng: random.Random,
+) -> None:
+    kills, flushes, seconds = limits
+    before: Facts = {}
+    while True:
+        if count.suffices(kills, flushes):
+            run(victim.job, work)
+        else:
+            aimed = count.in_flush < victim.flush_share * (count.kills + 1)
+            if standing and not aimed and standing.lacks(work, count.kills + 1):
+                process = start(victim.job, work, standing.arming())
+                process.join()
+            else:
+                process = kill_once(victim, work, seconds, rng, aimed=aimed)
+            if process.exitcode == -signal.SIGKILL:
+                count.kills += 1
+                count.in_flush += half_written(victim, work)
+                if standing:
+                    standing.ask(work)
+                if standing.is_replaced(work) if standing else (work / victim.artifact).exists():
+                    continue  # sealed a moment before
+                count.inspect(work)
+                before = count.compare(before, victim.acknowledged(work))
+                continue
+            _must_have_ended(process, victim.job, work)
+        final = victim.final(work)
+        count.lost += sum(final[name] != value for name, value in before.items() if name in final)
+        return
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Kill every job in turn and print what was left.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where a job could not be run at all.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
+    parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
+    parser.add_argument("--long", action="store_const", const="long", dest="tier")
+    parser.add_argument("--job", choices=[victim.job for victim in VICTIMS])
+    arguments = parser.parse_args(argv)
+    tier = arguments.tier or "normal"
+    rng = random.Random(0)
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        made: set[str] = set()
+        for victim in VICTIMS:
+            if arguments.job not in {None, victim.job}:
+                continue
+            for job in victim.needs:
+                if job not in made:
+                    run(job, base)
+                    made.add(job)
+            start_from = base
+            if victim.scene:
+                scene = base.with_name(f"scene-{victim.job}")
+                start_from = victim.scene(scene, partial(run, victim.job))
+            found = try_victim(victim, start_from, tier, rng)
+            shown = ", ".join(f"{name} {value}" for name, value in found.items())
+            print(f"{victim.job:18}{shown}", flush=True)
+            figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
+    bars = {}
+    for name in ("different", "lost", "duplicates", "unreadable", "unserved"):
+        counts = [figures.get(f"{victim.job}_{name}", 0) for victim in VICTIMS]
+        bars[name] = ("0", not any(counts))
+    for victim in VICTIMS:
+        if f"{victim.job}_kills" in figures:
+            least = victim.flushes(tier)
+            hits = figures[f"{victim.job}_in_flush"]
+            bars[f"{victim.job}_in_flush"] = (f">= {least}", hits >= least)
+            if victim.replaces:
+                least = int(victim.kills(tier) * REPLACING_SHARE)
+                hits = figures[f"{victim.job}_replacing"]
+                bars[f"{victim.job}_replacing"] = (f">= {least}", hits >= least)
+    if "train_steps_lost" in figures:
+        bars["train_steps_lost"] = (f"<= {SAVED_EVERY}", figures["train_steps_lost"] <= SAVED_EVERY)
+    return finish("kills", figures, bars)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

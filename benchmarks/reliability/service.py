@@ -1,0 +1,317 @@
+"""What the service makes of its own document, of hostile requests, of bombs and of thieves.
+
+    python -m benchmarks.reliability.service [--quick | --long] [--strict]
+
+A tiny model is served by a real process behind a key. schemathesis holds every answer to the
+OpenAPI document, all checks switched on; named hostile requests and spoilt ones must be
+answered without a fault, by a code that the document names for that route, and what they
+brought may stand in no answer, log line or figure; every bomb must be refused by name within
+ten seconds while the process lives on and does not grow; every route is asked for with every
+method, wrong credential and trick of a path. `--strict` ends with 1 where a bar is missed.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from api.app import create_app
+from api.settings import ServeSettings
+from benchmarks.fixtures.bombs import BOMBS
+from benchmarks.fixtures.hostile import CANARY, named
+from benchmarks.fixtures.mutant_requests import mutant
+from benchmarks.fixtures.service import ROOT, Service, running, store
+from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
+from benchmarks.fixtures.wire import Answer, Part, Request, exchange, form
+from benchmarks.record import finish
+
+TIERS = {"quick": (8, 500, 7), "normal": (150, 5_000, 1), "long": (1_000, 100_000, 1)}
+"""Examples of schemathesis per operation, spoilt requests, and one in so many of the matrix."""
+
+LIMIT_S, GROWTH_MIB = 10.0, 256.0
+_NONE = (
+    *("_breaches", "_refused", "_unclassified", "_failures", "_errors", "_faults", "_echoes"),
+    *("_undocumented", "_silent", "_astray", "_logged"),
+)
+_KEY = "service-benchmark-" + "0123456789abcdef" * 2
+_THREADS = 4
+_SHOWN = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve, ask, and count.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0; 1 where nothing could be measured, or with `--strict` where a bar is missed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.service")
+    parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
+    parser.add_argument("--long", action="store_const", const="long", dest="tier")
+    parser.add_argument("--strict", action="store_true")
+    arguments = parser.parse_args(argv)
+    examples, mutants, every = TIERS[arguments.tier or "normal"]
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = store(Path(name))
+        key_file = folder / "key"
+        key_file.write_text(_KEY, encoding="ascii")
+        key_file.chmod(0o400)
+        figures = try_surface(key_file, every)
+        with _serving(folder, key_file, max_body_mb=4, body_deadline_s=0.5) as service:
+            figures |= try_document(service, examples)
+            figures |= try_hostile(service, mutants)
+        with _serving(folder, key_file) as service:
+            figures |= try_bombs(service)
+    figures["seconds"] = time.monotonic() - begun
+    bars = _bars(figures, quick=arguments.tier == "quick")
+    finish("service", figures, bars)
+    return int(arguments.strict and not all(met for _, met in bars.values()))
+
+
+def try_surface(key_file: Path, every: int) -> dict[str, float]:
+    """Ask for every route with every method, wrong credential and trick, in this process.
+
+    Args:
+        key_file: holds the key.
+        every: one in so many combinations.
+
+    Returns:
+        Counts.
+    """
+    settings = ServeSettings(model="none", key_file=str(key_file), publish_schema=True)
+    app = create_app(settings)
+    found = try_everything(app, _KEY, every)
+    unknown = routes_of(app) - OPEN - KEYED
+    print(f"matrix: {found.asked} requests to {len(OPEN | KEYED)} routes")
+    _show("answered without the key", found.breaches)
+    _show("refused though open or with the key", found.refused)
+    _show("routes that nobody has classified", sorted(unknown))
+    return {
+        "matrix_requests": found.asked,
+        "matrix_breaches": len(found.breaches),
+        "matrix_refused": len(found.refused),
+        "routes_unclassified": len(unknown),
+    }
+
+
+def try_document(service: Service, examples: int) -> dict[str, float]:
+    """Let schemathesis hold the service to its OpenAPI document.
+
+    Args:
+        service: the service.
+        examples: most examples per operation and phase.
+
+    Returns:
+        Cases, failures and errors.
+    """
+    report = service.log.parent / "schemathesis.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}openapi.json"),
+            *("--checks", "all", "--header", f"X-API-Key: {_KEY}", "--seed", "1"),
+            *(
+                "--max-examples",
+                str(examples),
+                "--continue-on-failure",
+                "--output-truncate",
+                "true",
+            ),
+            *("--report", "json", "--report-json-path", str(report)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "benchmarks.fixtures.schemathesis_hooks"},
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    found = json.loads(report.read_text(encoding="utf-8"))
+    cases = found["test_cases"]
+    if found["failures"] or found["errors"]:
+        print(done.stdout[-6000:])
+    print(f"document: {cases['generated']} cases, {len(found['failures'])} kinds of failure")
+    return {
+        "document_operations": found["operations"]["tested"],
+        "document_cases": cases["generated"],
+        "document_failures": cases["unique_failures"],
+        "document_errors": len(found["errors"]) + cases["errored"],
+    }
+
+
+def try_hostile(service: Service, count: int) -> dict[str, float]:
+    """Send the named requests and spoilt ones, then look for canaries.
+
+    Args:
+        service: the service.
+        count: spoilt requests.
+
+    Returns:
+        Counts.
+    """
+    asked = named()
+    requests = list(asked.items()) + [
+        (f"mutant {number}", mutant(number)) for number in range(count)
+    ]
+    address = _address(service)
+    before = service.resident_mb()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        answers = list(threads.map(lambda item: exchange(address, item[1].encoded(_KEY)), requests))
+    documented = _documented(service)
+    odd: dict[str, list[str]] = {"faults": [], "echoes": [], "undocumented": [], "silent": []}
+    for (name, request), answer in zip(requests, answers, strict=True):
+        for kind in _faults(request, answer, documented):
+            odd[kind].append(f"{name} ({answer.status})")
+    statuses = Counter(answer.status for answer in answers)
+    print(f"hostile: {len(asked)} named, {count} spoilt; {dict(sorted(statuses.items()))}")
+    for kind, names in odd.items():
+        _show(kind, names)
+    with service.client(**{"X-API-Key": _KEY}) as client:
+        figures, alive = client.get("/metrics").text, client.get("/ready").status_code == 200
+    log = service.log.read_text(encoding="utf-8")
+    leaks = [name for name, text in (("log", log), ("metrics", figures)) if _holds(text.encode())]
+    _show("canary or key in", leaks)
+    return {
+        "hostile_named": len(asked),
+        "hostile_spoilt": count,
+        "hostile_faults": len(odd["faults"]),
+        "hostile_echoes": len(odd["echoes"]) + len(leaks),
+        "hostile_undocumented": len(odd["undocumented"]),
+        "hostile_silent": len(odd["silent"]),
+        "hostile_growth_mib": service.resident_mb() - before,
+        "hostile_alive": int(alive and service.process.poll() is None),
+    }
+
+
+def try_bombs(service: Service) -> dict[str, float]:
+    """Send every bomb, and the malformed images of TEST_DATA.
+
+    Args:
+        service: the service, at its own limits.
+
+    Returns:
+        Counts, seconds of the slowest, and growth.
+    """
+    images = {name: (bomb.make(), bomb.reasons) for name, bomb in BOMBS.items()}
+    folder = Path(os.environ.get("TEST_DATA") or "nowhere") / "dicom"
+    for path in sorted((folder / "files").glob("*")) if folder.is_dir() else ():
+        images[f"data/{path.name}"] = (path.read_bytes(), frozenset())
+    pid, before, slowest = service.process.pid, service.resident_mb(), 0.0
+    astray = []
+    for name, (data, reasons) in images.items():
+        started = time.monotonic()
+        request = Request("/classify", body=form(Part("image", data, "image.dcm")))
+        answer = exchange(_address(service), request.encoded(_KEY), 2 * LIMIT_S)
+        slowest = max(slowest, time.monotonic() - started)
+        code = _code(answer)
+        is_right = code in reasons if reasons else answer.status in {200, 413, 415, 422}
+        if not is_right or _holds(answer.body):
+            astray.append(f"{name} ({answer.status} {code})")
+    print(f"bombs: {len(BOMBS)}, and {len(images) - len(BOMBS)} images of TEST_DATA")
+    _show("not refused by one of their reasons", astray)
+    with service.client(**{"X-API-Key": _KEY}) as client:
+        alive = client.get("/ready").status_code == 200 and service.process.poll() is None
+    log = service.log.read_text(encoding="utf-8")
+    return {
+        "bombs": len(BOMBS),
+        "bombs_images": len(images) - len(BOMBS),
+        "bombs_astray": len(astray),
+        "bombs_slowest_s": slowest,
+        "bombs_growth_mib": service.resident_mb() - before,
+        "bombs_alive": int(alive and service.process.pid == pid),
+        "bombs_logged": int(_holds(log.encode())),
+    }
+
+
+def _bars(metrics: dict[str, float], *, quick: bool) -> dict[str, tuple[str, bool]]:
+    least = {"document_cases": 200 if quick else 2_000, "hostile_named": 300}
+    least |= {"hostile_spoilt": 500 if quick else 5_000, "bombs": 25}
+    bars = {name: (f">= {value}", metrics[name] >= value) for name, value in least.items()}
+    for name, value in metrics.items():
+        if name.endswith(_NONE):
+            bars[name] = ("0", value == 0)
+        elif name.endswith("_alive"):
+            bars[name] = ("1", value == 1)
+        elif name.endswith("_growth_mib"):
+            bars[name] = (f"<= {GROWTH_MIB:.0f}", value <= GROWTH_MIB)
+    bars["bombs_slowest_s"] = (f"<= {LIMIT_S:.0f}", metrics["bombs_slowest_s"] <= LIMIT_S)
+    for name, (bar, met) in bars.items():
+        print(f"{name:22} {metrics[name]:9.2f}  bar {bar:8} {'met' if met else 'MISSED'}")
+    return bars
+
+
+@contextmanager
+def _serving(folder: Path, key_file: Path, **settings: object) -> Iterator[Service]:
+    with running(folder, publish_schema=True, key_file=str(key_file), **settings) as service:
+        yield service
+
+
+def _faults(
+    request: Request, answer: Answer, documented: dict[tuple[str, str], set[str]]
+) -> Iterator[str]:
+    """What is wrong with an answer."""
+    if answer.status == 0:
+        yield "silent"
+    if answer.status >= 500 and answer.status != 503:
+        yield "faults"
+    if _holds(answer.body) or _holds(answer.head):
+        yield "echoes"
+    route = str(request.path).removeprefix("/v1")
+    known = documented.get((route, str(request.method).lower()))
+    if known is not None and request.raw is None and answer.status >= 400:
+        code = _code(answer)  # the server itself refuses what is no HTTP, in a plain line
+        if code and f"{answer.status} {code}" not in known:
+            yield "undocumented"
+
+
+def _documented(service: Service) -> dict[tuple[str, str], set[str]]:
+    """Route and method -> the statuses and codes that the document names."""
+    tree: dict[str, Any] = httpx.get(
+        f"{service.url}openapi.json", headers={"X-API-Key": _KEY}
+    ).json()
+    return {
+        (path, method): {
+            f"{status} {code}"
+            for status, answer in operation["responses"].items()
+            for code in answer["content"].get("application/json", {}).get("examples", {})
+        }
+        for path, operations in tree["paths"].items()
+        for method, operation in operations.items()
+    }
+
+
+def _code(answer: Answer) -> str:
+    if answer.status == 200 or not answer.body.startswith(b"{"):
+        return ""
+    return str(json.loads(answer.body)["code"])
+
+
+def _holds(data: bytes) -> bool:
+    return CANARY.encode() in data or _KEY.encode() in data
+
+
+def _address(service: Service) -> tuple[str, int]:
+    host, port = re.fullmatch(r"http://([^:]+):(\d+)/", service.url).groups()  # type: ignore[union-attr]
+    return host, int(port)
+
+
+def _show(what: str, names: Sequence[str]) -> None:
+    if names:
+        print(f"    {what}: {len(names)}: {'; '.join(names[:_SHOWN])}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""What a whole evaluation costs: seconds and memory for 5,000 images and 2,000 sentences.
+
+    make demo && python -m benchmarks.speed.evaluation [--quick]
+
+The demo's model is examined on the demo's images, repeated under new names until there are
+5,000, with labels, boxes and 2,000 of its sentences: every question but the probe, 1,000
+bootstrap samples. `--quick`: 600 images and 100 samples. The scores mean nothing.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import finish
+from medclip_dcl import model_package
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.config import load_config, resolve_path
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.evaluation import results
+from medclip_dcl.tables import TableFormat, read_table, write_table
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import distinct_sentences, text_key
+
+CONFIG = Path("configs/demo.yaml")
+IMAGES, SENTENCES, SAMPLES = 5000, 2000, 1000
+QUICK_IMAGES, QUICK_SAMPLES = 600, 100
+SHARD = 1000
+
+Rows = list[dict[str, Any]]
+
+
+def write_images(demo: Path, work: Path, total: int) -> None:
+    """Write what an evaluation reads, from the demo's own artifacts.
+
+    Args:
+        demo: folder of the finished demo.
+        work: receives the artifacts.
+        total: how many images there shall be.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    model_package.ARTIFACT.at(work).symlink_to(model_package.ARTIFACT.at(demo).resolve())
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(demo), prepared.ARTIFACT))
+    source = manifest.ARTIFACT.at(demo)
+    boxed = read_table(source, manifest.BOXES).to_pylist()
+    sources = list(dict.fromkeys(item["image_id"] for item in boxed))
+    indices = [images.row_of[sources[number % len(sources)]] for number in range(total)]
+    names = [f"image-{number:05d}" for number in range(total)]
+    _write_prepared(work, images, names, indices)
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "image_id": name,
+            "study_id": f"study-{number:05d}",
+            "subject_id": f"patient-{number // 2:05d}",
+            "split": "test",
+            "view": "PA",
+            "path": "",
+        }
+        for number, name in enumerate(names)
+    ]
+    labels = [
+        {"study_id": row["study_id"], **dict.fromkeys(LABELS), **_labels(generator)} for row in rows
+    ]
+    boxes = [
+        {**box, "image_id": names[number], "subject_id": rows[number]["subject_id"]}
+        for number, box in enumerate(boxed[: min(len(boxed), total)])
+    ]
+    tables: dict[TableFormat, Rows] = {
+        manifest.IMAGES: rows,
+        manifest.REPORTS: [],
+        manifest.STUDY_LABELS: labels,
+        manifest.BOXES: boxes,
+        manifest.REJECTS: [],
+    }
+    _seal(work, manifest.ARTIFACT, tables)
+    artifact = open_artifact(sentences.ARTIFACT.at(demo), sentences.ARTIFACT)
+    texts = distinct_sentences(artifact)["text"].to_pylist()[:SENTENCES]
+    said = [
+        {
+            "study_id": row["study_id"],
+            "subject_id": row["subject_id"],
+            "split": "test",
+            "section": "findings",
+            "position": position,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for number, row in enumerate(rows)
+        for position, text in enumerate(texts[index % len(texts)] for index in (number, -number))
+    ]
+    _seal(work, sentences.ARTIFACT, {sentences.SENTENCES: said})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate and print seconds and memory.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where the demo has not been run or the evaluation failed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.evaluation")
+    parser.add_argument("--quick", action="store_true", help="600 images, 100 samples")
+    quick = parser.parse_args(argv).quick
+    images, samples = (QUICK_IMAGES, QUICK_SAMPLES) if quick else (IMAGES, SAMPLES)
+    config = load_config(CONFIG)
+    demo = resolve_path(config.work, config)
+    if not model_package.ARTIFACT.at(demo).is_dir():
+        print("no model of the demo; run `make demo` first", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "work"
+        write_images(demo, work, images)
+        settings = {
+            "work": work,
+            "source.root": work,
+            "evaluate.bootstrap": samples,
+            "evaluate.retrieval_pool": 1000,
+            "evaluate.allow_contaminated": "true",
+        }
+        found = _measured([f"{name}={value}" for name, value in settings.items()])
+        if found is None:
+            return 1
+        tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
+    asked = [name for name, outcome in tree["questions"].items() if not outcome["absent"]]
+    figures = {"images": images, "samples": samples, "questions": len(asked), **found}
+    for name, value in figures.items():
+        print(f"{name:24} {value:10.1f}")
+    return finish("evaluation", figures, {})
+
+
+def _measured(settings: Sequence[str]) -> Mapping[str, float] | None:
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "pipelines.evaluate", "--config", str(CONFIG), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    code = subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
+    if code:
+        print(f"evaluate ended with exit code {code}", file=sys.stderr)
+        return None
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_seconds": seconds, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}
+
+
+def _labels(generator: np.random.Generator) -> dict[str, int]:
+    drawn = generator.random(len(LABELS)) < 0.3
+    return {name: int(value) for name, value in zip(LABELS, drawn, strict=True)}
+
+
+def _write_prepared(
+    work: Path, images: PreparedImages, names: Sequence[str], indices: Sequence[int]
+) -> None:
+    fingerprint = make_fingerprint(prepared.ARTIFACT, {"images": len(names)}, {})
+    with write_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT, fingerprint) as writer:
+        for shard, start in enumerate(range(0, len(names), SHARD)):
+            chosen = indices[start : start + SHARD]
+            sizes = np.array([images.original_size(index) for index in chosen], dtype=np.int32)
+            pixels = np.stack([images.pixels(index) for index in chosen])
+            mine = names[start : start + SHARD]
+            prepared.write_shard(writer.directory, shard, mine, pixels, sizes, [])
+        writer.commit({"size_px": images.size_px, "images": len(names)})
+
+
+def _seal(work: Path, kind: ArtifactType, tables: Mapping[TableFormat, Rows]) -> None:
+    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
+        for form, rows in tables.items():
+            write_table(writer.directory, form, rows)
+        writer.commit({})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

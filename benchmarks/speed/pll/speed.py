@@ -1,0 +1,149 @@
+"""CPU time of ours and of the peers, interleaved, on one thread."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.speed.pll import floor
+from benchmarks.speed.pll.models import SIZES, draw, random_bert, tokenizer, with_repeats
+from benchmarks.speed.pll.peers import Minicons, masked_row_head
+from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
+from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
+
+Floats = NDArray[np.float64]
+
+OURS, PLAIN = "ours", "ours, plain engine"
+MINICONS, BATCHED, PORT = "minicons, batch 1", "minicons, batch 8", "masked-row head (port)"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """CPU seconds of every contestant, round by round."""
+
+    seconds: Mapping[str, list[float]]
+    gflop: float
+    best_gflops: float
+    torch_gflops: float
+    apart: float
+    """Largest difference of a score from minicons', nats."""
+    prepare_s: float
+
+    def ratio(self, rival: str, ours: str = OURS) -> float:
+        """Divide medians.
+
+        Args:
+            rival: the slower one, it is hoped.
+            ours: the other.
+
+        Returns:
+            How many times the rival's CPU time ours goes into.
+        """
+        return median(self.seconds[rival]) / median(self.seconds[ours])
+
+    @property
+    def over_floor(self) -> float:
+        """Our CPU time over the least possible one."""
+        return median(self.seconds[OURS]) * self.best_gflops / self.gflop
+
+    @property
+    def reachable(self) -> float:
+        """CPU time of minicons over the least possible one: the most that anyone can reach."""
+        return median(self.seconds[MINICONS]) * self.best_gflops / self.gflop
+
+
+def compare(size: str, sentences: int, rounds: int, *, repeats: bool, peers: bool) -> Rounds:
+    """Time all on the same rows.
+
+    Args:
+        size: name of a size of model.
+        sentences: distinct sentences.
+        rounds: rounds that are timed; one more warms up.
+        repeats: whether 60 % of the rows are repeats.
+        peers: whether the slower variants run too: minicons in batches, our plain engine.
+
+    Returns:
+        The times and the floor.
+    """
+    model, words = random_bert(SIZES[size]), tokenizer()
+    distinct = draw(sentences, seed=11)
+    texts = with_repeats(distinct, seed=12) if repeats else distinct
+    encodings = encode_sentences(words, texts)
+    mask_id = int(words.mask_token_id)
+    start = time.process_time()
+    engine = prepare_engine(model, "onnxruntime", 1)
+    prepare_s = time.process_time() - start
+    minicons = Minicons(model, words)
+
+    def ours() -> Floats:
+        fast = score_encodings(model, encodings, mask_id, "original", CPU_BUDGET, None, engine)
+        return fast.numpy()
+
+    def plain() -> Floats:
+        return score_encodings(model, encodings, mask_id, "original", CPU_BUDGET).numpy()
+
+    contestants: dict[str, Callable[[], Floats]] = {
+        MINICONS: lambda: minicons.score(texts, 1),
+        PORT: lambda: masked_row_head(model, encodings, mask_id),
+        OURS: ours,
+    }
+    if peers:
+        contestants |= {BATCHED: lambda: minicons.score(texts, 8), PLAIN: plain}
+    seconds, scores, rates = _interleave(contestants, rounds, model.config.hidden_size)
+    apart = max(float(np.abs(got - scores[MINICONS]).max()) for got in scores.values())
+    return Rounds(
+        seconds,
+        floor.total(model.config, [item.tokens for item in set(encodings)]) / 1e9,
+        floor.best_rate(rates) / 1e9,
+        floor.best_rate({name: r for name, r in rates.items() if name.startswith("torch")}) / 1e9,
+        apart,
+        prepare_s,
+    )
+
+
+def _interleave(
+    contestants: Mapping[str, Callable[[], Floats]], rounds: int, width: int
+) -> tuple[dict[str, list[float]], dict[str, Floats], dict[str, list[float]]]:
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    scores = {}
+    products = floor.kernels(width)
+    rates: dict[str, list[float]] = {name: [] for name in products}
+    for round_ in range(rounds + 1):
+        for name, run in contestants.items():
+            start = time.process_time()
+            scores[name] = run()
+            if round_:
+                seconds[name].append(time.process_time() - start)
+        for name, measure in products.items():
+            rates[name].append(measure())
+    return seconds, scores, rates
+
+
+def show(title: str, rounds: Rounds) -> None:
+    """Print the times as a table.
+
+    Args:
+        title: what was scored.
+        rounds: the times.
+    """
+    print(title)
+    for name, seconds in rounds.seconds.items():
+        print(
+            f"    {name:24} {median(seconds):8.3f} s CPU   minicons / it "
+            f"{rounds.ratio(MINICONS, name):6.2f}   port / it {rounds.ratio(PORT, name):6.2f}"
+        )
+    least = rounds.gflop / rounds.best_gflops
+    print(
+        f"    {'floor':24} {least:8.3f} s CPU   minicons / it {rounds.reachable:6.2f}   "
+        f"port / it {median(rounds.seconds[PORT]) / least:6.2f}   "
+        f"({rounds.gflop:.1f} GFLOP at {rounds.best_gflops:.0f} GFLOP/s; "
+        f"torch alone {rounds.torch_gflops:.0f})"
+    )
+    print(
+        f"    ours over floor {rounds.over_floor:.2f}; prepared in {rounds.prepare_s:.2f} s; "
+        f"scores at most {rounds.apart:.1e} nats from minicons'",
+        flush=True,
+    )

@@ -1,0 +1,228 @@
+"""Image file -> 512 x 512 picture: the gate, isolation on, against a plain loop in one process.
+
+    python -m benchmarks.speed.prepare [--quick]
+
+The rival reads the file with pydicom or Pillow, scales it by minimum and maximum in float32
+and resizes it with Pillow's bicubic filter; its code is written out below. Ours does the
+same in a worker process under its deadline and memory cap. Both handle the same images in
+turn, on one core each; ratios are of CPU time, all processes counted.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pydicom
+from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
+from benchmarks.record import finish
+from medclip_dcl.data.images import Decoder, ImagesConfig
+
+ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
+IMAGES = 4
+BARS = {"dicom": 1.2, "jpeg": 1.5}
+MAX_LEVELS, MEAN_LEVELS = 2.0, 0.5
+_JPEG_QUALITY = 95  # MIMIC-CXR-JPG's
+
+
+def rival_dicom(path: Path) -> npt.NDArray[np.float32]:
+    """The plain loop for DICOM."""
+    pixels = pydicom.dcmread(path).pixel_array.astype(np.float32)
+    return rival_square(pixels)
+
+
+def rival_jpeg(path: Path) -> npt.NDArray[np.float32]:
+    """The plain loop for JPEG."""
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("L"), dtype=np.float32)
+    return rival_square(pixels)
+
+
+def rival_square(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Minimum and maximum to 0 and 255, then Pillow's bicubic filter in float32."""
+    low, high = pixels.min(), pixels.max()
+    scaled = Image.fromarray((pixels - low) * np.float32(255 / (high - low)))
+    small = scaled.resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC)
+    return np.clip(np.asarray(small), 0, 255)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, whether or not a bar is met.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.prepare")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    rounds = 5 if parser.parse_args(argv).quick else 25
+    figures: dict[str, float] = {}
+    bars: dict[str, tuple[str, bool]] = {}
+    with tempfile.TemporaryDirectory() as folder, Decoder(ImagesConfig(), 1) as decoder:
+        images = [draw_image(seed) for seed in range(IMAGES)]
+        files: dict[str, list[Path]] = {"dicom": [], "jpeg": []}
+        for number, image in enumerate(images):
+            words = np.rint(image * 60000 + 1000).astype(np.uint16)
+            grey = np.rint(image * 255).astype(np.uint8)
+            for kind, data in (
+                ("dicom", dicom_bytes(words, bits_stored=16)),
+                ("jpeg", raster_bytes(grey, "jpeg", quality=_JPEG_QUALITY)),
+            ):
+                files[kind].append(Path(folder) / f"{number}.{kind}")
+                files[kind][-1].write_bytes(data)
+        for kind, rival in (("dicom", rival_dicom), ("jpeg", rival_jpeg)):
+            found = compare(decoder, rival, files[kind], rounds)
+            figures |= {f"{kind}_{name}": value for name, value in found.items()}
+            bars[f"{kind}_ratio"] = (f">= {BARS[kind]}", found["ratio"] >= BARS[kind])
+            bars |= difference_bars(kind, found)
+        figures |= half_scale(files["jpeg"])
+        real = real_jpegs()
+        if real:
+            found = differences(decoder, rival_jpeg, real)
+            figures |= {f"real_jpeg_{name}": value for name, value in found.items()}
+            bars |= difference_bars("real_jpeg", found)
+    for name, value in figures.items():
+        bar, met = bars.get(name, ("", True))
+        print(f"{name:26} {value:9.3f}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}")
+    return finish("prepare", figures, bars)
+
+
+def compare(
+    decoder: Decoder,
+    rival: Callable[[Path], npt.NDArray[np.float32]],
+    paths: Sequence[Path],
+    rounds: int,
+) -> dict[str, float]:
+    """Time both on the same images in turn.
+
+    Args:
+        decoder: ours, with one worker.
+        rival: the plain loop.
+        paths: images of one format.
+        rounds: how often each image is read by each, after one round to warm up.
+
+    Returns:
+        Milliseconds an image, CPU and wall, ratio of CPU times, differences in levels of 255.
+    """
+    found = differences(decoder, rival, paths)
+    worker = _worker()
+    ours: list[tuple[float, float]] = []
+    theirs: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        for path in paths:
+            theirs.append(_timed(lambda path=path: rival(path), None))
+            ours.append(_timed(lambda path=path: _ours(decoder, path), worker))
+    (our_cpu, our_wall), (their_cpu, their_wall) = (
+        tuple(1e3 * statistics.median(column) for column in zip(*times, strict=True))
+        for times in (ours, theirs)
+    )
+    return {
+        "ratio": their_cpu / our_cpu,
+        "wall_ratio": their_wall / our_wall,
+        "cpu_ms": our_cpu,
+        "wall_ms": our_wall,
+        "rival_cpu_ms": their_cpu,
+        "rival_wall_ms": their_wall,
+        **found,
+    }
+
+
+def differences(
+    decoder: Decoder, rival: Callable[[Path], npt.NDArray[np.float32]], paths: Sequence[Path]
+) -> dict[str, float]:
+    """Give the largest and the mean difference over images, in levels of 255."""
+    gaps = [np.abs(_ours(decoder, path) - rival(path)) for path in paths]
+    return {
+        "max_difference": max(float(gap.max()) for gap in gaps),
+        "mean_difference": max(float(gap.mean()) for gap in gaps),
+    }
+
+
+def difference_bars(kind: str, found: dict[str, float]) -> dict[str, tuple[str, bool]]:
+    """Give the bars of the differences, in levels of 255."""
+    return {
+        f"{kind}_max_difference": (f"<= {MAX_LEVELS}", found["max_difference"] <= MAX_LEVELS),
+        f"{kind}_mean_difference": (f"<= {MEAN_LEVELS}", found["mean_difference"] <= MEAN_LEVELS),
+    }
+
+
+def half_scale(paths: Sequence[Path]) -> dict[str, float]:
+    """Say what JPEG decoding at half scale would save, and how far off it would be."""
+    saved, gaps = [], []
+    for path in paths:
+        full, half = (_timed(lambda p=path, d=d: _decoded(p, d), None)[0] for d in (1, 2))
+        saved.append(1e3 * (full - half))
+        small = _decoded(path, 2).convert("F").resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC)
+        gaps.append(float(np.abs(np.clip(np.asarray(small), 0, 255) - rival_jpeg(path)).max()))
+    return {"half_scale_saves_ms": statistics.median(saved), "half_scale_max_difference": max(gaps)}
+
+
+def draw_image(seed: int) -> npt.NDArray[np.float64]:
+    """Draw an image in [0, 1]: soft shadows, grain, black collimation and white letters."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:ROWS, :COLUMNS].astype(np.float32)
+    image = 0.5 + 0.2 * np.sin(x / rng.uniform(150, 400)) * np.cos(y / rng.uniform(150, 400))
+    image += 0.08 * np.sin((x + 2 * y) / rng.uniform(6, 20))  # ribs, and what is finer
+    image += 0.01 * rng.standard_normal(image.shape, dtype=np.float32)
+    letters = Image.new("L", (COLUMNS, ROWS))
+    draw = ImageDraw.Draw(letters)
+    draw.text((200, 200), "L  PA", fill=255, font=ImageFont.load_default(160))
+    draw.text((1500, 2700), "ERECT 120 kV", fill=255, font=ImageFont.load_default(48))
+    image[np.asarray(letters) > 127] = 1.0
+    image[:, : int(rng.integers(40, 160))] = 0.0
+    return np.clip(image, 0, 1)
+
+
+def real_jpegs() -> list[Path]:
+    """Give real JPEG images, where TEST_DATA names a folder that holds some."""
+    folder = os.environ.get("TEST_DATA", "")
+    return sorted(Path(folder).glob("covid_cxr/images/*.jpg"))[:100] if folder else []
+
+
+def _ours(decoder: Decoder, path: Path) -> npt.NDArray[np.float32]:
+    return decoder.square(path, SIZE_PX, equalize=False).pixels.astype(np.float32)
+
+
+def _decoded(path: Path, divisor: int) -> Image.Image:
+    image = Image.open(path)
+    if divisor > 1:
+        image.draft("L", (COLUMNS // divisor, ROWS // divisor))
+    image.load()
+    return image
+
+
+def _timed(run: Callable[[], object], worker: psutil.Process | None) -> tuple[float, float]:
+    """Give CPU seconds, those of the worker included, and wall seconds."""
+    before, start, wall = _cpu_s(worker), time.process_time(), time.perf_counter()
+    run()
+    wall = time.perf_counter() - wall
+    return time.process_time() - start + _cpu_s(worker) - before, wall
+
+
+def _cpu_s(process: psutil.Process | None) -> float:
+    if process is None:
+        return 0.0
+    if sys.platform == "linux":  # the clock of another process, in nanoseconds
+        return time.clock_gettime(~process.pid << 3 | 2)
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _worker() -> psutil.Process:
+    (worker,) = psutil.Process().children()
+    return worker
+
+
+if __name__ == "__main__":
+    sys.exit(main())

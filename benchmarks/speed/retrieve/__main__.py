@@ -1,0 +1,193 @@
+"""Recall of two-stage retrieval against exhaustive exact scores, and the cost of a query.
+
+    make demo && python -m benchmarks.retrieve [--quick] [--made-up N] [--keep FOLDER]
+
+Recall: the demo's images in nine augmented views each (about 22,000; --quick: one view) are
+embedded by the demo's model and asked for by sentences of patients that no recipe drew, and
+sentences by images of theirs. The truth is the exact score of every image. K is the least number of
+candidates whose recall@10 reaches the bar, for both directions.
+
+Cost: an index of 100,000 made-up images (--quick: 10,000) with 15 x 15 regions of width 128, the
+paper's, is asked at that K, one thread. The candidate stage and one bare matrix-vector product are
+timed in turn on 100,000 vectors. The same questions then go to milvus-lite in its own server
+process.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from benchmarks.record import finish
+from benchmarks.speed.retrieve import synthetic_index, views
+from benchmarks.speed.retrieve.engine import compare_engine
+from benchmarks.speed.retrieve.recall import CURVE, K_HITS, Curve, image_curve, text_curve
+from benchmarks.speed.retrieve.timing import Times, cpu_ms, cpu_ratio, interleaved, wall_ms
+from medclip_dcl import model_package
+from medclip_dcl.config import load_config, resolve_path
+from medclip_dcl.inference.predictor import load
+from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
+from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
+from medclip_dcl.retrieval.settings import IndexConfig
+
+CONFIG = Path("configs/demo.yaml")
+BARS = {
+    "recall_at_10": (">=", 0.99),
+    "sentence_recall_at_10": (">=", 0.99),
+    "candidates_over_product": ("<=", 1.5),
+    "query_cpu_ms": ("<=", 15.0),
+}
+
+_VECTORS, _WIDTH = 100_000, 256
+_FILTERS = Filters(splits=frozenset({"test"}), findings=frozenset({"Pneumonia"}))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, or 1 where the demo has not been run.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieve")
+    parser.add_argument("--quick", action="store_true", help="fewer images and questions")
+    parser.add_argument("--made-up", type=int, help="images of the made-up index")
+    parser.add_argument("--keep", type=Path, help="folder that keeps both indexes")
+    arguments = parser.parse_args(argv)
+    quick = arguments.quick
+    config = load_config(CONFIG)
+    model = model_package.ARTIFACT.at(resolve_path(config.work, config))
+    if not model.is_dir():
+        print("no model of the demo; run `make demo` first", file=sys.stderr)
+        return 1
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="retrieve-"))
+    try:
+        with threadpool_limits(1):
+            figures = _recall(arguments.keep or folder, model, quick=quick)
+            made = arguments.made_up or (10_000 if quick else 100_000)
+            figures |= _candidates(int(figures["K"]))
+            figures |= _cost(
+                arguments.keep or folder, int(figures["K"]), made, 40 if quick else 100
+            )
+    finally:
+        shutil.rmtree(folder)
+    bars = {}
+    for name, (sign, bar) in BARS.items():
+        met = figures[name] >= bar if sign == ">=" else figures[name] <= bar
+        bars[name] = (f"{sign} {bar}", met)
+        print(f"{name:26}{figures[name]:8.3f}  bar {sign} {bar}  {'met' if met else 'MISSED'}")
+    return finish("retrieve", figures, bars)
+
+
+def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
+    predictor = load(model, "cpu")
+    count, asked = (1, 100) if quick else (9, 300)
+    begun = time.monotonic()
+    settings = IndexConfig(pictures=False, batch=64, candidates=200)  # the curve says what it asks
+    path = views.build(folder, model.parent, predictor, count, settings)
+    index = RetrievalIndex.open(path, predictor.digest)
+    print(f"{len(index.pooled)} images, {len(index.sentences)} sentences, ", end="")
+    print(f"embedded and opened in {time.monotonic() - begun:.0f} s")
+    sentences = predictor.embed_sentences(views.questions(asked))
+    pixels = views.asking_images(predictor, asked // 2)
+    parts = [predictor.embed_images(part) for part in np.array_split(pixels, asked // 50)]
+    of_images = image_curve(index, sentences)
+    of_texts = text_curve(index, torch.cat(parts))
+    _show({"images by a sentence": of_images, "sentences by an image": of_texts})
+    wanted = max(of_images.least(0.99), of_texts.least(0.99))
+    figures = {
+        "images": float(len(index.pooled)),
+        "sentences": float(len(index.sentences)),
+        "K": float(wanted),
+        "recall_at_10": of_images.found(index, wanted),
+        "sentence_recall_at_10": of_texts.found(index, wanted),
+    }
+    figures |= {f"recall_at_10_K{k}": value for k, value in of_images.recall.items()}
+    figures |= {f"sentence_recall_at_10_K{k}": value for k, value in of_texts.recall.items()}
+    return figures
+
+
+def _show(curves: dict[str, Curve]) -> None:
+    print(f"recall@{K_HITS} by candidates".ljust(26) + "".join(f"{k:>8}" for k in CURVE))
+    for name, curve in curves.items():
+        shown = "".join(f"{curve.recall[k]:8.4f}" if k in curve.recall else " " * 8 for k in CURVE)
+        print(name.ljust(26) + shown)
+
+
+def _candidates(count: int) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((_VECTORS, _WIDTH), dtype=np.float32)
+    asked = rng.standard_normal((62, _WIDTH), dtype=np.float32)
+    nearest = InMemoryIndex(Shards([vectors], _VECTORS))
+    times = interleaved(
+        {
+            "product": lambda i: vectors @ asked[i],
+            "candidates": lambda i: nearest.rows(asked[i], None, count),
+        },
+        60,
+    )
+    print(f"{_VECTORS} vectors of width {_WIDTH}, {count} candidates")
+    _table(times)
+    return {
+        "product_cpu_ms": cpu_ms(times, "product"),
+        "candidates_cpu_ms": cpu_ms(times, "candidates"),
+        "candidates_over_product": cpu_ratio(times, "candidates", "product"),
+    }
+
+
+def _cost(folder: Path, candidates: int, images: int, rounds: int) -> dict[str, float]:
+    encoder = synthetic_index.MadeUpEncoder()
+    artifact = synthetic_index.build(folder / "made_up", images, encoder)
+    built = float(artifact.origin["seconds"])
+    size = sum(entry["bytes"] for entry in artifact.files.values())
+    begun = time.monotonic()
+    index = RetrievalIndex.open(artifact.path, synthetic_index.MODEL)
+    opened = time.monotonic() - begun
+    settings = index.settings.model_copy(update={"candidates": candidates})
+    index = RetrievalIndex(**{**vars(index), "settings": settings})
+    vectors = [encoder.sentence(images + number) for number in range(rounds + 2)]
+    times = interleaved(
+        {
+            "query": lambda i: index.search(Query("image", K_HITS, vector=vectors[i])),
+            "filtered": lambda i: index.search(
+                Query("image", K_HITS, vector=vectors[i], filters=_FILTERS)
+            ),
+        },
+        rounds,
+    )
+    of_images = image_curve(index, torch.stack(vectors[:20]))
+    print(f"{images} made-up images: built in {built:.0f} s, ", end="")
+    print(f"{size / 2**30:.2f} GiB, opened and checked in {opened:.1f} s")
+    _table(times)
+    return {
+        "made_up_images": float(images),
+        "build_s": built,
+        "bytes": float(size),
+        "open_s": opened,
+        "made_up_recall_at_10": of_images.found(index, candidates),
+        "query_cpu_ms": cpu_ms(times, "query"),
+        "query_p50_ms": wall_ms(times, "query", 50),
+        "query_p99_ms": wall_ms(times, "query", 99),
+        "filtered_query_cpu_ms": cpu_ms(times, "filtered"),
+        **compare_engine(index, vectors[: rounds // 2], _FILTERS),
+    }
+
+
+def _table(times: Times) -> None:
+    for name in times:
+        print(f"    {name:12}{cpu_ms(times, name):8.2f} ms CPU, wall ", end="")
+        print(f"p50 {wall_ms(times, name, 50):.2f} ms, p99 {wall_ms(times, name, 99):.2f} ms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The service on one core: throughput over the bare model and LitServe, and how it stands loads.
+
+    python -m benchmarks.serve [--quick | --long]
+
+Ratios are of CPU time of all processes of a server on one core, taken while all clients were
+asking, medians over rounds in which the bare model, the service and LitServe take turns; who is
+not being measured is stopped. The bare model is the best of batches of one and of eight over
+ready tensors, in the main thread of a process with the same allocator settings. `paper` is
+ResNet-18 at 480 px, `demo` the demo's model, for which a request costs several times a forward
+pass. `--long` adds the full counts of the loads, which the default and `--quick` run in tenths;
+`--quick` leaves memory out, which is compared between rests.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.record import finish
+from benchmarks.speed.serve import loads, ratios
+from benchmarks.speed.serve.models import publish_demo_size, publish_paper_size
+
+Bar = tuple[str, float]
+
+BARS: dict[str, Bar] = {
+    "paper_over_bare": (">=", 0.93),
+    "paper_p99_over_p50": ("<=", 1.8),
+    "paper_over_litserve": (">=", 0.98),
+    "paper_dicom_over_decode_and_forward": (">=", 0.85),
+    **{
+        f"{model}_overload_{figure}": bar
+        for model in ("paper", "demo")
+        for figure, bar in {
+            "other": ("<=", 0.0),
+            "goodput": (">=", 0.8),
+            "health_p99_ms": ("<=", 250.0),
+            "memory_mb": ("<=", 32.0),
+        }.items()
+    },
+    "slow_p99_over_alone": ("<=", 2),
+    "slow_refused_others": ("<=", 0),
+    "slow_still_open": ("<=", 0),
+    "departures_p99_over_alone": ("<=", 2),
+    "departures_refused_others": ("<=", 0),
+    "departures_encoded": ("<=", 0),
+    "departures_decoded": ("<=", 0),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, whether or not a bar is met.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--quick", action="store_true", help="fewer rounds")
+    choice.add_argument("--long", action="store_true", help="the full counts of the loads")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        paper = publish_paper_size(Path(folder) / "paper")
+        demo = publish_demo_size(Path(folder) / "demo")
+        rounds = 2 if arguments.quick else 5
+        figures = _named("paper", ratios.measure(paper, rounds, 16 if arguments.quick else 32))
+        share = 1.0 if arguments.long else 0.1
+        for name, size in (("paper", paper), ("demo", demo)):
+            figures |= _named(name, loads.overload(size, share, rests=not arguments.quick))
+        figures |= loads.bad_manners(demo, share)
+        if not arguments.quick:
+            figures |= _named("demo", ratios.measure(demo, rounds, 160))
+            figures |= _named("layout", ratios.layouts(paper / "model"))
+    bars = {name: _judged(bar, figures[name]) for name, bar in BARS.items() if name in figures}
+    for name, value in figures.items():
+        bar, met = bars.get(name, ("", True))
+        print(f"{name:44} {value:11.3f}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}")
+    return finish("serve", figures, bars)
+
+
+def _named(prefix: str, figures: dict[str, float]) -> dict[str, float]:
+    return {f"{prefix}_{name}": value for name, value in figures.items()}
+
+
+def _judged(bar: Bar, value: float) -> tuple[str, bool]:
+    sign, least = bar
+    return f"{sign} {least:g}", value >= least if sign == ">=" else value <= least
+
+
+if __name__ == "__main__":
+    sys.exit(main())

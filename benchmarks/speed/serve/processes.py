@@ -1,0 +1,197 @@
+"""Servers and bare models as processes on one core, and the CPU time that they take."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.fixtures.service import PATIENCE_S, ROOT, Service, running
+from benchmarks.speed.serve.clients import Target
+from medclip_dcl.distributed import available_cores
+
+KEPT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+}
+"""For programs that do not set up their memory themselves as the service does."""
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Start processes on the first core; this one goes on with the others, if there are any."""
+    if available_cores() < 2 or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    first, *others = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {first})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, others)
+
+
+def cpu_s(service: subprocess.Popen[str]) -> float:
+    """Sum the CPU time of a process and its descendants.
+
+    Args:
+        service: the process.
+
+    Returns:
+        Seconds since each of them began.
+    """
+    first = psutil.Process(service.pid)
+    return sum(_own_cpu_s(item) for item in (first, *first.children(recursive=True)))
+
+
+def _own_cpu_s(process: psutil.Process) -> float:
+    if sys.platform == "linux":  # the clock of another process, in nanoseconds
+        with contextlib.suppress(OSError):
+            return time.clock_gettime(~process.pid << 3 | 2)
+        return 0.0
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+class Bare:
+    """A bare model that answers what it costs."""
+
+    def __init__(self, model: Path, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        )
+        self._told()
+
+    def ask(self, what: str, subject: object, times: int) -> dict[str, float]:
+        """Measure.
+
+        Args:
+            what: `forward`, `forward_in_thread` or `decode`.
+            subject: images in a forward pass, or the file of an image.
+            times: how often; the median counts.
+
+        Returns:
+            `cpu_ms` and `wall_ms` an image.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what} {subject} {times}\n")
+        self._process.stdin.flush()
+        return self._told()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _told(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        reply: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return reply
+
+
+@contextlib.contextmanager
+def bare(model: Path, environment: Mapping[str, str] = KEPT) -> Iterator[Bare]:
+    """Start a bare model on the first core."""
+    with one_core():
+        started = Bare(model, environment)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Keep a server and its descendants from running, while another one is measured.
+
+    A server that has nothing to do need not be idle: LitServe takes a tenth of the core.
+    """
+    first = psutil.Process(process.pid)
+    tree = (first, *first.children(recursive=True))
+    for item in tree:
+        item.suspend()
+    try:
+        yield
+    finally:
+        for item in tree:
+            item.resume()
+
+
+@contextlib.contextmanager
+def served(folder: Path, **settings: object) -> Iterator[Service]:
+    """Start the service on the first core, without an index, and wait until it is ready."""
+    settings = {"index": "", "threads": 1, **settings}
+    with contextlib.ExitStack() as stack:
+        with one_core():
+            service = stack.enter_context(running(folder, wait=False, **settings))
+        wait_for(f"{service.url}ready")
+        yield service
+
+
+@contextlib.contextmanager
+def rival(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start LitServe on the first core and wait until it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with one_core():
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.speed.serve.litserve_baseline",
+                str(model),
+                str(port),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **KEPT, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health")
+        yield process, port
+    finally:
+        for item in (*psutil.Process(process.pid).children(recursive=True), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                item.kill()
+        process.wait()
+
+
+def target_of(service: Service, request: bytes) -> Target:
+    """Say where a service is asked something."""
+    host, port = service.url.removeprefix("http://").rstrip("/").split(":")
+    return Target(host, int(port), request)
+
+
+def wait_for(url: str) -> None:
+    """Wait until a URL answers 200.
+
+    Args:
+        url: of a health check.
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            if answer.status == 200:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"{url} did not get ready")

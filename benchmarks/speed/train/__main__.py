@@ -1,0 +1,129 @@
+"""The training loop beside its own bare step; the loader alone; memory over many steps.
+
+    python -m benchmarks.train [--quick]
+    python -m benchmarks.train --against FOLDER [--work FOLDER] [--quick]
+
+Loop and bare step take turns in one process with one thread: ResNet-18 and a small BERT,
+512 px images, 480 px crops. The loop reads, augments, steps and writes a line of the log every
+step; the bare step has its tensors in memory. Both ratios have a bar: images/s by wall time, which
+asks for a machine that does nothing else, and by CPU time, all threads counted, which does not.
+Memory is that of BERT-base and ResNet-18 at batch 4.
+
+`--against` names a checkout of an earlier state of this repository and measures nothing else:
+both train the demo's model on `--work`'s artifacts in turn, some dozen steps each, one thread,
+in processes of their own.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import BertConfig
+
+from benchmarks.fixtures.corpus import write_corpus
+from benchmarks.record import finish
+from benchmarks.speed.train import steps
+from benchmarks.speed.train.checkouts import compare_checkouts
+from benchmarks.speed.train.fixtures import set_scene
+
+PREPARED_PX, INPUT_PX = 512, 480
+SMALL_PX = 128, 120
+"""Images of the memory run: what could grow does not depend on their size."""
+Bars = dict[str, tuple[str, bool]]
+
+
+class Bar(NamedTuple):
+    """What a figure must reach."""
+
+    sign: str
+    value: float
+
+    def met(self, found: float) -> bool:
+        """Tell whether a figure reaches it."""
+        return found >= self.value if self.sign == ">=" else found <= self.value
+
+
+BARS = {
+    "loop_ratio": Bar(">=", 0.95),
+    "loop_wall_ratio": Bar(">=", 0.95),
+    "loader_images_per_core_s": Bar(">=", 400),
+    "memory_mb_per_step": Bar("<=", 1),
+}
+
+
+class Tier(NamedTuple):
+    """How much is measured."""
+
+    studies: int
+    batch: int
+    rounds: int
+    steps: int
+    loaded: int
+    """Batches of the loader alone."""
+    memory_steps: int
+    turns: int
+    """Turns of two checkouts."""
+
+
+QUICK = Tier(120, 4, 1, 2, 20, 24, 2)
+FULL = Tier(320, 8, 3, 3, 60, 60, 5)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print.
+
+    Args:
+        argv: arguments; None: those of the process.
+
+    Returns:
+        0, whether or not a bar is met.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
+    parser.add_argument("--against", type=Path, help="checkout of an earlier state")
+    parser.add_argument("--work", type=Path, default=Path("runs/demo"), help="artifacts of a demo")
+    arguments = parser.parse_args(argv)
+    tier = QUICK if arguments.quick else FULL
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        if arguments.against is not None:
+            bars: Bars = {}
+            figures = compare_checkouts(arguments.against, arguments.work, Path(name), tier.turns)
+            for figure, value in figures.items():
+                print(f"{figure:30} {value:10.3f}")
+        else:
+            figures, bars = _measure(tier, Path(name))
+    return finish("train", figures, bars)
+
+
+def _measure(tier: Tier, folder: Path) -> tuple[dict[str, float], Bars]:
+    figures: dict[str, float] = {}
+    bars: Bars = {}
+
+    def note(found: dict[str, float]) -> None:
+        figures.update(found)
+        for name, value in found.items():
+            bar = BARS.get(name)
+            if bar is not None:
+                bars[name] = (f"{bar.sign} {bar.value:g}", bar.met(value))
+            words = (
+                "" if bar is None else f"bar {bars[name][0]} {'met' if bars[name][1] else 'MISSED'}"
+            )
+            print(f"{name:26} {value:10.3f}  {words}", flush=True)
+
+    work = write_corpus(folder / "images", tier.studies, PREPARED_PX)
+    note(steps.loader_alone(set_scene(work, 64, INPUT_PX), tier.loaded))
+    note(steps.compare(set_scene(work, tier.batch, INPUT_PX), folder, tier.rounds, tier.steps))
+    prepared_px, input_px = SMALL_PX
+    work = write_corpus(folder / "small", tier.studies, prepared_px)
+    base = set_scene(work, 4, input_px, BertConfig())
+    note(steps.memory(base, folder / "memory", tier.memory_steps))
+    return figures, bars
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The fuzzer counts what comes out of the gate, and calls nothing sound that is not."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.fixtures.bombs import BOMBS
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
+from benchmarks.reliability import fuzz
+from benchmarks.reliability.mutants import read_seed
+from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.errors import ImageError
+
+
+class Answering(Decoder):
+    """A gate whose answer is given beforehand."""
+
+    def __init__(self, answer: GreyImage | Exception) -> None:
+        self.answer = answer
+
+    def open(self, source: Path | bytes) -> GreyImage:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ImageError("truncated", "cut"), "truncated"),
+        (ImageError("no such code", "?"), "escape: code no such code"),
+        (RuntimeError("a decoder's own"), "escape: RuntimeError"),
+        (GreyImage(np.full((2, 2), 7, np.uint16), 16, "png"), "escape: not a picture"),
+        (GreyImage(np.array([[0, 65535]], np.uint16), 16, "png"), "image"),
+        (GreyImage(np.zeros((2, 2), np.uint16), 16, "png", constant=True), "image"),
+    ],
+)
+def test_only_a_typed_refusal_or_a_picture_is_no_escape(
+    answer: GreyImage | Exception, reason: str
+) -> None:
+    assert fuzz.ask(Answering(answer), b"").reason == reason
+
+
+def test_mutants_of_every_syntax_are_refused_or_read() -> None:
+    seeds = [read_seed(data) for data in fuzz.dicom_seeds()]
+    with Decoder(ImagesConfig(), 2) as decoder:
+        found = fuzz.try_mutants(decoder, "dicom_mutants", seeds, 150)
+        assert all(fuzz.ask(decoder, seed.data).reason == "image" for seed in seeds)
+    assert found["dicom_mutants_escapes"] == found["dicom_mutants_late"] == 0
+    assert 20 < found["dicom_mutants_images"] < 130
+
+
+def test_image_that_behaves_otherwise_is_astray(tmp_path: Path) -> None:
+    (tmp_path / "eq_sound.dcm").write_bytes(dicom_bytes(ramp()))
+    (tmp_path / "cut.dcm").write_bytes(dicom_bytes(ramp())[:900])
+    rows = "file,expect\neq_sound.dcm,error\ncut.dcm,decode_or_error\n"
+    (tmp_path / "manifest.csv").write_text(rows)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        found = fuzz.try_manifest(decoder, tmp_path)
+    assert (found["manifest_rows"], found["manifest_astray"]) == (2, 1)
+    assert found["manifest_encodings_equal"] == 1
+
+
+def test_last_line_holds_counts_and_bars(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TEST_DATA", raising=False)
+    monkeypatch.setitem(fuzz.MUTANTS, "quick", 20)
+    monkeypatch.setattr(fuzz, "BOMBS", dict(list(BOMBS.items())[:2]))
+    assert fuzz.main(["--quick"]) == 0
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["figures"]["raster_mutants"] == 20
+    assert line["bars"]["dicom_mutants_escapes"]["met"]
+    assert line["bars"]["bombs_astray"]["met"]

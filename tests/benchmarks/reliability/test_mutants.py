@@ -1,0 +1,69 @@
+"""Damage: the same mutant for the same number, and damage that reaches what it is aimed at."""
+
+import contextlib
+import random
+import zlib
+
+import numpy as np
+import pytest
+
+from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
+from benchmarks.reliability.fuzz import dicom_seeds, raster_seeds
+from benchmarks.reliability.mutants import Seed, mutate, pick, read_seed
+
+DEFLATED = "1.2.840.10008.1.2.1.99"
+
+
+@pytest.fixture(scope="module")
+def seeds() -> list[Seed]:
+    return [read_seed(data) for data in (*dicom_seeds(), *raster_seeds())]
+
+
+def test_every_file_is_cut_into_the_fields_it_has(seeds: list[Seed]) -> None:
+    assert {seed.form for seed in seeds} == {"dicom", "jpeg", "png"}
+    assert len(seeds) > 25
+    for seed in seeds:
+        assert len(seed.fields) > 10
+        assert all(0 < field.start < field.stop <= len(seed.data) for field in seed.fields)
+        if not seed.body:  # the last element reaches to the end of the file
+            assert max(stop for _, stop in seed.elements) >= len(seed.data) - 2 or (
+                seed.form == "jpeg"
+            )
+
+
+def test_fields_of_an_image_stand_where_its_bytes_say() -> None:
+    image = dicom_bytes(ramp(40, 50))
+    seed = read_seed(image)
+    at = image.index(b"\x28\x00\x10\x00US\x02\x00")
+    kinds = {field.kind: field for field in seed.fields if at <= field.start < at + 10}
+    assert (kinds["tag"].start, kinds["vr"].start, kinds["length"].start) == (at, at + 4, at + 6)
+    rows = kinds["value"]
+    assert int.from_bytes(image[rows.start : rows.stop], "little") == 40
+    assert (at, at + 10) in seed.elements
+
+
+def test_a_number_names_a_mutant_for_good(seeds: list[Seed]) -> None:
+    first = [pick(seeds, "run", number) for number in range(40)]
+    assert first == [pick(seeds, "run", number) for number in range(40)]
+    assert first != [pick(seeds, "another run", number) for number in range(40)]
+    assert len(set(first)) > 35
+
+
+def test_damage_gets_behind_a_deflation_and_a_checksum() -> None:
+    rng = random.Random(0)
+    image = read_seed(dicom_bytes(ramp(), syntax=DEFLATED))
+    sound = zlib.decompress(image.data[image.body :], -zlib.MAX_WBITS)
+    inflated = 0
+    for _ in range(40):
+        mutant = mutate(image, image, rng)
+        with contextlib.suppress(zlib.error):  # now and then the deflation itself is damaged
+            inflated += zlib.decompress(mutant[image.body :], -zlib.MAX_WBITS) != sound
+    assert inflated > 10
+    png = read_seed(raster_bytes(ramp(9, 9, 255).astype(np.uint8), "png"))
+    header = slice(12, 29)
+    mended = sum(
+        mutant[header] != png.data[header]
+        and zlib.crc32(mutant[header]) == int.from_bytes(mutant[29:33], "big")
+        for mutant in (mutate(png, png, rng) for _ in range(100))
+    )
+    assert mended > 5
