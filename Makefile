@@ -14,7 +14,7 @@ $(INSTALLED): requirements.lock
 
 demo: $(INSTALLED) ## the whole story on generated studies, then a report
 	PYTHON=$(BIN)/python bash pipelines/full_run.sh $(CONFIG)
-	$(BIN)/python -m pipelines.closing --config $(CONFIG)
+	$(BIN)/python -m pipelines.summary --config $(CONFIG)
 
 test: $(INSTALLED) ## all tests, in two processes
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -6,40 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-STAGES = (
-    "generate_studies",
-    "build_manifest",
-    "prepare_images",
-    "split_sentences",
-    "read_claims",
-    "fit_language_model",
-    "score_sentences",
-    "build_eta_cache",
-    "prepare_image_set",
-    "train",
-    "calibrate_scores",
-    "probe_images",
-    "evaluate",
-    "write_cards",
-    "build_index",
-    "ask_service",
-    "write_report",
-)
-"""The jobs in the order in which data flows through them."""
-
-TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "table1", "compare", "push_model")
-"""Commands that answer a question; no recipe runs them by itself."""
+from pipelines.stages import STAGES, TOOLS
 
 
 def job_summaries(names: Sequence[str] = (*STAGES, *TOOLS)) -> dict[str, str]:
-    """Read the first line of every job's docstring without importing it.
-
-    Args:
-        names: jobs and tools.
-
-    Returns:
-        Name -> one line, in the order given: that of the story, then the tools.
-    """
+    """Read the first line of every job's docstring, by name, without importing it."""
     folder = Path(__file__).parent
     summaries = {}
     for name in names:
@@ -49,14 +20,7 @@ def job_summaries(names: Sequence[str] = (*STAGES, *TOOLS)) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table of contents, or run the job that is named first.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The job's exit code; 0 for the table, 2 for a name that is no job.
-    """
+    """Print the table of contents, or run the job that is named first."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
         print("python -m pipelines JOB --config FILE [--set key=value ...]\n")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.errors import ArtifactMissing, MedclipError
+from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
     LEVEL,
@@ -29,6 +29,7 @@ from medclip_dcl.evaluation.compare import (
     read_sample_results,
 )
 from medclip_dcl.files import write_text
+from pipelines.cli import command_parser, run_command
 
 SAMPLES = 1000
 
@@ -135,28 +136,20 @@ def comparison_table(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare two sides and print the table.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whatever the verdict; the exit code of what went wrong otherwise.
-    """
-    parser = argparse.ArgumentParser(prog="python -m pipelines.compare")
+    """Compare two sides and print the table; 0 whatever the verdict."""
+    parser = command_parser("compare", config=None)
     parser.add_argument("a", metavar="RUN_A", help="folder of a run, or of runs of one recipe")
     parser.add_argument("b", metavar="RUN_B", help="the same of the other recipe")
     parser.add_argument("--figure", action="append", default=[], help="this one; may be repeated")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="draws of patients and runs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
     parser.add_argument("--json", type=Path, help="file that receives every number")
-    arguments = parser.parse_args(argv)
-    try:
-        a, b = find_runs(arguments.a), find_runs(arguments.b)
-        differences = compare_runs(a, b, arguments.samples, arguments.seed, arguments.figure)
-    except MedclipError as error:
-        print(f"compare: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_command(parser, _compare, argv)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    a, b = find_runs(arguments.a), find_runs(arguments.b)
+    differences = compare_runs(a, b, arguments.samples, arguments.seed, arguments.figure)
     print(comparison_table(differences, (len(a), len(b)), arguments.samples), flush=True)
     if arguments.json:
         tree = {name: asdict(item) for name, item in differences.items()}

@@ -18,9 +18,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from medclip_dcl.config import Config, load_config, resolve_path
+from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import ConfigError, ImageError
+from medclip_dcl.errors import ImageError
+from pipelines.cli import command_parser, config_of, run_command
 
 _PYTHON = (3, 11), (3, 14)
 _LEAST_FREE_GIB = 5
@@ -96,25 +97,15 @@ def check_gpu() -> Iterator[Finding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print every finding.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0 without faults; 2 with one, or with a recipe that cannot be read.
-    """
-    parser = argparse.ArgumentParser(prog="python -m pipelines.doctor")
-    parser.add_argument("--config", type=Path, help="recipe, a YAML file")
+    """Print every finding; 2 where one is a fault."""
+    parser = command_parser("doctor", config=False)
     parser.add_argument("--gpu", action="store_true", help="ask about the GPU alone; one must work")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    arguments = parser.parse_args(argv)
-    try:
-        config = load_config(arguments.config, arguments.set) if arguments.config else None
-        findings = list(check_gpu() if arguments.gpu else check_environment(config))
-    except ConfigError as error:
-        print(f"doctor: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_command(parser, _print_findings, argv)
+
+
+def _print_findings(arguments: argparse.Namespace) -> int:
+    config = config_of(arguments) if arguments.config else None
+    findings = list(check_gpu() if arguments.gpu else check_environment(config))
     for finding in findings:
         print(f"{finding.state:6}{finding.question:14}{finding.words}")
     return 2 if any(finding.state == "fault" for finding in findings) else 0

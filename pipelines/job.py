@@ -1,13 +1,4 @@
-"""The frame of a job: --config, --set, reuse of what is valid, exit code.
-
-Exit codes
-    0   done, or everything was valid already
-    1   a fault of ours, with its trace
-    2   configuration
-    3   too many rejects
-    4   a stale, missing or mismatched artifact
-    75  stopped by a signal; run the same command again to go on
-"""
+"""The frame of a job: --config, --set, reuse of what is valid, signals."""
 
 import argparse
 import json
@@ -29,8 +20,9 @@ from medclip_dcl.artifact import (
     open_artifact,
     write_artifact,
 )
-from medclip_dcl.config import Config, load_config, resolve_path
-from medclip_dcl.errors import ArtifactError, MedclipError
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.errors import ArtifactError
+from pipelines.cli import command_parser, config_of, run_command
 
 STOPPED = 75
 
@@ -41,25 +33,14 @@ class Stopped(BaseException):
 
 @dataclass(frozen=True)
 class Job:
-    """What a job is handed: its name, its configuration and the recipe's folder."""
+    """What a job is handed: its name, its configuration and the run's folder."""
 
     name: str
     config: Config
     work: Path
 
     def open(self, kind: ArtifactType, *, verify: bool = True) -> Artifact:
-        """Open an artifact of an earlier job.
-
-        Args:
-            kind: its kind.
-            verify: hash every file.
-
-        Returns:
-            The artifact.
-
-        Raises:
-            ArtifactError: it is missing, damaged or of another version.
-        """
+        """Open an artifact of an earlier job, as `open_artifact` does."""
         return open_artifact(kind.at(self.work), kind, verify=verify)
 
     def make(
@@ -69,7 +50,7 @@ class Job:
         inputs: Mapping[str, Artifact | str],
         write: Callable[[ArtifactWriter], Mapping[str, Any]],
     ) -> Artifact:
-        """Make an artifact unless the one on disk has the same recipe and is whole.
+        """Make an artifact unless the one on disk has the same fingerprint and is whole.
 
         Args:
             kind: its kind.
@@ -106,11 +87,7 @@ class Job:
         return artifact
 
     def say(self, **facts: Any) -> None:
-        """Print one line about the job: words on a terminal, JSON elsewhere.
-
-        Args:
-            facts: names and plain values; counts and ids, never texts.
-        """
+        """Print counts and ids, never texts, on one line: words on a terminal, else JSON."""
         if sys.stdout.isatty():
             words = ", ".join(f"{name} {value}" for name, value in facts.items())
             print(f"{self.name}: {words}", flush=True)
@@ -119,35 +96,24 @@ class Job:
 
 
 def run_job(name: str, work: Callable[[Job], None], argv: Sequence[str] | None) -> int:
-    """Run a job from its command line.
+    """Run a job from its command line; the exit codes are those of `pipelines.cli`."""
 
-    Args:
-        name: the job's name.
-        work: does the job.
-        argv: arguments; None: those of the process.
+    def run(arguments: argparse.Namespace) -> int:
+        config = config_of(arguments)
+        work(Job(name, config, resolve_path(config.work, config)))
+        return 0
 
-    Returns:
-        The exit code, as the module's docstring lists them.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m pipelines.{name}")
-    parser.add_argument("--config", type=Path, required=True, help="recipe, a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    arguments = parser.parse_args(argv)
+    parser = command_parser(name)
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
-        config = load_config(arguments.config, arguments.set)
-        work(Job(name, config, resolve_path(config.work, config)))
+        return run_command(parser, run, argv)
     except (Stopped, KeyboardInterrupt):
         print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
         return STOPPED
-    except MedclipError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return error.exit_code
     except BrokenPipeError:
-        os._exit(1)
+        os._exit(1)  # a reader like `head` is gone: nothing can be said, not even at exit
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return 0
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

@@ -25,7 +25,7 @@ import torch
 from transformers import BertConfig
 
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.config import Config, load_config, resolve_path
+from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, ConfigError, MedclipError
 from medclip_dcl.likelihood import masked_lm
@@ -38,6 +38,7 @@ from medclip_dcl.training.performance import (
     estimate_training_memory,
     measure_throughput,
 )
+from pipelines.cli import command_parser, config_of, run_command
 from pipelines.doctor import Finding
 from pipelines.false_negatives import PAPER_BATCH, false_negatives
 
@@ -107,33 +108,23 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print every finding, then the table of false negatives.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0 without faults; 2 with one, or with a recipe that cannot be read.
-    """
-    parser = argparse.ArgumentParser(prog="python -m pipelines.plan")
-    parser.add_argument("--config", type=Path, required=True, help="recipe, a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    """Print every finding, then the table of false negatives; 2 where there is a fault."""
+    parser = command_parser("plan")
     parser.add_argument("--studies", type=int, help="training studies, before there is a manifest")
     parser.add_argument("--images", type=int, help="images of all splits, before that")
     parser.add_argument("--images-per-s", type=float, help="speed of all processes together")
     parser.add_argument("--seconds", type=float, default=20.0, help="time to measure for; 0: none")
-    options = parser.parse_args(argv)
+    return run_command(parser, _print_plan, argv)
+
+
+def _print_plan(options: argparse.Namespace) -> int:
     asked = Asked(options.studies, options.images, options.images_per_s, options.seconds)
+    config = config_of(options)
     faults = 0
-    try:
-        config = load_config(options.config, options.set)
-        for finding in plan(config, asked):
-            faults += finding.state == "fault"
-            print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
-        print(false_negatives(config))
-    except MedclipError as error:
-        print(f"plan: {error}", file=sys.stderr)
-        return error.exit_code
+    for finding in plan(config, asked):
+        faults += finding.state == "fault"
+        print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
+    print(false_negatives(config))
     return 2 if faults else 0
 
 

@@ -25,9 +25,10 @@ from huggingface_hub.errors import (
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, Artifact, open_artifact
-from medclip_dcl.config import load_config, resolve_path
-from medclip_dcl.errors import ConfigError, HubError, MedclipError
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import ConfigError, HubError
 from medclip_dcl.export import cards_of, export_model
+from pipelines.cli import command_parser, config_of, run_command
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
@@ -75,43 +76,34 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Copy the recipe's model and send the copy.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0 done; else the code of the error.
-    """
-    parser = argparse.ArgumentParser(prog="python -m pipelines.push_model")
-    parser.add_argument("--config", type=Path, required=True, help="recipe, a YAML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    """Copy a run's model and send the copy."""
+    parser = command_parser("push_model")
     parser.add_argument("--repo", required=True, metavar="OWNER/NAME")
     parser.add_argument("--public", action="store_true", help="a new repository is public")
     parser.add_argument(
         "--allow-vocabulary", action="store_true", help="word pieces learned from reports may go"
     )
     parser.add_argument("--dry-run", action="store_true", help="list the files, send nothing")
-    options = parser.parse_args(argv)
-    try:
-        config = load_config(options.config, options.set)
-        model = model_package.ARTIFACT.at(resolve_path(config.work, config))
-        with tempfile.TemporaryDirectory() as folder:
-            copy = export_model(
-                model,
-                cards_of(model.parent, open_artifact(model, model_package.ARTIFACT, verify=False)),
-                Path(folder) / "model",
-                allow_vocabulary=options.allow_vocabulary,
-            )
-            for name in sorted([*copy.files, HEADER]):
-                print(f"{(copy.path / name).stat().st_size:12}  {name}")
-            if options.dry_run:
-                print("nothing was sent")
-                return 0
-            print(push(copy, options.repo, private=not options.public))
-    except MedclipError as error:
-        print(f"push_model: {error}", file=sys.stderr)
-        return error.exit_code
+    return run_command(parser, _copy_and_push, argv)
+
+
+def _copy_and_push(options: argparse.Namespace) -> int:
+    config = config_of(options)
+    work = resolve_path(config.work, config)
+    model = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT, verify=False)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = export_model(
+            model.path,
+            cards_of(work, model),
+            Path(folder) / "model",
+            allow_vocabulary=options.allow_vocabulary,
+        )
+        for name in sorted([*copy.files, HEADER]):
+            print(f"{(copy.path / name).stat().st_size:12}  {name}")
+        address = "nothing was sent"
+        if not options.dry_run:
+            address = push(copy, options.repo, private=not options.public)
+        print(address)
     return 0
 
 

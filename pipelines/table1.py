@@ -32,9 +32,8 @@ from medclip_dcl.evaluation.compare import (
 )
 from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
-from pipelines.__main__ import STAGES
 from pipelines.job import STOPPED, Job, Stopped, run_job
-from pipelines.story import stages_of
+from pipelines.stages import STAGES, stages_of
 from pipelines.table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
 from pipelines.table1_runs import Run, do_runs, plan_runs
 

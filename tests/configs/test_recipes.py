@@ -11,7 +11,7 @@ from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.text import sentences
 from pipelines import build_manifest, split_sentences
-from pipelines.story import stages_of
+from pipelines.stages import stages_of
 
 ROOT = Path(__file__).parents[2]
 OTHER = {"serve.yaml"}

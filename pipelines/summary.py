@@ -1,4 +1,4 @@
-"""Print what a finished recipe came to: the figures, the report, and what to do next."""
+"""Print what a finished run came to: the figures, the report, and what to do next."""
 
 import argparse
 import sys
@@ -6,23 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medclip_dcl.artifact import HEADER, read_artifact_header
-from medclip_dcl.config import load_config, resolve_path
-from medclip_dcl.errors import MedclipError
+from medclip_dcl.config import resolve_path
 from medclip_dcl.evaluation import results
 from medclip_dcl.retrieval import embeddings
+from pipelines.cli import command_parser, config_of, run_command
 from pipelines.write_report import REPORT
 
 
 def summary_lines(work: Path) -> list[str]:
-    """Gather the last words about a recipe.
-
-    Args:
-        work: its folder.
-
-    Returns:
-        Lines to print: seconds of each stage, figures where it was evaluated, the
-        report, and the viewer where there is something to serve.
-    """
+    """List the seconds of each stage of `work`, its figures, its report and how to serve it."""
     made = sorted(
         (read_artifact_header(header.parent) for header in work.glob(f"*/{HEADER}")),
         key=lambda artifact: str(artifact.origin["committed_at"]),
@@ -38,23 +30,13 @@ def summary_lines(work: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the closing lines of the recipe that `--config` names.
+    """Print the summary of the run that `--config` names."""
+    return run_command(command_parser("summary"), _print, argv)
 
-    Args:
-        argv: arguments; None: those of the process.
 
-    Returns:
-        The exit code.
-    """
-    parser = argparse.ArgumentParser(prog="python -m pipelines.closing")
-    parser.add_argument("--config", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    try:
-        config = load_config(arguments.config)
-        print(*summary_lines(resolve_path(config.work, config)), sep="\n")
-    except MedclipError as error:
-        print(f"closing: {error}", file=sys.stderr)
-        return error.exit_code
+def _print(arguments: argparse.Namespace) -> int:
+    config = config_of(arguments)
+    print(*summary_lines(resolve_path(config.work, config)), sep="\n")
     return 0
 
 
