@@ -1,21 +1,16 @@
-"""Where an artifact came from: kept beside it, and no part of its digest.
+"""Artifacts: folders of data files with `artifact.json`, whole or not there.
 
-The frame that every artifact shares: draft, seal, open.
+An artifact is written as a draft next to its final folder and renamed once every byte is on
+disk and hashed, so a folder with the final name is whole. A draft outlives a kill: the next run
+with the same fingerprint goes on where it stopped.
 
-An artifact is a folder with data files and `artifact.json`. It is written as a draft
-beside its final place and renamed there once every byte is on disk and hashed, so a
-folder that bears the final name is whole. A draft outlives a kill: the stage that
-finds one made from the same recipe goes on where it stopped.
-
-    recipe    what determines the content: kind, version, settings, digests of inputs
-    digest    what the content is: names, sizes and SHA-256 of all data files
-    checksum  SHA-256 of all that the header says, so that no byte of it changes unseen
-
-Long work in a draft, unit by unit: what a killed run had finished is read back.
-
-Figures of an artifact: one JSON object in a file of its own.
+    fingerprint  what determines the content: type, version, settings, digests of inputs
+    digest       what the content is: names, sizes and SHA-256 of all data files
+    checksum     SHA-256 of the header itself
+    origin       time and package versions; in neither fingerprint nor digest
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -62,29 +57,16 @@ PACKAGES = (
 
 @functools.cache
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that can change what an artifact holds.
-
-    Returns:
-        Package name -> version; packages that are not installed are left out.
-    """
+    """Versions of the installed packages that can change what an artifact holds."""
     found = {}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
-def describe_origin(seconds: float) -> dict[str, Any]:
-    """Describe the machine and moment at which an artifact was sealed.
-
-    Args:
-        seconds: wall time that the stage took, seconds.
-
-    Returns:
-        JSON-serialisable facts; no host or user name.
-    """
+def _describe_origin(seconds: float) -> dict[str, Any]:
+    """Moment, machine and versions of a commit; no host or user name."""
     return {
         "committed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 3),
@@ -101,29 +83,22 @@ _FINGERPRINT = "fingerprint.json"
 
 @dataclass(frozen=True)
 class ArtifactType:
-    """A kind of artifact: its folder's name, its format version and the job that makes it."""
+    """The folder's name, the format version and the job that makes it."""
 
     name: str
     version: int
     job: str
     costly: bool = False
-    """Whether an unfinished draft of another recipe is refused by name rather than deleted."""
+    """Whether an unfinished draft with other settings is refused, not deleted: it took hours."""
 
     def at(self, work: Path) -> Path:
-        """Give the folder of this artifact below a recipe's `work` folder.
-
-        Args:
-            work: folder of the recipe.
-
-        Returns:
-            The artifact's folder, whether it exists or not.
-        """
+        """Give the artifact's folder in `work`, whether it exists or not."""
         return work / self.name
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A sealed artifact: where it lies, what made it and what it holds."""
+    """A committed artifact: its folder, what made it and what it holds."""
 
     path: Path
     kind: str
@@ -136,17 +111,7 @@ class Artifact:
     origin: dict[str, Any]
 
     def file(self, name: str) -> Path:
-        """Give the path of a data file.
-
-        Args:
-            name: its path relative to the artifact's folder.
-
-        Returns:
-            The path.
-
-        Raises:
-            ArtifactCorrupt: the header lists no such file.
-        """
+        """Give the path of a data file; ArtifactCorrupt where the header does not list it."""
         if name not in self.files:
             raise ArtifactCorrupt(f"artifact {self.kind} holds no {name!r}; rerun its job")
         return self.path / name
@@ -158,15 +123,15 @@ _HEADER_KEYS = {field.name for field in dataclasses.fields(Artifact)} - {"path"}
 def make_fingerprint(
     kind: ArtifactType, settings: Mapping[str, Any], inputs: Mapping[str, Artifact | str]
 ) -> dict[str, Any]:
-    """Name everything that determines an artifact's content.
+    """Name everything that determines an artifact's content: equal fingerprints, equal content.
 
     Args:
-        kind: kind of the artifact.
+        kind: type of the artifact.
         settings: the settings that it depends on, as sections or plain values.
         inputs: the artifacts that it is made from, or digests of other inputs.
 
     Returns:
-        A JSON-serialisable tree; equal recipes give equal content.
+        A JSON-serialisable tree.
     """
     plain = {
         name: value.model_dump(mode="json") if isinstance(value, Section) else value
@@ -176,42 +141,31 @@ def make_fingerprint(
         name: item.digest if isinstance(item, Artifact) else item for name, item in inputs.items()
     }
     fingerprint = {"kind": kind.name, "version": kind.version, "settings": plain, "inputs": digests}
-    plain_tree: dict[str, Any] = json.loads(
-        json.dumps(fingerprint)
-    )  # tuples become lists, as on disk
+    # Tuples become lists, as on disk: a fingerprint equals the one that is read back.
+    plain_tree: dict[str, Any] = json.loads(json.dumps(fingerprint))
     return plain_tree
 
 
 def json_digest(tree: Any) -> str:
-    """Hash a JSON tree independently of key order.
-
-    Args:
-        tree: a JSON-serialisable value.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """Hash a JSON tree independently of key order: 64 hexadecimal digits."""
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @denials_named()
 def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Artifact:
-    """Open a sealed artifact.
+    """Open a committed artifact.
 
     Args:
         path: its folder.
-        kind: the kind and format version that the caller reads.
+        kind: the type and format version that the caller reads.
         verify: hash every data file; otherwise sizes alone are compared.
-
-    Returns:
-        The artifact.
 
     Raises:
         ArtifactMissing: there is none.
-        ArtifactStale: it is of another kind or format version.
+        ArtifactStale: it is of another type or format version.
         ArtifactUnreadable: this user may not read it.
-        ArtifactCorrupt: a file is missing, was added, or differs from what was sealed.
+        ArtifactCorrupt: a file is missing, was added, or differs from what was committed.
     """
     if not path.exists() and (_retired(path) / HEADER).is_file():
         path = _retired(path)  # its writer ended between two renames
@@ -240,34 +194,14 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
 
 @denials_named()
 def read_artifact_header(path: Path) -> Artifact:
-    """Read what an artifact says of itself, whatever its kind, without checking its files.
-
-    Args:
-        path: its folder.
-
-    Returns:
-        The artifact.
-
-    Raises:
-        ArtifactUnreadable: this user may not read its header.
-        ArtifactCorrupt: its header is missing or damaged.
-    """
+    """Read the header of an artifact of any type, without checking its files."""
     return _read_header(path, ArtifactType(path.name, 0, "its job"))
 
 
 def fingerprint_changes(
     old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> list[str]:
-    """List the settings and inputs in which two recipes differ.
-
-    Args:
-        old: recipe of what exists.
-        new: recipe of what is asked for.
-        prefix: where in the tree both stand.
-
-    Returns:
-        One `name: old -> new` string per difference.
-    """
+    """List the settings and inputs that differ, one `name: old -> new` string each."""
     lines = []
     for name in sorted(set(old) | set(new)):
         here, there = old.get(name), new.get(name)
@@ -283,7 +217,7 @@ def fingerprint_changes(
 
 @dataclass
 class ArtifactWriter:
-    """An artifact in the making; `directory` survives a kill and is found again."""
+    """An artifact that is being written; its draft, `directory`, survives a kill."""
 
     directory: Path
     final: Path
@@ -293,13 +227,10 @@ class ArtifactWriter:
     started: float
 
     def commit(self, summary: Mapping[str, Any]) -> Artifact:
-        """Flush, hash and rename the draft to its final place.
+        """Flush and hash the draft and rename it to its final folder.
 
         Args:
             summary: counts that people look at; JSON-serialisable, no texts.
-
-        Returns:
-            The sealed artifact.
         """
         entries = {}
         for name in _data_files(self.directory):
@@ -314,13 +245,12 @@ class ArtifactWriter:
             "files": entries,
             "digest": json_digest(entries),
             "summary": dict(summary),
-            "origin": describe_origin(time.monotonic() - self.started),
+            "origin": _describe_origin(time.monotonic() - self.started),
         }
         header["checksum"] = json_digest(header)
         write_text(self.directory / HEADER, _header_text(header))
-        (self.directory / _FINGERPRINT).unlink(
-            missing_ok=True
-        )  # the header holds the recipe by now
+        # Only now: a kill before this line leaves a note, one after it a header to resume by.
+        (self.directory / _FINGERPRINT).unlink(missing_ok=True)
         _publish(self.directory, self.final)
         return open_artifact(self.final, self.kind, verify=False)
 
@@ -329,19 +259,19 @@ class ArtifactWriter:
 def write_artifact(
     path: Path, kind: ArtifactType, fingerprint: dict[str, Any]
 ) -> Iterator[ArtifactWriter]:
-    """Write an artifact; what a killed run of the same recipe had written is kept.
+    """Write an artifact; what a killed run with the same fingerprint had written is kept.
 
     Args:
         path: the artifact's final folder.
-        kind: its kind.
+        kind: its type.
         fingerprint: what determines its content, from `make_fingerprint`.
 
     Yields:
-        The draft. Leaving without `seal` keeps it for the next run.
+        The writer. Leaving without `commit` keeps the draft for the next run.
 
     Raises:
         ArtifactError: another process is writing the same artifact.
-        ArtifactStale: a costly kind has an unfinished draft of another recipe.
+        ArtifactStale: a costly type has an unfinished draft with another fingerprint.
         ArtifactUnwritable: the disk is full, or fails, or may not be written to.
     """
     with disk_faults_named(path):
@@ -353,7 +283,7 @@ def write_artifact(
 
 
 def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -> bool:
-    """Go on with the draft of a killed run, or begin one; tell which."""
+    """Return whether a draft of a killed run is resumed; otherwise begin one."""
     begun = _begun(directory)
     if begun == fingerprint:
         remove_staged(directory)
@@ -375,7 +305,7 @@ def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -
 
 
 def _begun(directory: Path) -> dict[str, Any] | None:
-    """Read a draft's recipe from its note or, where it was about to be published, its header."""
+    """Read a draft's fingerprint from its note or, if it was about to be renamed, its header."""
     for name in (_FINGERPRINT, HEADER):
         try:
             tree = json.loads((directory / name).read_text(encoding="utf-8"))
@@ -401,6 +331,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _publish(directory: Path, final: Path) -> None:
+    # A folder cannot be replaced in one rename; between the two, readers find the retired one.
     retired = _retired(final)
     replaces = final.exists()
     if replaces:
@@ -418,7 +349,7 @@ def _publish(directory: Path, final: Path) -> None:
 
 
 def _retired(path: Path) -> Path:
-    """Where the old artifact lies until the new one is in its place."""
+    """Folder of the old artifact until the new one has its name."""
     return path.with_name(f".{path.name}.retired")
 
 
@@ -482,15 +413,15 @@ def map_resumable(
     answer: Callable[[Sequence[Item]], list[Row]],
     finished: Callable[[int], None],
 ) -> list[Row]:
-    """Answer for every item, keeping the answers of each finished unit on disk.
+    """Map items to rows, unit by unit; what a killed run had finished is read back.
 
     Args:
-        folder: the draft's directory, which belongs to one recipe alone.
-        name: what the work is called.
-        items: the items, in an order that the recipe determines.
+        folder: the draft's directory.
+        name: name of the work.
+        items: the items, in an order that the fingerprint determines.
         size: items in one unit.
         answer: gives JSON-serialisable rows for the items of one unit.
-        finished: told how many items have been finished.
+        finished: called with how many items have been finished.
 
     Returns:
         All rows, in the order of the items.
@@ -510,29 +441,13 @@ def map_resumable(
 
 
 def remove_resumable(folder: Path) -> None:
-    """Remove the notes, and what a kill left half-written, before the draft is sealed.
-
-    Args:
-        folder: the draft's directory.
-    """
+    """Remove the notes, and what a kill left half-written, before the draft is committed."""
     for note in [*folder.glob("unit-*.json"), *folder.glob(".unit-*")]:
         note.unlink()
 
 
 def read_object(artifact: Artifact, name: str, kind: ArtifactType) -> dict[str, Any]:
-    """Read a JSON object of an artifact.
-
-    Args:
-        artifact: the artifact.
-        name: the file.
-        kind: its kind, which knows the job that makes it anew.
-
-    Returns:
-        The object.
-
-    Raises:
-        ArtifactCorrupt: it is no JSON object.
-    """
+    """Read the JSON object in a file of an artifact; ArtifactCorrupt where there is none."""
     try:
         tree = json.loads(artifact.file(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -59,10 +59,10 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Config(Section):
-    """Every setting of a recipe."""
+    """Every setting, section by section."""
 
     work: str
-    """Folder that receives every artifact of the recipe; `${WORK}` in other paths means it."""
+    """Folder that receives every artifact; `${WORK}` in other paths means it."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything that is drawn."""
     jobs: tuple[str, ...] = ()
@@ -114,12 +114,12 @@ class Config(Section):
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe and apply overrides.
+    """Read a YAML file and apply overrides.
 
     Args:
         path: YAML file whose keys are those of `Config`.
         overrides: `section.key=value` strings. The value is parsed as JSON, and
-            taken as a plain string where it is no JSON: `1e-5` is a number, `no`
+            taken as a plain string where it is not JSON: `1e-5` is a number, `no`
             and `00123` are strings.
 
     Returns:
@@ -163,7 +163,7 @@ def resolve_path(text: str, config: Config) -> Path:
         ConfigError: the variable is not set, or the setting is empty.
     """
     if not text:
-        raise ConfigError("a path setting is empty; set it in the recipe or with --set")
+        raise ConfigError("a path setting is empty; set it in the config or with --set")
 
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -189,7 +189,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     for name in names[:-1]:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"override {key!r}: {name!r} is no section")
+            raise ConfigError(f"override {key!r}: {name!r} is not a section")
     node[names[-1]] = value
 
 

@@ -1,6 +1,4 @@
-"""How many cores this process may use.
-
-Processes that `accelerate launch` or torchrun started together, on one node or several.
+"""Processes that `accelerate launch` or torchrun started together, on one node or several.
 
 They share a folder and a gloo group. Nothing here touches a GPU: each process takes the
 one of its local rank.
@@ -19,11 +17,7 @@ from medclip_dcl.errors import LaunchError
 
 
 def available_cores() -> int:
-    """Count the cores that this process may use.
-
-    Returns:
-        Those of its affinity mask where the system has one, else all; at least 1.
-    """
+    """Count the cores that this process may use: its affinity mask's where there is one."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -44,21 +38,11 @@ class Launch:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks and seals for all."""
+        """Whether this process logs and commits for all."""
         return self.rank == 0
 
     def tell(self, fact: str) -> str:
-        """Hand a fact from the main process to all.
-
-        Args:
-            fact: what the main process says; those of the others are ignored.
-
-        Returns:
-            What the main process said.
-
-        Raises:
-            LaunchError: another process has ended.
-        """
+        """Give every process the main one's `fact`; LaunchError where another has ended."""
         if self.processes == 1:
             return fact
         reported = [fact]
@@ -69,14 +53,11 @@ class Launch:
         return reported[0]
 
     def wait(self) -> None:
-        """Wait until all are here, hearing signals meanwhile.
-
-        Raises:
-            LaunchError: another process has ended.
-        """
+        """Wait until all are here; LaunchError where another process has ended."""
         if self.processes == 1:
             return
         try:
+            # A blocking barrier would not return to Python, so no signal would be handled.
             meeting = dist.barrier(async_op=True)
             while not meeting.is_completed():
                 time.sleep(_POLL_S)
@@ -90,7 +71,7 @@ def joined() -> Iterator[Launch]:
     """Join the processes of this launch.
 
     Yields:
-        This process's place among them; a process that was started alone is the only one.
+        This process's ranks; a process that was started alone is the only one.
 
     Raises:
         LaunchError: the others cannot be reached.

@@ -5,7 +5,7 @@
         ArtifactError
             ArtifactMissing    an earlier stage has not been run
             ArtifactUnreadable a file may not be read by this user
-            ArtifactCorrupt    bytes on disk differ from what was sealed
+            ArtifactCorrupt    bytes on disk differ from what was committed
             ArtifactStale      made from other inputs or settings than those asked for
             ArtifactUnwritable the disk is full, or fails, or may not be written to
         StudyError             a source of studies cannot be read as a whole
@@ -62,7 +62,7 @@ class ArtifactMissing(ArtifactError):
 
 
 class ArtifactCorrupt(ArtifactError):
-    """The bytes on disk differ from what was sealed."""
+    """The bytes on disk differ from what was committed."""
 
 
 class ArtifactUnreadable(ArtifactError):

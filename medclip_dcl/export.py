@@ -4,9 +4,7 @@ model_card.md, model_card.json   intended use, limits, licence; how the model wa
                                  it reached
 data_card.md, data_card.json     images, reports, labels and what was left out, split by split
 
-The Markdown begins with the metadata that model hubs read.
-
-A published model as it may leave the house: no patient, no place, its cards beside it.
+A model package as it may leave the institution: no patient, no folder, with its cards.
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
 try them all), and the folders that paths of the configuration name. A vocabulary that was
@@ -38,26 +36,13 @@ DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
 
 
 def cards_of(work: Path, model: Artifact) -> Artifact:
-    """Give the cards of a model: the gate before anything that publishes it.
-
-    Args:
-        work: folder of the recipe.
-        model: the model that is to be published.
-
-    Returns:
-        Its cards; intended use, limits and licence are written in them.
-
-    Raises:
-        ArtifactMissing: there are none.
-        ArtifactStale: they are those of another model.
-        ArtifactCorrupt: they are damaged.
-    """
+    """Open the cards in `work`: without those of `model`, an ArtifactError, it is not published."""
     try:
         cards = open_artifact(CARDS.at(work), CARDS)
     except ArtifactMissing as error:
         raise ArtifactMissing(
             f"model {model.digest[:12]} has no card, and is not published without intended use, "
-            "limits and licence; fill the recipe's card section and run write_cards"
+            "limits and licence; fill the config's card section and run write_cards"
         ) from error
     described = cards.fingerprint["inputs"]["model"]
     if described != model.digest:
@@ -82,21 +67,19 @@ _PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
 def export_model(
     model: Path, cards: Artifact, folder: Path, *, allow_vocabulary: bool = False
 ) -> Artifact:
-    """Copy a published model without what must not leave the house.
+    """Copy a model package without what must not leave the institution.
 
     Args:
-        model: folder of the published model; every byte of it is checked.
+        model: folder of the package; every byte of it is checked.
         cards: its cards, from `cards_of`.
-        folder: where the copy shall lie; its parent exists.
+        folder: receives the copy; its parent exists.
         allow_vocabulary: whether word pieces that were learned from the reports may go.
 
     Returns:
-        The sealed copy, a published model like any other; it does not say whom it was
-        trained on.
+        A model package like any other, except that it does not say whom it was trained on.
 
     Raises:
-        ArtifactError: there is no whole model.
-        CheckpointError: it holds a file that is not known here, or its vocabulary was
+        CheckpointError: the model holds a file that is not known here, or its vocabulary was
             learned from the reports and that is not allowed.
     """
     found = model_package.read_model_package(model)
@@ -104,7 +87,7 @@ def export_model(
     expected = {*KEPT, CONFIG, CARD, SUBJECTS}
     if strange := sorted(set(source.files) - expected - set(OPTIONAL)):
         raise CheckpointError(
-            f"the model holds {len(strange)} files that no published model has; publish it anew"
+            f"the model holds {len(strange)} files that no model package has; package it again"
         )
     settings = found.config
     learned = not (settings.model.text.pretrained or settings.language_model.pretrained)
@@ -131,14 +114,7 @@ def export_model(
 
 
 def without_paths(tree: Any) -> Any:
-    """Cut every path of a JSON tree down to its last part.
-
-    Args:
-        tree: a JSON-serialisable value.
-
-    Returns:
-        The same tree; `/data/ward 7/images` has become `images`.
-    """
+    """Cut every path of a JSON tree down to its last part: `/data/ward 7/images` to `images`."""
     if isinstance(tree, Mapping):
         return {name: without_paths(value) for name, value in tree.items()}
     if isinstance(tree, list):

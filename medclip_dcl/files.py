@@ -24,17 +24,7 @@ _DISK_FAULTS = {
 
 @contextmanager
 def disk_faults_named(path: Path) -> Iterator[None]:
-    """Say in one line what a disk refused.
-
-    Args:
-        path: what is being written.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
-    """
+    """Turn the errors of a full, failing or read-only disk into ArtifactUnwritable."""
     try:
         yield
     except OSError as error:
@@ -48,14 +38,7 @@ def disk_faults_named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def denials_named() -> Iterator[None]:
-    """Say who may not read a file, and what to do.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ArtifactUnreadable: this user may not read a file or enter a folder.
-    """
+    """Turn a PermissionError into ArtifactUnreadable, which names the file and the remedy."""
     try:
         yield
     except PermissionError as error:
@@ -63,20 +46,13 @@ def denials_named() -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a kill leaves the old content or the new, never a part.
-
-    Args:
-        path: file to write; its folder exists.
-        data: whole content.
-
-    Source: ours; stage in the same folder, fsync, rename, fsync the folder.
-    """
+    """Write a file so that a kill leaves the old content or the new, never a part."""
     staged = path.with_name(f"{STAGED}{path.name}.{secrets.token_hex(8)}")
     try:
         with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
         staged.replace(path)
     except BaseException:
         staged.unlink(missing_ok=True)
@@ -85,31 +61,18 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text as `write_bytes` does.
-
-    Args:
-        path: file to write; its folder exists.
-        text: whole content.
-    """
+    """Write UTF-8 text as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def remove_staged(folder: Path) -> None:
-    """Delete what killed writers of `write_bytes` left half written.
-
-    Args:
-        folder: a folder that nobody writes to now; folders in it included.
-    """
+    """Delete what killed writers left half written in a folder that nobody writes to now."""
     for path in folder.rglob(f"{STAGED}*"):
         path.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:
-    """Flush a closed file to the disk.
-
-    Args:
-        path: an existing file.
-    """
+    """Flush a closed file to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -118,23 +81,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it lasts.
-
-    Args:
-        path: an existing folder.
-    """
+    """Flush a folder's entries to the disk, so that a rename in it lasts."""
     sync_file(path)
 
 
 def sha256_file(path: Path) -> str:
-    """Hash a file's bytes.
-
-    Args:
-        path: an existing file.
-
-    Returns:
-        64 hexadecimal digits.
-    """
+    """Hash a file's bytes: 64 hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):

@@ -1,21 +1,13 @@
-"""Calibration of a published model: how a score becomes a probability, finding by finding.
-
-It lies in the model's own folder as `calibration.json`, so that whoever has the model has
-it too, and is part of the model's digest.
-
-Range of the training images, kept beside a published model: what an image is held against.
-
-input_range.json    mean and precision of the images' features, the threshold, the images that
-                    both come from, and the share of like images that lies beyond
-
-Published model: what evaluation, index and service load, and nothing that can run code.
+"""Model package: what evaluation, index and service load, and nothing that can run code.
 
     model.safetensors   weights of both encoders and gamma
     config.json         the whole configuration, `work` left out
     model.json          the card: what it is, was made from, is for and is not for
-    calibration.json    how a score becomes a probability; there once calibrate_scores has run
+    calibration.json    how a score becomes a probability, finding by finding; there once
+                        calibrate_scores has run
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
-    input_range.json    range of the training images, where there were two patients or more
+    input_range.json    mean and precision of the training images' features, and the distance
+                        beyond which an image is out of range; from two patients on
     text/               BERT configuration and tokenizer: config.json, tokenizer.json,
                         tokenizer_config.json
 
@@ -58,14 +50,14 @@ class Curve(Section):
     intercept: float = 0.0
     """Log odds at a score of one half, where there are no steps."""
     logits: tuple[float, ...] = ()
-    """Ascending places between which an isotonic curve is straight; empty: slope and intercept."""
+    """Ascending knots between which an isotonic curve is straight; empty: slope and intercept."""
     heights: tuple[float, ...] = ()
     """Probability at each of them."""
 
     @model_validator(mode="after")
     def _rises(self) -> Self:
         if len(self.logits) != len(self.heights):
-            raise ValueError("each place of a curve needs its height")
+            raise ValueError("each knot of a curve needs its height")
         pairs = (self.logits, self.heights)
         if any(list(values) != sorted(values) for values in pairs) or self.slope < 0:
             raise ValueError("a curve must rise")
@@ -127,35 +119,17 @@ class ScoreCalibration(Section):
     """One entry per finding of the model."""
 
     def of(self, finding: str) -> FindingCalibration | None:
-        """Find the calibration of a finding.
-
-        Args:
-            finding: its name.
-
-        Returns:
-            The calibration; None where the finding was not among the model's.
-        """
+        """Find the calibration of a finding; None where it was not among the model's."""
         return next((item for item in self.findings if item.finding == finding), None)
 
 
 def write_calibration(folder: Path, calibration: ScoreCalibration) -> None:
-    """Write the calibration into a draft of a model.
-
-    Args:
-        folder: the draft's directory.
-        calibration: the calibration.
-    """
+    """Write the calibration into the draft of a model."""
     write_text(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
 
 
 def read_calibration(model: Artifact) -> ScoreCalibration | None:
-    """Read the calibration of an opened model.
-
-    Args:
-        model: the model.
-
-    Returns:
-        The calibration; None where it has none.
+    """Read the calibration of an opened model; None where it has none.
 
     Raises:
         CheckpointError: it cannot be read by this version.
@@ -196,23 +170,12 @@ class InputRange:
 
 
 def write_input_range(folder: Path, found: InputRange) -> None:
-    """Write the range into a model's draft.
-
-    Args:
-        folder: the draft's directory.
-        found: the range.
-    """
+    """Write the range into the draft of a model."""
     write_text(folder / INPUT_RANGE_FILE, json.dumps(asdict(found)) + "\n")
 
 
 def read_input_range(folder: Path) -> InputRange | None:
-    """Read the range of a published model whose bytes have been checked.
-
-    Args:
-        folder: the model's folder.
-
-    Returns:
-        The range; None where the model was published without one.
+    """Read the range of a model whose bytes have been checked; None where it has none.
 
     Raises:
         CheckpointError: this version cannot read it.
@@ -245,7 +208,7 @@ TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A published model whose bytes have been checked."""
+    """A model package whose bytes have been checked."""
 
     path: Path
     """Its folder."""
@@ -256,7 +219,7 @@ class SavedModel:
     card: Mapping[str, Any]
     """Facts about it."""
     subject_hashes: frozenset[str] | None
-    """`subject_hash` of every training patient; None in a copy that left the house."""
+    """`subject_hash` of every training patient; None in an export."""
     calibration: ScoreCalibration | None = None
     """How its scores become probabilities; None where nobody has fitted that."""
 
@@ -266,25 +229,12 @@ class SavedModel:
         return self.path / TEXT
 
     def weights(self) -> dict[str, Tensor]:
-        """Read the weights.
-
-        Returns:
-            Parameters and buffers by name, on the CPU.
-
-        Raises:
-            CheckpointError: they cannot be read, or one is not finite.
-        """
+        """Read parameters and buffers by name, on the CPU, as `finite_weights` does."""
         return finite_weights(self.path)
 
 
 def finite_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a model.
-
-    Args:
-        folder: folder of the model.
-
-    Returns:
-        Parameters and buffers by name, on the CPU.
+    """Read parameters and buffers by name, on the CPU.
 
     Raises:
         CheckpointError: they cannot be read, or one is not finite.
@@ -320,7 +270,7 @@ def write_model_package(
     subject_ids: Iterable[str],
     write_text_files: Callable[[Path], None],
 ) -> None:
-    """Write the files of a published model.
+    """Write the files of a model package.
 
     Args:
         folder: the draft's directory.
@@ -338,12 +288,7 @@ def write_model_package(
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write the weights of a model.
-
-    Args:
-        folder: the draft's directory.
-        weights: parameters and buffers by name.
-    """
+    """Write parameters and buffers by name."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write_bytes(folder / WEIGHTS, save(plain))
 
@@ -353,8 +298,8 @@ def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any])
 
     Args:
         folder: the draft's directory.
-        config: the configuration; where the recipe worked is no property of the model, and
-            may name people: it is left out.
+        config: the configuration; its `work` is not a property of the model, and may name
+            people: it is left out.
         card: facts about the model, JSON-serialisable.
     """
     _write_json(folder / CONFIG, config.model_copy(update={"work": "."}).model_dump(mode="json"))
@@ -362,13 +307,7 @@ def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any])
 
 
 def read_model_package(path: Path) -> SavedModel:
-    """Open a published model after checking every byte.
-
-    Args:
-        path: its folder.
-
-    Returns:
-        The model's facts; `weights()` reads the rest.
+    """Open a model after checking every byte; `weights()` reads the rest.
 
     Raises:
         ArtifactError: it is missing, damaged or of another version.
@@ -383,15 +322,8 @@ def read_model_package(path: Path) -> SavedModel:
 def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
     """Put a calibration into a model, in place of the one that it has.
 
-    Args:
-        model: the model.
-        calibration: the calibration.
-
     Returns:
-        The model, made from the same recipe and with a digest of its own.
-
-    Raises:
-        ArtifactError: another process is writing it, or the disk refuses.
+        The model, with the same fingerprint and a digest of its own.
     """
     with write_artifact(model.path, ARTIFACT, model.fingerprint) as writer:
         for name in model.files:

@@ -42,7 +42,7 @@ class Progress:
             )
 
     def advance(self, items: int = 1, **figures: float) -> None:
-        """Count finished items and show figures beside them.
+        """Count finished items and show figures next to them.
 
         Args:
             items: how many were finished.

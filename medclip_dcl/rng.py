@@ -1,4 +1,4 @@
-"""Every random number of training, as a pure function of the seed, a stream and a place.
+"""Every random number of training, as a pure function of the seed, a stream and a position.
 
 No generator is carried from step to step, so there is no random state to save: a
 resumed run draws what the uninterrupted one would have drawn.
@@ -32,44 +32,17 @@ class RngStream(IntEnum):
 
 
 def generator_for(seed: int, stream: RngStream, *position: int) -> np.random.Generator:
-    """Make the generator of one place.
-
-    Args:
-        seed: the recipe's seed.
-        stream: what is drawn.
-        position: where, such as an epoch or a step; at least 0.
-
-    Returns:
-        A counter-based generator that no other place shares.
-    """
+    """Make the counter-based generator of one position, such as an epoch or a step."""
     sequence = np.random.SeedSequence([seed, int(stream), *position])
     return np.random.Generator(np.random.Philox(sequence))
 
 
 def seed_for(seed: int, stream: RngStream, *position: int) -> int:
-    """Give a seed for a generator that is not numpy's.
-
-    Args:
-        seed: the recipe's seed.
-        stream: what is drawn.
-        position: where, such as a step and a rank; at least 0.
-
-    Returns:
-        A number below 2**63.
-    """
+    """Give the seed, below 2**63, of one position for a generator that is not numpy's."""
     words = np.random.SeedSequence([seed, int(stream), *position]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
 
 def torch_generator_for(seed: int, stream: RngStream, *position: int) -> torch.Generator:
-    """Make a torch generator of one place, on the CPU.
-
-    Args:
-        seed: the recipe's seed.
-        stream: what is drawn.
-        position: where, such as a step and a rank; at least 0.
-
-    Returns:
-        The generator.
-    """
+    """Make the torch generator of one position, on the CPU."""
     return torch.Generator().manual_seed(seed_for(seed, stream, *position))

@@ -1,7 +1,4 @@
-"""What every section of the configuration has in common.
-
-A key that stands in a file, so that no command line and no environment shows it.
-"""
+"""What every section of the configuration has in common; keys that are kept in files."""
 
 import stat
 from pathlib import Path
@@ -24,13 +21,7 @@ class Section(BaseModel):
 
 
 def read_key(path: Path) -> str:
-    """Read the first key of a file.
-
-    Args:
-        path: file with one key a line.
-
-    Returns:
-        The first line that is not blank, without the space around it.
+    """Read the first key of a file, so that no command line and no environment shows it.
 
     Raises:
         ConfigError: the file is readable by others, cannot be read, or holds no key of

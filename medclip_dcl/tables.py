@@ -42,18 +42,10 @@ class TableFormat:
 def write_table(
     folder: Path, form: TableFormat, rows: Sequence[Mapping[str, Any]] | pa.Table
 ) -> Path:
-    """Write a table.
-
-    Args:
-        folder: folder of the artifact's draft.
-        form: the columns; every row has exactly these.
-        rows: dictionaries, or a table that already has the columns.
-
-    Returns:
-        The file's path.
+    """Write rows, or a table that has the columns already, and give the file's path.
 
     Raises:
-        ValueError: a row lacks a column or has one too many.
+        ValueError: a row does not have exactly the columns of `form`.
     """
     if isinstance(rows, pa.Table):
         table = rows.select(form.schema.names).cast(form.schema)
@@ -79,9 +71,6 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
         folder: folder of the artifact.
         form: the columns that it must have.
         columns: the columns wanted; None: all.
-
-    Returns:
-        The table.
 
     Raises:
         ArtifactCorrupt: the file cannot be read, or its columns are others.

@@ -1,7 +1,7 @@
 """Write the model card and the data card, without which a model is not published.
 
 Reads the model, manifest, and whatever else there is; writes `cards`. Refused while the
-recipe does not say what the model is for, what it cannot do, and on which terms it is given:
+config does not say what the model is for, what it cannot do, and on which terms it is given:
 the model itself stays as it is, and can be tried.
 """
 
@@ -24,21 +24,13 @@ from pipelines.job import Job, run_job
 
 
 def build(job: Job) -> None:
-    """Write the cards.
-
-    Args:
-        job: the job.
-
-    Raises:
-        ConfigError: intended use, limits or licence are empty.
-        ArtifactError: there is no model or manifest, or something is damaged.
-    """
+    """Write the cards; a ConfigError while intended use, limits or licence are empty."""
     words = job.config.card
     missing = words.missing()
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} empty: a model is not published without saying what it is for, "
-            "what it cannot do and on which terms; write that into the recipe"
+            "what it cannot do and on which terms; write that into the config"
         )
     needed = {kind.name: job.open(kind) for kind in (model_package.ARTIFACT, manifest.ARTIFACT)}
     root = job.config.source.root

@@ -152,7 +152,7 @@ def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path:
             (writer.directory / name).write_bytes((model / name).read_bytes())
         (writer.directory / "sentences.csv").write_text("There is a left pleural effusion.")
         writer.commit({})
-    with pytest.raises(CheckpointError, match="1 files that no published model has"):
+    with pytest.raises(CheckpointError, match="1 files that no model package has"):
         public_copy(config_file, tmp_path / "model", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.fixtures.evaluated import evaluate_here, write_evaluated
@@ -51,7 +52,7 @@ def test_publishing_is_refused_while_a_text_is_empty(
     model = open_artifact(work / "model", model_package.ARTIFACT)
     assert run(work, **{name: empty}) == 2
     assert f"card.{name} empty" in capsys.readouterr().err
-    with pytest.raises(ArtifactMissing, match="fill the recipe's card section"):
+    with pytest.raises(ArtifactMissing, match="fill the config's card section"):
         export.cards_of(work, model)
     assert open_artifact(work / "model", model_package.ARTIFACT).digest == model.digest
 
@@ -76,7 +77,7 @@ def test_the_model_card_says_what_was_measured(evaluated: Path) -> None:
         "chance": 0.5,
     }
     text = (evaluated / "cards" / export.MODEL_CARD).read_text()
-    assert text.startswith("---\nlicense: mit\n")
+    assert ModelCard(text).data.license == "mit"
     assert "Comparing losses." in text
     assert "- Tiny images alone." in text
     shown = f"{auc['value']:.3f} [{auc['low']:.3f}, {auc['high']:.3f}]"
@@ -118,5 +119,5 @@ def test_figures_of_another_model_are_not_in_the_card(tmp_path: Path) -> None:
 def test_words_of_a_licence_are_no_identifier(evaluated: Path) -> None:
     assert run(evaluated, licence="As the data use agreement says.") == 0
     text = (evaluated / "cards" / export.MODEL_CARD).read_text()
-    assert text.startswith("---\nlicense: other\n")
+    assert ModelCard(text).data.license == "other"
     assert "As the data use agreement says." in text
