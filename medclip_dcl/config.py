@@ -51,6 +51,8 @@ RENAMED = {
 REMOVED: dict[str, str] = {
     "check.unit": "the check resumes after every 256 images or sections",
     "generate.unit_patients": "the generator resumes after every 50 patients",
+    "index.batch": "32 images, or sentences, go through the model at a time",
+    "index.thumbnail_px": "thumbnails are 256 pixels long",
     "source.image_suffix": "images end as the first one that is found",
 }
 """Settings and sections that are gone: old dotted key -> what stands in their place."""

@@ -9,12 +9,6 @@ equal length (the last may be shorter):
     sketch.npy           float32, how candidates are found: `medclip_dcl.retrieval.sketch`
     image_sketches-00000.npy, text_sketches-00000.npy  float32 (images or texts, width)
     pictures-00000.arrow thumbnails, where the index was built with pictures
-
-Arrays of an opened index, by memory map: shards of equal length, the last may be shorter.
-
-The nearest vectors to a direction: the candidate stage, in memory.
-
-Images and sentences, through an encoder, to the files of a retrieval index.
 """
 
 import io
@@ -83,46 +77,22 @@ PICTURES = TableFormat(
 
 
 def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
-    """Name a shard's file.
-
-    Args:
-        what: regions, pooled, texts, image_sketches, text_sketches or pictures.
-        shard: number of the shard, from 0.
-        suffix: suffix of the file.
-
-    Returns:
-        The name, relative to the artifact's folder.
-    """
+    """Name the file of shard number `shard`, from 0, of regions, pooled, texts, ..."""
     return f"{what}-{shard:05d}.{suffix}"
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array as a .npy file, whole or not at all.
-
-    Args:
-        path: file to write.
-        array: numbers; no objects.
-    """
+    """Write an array of numbers as a .npy file, whole or not at all."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
     write_bytes(path, stream.getvalue())
 
 
 def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Map a .npy file into memory; what is written to the array never reaches the file.
-
-    Args:
-        path: file that `write_array` wrote.
-        dtype: the type that its numbers must have.
-
-    Returns:
-        The array; its pages are read when they are touched.
-
-    Raises:
-        ArtifactCorrupt: the file is no such array.
-    """
+    """Map a .npy file of the given type into memory; pages are read when they are touched."""
     try:
-        array = np.lib.format.open_memmap(path, mode="c")  # torch takes no array it may not write
+        # copy on write: torch warns of a read-only array, and nothing may reach the file
+        array = np.lib.format.open_memmap(path, mode="c")
     except (OSError, ValueError) as error:
         raise ArtifactCorrupt(f"array {path} cannot be read; rerun {ARTIFACT.job}") from error
     if array.dtype != np.dtype(dtype):
@@ -133,12 +103,7 @@ def map_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def write_pictures(path: Path, pictures: list[bytes]) -> None:
-    """Write a shard's thumbnails.
-
-    Args:
-        path: file to write.
-        pictures: one encoded picture per image, in order.
-    """
+    """Write a shard's thumbnails, one encoded picture per image, in order."""
     table = pa.Table.from_pydict({"picture": pictures}, schema=PICTURES.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -147,17 +112,7 @@ def write_pictures(path: Path, pictures: list[bytes]) -> None:
 
 
 def map_pictures(path: Path) -> pa.ChunkedArray:
-    """Map a shard's thumbnails into memory.
-
-    Args:
-        path: file that `write_pictures` wrote.
-
-    Returns:
-        One binary value per image.
-
-    Raises:
-        ArtifactCorrupt: the file is no such shard.
-    """
+    """Map a shard's thumbnails into memory: one binary value per image."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (OSError, pa.ArrowException) as error:
@@ -186,14 +141,7 @@ class Shards:
         return sum(map(len, self.arrays))
 
     def gather(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Read some rows.
-
-        Args:
-            rows: their numbers.
-
-        Returns:
-            The rows in the order of their numbers, as they are stored.
-        """
+        """Read rows in the order of `rows`, as they are stored."""
         first = self.arrays[0]
         found = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
         for position, row in enumerate(rows.tolist()):
@@ -202,26 +150,14 @@ class Shards:
         return found
 
     def widen(self, rows: npt.NDArray[np.int64], found: torch.Tensor) -> torch.Tensor:
-        """Read some rows at full precision.
-
-        Args:
-            rows: their numbers.
-            found: float32 tensor of as many rows at least; receives them.
-
-        Returns:
-            The part of `found` that was filled, in the order of the numbers.
-        """
+        """Read rows at full precision into `found`, float32; give the part that was filled."""
         for position, row in enumerate(rows.tolist()):
             shard, offset = divmod(row, self.shard_rows)
             found[position].copy_(self._tensors[shard][offset])
         return found[: len(rows)]
 
     def whole(self) -> npt.NDArray[Any]:
-        """Read all rows.
-
-        Returns:
-            One array, in memory.
-        """
+        """Read all rows into one array in memory."""
         return np.concatenate(self.arrays)
 
     @cached_property
@@ -240,9 +176,6 @@ def open_shards(
         rows: number of rows that they must hold.
         shard_rows: rows in each shard but the last.
         dim: width of a vector.
-
-    Returns:
-        The shards; one without rows where there are none.
 
     Raises:
         ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
@@ -270,33 +203,14 @@ class Pictures:
     shard_rows: int
 
     def picture(self, row: int) -> bytes:
-        """Give the thumbnail of an image.
-
-        Args:
-            row: row number of the image.
-
-        Returns:
-            An encoded JPEG.
-        """
+        """Give the thumbnail of an image, an encoded JPEG."""
         shard, offset = divmod(row, self.shard_rows)
         data: bytes = self.shards[shard][offset].as_py()
         return data
 
 
 def open_pictures(artifact: Artifact, images: int, shard_rows: int) -> Pictures:
-    """Map the thumbnails of an index that was built with pictures.
-
-    Args:
-        artifact: the index.
-        images: number of images.
-        shard_rows: images in each shard but the last.
-
-    Returns:
-        The thumbnails.
-
-    Raises:
-        ArtifactCorrupt: a shard is missing or damaged, or they hold another number of pictures.
-    """
+    """Map the thumbnails of an index of `images` images that was built with pictures."""
     names = [shard_name("pictures", shard, "arrow") for shard in range(-(-images // shard_rows))]
     shards = [map_pictures(artifact.file(name)) for name in names]
     if sum(map(len, shards)) != images:
@@ -343,16 +257,9 @@ class InMemoryIndex:
         self._half = torch.cat([torch.from_numpy(np.array(part)).half() for part in vectors.arrays])
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
-        """Find the rows with the largest inner products; of equal ones the lowest numbers.
-
-        Args:
-            direction: vector (dim,).
-            allowed: (rows,) which rows may be found; None: all.
-            count: how many rows at most.
-
-        Returns:
-            Row numbers, ascending.
-        """
+        """Find the rows as `Nearest.rows` says; of equal ones the lowest numbers."""
+        # Half precision rounds by 5e-4 of a product: rows near the edge may change places there,
+        # so twice as many and 64 more are kept, and compared again in float32.
         products = torch.mv(self._half, torch.from_numpy(direction).half()).float().numpy()
         if allowed is None:
             near = highest(products, _SPARE * count + _SPARE_ROWS)
@@ -363,15 +270,7 @@ class InMemoryIndex:
 
 
 def highest(scores: Floats, count: int) -> Rows:
-    """Find the highest scores; of equal ones those that stand first.
-
-    Args:
-        scores: finite numbers.
-        count: how many at most.
-
-    Returns:
-        Their places, ascending.
-    """
+    """Find the indices, ascending, of the `count` highest scores; of equal ones the first."""
     if count >= len(scores):
         return np.arange(len(scores))
     indices = _worth_a_look(scores, count)
@@ -385,11 +284,10 @@ def highest(scores: Floats, count: int) -> Rows:
 
 
 def _worth_a_look(scores: Floats, count: int) -> Rows | None:
-    """Leave out scores that cannot be among the highest; None where that would not pay.
-
-    The count-th highest of the groups' maxima bounds the count-th highest score from below:
-    a pass at the speed of memory instead of a selection among all.
-    """
+    """Leave out scores that cannot be among the highest; None where that would not pay."""
+    # The groups are the columns of a (64, columns) view. Each of the count highest column maxima
+    # is a score of its own, so at least count scores reach the lowest of them: it is a lower
+    # bound of the count-th highest score, found in a pass at the speed of memory.
     columns = len(scores) // _GROUPS
     if columns < 2 * count:
         return None

@@ -30,6 +30,8 @@ from medclip_dcl.tables import write_table
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 
+BATCH = 32  # images, or sentences, in one forward pass: fits the smallest GPU without gradients
+_THUMBNAIL_PX = 256  # longer side; what the viewer and the report show
 _JPEG_QUALITY = 85
 _Item = TypeVar("_Item")
 
@@ -106,7 +108,7 @@ def select(
 
 
 def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str]]:
-    """Say which findings an image may be asked for by.
+    """List the findings that an image can be filtered by.
 
     Args:
         claims: what each report says (`REPORT_CLAIMS`).
@@ -132,6 +134,7 @@ def write_index(
     encoder: Encoder,
     settings: IndexConfig,
     similarity: SimilarityConfig,
+    batch: int = BATCH,
 ) -> dict[str, Any]:
     """Embed a selection and write every file of the index; shards that exist are kept.
 
@@ -142,6 +145,7 @@ def write_index(
         encoder: gives the vectors.
         settings: the index's settings.
         similarity: the model's, that scores sketches and hits.
+        batch: images, or sentences, in one forward pass.
 
     Returns:
         Counts for the artifact's summary, and `candidate_recall_at_10` from `measure_recall`.
@@ -155,14 +159,14 @@ def write_index(
     with Progress("embed images", len(chosen.images), "image") as progress:
         for shard, rows in enumerate(_batches(chosen.images, settings.shard_rows)):
             if not (directory / shard_name("pooled", shard)).is_file():
-                _write_images(directory, shard, rows, images, encoder, settings)
+                _write_images(directory, shard, rows, images, encoder, settings.pictures, batch)
             progress.advance(len(rows))
     with Progress("embed sentences", len(chosen.texts), "sentence") as progress:
         for shard, rows in enumerate(_batches(chosen.texts, settings.shard_rows)):
             path = directory / shard_name("texts", shard)
             if not path.is_file():
                 texts = [row["text"] for row in rows]
-                write_array(path, _embed_texts(texts, encoder, settings.batch))
+                write_array(path, _embed_texts(texts, encoder, batch))
             progress.advance(len(rows))
     counts = len(chosen.images), len(chosen.texts)
     write_sketches(directory, counts, settings, similarity)
@@ -197,15 +201,16 @@ def _write_images(
     rows: Sequence[dict[str, Any]],
     images: ImageStore,
     encoder: Encoder,
-    settings: IndexConfig,
+    with_pictures: bool,
+    batch: int,
 ) -> None:
     indices = [images.row_of[row["image_id"]] for row in rows]
-    if settings.pictures:
-        pictures = [_thumbnail(images, index, settings.thumbnail_px) for index in indices]
+    if with_pictures:
+        pictures = [_thumbnail(images, index) for index in indices]
         write_pictures(directory / shard_name("pictures", shard, "arrow"), pictures)
     parts = []
-    for batch in _batches(indices, settings.batch):
-        pixels = np.stack([images.pixels(index) for index in batch])
+    for part in _batches(indices, batch):
+        pixels = np.stack([images.pixels(index) for index in part])
         parts.append(encoder.embed_images(pixels).float().cpu().numpy())
     regions = np.concatenate(parts)
     write_array(directory / shard_name("regions", shard), regions.astype(np.float16))
@@ -221,9 +226,9 @@ def _embed_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> npt.NDAr
     return vectors
 
 
-def _thumbnail(images: ImageStore, index: int, longest_px: int) -> bytes:
+def _thumbnail(images: ImageStore, index: int) -> bytes:
     height, width = images.original_size(index)
-    scale = longest_px / max(height, width)
+    scale = _THUMBNAIL_PX / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     picture = Image.fromarray(images.pixels(index)).resize(size, Image.Resampling.LANCZOS)
     stream = io.BytesIO()

@@ -1,9 +1,9 @@
 """The candidate stage in Milvus: for an index that has outgrown one process.
 
 A collection holds row numbers and vectors of one index, and nothing that names a patient, a
-study or a text. Its name carries the digest of the index's recipe, so another index can never
+study or a text. Its name carries the digest of the index's fingerprint, so another index can never
 answer. Filters stay here, where the tables are: the engine is asked for more rows than are
-wanted, or told the few rows that may answer.
+wanted, or given the few rows that may answer.
 
 milvus-lite, the engine behind a path that ends in `.db`, opens a port on loopback that asks
 for no key, and serves one process.
@@ -35,15 +35,7 @@ _SEARCH = {"metric_type": "IP"}
 
 
 def collection_of(fingerprint: Mapping[str, Any], vectors: str) -> str:
-    """Name a collection of an index.
-
-    Args:
-        fingerprint: recipe of the index.
-        vectors: which of its vectors.
-
-    Returns:
-        The name.
-    """
+    """Name the collection of an index's vectors of one sort."""
     return f"medclip_{json_digest(fingerprint)[:32]}_{vectors}"
 
 
@@ -53,8 +45,8 @@ def fill_collections(
     """Bring the vectors of an index to the engine, before the index is published.
 
     Args:
-        settings: address, key and patience.
-        fingerprint: recipe of the index.
+        settings: address, key and timeout.
+        fingerprint: that of the index.
         vectors: all that candidates are found by.
 
     Raises:
@@ -74,7 +66,7 @@ class Milvus:
         """Connect.
 
         Args:
-            settings: address, key and patience.
+            settings: address, key and timeout.
 
         Raises:
             ConfigError: pymilvus is not installed, or the key file cannot be used.
@@ -111,7 +103,7 @@ class Milvus:
         Args:
             collection: its name.
             vectors: the vectors.
-            said: is told how many rows each call brought.
+            said: called with how many rows each call brought.
 
         Raises:
             EngineError: the engine does not answer, or the collection holds more than it may.
@@ -226,16 +218,7 @@ class _Collection:
         self._engine, self._name, self._rows = engine, name, rows
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
-        """Find the rows with the largest inner products.
-
-        Args:
-            direction: vector (dim,).
-            allowed: (rows,) which rows may be found; None: all.
-            count: how many rows at most.
-
-        Returns:
-            Row numbers, ascending.
-        """
+        """Find rows as `Nearest.rows` says."""
         indices = np.arange(self._rows) if allowed is None else np.flatnonzero(allowed)
         count = min(count, len(indices), MOST_HITS)
         if count == 0:

@@ -1,10 +1,6 @@
-"""What an index may be asked, and what it answers.
+"""An opened retrieval index: queries to ranked images or sentences.
 
-Whose vectors an index holds: images, sentences, and the studies that join them.
-
-An opened retrieval index: queries to ranked images or sentences.
-
-What is asked and wanted decides the exact score and the road to it:
+What is asked and wanted decides the exact score and how candidates are found:
 
     sentence or box -> images      score of all regions; candidates by sketches
     image -> sentences             the same score the other way; candidates by sketches
@@ -97,15 +93,7 @@ class Query:
     filters: Filters = Filters()
 
     def check(self, dim: int) -> None:
-        """Refuse a question that no index of this width can answer.
-
-        Args:
-            dim: width of the index's vectors.
-
-        Raises:
-            QueryError: there is not exactly one of vector and regions, its width is
-                another, a number is not finite, or k is below 1.
-        """
+        """Raise a QueryError where no index of vectors `dim` wide can answer."""
         given = [item for item in (self.vector, self.regions) if item is not None]
         if len(given) != 1:
             raise QueryError("a query holds either a vector or regions; give exactly one")
@@ -168,8 +156,8 @@ class Studies:
         images: the images' table.
         texts: the sentences' table.
         study_of_image: (images,) code of each image's study.
-        study_of_occurrence: (sayings,) code of the study that says a sentence, ascending.
-        text_of_occurrence: (sayings,) row of that sentence.
+        study_of_occurrence: (occurrences,) code of the study that says a sentence, ascending.
+        text_of_occurrence: (occurrences,) row of that sentence.
         split: of each image.
         view: of each image.
         patient: of each image.
@@ -187,14 +175,7 @@ class Studies:
     has_finding: Mask
 
     def image_mask(self, filters: Filters) -> Mask | None:
-        """Say which images may be hits.
-
-        Args:
-            filters: what is asked; findings are names of `LABELS`.
-
-        Returns:
-            (images,) booleans; None where nothing is filtered.
-        """
+        """Give (images,) booleans, whether each may be a hit; None where nothing is filtered."""
         masks: list[Mask] = []
         if filters.splits:
             masks.append(self.split.among(filters.splits))
@@ -208,14 +189,7 @@ class Studies:
         return np.logical_and.reduce(masks) if masks else None
 
     def text_mask(self, filters: Filters) -> Mask | None:
-        """Say which sentences may be hits: those that a study with an allowed image says.
-
-        Args:
-            filters: what is asked.
-
-        Returns:
-            (texts,) booleans; None where nothing is filtered.
-        """
+        """Likewise (texts,): a sentence may be a hit where a study with an allowed image has it."""
         images = self.image_mask(filters)
         if images is None:
             return None
@@ -226,38 +200,17 @@ class Studies:
         return mask
 
     def image(self, row: int) -> dict[str, Any]:
-        """Give the facts of an image.
-
-        Args:
-            row: row number of the image.
-
-        Returns:
-            Its columns.
-        """
+        """Give the columns of an image."""
         facts: dict[str, Any] = self.images.slice(row, 1).to_pylist()[0]
         return facts
 
     def text(self, row: int) -> dict[str, Any]:
-        """Give the facts of a sentence.
-
-        Args:
-            row: row number of the sentence.
-
-        Returns:
-            Its columns.
-        """
+        """Give the columns of a sentence."""
         facts: dict[str, Any] = self.texts.slice(row, 1).to_pylist()[0]
         return facts
 
     def texts_of_image(self, row: int) -> tuple[str, ...]:
-        """Give the sentences of an image's study.
-
-        Args:
-            row: row number of the image.
-
-        Returns:
-            The sentences, in the report's order.
-        """
+        """Give the sentences of an image's study, in the report's order."""
         study = self.study_of_image[row]
         first, last = np.searchsorted(self.study_of_occurrence, [study, study + 1])
         said = self.text_of_occurrence[first:last]
@@ -265,23 +218,12 @@ class Studies:
 
 
 def read_studies(artifact: Artifact) -> Studies:
-    """Read the tables of an index.
-
-    Args:
-        artifact: the index.
-
-    Returns:
-        Images, sentences and the studies that join them.
-
-    Raises:
-        ArtifactCorrupt: a table is damaged.
-    """
+    """Read the tables of an index: images, sentences and the studies that join them."""
     images, occurrences = read_table(artifact.path, IMAGES), read_table(artifact.path, OCCURRENCES)
     names = images.column("study_id").unique()
     study_of_occurrence = _codes(occurrences, names)
-    order = np.argsort(
-        study_of_occurrence, kind="stable"
-    )  # the report's order stays within a study
+    # stable: the report's order stays within a study
+    order = np.argsort(study_of_occurrence, kind="stable")
     return Studies(
         images=images.combine_chunks(),
         texts=read_table(artifact.path, TEXTS).combine_chunks(),
@@ -380,13 +322,7 @@ class RetrievalIndex:
 
     @torch.inference_mode()
     def search(self, query: Query) -> list[Hit]:
-        """Answer a question.
-
-        Args:
-            query: what is asked.
-
-        Returns:
-            At most `query.k` hits, best first; fewer where filters leave fewer.
+        """Give at most `query.k` hits, best first; fewer where filters leave fewer.
 
         Raises:
             QueryError: the question is malformed.
@@ -398,14 +334,7 @@ class RetrievalIndex:
         return [give(int(rows[index]), float(scores[index])) for index in best]
 
     def picture(self, image_id: str) -> bytes | None:
-        """Give the thumbnail of an indexed image.
-
-        Args:
-            image_id: id of the image.
-
-        Returns:
-            An encoded JPEG; None where the image is not indexed or has no picture.
-        """
+        """Give an image's thumbnail, a JPEG; None where it is not indexed or has none."""
         row = self.row_of.get(image_id)
         return None if row is None or self.pictures is None else self.pictures.picture(row)
 

@@ -1,4 +1,4 @@
-"""Settings of evaluation, retrieval index and report."""
+"""Settings of the retrieval index and of where its candidates are searched."""
 
 from typing import Annotated
 
@@ -21,13 +21,9 @@ class IndexConfig(Section):
     candidates: fewer build faster, more find better candidates."""
     pictures: bool = True
     """Whether thumbnails are kept, for the report and the viewer."""
-    thumbnail_px: Annotated[int, Field(ge=32)] = 256
-    """Longer side of a thumbnail, pixels."""
     shard_rows: Annotated[int, Field(gt=0)] = 1024
     """Images, or sentences, in one shard: the unit that is resumed. Whoever opens the index
     keeps two files open per shard of images."""
-    batch: Annotated[int, Field(gt=0)] = 32
-    """Images, or sentences, in one forward pass."""
 
 
 class RetrievalConfig(Section):

@@ -2,20 +2,16 @@
 
 The score of an image is a curved function of the sentence vector: of a trained model's ten best
 images, the 200 images whose mean region is nearest hold but half. Here the function itself is
-sketched. With anchors a_1 .. a_m, sentences and boxes of the corpus, image i has the exact scores
+sketched. With landmarks a_1 .. a_m, sentences and boxes of the corpus, image i has the exact scores
 f_i = (f(x_i, a_1), .., f(x_i, a_m)); their leading right singular vectors B over a sample of
 images give every image the coordinates
 
     p_i = f_i B        and every sentence        q(y) = (k(y, a_1), .., k(y, a_m)) (K + c)^-1 B
 
-so that <p_i, q(y)> is kernel ridge regression of f(x_i, y) from the anchors to y, kept to the
+so that <p_i, q(y)> is kernel ridge regression of f(x_i, y) from the landmarks to y, kept to the
 directions in which images differ. Candidates alone come from it: they are scored exactly.
 
 Source: ours; kernel ridge regression with a low-rank output.
-
-Region and sentence vectors of a draft -> their sketches; all that candidates are found by.
-
-Do an index's candidates hold the images that an exhaustive search would find?
 """
 
 from collections.abc import Callable, Mapping
@@ -44,11 +40,11 @@ from medclip_dcl.retrieval.embeddings import (
 from medclip_dcl.retrieval.settings import IndexConfig
 
 FILE = "sketch.npy"
-"""Anchors, basis and lift, side by side: (anchors, dim + 2 x width)."""
+"""Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
 
-_WIDTH = 256
-_REACH = 0.3
-_RIDGE = 1e-2
+_WIDTH = 256  # coordinates of a sketch, at most
+_REACH = 0.3  # of the kernel, in cosine: landmarks further apart say little about each other
+_RIDGE = 1e-2  # c; keeps near-equal landmarks from large weights of opposite signs
 _ROWS_AT_ONCE = 4096
 
 
@@ -57,9 +53,9 @@ class Sketch:
     """How images and sentences are sketched.
 
     Attributes:
-        landmarks: (anchors, dim), unit vectors.
-        basis: (anchors, width), takes an image's exact scores to its sketch.
-        lift: (anchors, width), takes a vector's kernel with the anchors to its sketch.
+        landmarks: (landmarks, dim), unit vectors.
+        basis: (landmarks, width), takes an image's exact scores to its sketch.
+        lift: (landmarks, width), takes a vector's kernel with the landmarks to its sketch.
     """
 
     landmarks: Floats
@@ -67,27 +63,12 @@ class Sketch:
     lift: Floats
 
     def of_images(self, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
-        """Sketch images.
-
-        Args:
-            regions: unit vectors (images, regions, dim).
-            similarity: the exact score.
-
-        Returns:
-            (images, width).
-        """
+        """Sketch images, (images, width), from unit vectors (images, regions, dim)."""
         sketched: Floats = score_at(self.landmarks, regions, similarity) @ self.basis
         return sketched
 
     def of_vectors(self, vectors: Floats) -> Floats:
-        """Sketch sentences, or boxes.
-
-        Args:
-            vectors: unit vectors (vectors, dim).
-
-        Returns:
-            (vectors, width).
-        """
+        """Sketch sentences or boxes, (vectors, width), from unit vectors (vectors, dim)."""
         parts = [
             _kernel(vectors[first : first + _ROWS_AT_ONCE], self.landmarks) @ self.lift
             for first in range(0, len(vectors), _ROWS_AT_ONCE)
@@ -95,27 +76,12 @@ class Sketch:
         return np.concatenate([*parts, np.empty((0, self.lift.shape[1]), dtype=np.float32)])
 
     def write(self, folder: Path) -> None:
-        """Write it into an index's draft.
-
-        Args:
-            folder: the draft's directory.
-        """
+        """Write it into the draft of an index."""
         write_array(folder / FILE, np.concatenate([self.landmarks, self.basis, self.lift], axis=1))
 
     @classmethod
     def read(cls, path: Path, dim: int) -> Self:
-        """Read what `write` wrote.
-
-        Args:
-            path: the file.
-            dim: width of the vectors.
-
-        Returns:
-            The sketch.
-
-        Raises:
-            ArtifactCorrupt: it cannot be read.
-        """
+        """Read what `write` wrote of vectors that are `dim` wide."""
         whole = np.array(map_array(path, np.float32))
         width = (whole.shape[1] - dim) // 2
         landmarks, basis, lift = np.split(whole, [dim, dim + width], axis=1)
@@ -123,16 +89,7 @@ class Sketch:
 
 
 def score_at(landmarks: Floats, regions: torch.Tensor, similarity: SimilarityConfig) -> Floats:
-    """Score images at anchors.
-
-    Args:
-        landmarks: unit vectors (anchors, dim).
-        regions: unit vectors (images, regions, dim).
-        similarity: the exact score.
-
-    Returns:
-        (images, anchors).
-    """
+    """Give the exact scores (images, landmarks) of unit regions (images, regions, dim)."""
     scores: Floats = image_sentence_scores(
         regions, torch.from_numpy(landmarks), similarity
     ).T.numpy()
@@ -143,12 +100,11 @@ def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
     """Fit a sketch.
 
     Args:
-        landmarks: unit vectors (anchors, dim) like those that will be asked with.
-        scores: (images, anchors), of a sample of images, from `score_at`.
-
-    Returns:
-        The sketch.
+        landmarks: unit vectors (landmarks, dim) like those that will be asked with.
+        scores: (images, landmarks), of a sample of images, from `score_at`.
     """
+    # f ~ f B B^T is the best approximation of rank 256 (Eckart and Young 1936): no other basis
+    # of that width keeps more of the scores at the landmarks. In float64: K is nearly singular.
     _, _, directions = np.linalg.svd(scores.astype(np.float64), full_matrices=False)
     basis = directions[:_WIDTH].T
     kernel = _kernel(landmarks, landmarks).astype(np.float64)
@@ -157,6 +113,7 @@ def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
 
 
 def _kernel(vectors: Floats, landmarks: Floats) -> Floats:
+    # exp((cos - 1) / reach): of unit vectors this is the Gaussian kernel, |x - y|^2 = 2 - 2 cos
     cosines: npt.NDArray[np.float32] = vectors @ landmarks.T
     kernel: Floats = np.exp((cosines - 1) / np.float32(_REACH))
     return kernel
@@ -211,7 +168,7 @@ def open_vectors(
 
     Args:
         locate: gives the path of a file of the index, or of its draft.
-        fingerprint: recipe of the index.
+        fingerprint: that of the index.
         counts: images and sentences.
 
     Returns:
@@ -233,15 +190,7 @@ def open_vectors(
 
 
 def over_blocks(images: npt.NDArray[np.float16], give: Callable[[torch.Tensor], Floats]) -> Floats:
-    """Widen the regions of images block by block.
-
-    Args:
-        images: (images, rows, columns, dim).
-        give: makes something of a block, float32 (images, regions, dim).
-
-    Returns:
-        What it gives of all blocks, one after the other.
-    """
+    """Apply `give` to float32 blocks (images, regions, dim) and join what it gives."""
     parts = []
     for first in range(0, len(images), _IMAGES_AT_ONCE):
         block = torch.from_numpy(np.array(images[first : first + _IMAGES_AT_ONCE]))
@@ -250,28 +199,12 @@ def over_blocks(images: npt.NDArray[np.float16], give: Callable[[torch.Tensor], 
 
 
 def landmark_sentences(texts: int, settings: IndexConfig) -> Rows:
-    """Choose the sentences that a sketch is fitted on.
-
-    Args:
-        texts: sentences of the index.
-        settings: the index's settings.
-
-    Returns:
-        Their rows, ascending.
-    """
+    """Choose the rows, ascending, of the sentences that a sketch is fitted on."""
     return spread(texts, settings.landmarks - settings.landmarks // 3)
 
 
 def spread(rows: int, most: int) -> Rows:
-    """Take rows at even distances.
-
-    Args:
-        rows: how many there are.
-        most: how many are wanted at most.
-
-    Returns:
-        Their numbers, ascending.
-    """
+    """Take at most `most` of so many rows, at even distances; ascending."""
     return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
 
 
@@ -309,7 +242,7 @@ def measure_recall(
 
     Returns:
         Recall@10: the mean share of the ten images with the best exact scores that are among
-        `candidates`; None where every sentence is an anchor.
+        `candidates`; None where every sentence is a landmark.
     """
     images, texts = counts
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows

@@ -93,7 +93,7 @@ def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
     predictor = load(model, "cpu")
     count, asked = (1, 100) if quick else (9, 300)
     begun = time.monotonic()
-    settings = IndexConfig(pictures=False, batch=64, candidates=200)  # the curve says what it asks
+    settings = IndexConfig(pictures=False, candidates=200)  # the curve says what it asks
     path = views.build(folder, model.parent, predictor, count, settings)
     index = RetrievalIndex.open(path, predictor.digest)
     print(f"{len(index.pooled)} images, {len(index.sentences)} sentences, ", end="")

@@ -107,7 +107,7 @@ def build(folder: Path, images: int, encoder: MadeUpEncoder) -> Artifact:
         for number in range(count)
     ]
     occurrences = [{"study_id": f"study-{row:07d}", "text": row % count} for row in range(images)]
-    settings = IndexConfig(pictures=False, shard_rows=4096, batch=256)
+    settings = IndexConfig(pictures=False, shard_rows=4096)
     similarity = SimilarityConfig(dim=DIM)
     fingerprint = make_fingerprint(
         ARTIFACT, {"index": settings, "similarity": similarity, "images": images}, {"model": MODEL}

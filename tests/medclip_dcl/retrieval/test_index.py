@@ -20,7 +20,7 @@ from medclip_dcl.retrieval.embeddings import map_array, map_pictures, pool, shar
 from medclip_dcl.retrieval.index import select, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
 
-SETTINGS = IndexConfig(shard_rows=20, batch=7, thumbnail_px=64)
+SETTINGS = IndexConfig(shard_rows=20)
 
 
 def images() -> NumberedImages:
@@ -67,7 +67,7 @@ def test_no_image_left_is_refused_by_name() -> None:
 
 
 def test_shards_hold_every_image_in_order(tmp_path: Path) -> None:
-    counts = write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
+    counts = write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY, 7)
     shards = [map_array(tmp_path / shard_name("regions", n), np.float16) for n in range(3)]
     assert [len(shard) for shard in shards] == [20, 20, 8]
     expected = HashedEncoder().embed_images(images().pixels(21)[None])[0].numpy()
@@ -112,7 +112,7 @@ def test_thumbnails_have_the_proportions_of_the_image(tmp_path: Path) -> None:
     write_index(tmp_path, selection(), images(), HashedEncoder(), SETTINGS, SIMILARITY)
     pictures = map_pictures(tmp_path / shard_name("pictures", 0, "arrow"))
     assert len(pictures) == 20
-    assert Image.open(io.BytesIO(pictures[0].as_py())).size == (32, 64)
+    assert Image.open(io.BytesIO(pictures[0].as_py())).size == (128, 256)
 
 
 def test_without_pictures_none_are_written(tmp_path: Path) -> None:

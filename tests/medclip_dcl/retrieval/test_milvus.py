@@ -35,7 +35,7 @@ def vectors_of(index: RetrievalIndex) -> dict[str, Shards]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "index"
-    build(path, IndexConfig(shard_rows=20, batch=7, candidates=12), IMAGES)
+    build(path, IndexConfig(shard_rows=20, candidates=12), IMAGES)
     return path
 
 

@@ -21,7 +21,7 @@ IMAGES, TEXTS = 48, 27
 
 
 def built(folder: Path, **settings: int) -> float | None:
-    chosen = IndexConfig(shard_rows=20, batch=7, thumbnail_px=64, **settings)
+    chosen = IndexConfig(shard_rows=20, **settings)
     images = NumberedImages(manifest_table(IMAGES).column("image_id").to_pylist())
     counts = write_index(folder, selection(), images, HashedEncoder(), chosen, SIMILARITY)
     recall: float | None = counts["candidate_recall_at_10"]

@@ -17,7 +17,7 @@ IMAGES = 48
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "index"
-    build(path, IndexConfig(shard_rows=20, batch=7, candidates=IMAGES), IMAGES)
+    build(path, IndexConfig(shard_rows=20, candidates=IMAGES), IMAGES)
     return path
 
 
