@@ -200,14 +200,7 @@ _SOURCES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("build_eta_cache", build, argv)
 
 

@@ -57,14 +57,7 @@ def build(job: Job) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job from its command line."""
     return run_job("calibrate_scores", build, argv)
 
 

@@ -222,14 +222,7 @@ def _size(loaded: LanguageModel) -> dict[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("fit_language_model", build, argv)
 
 

@@ -46,14 +46,7 @@ def build(job: Job) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("generate_studies", build, argv)
 
 

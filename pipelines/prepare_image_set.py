@@ -119,14 +119,7 @@ def _test_rows(images: LabelledImages, per_class: int, seed: int) -> np.ndarray:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("prepare_image_set", build, argv)
 
 

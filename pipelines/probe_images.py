@@ -126,14 +126,7 @@ def _table(rows: Rows) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job from its command line."""
     return run_job("probe_images", build, argv)
 
 

@@ -79,14 +79,7 @@ def _summary(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("read_claims", build, argv)
 
 

@@ -193,14 +193,7 @@ def _figures(table: pa.Table) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("score_sentences", build, argv)
 
 

@@ -218,14 +218,7 @@ def _generator() -> np.random.Generator:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job from its command line."""
     return run_job("table1", build, argv)
 
 

@@ -171,14 +171,7 @@ def _say_nothing(**_facts: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job."""
     return run_job("train", build, argv)
 
 

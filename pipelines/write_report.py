@@ -54,14 +54,7 @@ def _true_shares(job: Job) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the job from its command line."""
     return run_job("write_report", build, argv)
 
 
