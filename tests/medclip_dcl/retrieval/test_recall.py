@@ -29,7 +29,7 @@ def built(folder: Path, **settings: int) -> float | None:
 
 
 def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Path) -> None:
-    """Eight of 27 sentences are anchors of random images: hardly better than chance, 20 of 48."""
+    """Eight of 27 sentences are landmarks of random images: hardly better than chance, 20 of 48."""
     recall = built(tmp_path, landmarks=12, candidates=20)
     whole = {
         what: np.concatenate([map_array(tmp_path / shard_name(what, n), dtype) for n in range(3)])

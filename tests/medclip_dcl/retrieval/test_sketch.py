@@ -15,7 +15,7 @@ def unit(*shape: int, seed: int) -> torch.Tensor:
 
 
 def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
-    """With fewer anchors than the width nothing is left out but the ridge."""
+    """With fewer landmarks than the width nothing is left out but the ridge."""
     landmarks, images = unit(40, 8, seed=0).numpy(), unit(60, 9, 8, seed=1)
     sketch = fit_sketch(landmarks, score_at(landmarks, images, SIMILARITY))
     exact = image_sentence_scores(images, torch.from_numpy(landmarks), SIMILARITY).numpy()
@@ -23,7 +23,7 @@ def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
     np.testing.assert_allclose(near, exact, atol=0.02)
     sketch.write(tmp_path)
     again = Sketch.read(tmp_path / FILE, 8)
-    for name in ("anchors", "basis", "lift"):
+    for name in ("landmarks", "basis", "lift"):
         np.testing.assert_array_equal(getattr(again, name), getattr(sketch, name))
 
 
