@@ -32,7 +32,7 @@ def build(job: Job) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job and return its exit code."""
+    """Run the job."""
     return run_job("build_manifest", build, argv)
 
 

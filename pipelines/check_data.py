@@ -33,7 +33,7 @@ from pipelines.job import Job, run_job
 from pipelines.split_sentences import used_sections
 
 PAGE = "preflight.html"
-"""Name of the page, in the recipe's folder."""
+"""Name of the page, in the config's folder."""
 
 
 def build(job: Job) -> None:

@@ -11,10 +11,7 @@ from pipelines.job import Job, run_job
 
 
 def build(job: Job) -> None:
-    """Write the tree at `generate.root`, unless the one there has the same recipe.
-
-    Args:
-        job: the job's frame.
+    """Write the tree at `generate.root`, unless the one there has the same fingerprint.
 
     Raises:
         ArtifactError: the folder holds something that this job did not write.

@@ -106,12 +106,9 @@ def read_boxes(
         images: all images of the source; the table names them by id or by path.
         columns: role -> name of the CSV's column, where it is not MS-CXR's.
 
-    Returns:
-        The boxes, in the table's order.
-
     Raises:
         ConfigError: a role that needs a column has none.
-        StudyError: a column or key is missing, a box is no box within its image, or nobody
+        StudyError: a column or key is missing, a box is not inside its image, or nobody
             states the size of that image.
 
     Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original image. In the
@@ -201,7 +198,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
                 yield str(image.get("path", "")), (*words, *(str(side) for side in sides))
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         kind = type(error).__name__
-        raise StudyError(f"the box table is no JSON of MS-CXR's form ({kind})") from error
+        raise StudyError(f"the box table is not JSON of MS-CXR's form ({kind})") from error
 
 
 def _subject_in(where: str) -> str:
@@ -224,6 +221,6 @@ def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
     inside = x + width <= image_width + 1 and y + height <= image_height + 1
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:
         raise StudyError(
-            f"row {row_number} of the box table is no box within its image; correct it"
+            f"row {row_number} of the box table is not a box inside its image; correct it"
         )
     return numbers

@@ -1,14 +1,8 @@
-"""Sizes that compressed streams declare, read before any decoder sees them.
+"""What compressed streams declare, read before any decoder sees them, and whether they are whole.
 
 A decoder believes its stream: one of 1.5 kB can claim 177 megapixels. So the stream's
 own header is compared with the DICOM header first, and a stream too short to hold one
 bit per unit of coding is refused.
-
-Whether a JPEG stream held all the blocks that a decoder gave, or the last ones were made up.
-
-A decoder that runs out of data fills the rest with mid-grey and says nothing. Blocks of
-mid-grey that the stream does hold are written alike, one after the other, so its last bits
-repeat with the length of one such block; those of a stream that was cut do not.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +31,7 @@ _MAX_TILES = 65_535
 
 @dataclass(frozen=True)
 class Frame:
-    """What a compressed stream says of itself."""
+    """What the header of a compressed stream declares."""
 
     rows: int
     columns: int
@@ -48,9 +42,6 @@ class Frame:
 
 def read_jpeg(stream: bytes) -> Frame:
     """Read the frame header of a JPEG or JPEG-LS stream.
-
-    Args:
-        stream: the stream, from its SOI marker.
 
     Returns:
         Its declared size; `process` is `dct`, `lossless` or `ls`.
@@ -76,7 +67,8 @@ def read_jpeg(stream: bytes) -> Frame:
             frame = _jpeg_frame(stream, at, process)
             if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
                 raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
-            if process == "lossless" and _CODES not in stream:  # its decoder would read none
+            if process == "lossless" and _CODES not in stream:
+                # the decoder would go on with tables that were never filled
                 raise ImageError("corrupt", "the stream has no Huffman codes")
             return frame
         if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
@@ -87,9 +79,6 @@ def read_jpeg(stream: bytes) -> Frame:
 
 def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
     """Read the size segment of a JPEG 2000 stream, boxed or bare.
-
-    Args:
-        stream: a code stream, or a JP2 file around one.
 
     Returns:
         Its declared size (`process` is `j2k`), and the bare code stream.
@@ -115,7 +104,7 @@ def require_size(frame: Frame, rows: int, columns: int, stream_bytes: int) -> No
     """Refuse a stream that declares another size than its file, or cannot fill it.
 
     Args:
-        frame: what the stream says of itself.
+        frame: what the stream declares.
         rows: height that the file declares, pixels.
         columns: width that the file declares, pixels.
         stream_bytes: length of the stream.
@@ -140,7 +129,7 @@ def require_bits(frame: Frame, stream_bytes: int) -> None:
     """Refuse a stream with less than one bit per coded unit.
 
     Args:
-        frame: what the stream says of itself.
+        frame: what the stream declares.
         stream_bytes: length of the stream.
 
     Raises:
@@ -177,6 +166,8 @@ def require_tiles(stream: bytes) -> None:
     expected = -((left - right) // width) * -((top - bottom) // height)
     if expected > _MAX_TILES:
         raise ImageError("corrupt", f"the JPEG 2000 stream has more than {_MAX_TILES} tiles")
+    # A decoder leaves out what is missing and does not tell. Tile parts give their own length, so
+    # they can be counted without decoding.
     found = set()
     at = 2
     for _ in range(_MAX_MARKERS):  # the main header
@@ -265,23 +256,30 @@ def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
 
     Source: ITU-T T.81, F.1.2 and F.1.4; libjpeg, jdhuff.c, for what fills the rest.
     """
-    made_up = _mid_grey_blocks(pixels, 1 << (precision - 1)) - 1  # the first may differ in its DC
+    # libjpeg that runs out of data fills the rest with blocks of mid-grey and warns at most. Blocks
+    # of mid-grey that a stream does hold are coded alike: "no difference of DC" and "end of block",
+    # `period` bits together. So the last bits of a whole stream repeat every `period` bits, and
+    # those of a stream that was cut within other blocks do not. The first grey block may hold a
+    # difference to the block before it, so it proves nothing.
+    made_up = _mid_grey_blocks(pixels, 1 << (precision - 1)) - 1
     if made_up < 1:
         return
     scan = _read_scan(stream)
     if not scan.plain:
         return
     lengths = [_code_length(scan.codes.get(table, b"")) for table in scan.tables]
-    if 0 in lengths:
+    if 0 in lengths:  # the tables cannot even code a mid-grey block
         raise ImageError("truncated", "the stream ends before its last blocks")
     period = sum(lengths)
     length = made_up * period // 8
     end = stream.find(_END, scan.start)
     coded = stream[scan.start : end if end >= 0 else len(stream)].rstrip(b"\xff")
-    data = coded.replace(b"\xff\0", b"\xff")[-length:]
+    data = coded.replace(b"\xff\0", b"\xff")[-length:]  # T.81 B.1.1.5: a 0 is stuffed after FF
     bits = np.unpackbits(np.frombuffer(data, np.uint8))[:-_PADDING]
+    # The tail starts and ends within bytes: padding twice, and a byte cut by the rounding above.
     if len(bits) < made_up * period - 2 * _PADDING - 8:
         raise ImageError("truncated", "the stream ends before its last blocks")
+    # Fewer bits repeat by chance too often to prove anything.
     if len(bits) - period >= _EVIDENCE and (bits[period:] != bits[:-period]).any():
         raise ImageError("truncated", "the stream ends before its last blocks")
 
@@ -335,5 +333,7 @@ def _code_length(table: bytes) -> int:
     at = table[16:].find(b"\0")
     if at < 0:
         return 0
+    # A table lists 16 counts of codes by length, then the symbols in order of length: the length of
+    # the symbol at `at` is the first whose cumulative count exceeds it.
     below: npt.NDArray[np.int64] = np.cumsum(np.frombuffer(table[:16], np.uint8))
     return int(np.searchsorted(below, at, side="right")) + 1

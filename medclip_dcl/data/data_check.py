@@ -81,7 +81,7 @@ IMAGES = TableFormat(
         Column("image_id", pa.string(), "id of the image"),
         Column("opened", pa.bool_(), "whether it was opened, or its first bytes alone were read"),
         Column("code", pa.string(), "why it is refused, a reason code; empty: nothing was found"),
-        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused or not told"),
+        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused or not known"),
         Column("bits_stored", pa.int32(), "bits of a stored value; null where it is not known"),
         Column("inverted", pa.bool_(), "whether it is MONOCHROME1"),
         Column("height_px", pa.int32(), "height, pixels; null where it is not known"),
@@ -450,7 +450,7 @@ def describe_images(rows: Sequence[Row]) -> Row:
         rows: rows of `IMAGES`.
 
     Returns:
-        Images `looked` at, `opened`, `refused` then, `known` (header or gate told what they are),
+        Images `looked` at, `opened`, `refused` then, `known` (header or gate says what they are),
         `inverted`; counts per format and per bit depth; least, middle and greatest height
         and width, pixels.
     """
@@ -627,12 +627,6 @@ def count_steps(
     raw: RawStudies, chosen: Selection, usable: Collection[str], refused: Collection[str]
 ) -> list[Row]:
     """Count what is left after each step.
-
-    Args:
-        raw: all rows of the source.
-        chosen: what can be used of them.
-        usable: studies with a usable sentence.
-        refused: images that do not open.
 
     Returns:
         Per step `name`, `images` (None where the source has none), `studies`, `patients`.

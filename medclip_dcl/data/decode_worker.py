@@ -32,9 +32,6 @@ def read_image(data: bytes, limits: Limits) -> DecodedImage:
         data: the whole file.
         limits: what the reader is held to.
 
-    Returns:
-        The picture.
-
     Raises:
         ImageError: the file is refused. Whatever a library raises on malformed bytes
             becomes one of the codes; its own words may quote the file and are dropped.
@@ -54,12 +51,7 @@ def read_image(data: bytes, limits: Limits) -> DecodedImage:
 
 
 def serve(channel: socket.socket, limits: Limits) -> None:
-    """Answer requests until the other side closes.
-
-    Args:
-        channel: the worker's end of a socket pair.
-        limits: what every image is held to.
-    """
+    """Answer requests until the other side closes."""
     ipc.send(channel, {"ready": True})
     while True:
         try:

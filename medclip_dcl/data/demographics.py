@@ -1,7 +1,4 @@
-"""Settings of the groups of patients that an evaluation tells apart.
-
-A table of patients -> sex and age band of every image.
-"""
+"""A table of patients -> sex and age band of every image."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,11 +42,6 @@ def read_demographics(
     path: Path, settings: DemographicsConfig, images: Sequence[Mapping[str, str]]
 ) -> dict[str, list[str]]:
     """Look up every image in a table.
-
-    Args:
-        path: the table.
-        settings: its columns and the age bands.
-        images: rows of the manifest.
 
     Returns:
         `sex` and `age`, where the settings name their column: one value per image, empty

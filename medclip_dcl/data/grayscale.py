@@ -1,18 +1,8 @@
-"""What a stored word means as a shade of grey: one table over all words it can hold.
+"""Stored words -> shades of grey -> the square 8-bit picture of training, evaluation and service.
 
 Bit layout, modality and VOI lookup, padding, inversion and scaling all act on single
 pixels, so they are worked out once per word that can occur (65,536 at most) and applied
-to the image by one look-up.
-
-The picture of one image: 16-bit grey, dark is low, with the few facts that travel with it.
-
-Bicubic reduction to a square in exact arithmetic: the same bits on every machine.
-
-The weights are whole numbers and all sums stay below 2**24, where float32 holds every
-whole number. So the matrix products are exact in any order of summation, and faster than
-a loop over pixels; nothing is clipped between the two passes.
-
-Image -> the square 8-bit picture that training, evaluation and the service share.
+to the image by one look-up. The reduction to a square is exact: the same bits on every machine.
 """
 
 from collections.abc import Callable
@@ -72,20 +62,14 @@ class Shades:
 
 
 def stored_values(words: Values, layout: Layout) -> Values:
-    """Give the stored values of words.
-
-    Args:
-        words: int32, in [0, 2**bits_allocated).
-        layout: where the value stands.
-
-    Returns:
-        int32, in [-2**15, 2**16).
+    """Words, int32 in [0, 2**bits_allocated) -> stored values, int32 in [-2**15, 2**16).
 
     Source: DICOM PS3.5, 8.1.1: Bits Stored up to High Bit, two's complement when signed.
     """
+    # Shift the lowest stored bit to 0 and drop what is above: overlays used to be kept there.
     values = (words >> (layout.high_bit + 1 - layout.bits_stored)) & ((1 << layout.bits_stored) - 1)
     if layout.signed:
-        values -= (values >> (layout.bits_stored - 1)) << layout.bits_stored
+        values -= (values >> (layout.bits_stored - 1)) << layout.bits_stored  # 2**n off if negative
     return values
 
 
@@ -105,10 +89,13 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
 
     Source: DICOM PS3.3, C.7.6.3.1.2; scaling by minimum and maximum as MIMIC-CXR-JPG's.
     """
+    # The words between the least and the greatest are looked up first: a range costs no pass over
+    # the image. Where the meaning is monotonic its extremes are the image's; elsewhere (padding, a
+    # look-up table, a sign) only the words that occur may set the scale.
     table = np.zeros(1 << (8 * words.dtype.itemsize), dtype=np.uint16)
     known = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
     intensity, valid = meaning(known)
-    if not _rises_or_falls(intensity, valid):  # its ends need not be the image's extremes
+    if not _rises_or_falls(intensity, valid):
         occurs = np.zeros(len(table), dtype=bool)
         occurs[words] = True
         known = np.flatnonzero(occurs).astype(np.int32)
@@ -135,9 +122,6 @@ def padding_mask(
         layout: where the value stands.
         padding: PixelPaddingValue as read, signed or not; None: no padding.
         limit: PixelPaddingRangeLimit, where there is one.
-
-    Returns:
-        True where valid.
 
     Source: DICOM PS3.3, C.7.5.1.1.2.
     """
@@ -179,7 +163,7 @@ class GreyImage:
         spacing_mm: millimetres between rows and between columns, where known.
         window: centre and width of the file's first window, on the scale of
             `pixels`, where it has one that was not applied.
-        tags: DICOM code strings that name no person (see `dicom.PUBLIC_TAGS`).
+        tags: DICOM code strings that name no person (see `dicom.reader.PUBLIC_TAGS`).
     """
 
     pixels: npt.NDArray[np.uint16]
@@ -194,7 +178,7 @@ class GreyImage:
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """One image as a reader leaves it: stored words, their shades and the facts beside them.
+    """One image as a reader leaves it: stored words, their shades and a few facts.
 
     Attributes:
         shades: the stored words and the table that makes them grey.
@@ -214,7 +198,12 @@ _SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square
 FINE_BITS = 2
 """Bits of a fine level below one of 255."""
 
-_DOWN_BITS, _ACROSS_BITS, _KEPT_BITS = 12, 11, 4  # 255 * 1.3 * 2**14, 255 * 1.3**2 * 2**15: < 2**24
+# Weights are whole numbers that sum to 2**bits, so float32, which holds every whole number up to
+# 2**24, adds products exactly in any order, whatever BLAS makes of the sums. The weights
+# of one pixel have an absolute sum of at most 1.3 * 2**bits. Down: 255 * 2**2 fine levels times
+# 1.3 * 2**12 are 5.4e6. Across: rows are rounded to 2**-4 of a level, and 255 * 1.3 * 2**4 times
+# 1.3 * 2**11 are 1.41e7, below 2**24 = 1.68e7. Nothing is clipped between the two passes.
+_DOWN_BITS, _ACROSS_BITS, _KEPT_BITS = 12, 11, 4
 _DOWN_ROWS, _ACROSS_COLUMNS = 8, 32  # of the square, in one product: bands stay narrow
 
 Bytes = npt.NDArray[np.uint8]
@@ -250,7 +239,7 @@ def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
     for band in _bands(height, size_px, _DOWN_BITS, _DOWN_ROWS):
         part = rows[band.first : band.first + len(band.weights)]
         np.matmul(band.weights, levels[band.start : band.stop].astype(np.float32), out=part)
-    rows *= 2.0 ** (_KEPT_BITS - _DOWN_BITS - fine)
+    rows *= 2.0 ** (_KEPT_BITS - _DOWN_BITS - fine)  # a power of two: exact
     np.rint(rows, out=rows)
     out = np.empty((size_px, size_px), dtype=np.float32)
     for band in _bands(width, size_px, _ACROSS_BITS, _ACROSS_COLUMNS):
@@ -260,7 +249,7 @@ def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
     return np.clip(np.rint(out), 0, 255).astype(np.uint8)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # images of an archive have few sizes
 def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]:
     starts, weights = _weights(length, size_px, bits)
     taps = np.arange(weights.shape[1])
@@ -290,6 +279,7 @@ def _weights(
     near, far = (1.5 * t - 2.5) * t * t + 1.0, ((-0.5 * t + 2.5) * t - 4.0) * t + 2.0
     real = np.where(t < 1.0, near, np.where(t < _SUPPORT, far, 0.0)) * (indices < stops[:, None])
     whole = np.rint(real / real.sum(axis=1, keepdims=True) * 2**bits)
+    # What rounding lost goes to the greatest weight, so that a constant image stays constant.
     whole[np.arange(size_px), whole.argmax(axis=1)] += 2**bits - whole.sum(axis=1)
     return starts, whole
 

@@ -35,9 +35,6 @@ class Truth:
 def truth_files(root: Path) -> list[Path]:
     """Find the tables of the truth.
 
-    Args:
-        root: folder of the source.
-
     Returns:
         Both tables; nothing where the source is not a generated one.
     """
@@ -49,9 +46,6 @@ def truth_files(root: Path) -> list[Path]:
 
 def read_truth(root: Path) -> Truth | None:
     """Read the truth of a source.
-
-    Args:
-        root: folder of the source.
 
     Returns:
         The truth; None where the source is not a generated one.

@@ -1,11 +1,4 @@
-"""Settings of the generator, of sources of studies and of prepared images.
-
-Why an image is refused: one code and one line each.
-
-A pool of killable decode workers: what goes wrong in one costs one image.
-
-The one gate through which images enter: limits first, decoding in a process of its own.
-"""
+"""The one gate through which images enter: limits first, decoding in a process of its own."""
 
 import atexit
 import contextlib
@@ -130,14 +123,7 @@ class SquareImage:
 
 
 def limits_of(settings: ImagesConfig) -> Limits:
-    """Give the part of the settings that a worker obeys.
-
-    Args:
-        settings: settings of images.
-
-    Returns:
-        Plain values.
-    """
+    """Give the part of the settings that a worker obeys."""
     return Limits(
         voi=settings.voi == "dicom",
         reject_burned_in=settings.reject_burned_in,
@@ -148,6 +134,9 @@ def limits_of(settings: ImagesConfig) -> Limits:
     )
 
 
+# A pool of its own because no executor of the standard library fits: a worker must be killed at its
+# deadline and replaced without harm to the others, must have a memory cap and no inherited file,
+# and must not import the caller's main module. What goes wrong in one costs one image.
 class Decoder:
     """A pool of decode workers; threads may share it.
 
@@ -168,9 +157,6 @@ class Decoder:
 
         Args:
             source: path of a regular file, or the whole file.
-
-        Returns:
-            The picture.
 
         Raises:
             ImageError: the image is refused; `code` is one of `images.REASONS`.
@@ -200,7 +186,7 @@ class Decoder:
             equalize: whether the histogram is equalised.
 
         Returns:
-            What `square.square` gives for the image that `open` gives.
+            What `grayscale.square` gives for the image that `open` gives.
 
         Raises:
             ImageError: the image is refused; `code` is one of `images.REASONS`.
@@ -310,7 +296,7 @@ class _Worker:
         if self._closed:
             raise ImageError("worker_died", "the decoder has been closed")
         if self._process is not None and self._process.poll() is not None:
-            self.kill()  # it died idle, which is no image's fault
+            self.kill()  # it died idle, not on an image
         if self._channel is None:
             channel, process = _spawn(self._limits)
             with self._lock:
@@ -318,7 +304,10 @@ class _Worker:
             channel.settimeout(_START_S)
             try:
                 ipc.receive(channel)
-            except (ipc.Closed, TimeoutError) as error:  # no image's fault: none may be rejected
+            except (
+                ipc.Closed,
+                TimeoutError,
+            ) as error:  # not the image's fault: none may be rejected
                 raise StudyError(
                     "a decode worker cannot start; is memory left, and the installation whole?"
                 ) from error
@@ -398,9 +387,6 @@ def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) ->
         source: path of a regular file, or the whole file.
         settings: limits, and whether a VOI window is applied.
 
-    Returns:
-        The picture.
-
     Raises:
         ImageError: the image is refused; `code` is one of `REASONS`.
     """
@@ -408,15 +394,7 @@ def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) ->
 
 
 def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:
-    """Give this process's pool for some settings; it is kept until the process ends.
-
-    Args:
-        settings: settings of images.
-        workers: decode processes; each starts when it is first needed.
-
-    Returns:
-        The same pool at every call.
-    """
+    """Give this process's pool for some settings; it is kept until the process ends."""
     key = os.getpid(), settings, workers  # a forked child must not share its parent's sockets
     with _lock:
         if key not in _decoders:

@@ -1,6 +1,7 @@
-"""What a decode worker is held to, as plain values it can be sent.
+"""Messages between the gate and its decode workers: a JSON header and at most one descriptor.
 
-Messages between the gate and its workers: a JSON header and at most one descriptor.
+Bytes of files and of pixels never pass through the socket: the other side gets a descriptor of a
+nameless file in memory (memfd) and reads that. A worker that is killed leaves nothing behind.
 """
 
 import json
@@ -74,14 +75,11 @@ def send(channel: socket.socket, header: dict[str, Any], handle: int | None = No
 def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
     """Receive one message.
 
-    Args:
-        channel: one end of a socket pair; its timeout holds.
-
     Returns:
         The header, and the descriptor that came with it, which the caller closes.
 
     Raises:
-        Closed: the other side is gone, or wrote what is no message.
+        Closed: the other side is gone, or wrote something that is not a message.
         TimeoutError: nothing came in time.
     """
     handles: list[int] = []
@@ -122,10 +120,12 @@ def scratch(data: bytes | npt.NDArray[Any]) -> Iterator[int]:
 
 
 class SharedBuffer:
-    """A nameless file in memory that is written anew for each image, on pages that are there.
+    """A nameless file in memory that every image is written into, one after the other."""
 
-    What a process finds on it is the newest image, of as many bytes as it is told of.
-    """
+    # Reused rather than made for each image: its pages are there already and need not be faulted
+    # in again. So it is as long as the largest image yet, and a worker must
+    # be told how many of its bytes are the newest. Nobody writes while a worker reads: a worker has
+    # one request at a time, and its buffer is dropped when it is killed.
 
     def __init__(self) -> None:
         self._handle: int | None = None
@@ -142,7 +142,7 @@ class SharedBuffer:
         if self._handle is None:
             self._handle = _nameless_file()
         at = 0
-        while at < len(data):
+        while at < len(data):  # pwrite: the descriptor's offset is shared with the worker's copy
             at += os.pwrite(self._handle, data[at:] if at else data, at)
         return self._handle
 

@@ -180,10 +180,10 @@ REASONS: dict[str, str] = {
     "patient_conflict": "the image and its study name different patients",
     "lateral": "the view position is not one of source.frontal_views",
     "no_view": "the view position is blank and source.keep_blank_views is off",
-    "missing_image": "the image's file is missing or lies outside the root",
+    "missing_image": "the image's file is missing or outside the root",
     "pointer_file": "the file is a pointer of git-LFS or git-annex, not content",
     "no_report": "the study has no report file, or its report is refused",
-    "not_utf8": "the report is no UTF-8 text, nor one of source.fallback_encoding",
+    "not_utf8": "the report is neither UTF-8 text nor one of source.fallback_encoding",
     "report_too_long": "the report has more than a million bytes",
     "empty_report": "the report has neither findings nor impression nor a text to stand in",
 }
@@ -265,10 +265,6 @@ class Source:
 def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     """Read a source; no image is decoded.
 
-    Args:
-        settings: settings of the source.
-        resolve: turns a path setting into a path.
-
     Raises:
         ConfigError: a setting that the kind of source needs is empty.
         StudyError: a table is missing or cannot be read.
@@ -294,14 +290,6 @@ def split_patients(source: Source, chosen: Selection, settings: SourceConfig) ->
 
 def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict[str, Any]:
     """Write every table of the manifest.
-
-    Args:
-        folder: folder of the artifact's draft.
-        source: the source.
-        settings: its settings.
-
-    Returns:
-        Counts for the artifact's summary.
 
     Raises:
         StudyError: more rows are unusable than `max_reject_share` allows, or all.
@@ -369,9 +357,6 @@ def _labels(labels: pa.Table | None, studies: list[str]) -> pa.Table:
 
 def stamp(raw: RawStudies) -> str:
     """Name the state of a source's files without reading them.
-
-    Args:
-        raw: the source's rows.
 
     Returns:
         64 hexadecimal digits that change when a report or an image comes, goes or is written.

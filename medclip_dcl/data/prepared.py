@@ -1,17 +1,15 @@
 """Prepared images: square 8-bit grey images in shards that are read by memory map.
 
-Images of a manifest -> shards of squares: many workers, written here, one shard at a time.
-
-The workers are those of a `concurrent.futures` executor: threads that share a pool of decode
-processes, or the processes of a Dask cluster, each with a pool of its own. An image comes out
-the same wherever it is decoded.
+Many workers decode, one process writes shard by shard. The workers are those of a
+`concurrent.futures` executor: threads that share a pool of decode processes, or the processes of a
+Dask cluster, each with a pool of its own. An image comes out the same wherever it is decoded.
 """
 
 import importlib
 import json
 import zlib
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,11 +24,13 @@ import pyarrow as pa
 
 from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder, ImagesConfig, SquareImage, shared_decoder
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
 from medclip_dcl.files import path_under
-from medclip_dcl.tables import Column
+from medclip_dcl.progress import Progress
+from medclip_dcl.tables import Column, read_table, write_table
 
 ARTIFACT = ArtifactType("prepared", 2, "prepare_images")
 
@@ -92,10 +92,6 @@ def write_shard(
 
 def read_shard_rejects(folder: Path, number: int) -> tuple[int, list[tuple[str, str]]]:
     """Read what a finished shard kept and refused.
-
-    Args:
-        folder: folder of the artifact or its draft.
-        number: place of the shard.
 
     Returns:
         Number of images kept; id and reason code of those refused.
@@ -189,10 +185,6 @@ class PreparedImages:
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
         """Find images whose picture another image has, pixel by pixel.
 
-        Args:
-            rows: the images in question.
-            among: images that they are compared with; an image does not repeat itself.
-
         Returns:
             Row in question -> the first row among the others with the same pixels. Of most
             images a few lines in the middle are read and no more.
@@ -253,65 +245,63 @@ class ListedImage:
 Reader = Callable[[Sequence[ListedImage]], list[Answer]]
 
 
-@dataclass(frozen=True)
-class PrepareResult:
-    """What became of all images.
-
-    Attributes:
-        kept: images in the shards.
-        rejects: id and reason code of the others, in the manifest's order.
-    """
-
-    kept: int
-    rejects: list[tuple[str, str]]
+SPEED_ALONE = {"workers", "dask_scheduler", "max_reject_share"}
+"""Settings of `images` that change no pixel."""
 
 
-def write_shards(
-    images: Sequence[ListedImage],
-    root: Path,
-    folder: Path,
-    settings: ImagesConfig,
-    finished: Callable[[int], None],
-) -> PrepareResult:
+def list_images(listed: Artifact) -> list[ListedImage]:
+    """List the images of a manifest, in its order."""
+    table = read_table(listed.path, manifest.IMAGES, ["image_id", "path"])
+    return [ListedImage(*row) for row in zip(*(c.to_pylist() for c in table.columns), strict=True)]
+
+
+def prepare_images(
+    folder: Path, images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+) -> dict[str, Any]:
     """Decode, stretch and write all images, going on after the shards that are there.
 
     Args:
-        images: the images, in the manifest's order.
-        root: folder under which their paths lie.
         folder: folder of the artifact's draft.
+        images: the images, in the manifest's order.
+        root: folder under which their paths are.
         settings: settings of images.
-        finished: told how many images have been finished.
 
     Returns:
-        What became of them; the same whether or not an earlier run was killed.
+        Counts for the artifact's summary; the same whether or not an earlier run was killed.
+
+    Raises:
+        StudyError: more images were refused than `max_reject_share` allows.
     """
     starts = range(0, len(images), settings.shard_rows)
-    todo = [number for number in range(len(starts)) if not (folder / SHARD.format(number)).exists()]
-    if len(todo) < len(starts):
-        finished(sum(_rows(images, settings, n) for n in set(range(len(starts))) - set(todo)))
-    if todo:
-        parts = [(n, images[starts[n] : starts[n] + settings.shard_rows]) for n in todo]
-        with _crew(root, settings) as (executor, read):
-            for number, part, answers in _under_way(executor, read, parts):
-                _write(folder, number, part, list(_counted(answers, finished)), settings.size_px)
-    found = [read_shard_rejects(folder, number) for number in range(len(starts))]
-    return PrepareResult(
-        sum(kept for kept, _ in found), [item for _, rows in found for item in rows]
-    )
-
-
-def _rows(images: Sequence[ListedImage], settings: ImagesConfig, number: int) -> int:
-    start = number * settings.shard_rows
-    return min(settings.shard_rows, len(images) - start)
+    parts = [(n, images[start : start + settings.shard_rows]) for n, start in enumerate(starts)]
+    todo = [part for part in parts if not (folder / SHARD.format(part[0])).exists()]
+    done = len(images) - sum(len(part) for _, part in todo)
+    with Progress("prepare images", len(images), "image", done=done) as progress:
+        if todo:
+            with _crew(root, settings) as (executor, read):
+                for number, part, answers in _under_way(executor, read, todo):
+                    answered = list(_counted(answers, progress.advance))
+                    _write(folder, number, part, answered, settings.size_px)
+    found = [read_shard_rejects(folder, number) for number, _ in parts]
+    rejects = [item for _, rows in found for item in rows]
+    reasons = dict(Counter(reason for _, reason in rejects))
+    if images and len(rejects) / len(images) > settings.max_reject_share:
+        raise StudyError(
+            f"{len(rejects)} of {len(images)} images were refused ({reasons}), more than "
+            f"images.max_reject_share {settings.max_reject_share}; correct them or raise the share"
+        )
+    rows = [{"id": name, "stage": ARTIFACT.job, "reason": reason} for name, reason in rejects]
+    write_table(folder, manifest.REJECTS, rows)
+    return {
+        "images": sum(kept for kept, _ in found),
+        "rejected": len(rejects),
+        "reasons": dict(sorted(reasons.items())),
+        "size_px": settings.size_px,
+    }
 
 
 def read_images(images: Sequence[ListedImage], root: Path, settings: ImagesConfig) -> list[Answer]:
     """Decode and stretch images with this process's own pool, which is kept for the next ones.
-
-    Args:
-        images: the images; what a process of a cluster is sent.
-        root: folder under which their paths lie, the same on every machine.
-        settings: settings of images.
 
     Returns:
         The square of each, or the code of the reason why there is none.
@@ -331,7 +321,7 @@ def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, Reader
             except (CancelledError, _dask().KilledWorker) as error:
                 raise LaunchError(
                     "the Dask cluster was lost, or its workers die; the shards so far are kept: "
-                    "mend the cluster and run the same command again"
+                    "repair the cluster and run the same command again"
                 ) from error
         return
     workers = settings.workers or available_cores()

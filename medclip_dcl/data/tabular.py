@@ -23,7 +23,7 @@ def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[st
     Args:
         path: `.csv`, `.parquet`, `.jsonl` or `.json`; the text formats also with `.gz`.
         columns: names of columns that it must have.
-        fallback: encoding of a CSV table that is no UTF-8; empty: such a table is refused.
+        fallback: encoding of a CSV table that is not UTF-8; empty: such a table is refused.
 
     Returns:
         Column -> values; an empty string where a value is null.
@@ -49,10 +49,7 @@ def read_any(
     Args:
         path: the table.
         types: column -> type, for CSV.
-        fallback: encoding of a CSV table that is no UTF-8.
-
-    Returns:
-        The table.
+        fallback: encoding of a CSV table that is not UTF-8.
 
     Raises:
         StudyError: it is missing, malformed or not UTF-8.

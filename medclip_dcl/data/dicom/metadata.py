@@ -1,8 +1,8 @@
-"""First bytes of a DICOM file -> the few values that say whose image it is, and what picture.
+"""First bytes of a DICOM file -> its encoding, whose image it is, and what picture.
 
-A walk over the elements of the data set's start, without a parser: it allocates nothing
-beyond the bytes it is given, follows no nesting, and ends after a fixed number of
-elements. Values of all other tags are stepped over unread.
+Two walks, over the file meta group and over the start of the data set, without a parser: they
+allocate nothing beyond the bytes they are given, follow no nesting, and end after a fixed number
+of elements. Values of all other tags are stepped over unread.
 """
 
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from medclip_dcl.data.formats import is_dicom
+from medclip_dcl.errors import ImageError
 
 TAGS = {
     (0x0008, 0x0016): "SOPClassUID",
@@ -27,14 +28,14 @@ TAGS = {
 _NEAR, _FAR = 1 << 16, 1 << 22
 _MOST_ELEMENTS = 4000
 _PREAMBLE = 132
-_META = 0x0002
-_SYNTAX = (0x0002, 0x0010)
+_META_GROUP = b"\x02\x00"  # always explicit VR, little endian
+_TRANSFER_SYNTAX = _META_GROUP + b"\x10\x00"
 _LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
 _LONG_VRS |= {b"UV"}
 _UNDEFINED = 0xFFFFFFFF
 _NESTING = {(0xFFFE, 0xE000): 1, (0xFFFE, 0xE00D): -1, (0xFFFE, 0xE0DD): -1}
 _IMPLICIT, _BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
-_DEFLATED = "1.2.840.10008.1.2.1.99"
+DEFLATED = "1.2.840.10008.1.2.1.99"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 _CODE = re.compile(r"[A-Z0-9 _]{0,16}")
 _LAST = max(TAGS)
@@ -42,7 +43,7 @@ _LAST = max(TAGS)
 _PIXEL_GROUP = 0x0028
 _PHOTOMETRIC, _BURNED_IN = (0x0028, 0x0004), (0x0028, 0x0301)
 _SIZES = ((0x0028, 0x0010), (0x0028, 0x0011), (0x0028, 0x0101))  # Rows, Columns, BitsStored
-_KEPT = {*TAGS, _SYNTAX, _PHOTOMETRIC, _BURNED_IN, *_SIZES}
+_KEPT = {*TAGS, _PHOTOMETRIC, _BURNED_IN, *_SIZES}
 
 _Tag = tuple[int, int]
 _Order = Literal["little", "big"]
@@ -55,7 +56,7 @@ class _CutShort(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """What an image says of itself.
+    """Ids, view and modality of an image.
 
     Attributes:
         image_id: SOPInstanceUID.
@@ -76,7 +77,7 @@ class Header:
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """What an image says of its picture, before anything is decoded.
+    """Size, bits and polarity of an image, before anything is decoded.
 
     Attributes:
         height_px: Rows.
@@ -94,13 +95,7 @@ class PictureHeader:
 
 
 def read_header(path: Path) -> Header | None:
-    """Read the ids and the view of one DICOM file.
-
-    Args:
-        path: a regular file.
-
-    Returns:
-        The values; None where the bytes are no DICOM, end too early, or name no ids.
+    """Read the ids and the view; None where the bytes are not DICOM, are cut, or name no ids.
 
     Source: DICOM PS3.5, 7.1 and 7.5; PS3.10, 7.1.
     """
@@ -108,13 +103,7 @@ def read_header(path: Path) -> Header | None:
 
 
 def read_picture_header(path: Path) -> PictureHeader | None:
-    """Read what one DICOM file says of its picture.
-
-    Args:
-        path: a regular file.
-
-    Returns:
-        The values; None where the bytes are no DICOM, end too early, or lack one of them.
+    """Read size, bits and polarity; None where the bytes are not DICOM, are cut, or lack one.
 
     Source: DICOM PS3.3, C.7.6.3.
     """
@@ -122,14 +111,7 @@ def read_picture_header(path: Path) -> PictureHeader | None:
 
 
 def is_dicom_file(path: Path) -> bool:
-    """Say whether a file starts as DICOM does.
-
-    Args:
-        path: a regular file.
-
-    Returns:
-        Whether `DICM` follows its preamble.
-    """
+    """Whether `DICM` follows the preamble of a regular file."""
     with path.open("rb") as stream:
         return is_dicom(stream.read(_PREAMBLE))
 
@@ -184,24 +166,57 @@ def _data_set(data: bytes, until: int) -> tuple[dict[_Tag, bytes], _Order] | Non
     """Give the wanted values of a file's data set up to a group, and its byte order."""
     if not is_dicom(data):
         return None
-    meta, start = _walk(data, _PREAMBLE, implicit=False, order="little", until=_META)
-    syntax = _text(meta.get(_SYNTAX, b""))
-    if syntax == _DEFLATED:
+    try:
+        syntax, start = read_file_meta(data)
+    except ImageError as error:
+        if error.code == "truncated":
+            raise _CutShort from error
+        return None
+    if syntax == DEFLATED:
         try:
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data[start:], _FAR)
         except zlib.error:
             return None
         start = 0
     order: _Order = "big" if syntax == _BIG_ENDIAN else "little"
-    found, _ = _walk(data, start, implicit=syntax == _IMPLICIT, order=order, until=until)
-    return found, order
+    return _walk(data, start, implicit=syntax == _IMPLICIT, order=order, until=until), order
 
 
-def _walk(
-    data: bytes, at: int, *, implicit: bool, order: _Order, until: int
-) -> tuple[dict[_Tag, bytes], int]:
-    """Give the wanted top-level values up to a group, and the offset of the next element."""
+def read_file_meta(data: bytes) -> tuple[str, int]:
+    """Read the file meta group.
+
+    Returns:
+        The transfer syntax and the offset of the data set.
+
+    Raises:
+        ImageError: the group is cut, endless, or names no transfer syntax.
+
+    Source: DICOM PS3.10, 7.1.
+    """
+    syntax, at = "", _PREAMBLE
+    for _ in range(_MOST_ELEMENTS):
+        if data[at : at + 2] != _META_GROUP:
+            break
+        is_long = data[at + 4 : at + 6] in _LONG_VRS
+        start = at + (12 if is_long else 8)
+        end = start + int.from_bytes(data[at + (8 if is_long else 6) : start], "little")
+        if end > len(data):
+            raise ImageError("truncated", "the file ends in its meta group")
+        if data[at : at + 4] == _TRANSFER_SYNTAX:
+            syntax = _text(data[start:end])
+        at = end
+    else:
+        raise ImageError("too_many_elements", f"the meta group exceeds {_MOST_ELEMENTS} elements")
+    if not syntax:
+        raise ImageError("unreadable", "the file meta group names no transfer syntax")
+    return syntax, at
+
+
+def _walk(data: bytes, at: int, *, implicit: bool, order: _Order, until: int) -> dict[_Tag, bytes]:
+    """Give the wanted top-level values up to a group."""
     found: dict[_Tag, bytes] = {}
+    # Only elements of undefined length are entered, as a count of open sequences and items:
+    # what has a length, a sequence too, is stepped over whole.
     depth = 0
     for _ in range(_MOST_ELEMENTS):
         if at == len(data) and not depth:
@@ -230,7 +245,7 @@ def _walk(
         at += length
     else:
         raise _CutShort
-    return found, at
+    return found
 
 
 def _text(value: bytes) -> str:

@@ -117,6 +117,7 @@ def _native(
     *,
     words_wide: bool,
 ) -> Words:
+    # Pixels are viewed where they are; what follows them is padding of one byte at most.
     count = size[0] * size[1]
     needed = count * bits_allocated // 8
     if length == _UNDEFINED or start + needed > len(body) or length < needed:
@@ -153,6 +154,7 @@ def _encapsulated(body: bytes, start: int) -> bytes:
 
 
 def _require_end(stream: bytes) -> None:
+    # The decoders fill what a cut stream lacks, or leave it as it was, and do not tell.
     if stream.rstrip(_FILL)[-2:] != _STREAM_END:
         raise ImageError("truncated", "the compressed stream has no end marker")
 
@@ -161,6 +163,8 @@ def _rle(frame: bytes, size: Size, bits_allocated: int) -> Words:
     segments = int.from_bytes(frame[:4], "little")
     if segments != bits_allocated // 8:
         raise ImageError("corrupt", f"the RLE frame has {segments} segments")
+    # The decoder takes the number of segments from the frame, so it is checked above; its answer
+    # may be longer or shorter than the image, so it is counted below.
     room = np.empty(size, dtype=np.uint16 if bits_allocated == 16 else np.uint8)
     decoded = imagecodecs.dicomrle_decode(frame, room.dtype.str)
     words = np.frombuffer(decoded, room.dtype)

@@ -9,7 +9,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.tag import BaseTag, Tag
 
 from medclip_dcl.data.dicom import pixel_data
+from medclip_dcl.data.dicom.metadata import DEFLATED, read_file_meta
 from medclip_dcl.data.grayscale import (
     TOP,
     DecodedImage,
@@ -36,6 +37,7 @@ from medclip_dcl.data.grayscale import (
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.errors import ImageError
 
+# Archives hold values that break their VR; only the elements below are looked at, and checked here.
 pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
 
 PUBLIC_TAGS = (
@@ -74,11 +76,7 @@ PIXEL_TAGS = (
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA = Tag("PixelData")
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
-_MAX_ELEMENTS = 20_000
-_PREAMBLE = 132
-_LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
-_TRANSFER_SYNTAX = b"\x02\x00\x10\x00"
-_DEFLATED = "1.2.840.10008.1.2.1.99"
+_MAX_ELEMENTS = 20_000  # images have some hundred; each costs pydicom some microseconds
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,6 @@ class _Header:
 
 def read_dicom(data: bytes, limits: Limits) -> DecodedImage:
     """Read one image.
-
-    Args:
-        data: a whole DICOM file.
-        limits: what the reader is held to.
 
     Returns:
         The picture: modality table or rescale applied, the VOI table or window only
@@ -130,11 +124,11 @@ def read_dicom(data: bytes, limits: Limits) -> DecodedImage:
 
 
 def _read_header(data: bytes, limits: Limits) -> _Header:
-    syntax, start = _file_meta(data)
+    syntax, start = read_file_meta(data)
     if syntax not in pixel_data.SYNTAXES:
         raise ImageError("transfer_syntax", "the transfer syntax is not decoded; convert the file")
     body = data
-    if syntax == _DEFLATED:
+    if syntax == DEFLATED:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         body, start = inflater.decompress(data[start:], limits.max_bytes), 0
         if not inflater.eof:
@@ -156,31 +150,6 @@ def _read_header(data: bytes, limits: Limits) -> _Header:
         stream, form.implicit, form.little_endian, stop_when=stop, specific_tags=[*_WANTED]
     )
     return _Header(tags, syntax, body, stream.tell())
-
-
-def _file_meta(data: bytes) -> tuple[str, int]:
-    """Give the transfer syntax and the offset of the data set."""
-    syntax = ""
-    at = _PREAMBLE
-    for tag, value_at, end in _meta_elements(data):
-        if tag == _TRANSFER_SYNTAX:
-            syntax = data[value_at:end].rstrip(b"\0 ").decode("ascii", "replace")
-        at = end
-    if not syntax:
-        raise ImageError("unreadable", "the file meta group names no transfer syntax")
-    return syntax, at
-
-
-def _meta_elements(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    at = _PREAMBLE
-    while data[at : at + 2] == b"\x02\x00":
-        long = data[at + 4 : at + 6] in _LONG_VRS
-        start = at + (12 if long else 8)
-        end = start + int.from_bytes(data[at + (8 if long else 6) : start], "little")
-        if end > len(data):
-            raise ImageError("truncated", "the file ends in its meta group")
-        yield data[at : at + 4], start, end
-        at = end
 
 
 def _require_grey(tags: Dataset) -> bool:
@@ -221,8 +190,8 @@ def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
     slope = _real(tags, "RescaleSlope")
     if slope is not None and (not math.isfinite(slope) or slope == 0):
         raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
-    for keyword in ("RescaleSlope", "RescaleIntercept"):
-        if keyword in tags and _get(tags, keyword) in {None, ""}:  # blanked: as if it were absent
+    for keyword in ("RescaleSlope", "RescaleIntercept"):  # pydicom would raise on a blank one
+        if keyword in tags and _get(tags, keyword) in {None, ""}:
             delattr(tags, keyword)
     padding = _whole(tags, "PixelPaddingValue", None)
     limit = _whole(tags, "PixelPaddingRangeLimit", None)
@@ -289,7 +258,7 @@ def _whole(tags: Dataset, keyword: str, default: int | None) -> int | None:
     if value is None or value == "":
         return default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ImageError("bad_tags", f"{keyword} is no single whole number")
+        raise ImageError("bad_tags", f"{keyword} is not a single whole number")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""A folder of DICOM files without tables or reports -> images, by what each says of itself."""
+"""A folder of DICOM files without tables or reports -> images, by their headers."""
 
 import hashlib
 import os
@@ -42,11 +42,6 @@ _DIRECTORY = "1.2.840.10008.1.3.10"
 def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """List the images below a folder; headers are read, pixels are not.
 
-    Args:
-        root: the folder; links in it are not followed.
-        settings: settings of the source.
-        resolve: turns a path setting into a path.
-
     Returns:
         One image per DICOM file, in order of path: its SOPInstanceUID, its study's UID, a
         hash of its PatientID and its view. No other value of the header is kept.
@@ -55,7 +50,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         StudyError: the folder or the key file is missing.
     """
     if not root.is_dir():
-        raise StudyError("source.root is no folder; name the folder that holds the DICOM files")
+        raise StudyError("source.root is not a folder; name the folder that holds the DICOM files")
     tables, key = {}, b""
     if settings.patient_key:
         tables["patient_key"] = find_file("patient_key", settings.patient_key, root, resolve)

@@ -92,11 +92,6 @@ _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the tables of a release; no report is opened, and no image for its pixels.
 
-    Args:
-        root: folder of the release.
-        settings: settings of the source.
-        resolve: turns a path setting into a path.
-
     Returns:
         Every image with a sound id, in the order of the table, and its study.
 

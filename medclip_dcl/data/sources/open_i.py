@@ -83,9 +83,6 @@ def read_open_i(root: Path) -> RawStudies:
 
     XML files are preferred to the table of reports.
 
-    Args:
-        root: folder of the collection.
-
     Returns:
         Every image that a report names, and every study; studies alone where the folder
         holds no PNG file. One report is one patient's.

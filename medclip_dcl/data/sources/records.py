@@ -45,7 +45,7 @@ class SourceConfig(Section):
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
     without tables or reports."""
     root: str = "${WORK}/studies"
-    """Folder under which every image path of the source lies."""
+    """Folder that every image path of the source is relative to."""
     tables: str = ""
     """Folder of the release's tables (kind `mimic_cxr`), plain or `.gz`; empty: `root`. The DICOM
     release has no views in its own: name the folder of MIMIC-CXR-JPG's."""
@@ -68,7 +68,7 @@ class SourceConfig(Section):
     """File with a secret (kind `dicom`) that keys the hash by which a PatientID is replaced. Empty:
     no key, and who knows how ids are formed can find them by trying."""
     fallback_encoding: Literal["", "latin-1", "cp1252"] = ""
-    """Encoding of report files and of CSV tables (kind `table`) that are no UTF-8; empty: such a
+    """Encoding of report files and of CSV tables (kind `table`) that are not UTF-8; empty: such a
     report is rejected as `not_utf8`, such a table refused."""
     boxes: str = ""
     """MS-CXR's box table, CSV or JSON, or another CSV with `box_columns`, relative to `root`; its
@@ -178,7 +178,7 @@ class Input:
 
     Attributes:
         source: `source.kind`, or the setting that names the file.
-        file: where it lies, relative to `source.root`; `[.gz]` where gzip is read too.
+        file: its path, relative to `source.root`; `[.gz]` where gzip is read too.
         needed: whether it must be there.
         fields: what is read of it; anything else in it is ignored.
         optional: what is read where it is there.

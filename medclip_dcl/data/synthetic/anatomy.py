@@ -1,13 +1,9 @@
-"""The plane that an image is drawn on: anatomical coordinates, soft shapes, smooth noise.
+"""A chest as numbers, the plane that it is projected on, and the fields that a projection adds up.
 
-Axes
+Axes, in units of half the image's width
     x   -1..1 across the chest; negative is the patient's right, on the left of the image
-    y   about -1.15..1.15 down the chest, in the same unit as x
+    y   about -1.15..1.15 down the chest
 Fields are float32 arrays (rows, columns) with one value per pixel.
-
-A chest as numbers, and the fields that a projection of it adds up.
-
-The right lung lies at negative x. All lengths are in units of half the image's width.
 """
 
 import functools
@@ -53,14 +49,11 @@ class Canvas:
         return 2.0 / self.width / self.pose.scale
 
     def pixel_at(self, x: float, y: float) -> tuple[float, float]:
-        """Find the pixel of an anatomical point.
+        """Find row and column, fractional, of an anatomical point.
 
         Args:
             x: anatomical x.
             y: anatomical y.
-
-        Returns:
-            Row and column, fractional.
         """
         pose = self.pose
         cos, sin = math.cos(pose.angle), math.sin(pose.angle)
@@ -98,16 +91,7 @@ class Canvas:
 
 
 def make_canvas(height: int, width: int, pose: Pose) -> Canvas:
-    """Lay anatomical coordinates over an image.
-
-    Args:
-        height: rows of the image.
-        width: columns of the image.
-        pose: how the chest lies on it.
-
-    Returns:
-        The canvas.
-    """
+    """Lay anatomical coordinates over an image."""
     half = width / 2
     u = (np.arange(width, dtype=np.float32) - (width - 1) / 2) / half - pose.shift_x
     v = (np.arange(height, dtype=np.float32) - (height - 1) / 2) / half - pose.shift_y
@@ -145,9 +129,6 @@ def join(one: Reals, other: Reals, rounding: float) -> Field:
         other: negative inside the second.
         rounding: width of the blend.
 
-    Returns:
-        Signed distance of the union.
-
     Source: Quilez, polynomial smooth minimum.
     """
     overlap = np.maximum(rounding - np.abs(one - other), 0)
@@ -163,9 +144,6 @@ def smooth_noise(
         shape: rows and columns.
         cells: bumps along each axis.
         generator: source of randomness.
-
-    Returns:
-        Cubic B-spline surface over random knots.
     """
     knots = generator.standard_normal((cells[0] + 3, cells[1] + 3), dtype=np.float32)
     rows, columns = _spline(shape[0], cells[0]), _spline(shape[1], cells[1])
@@ -199,7 +177,7 @@ def box_of(mask: Field, area: tuple[slice, slice] | None = None, level: float = 
 
     Args:
         mask: a finding's share in each pixel, 0 to 1.
-        area: where on the image the mask lies; None: it covers the image.
+        area: where on the image the mask is; None: it covers the image.
         level: share of its maximum from which a pixel counts.
 
     Returns:
@@ -264,14 +242,7 @@ class Body:
 
 
 def draw_body(generator: np.random.Generator) -> Body:
-    """Draw a healthy chest.
-
-    Args:
-        generator: source of randomness.
-
-    Returns:
-        The body.
-    """
+    """Draw a healthy chest."""
     uniform = generator.uniform
     return Body(
         wall=uniform(0.76, 0.84),

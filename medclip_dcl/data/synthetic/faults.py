@@ -1,7 +1,7 @@
 """Faults planted in a generated tree, each in a ledger: what a check must find, and no more.
 
 Every fault falls on a patient of its own, so that none hides another. What each spoils
-is written anew from the plan of the study, so a killed run plants the same again.
+is written again from the plan of the study, so a killed run plants the same again.
 """
 
 import csv
@@ -35,7 +35,7 @@ LEDGER = "truth/faults.csv"
 _OTHER_SPLIT = {"train": "test", "validate": "train", "test": "validate"}
 """Patients of the test split have boxes: put in train they would be a second fault."""
 
-_STREAM = 2  # beside those of natural and coverage patients
+_STREAM = 2  # next to those of natural and coverage patients
 _POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 5242880\n"
 _WEB_PAGE = b"<!DOCTYPE html>\n<html><head><title>503 Service Unavailable</title></head></html>\n"
 _HEADERS_ALONE = "%s FINAL REPORT\n EXAMINATION:  CHEST\n \n FINDINGS:\n \n IMPRESSION:\n" % (
@@ -97,12 +97,6 @@ def choose_faults(
 ) -> list[Planted]:
     """Choose where faults are planted.
 
-    Args:
-        patients: all patients.
-        drawn: size and boxes of every image.
-        each: faults of each kind.
-        seed: seed of the recipe.
-
     Returns:
         `each` faults of every kind, no two on one patient.
 
@@ -134,7 +128,7 @@ def plant_faults(
     Args:
         folder: the draft's directory, all images and reports written.
         patients: all patients.
-        drawn: size and boxes of every image; those of images drawn anew are replaced.
+        drawn: size and boxes of every image; those of images drawn again are replaced.
         planted: from `choose_faults`.
         size_px: longer side of an image, pixels.
 
@@ -168,9 +162,6 @@ def plant_faults(
 
 def describe_image(image: DrawnImage) -> Row:
     """Say of a drawn image what the tables need.
-
-    Args:
-        image: the image.
 
     Returns:
         Height and width, pixels, and boxes by the name of their finding.
@@ -216,9 +207,6 @@ def write_ledger(planted: Sequence[Planted]) -> bytes:
 
 def read_ledger(root: Path) -> list[Planted]:
     """Read the ledger of a generated tree.
-
-    Args:
-        root: folder of the tree.
 
     Returns:
         The planted faults; none where the tree has no ledger.

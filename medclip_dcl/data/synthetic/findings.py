@@ -143,9 +143,6 @@ def finding_weights() -> NDArray[np.float64]:
 def draw_findings(generator: np.random.Generator) -> tuple[FineFinding, ...]:
     """Draw the findings of one study.
 
-    Args:
-        generator: source of randomness.
-
     Returns:
         None at all for a normal study (40 %), else 1 + Binomial(2, .35) distinct
         findings; of two that exclude each other on an image the first stays.

@@ -61,12 +61,8 @@ class Patient:
 def draw_patient(origin: str, number: int, seed: int, settings: GenerateConfig) -> Patient:
     """Draw a patient; no pixel is computed yet.
 
-    Args:
-        origin: natural (findings as they fall, any split) or coverage (a test patient
-            with one study of one fine finding, in turn).
-        number: the patient's number within its origin.
-        seed: seed of the recipe.
-        settings: shares of splits, views and storage.
+    `NATURAL` patients have findings as they fall and any split; a `COVERAGE` patient is in the test
+    split and has one study of one fine finding, in turn.
 
     Returns:
         The patient; the same for the same arguments, whoever else is drawn.
@@ -88,16 +84,13 @@ def draw_patient(origin: str, number: int, seed: int, settings: GenerateConfig) 
 
 
 def draw_image(patient: Patient, study: Study, plan: ImagePlan, size_px: int) -> DrawnImage:
-    """Draw the pixels of an image.
+    """Draw intensities and boxes of an image.
 
     Args:
         patient: whose image it is.
         study: the study that it belongs to.
         plan: the image.
         size_px: longer side, pixels.
-
-    Returns:
-        Intensities and boxes.
     """
     generator = np.random.default_rng(plan.seed)
     if plan.is_frontal:
@@ -113,24 +106,12 @@ def image_bytes(patient: Patient, study: Study, plan: ImagePlan, image: DrawnIma
         study: the study that it belongs to.
         plan: ids, view and storage.
         image: the pixels.
-
-    Returns:
-        A DICOM file.
     """
     return encode_image(image.pixels, plan.storage, image_tags(patient, study, plan))
 
 
 def image_tags(patient: Patient, study: Study, plan: ImagePlan) -> Tags:
-    """Give what the header of an image says.
-
-    Args:
-        patient: whose image it is.
-        study: the study that it belongs to.
-        plan: the image.
-
-    Returns:
-        Ids, view, date and time.
-    """
+    """Give what the header of an image says."""
     return Tags(
         plan.dicom_id, study.study_id, patient.subject_id, plan.view, study.date, study.time
     )
@@ -138,11 +119,6 @@ def image_tags(patient: Patient, study: Study, plan: ImagePlan) -> Tags:
 
 def image_path(patient: Patient, study: Study, plan: ImagePlan) -> str:
     """Give an image's path in the tree.
-
-    Args:
-        patient: whose image it is.
-        study: the study that it belongs to.
-        plan: the image.
 
     Returns:
         `files/p1x/p1xxxxxxx/s5xxxxxxx/<dicom_id>.dcm`.
@@ -152,10 +128,6 @@ def image_path(patient: Patient, study: Study, plan: ImagePlan) -> str:
 
 def report_path(patient: Patient, study: Study) -> str:
     """Give a report's path in the tree.
-
-    Args:
-        patient: whose report it is.
-        study: the study that it belongs to.
 
     Returns:
         `files/p1x/p1xxxxxxx/s5xxxxxxx.txt`.

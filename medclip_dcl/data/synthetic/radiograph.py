@@ -116,7 +116,7 @@ def _compose(canvas: Canvas, chest: anatomy.Chest, generator: np.random.Generato
 
 
 def _mark(image: Field, generator: np.random.Generator) -> Field:
-    """Put a lead side marker beside a shoulder: R on the left of the image, L on its right."""
+    """Put a lead side marker next to a shoulder: R on the left of the image, L on its right."""
     is_right = generator.random() < 0.5
     unit = max(1, image.shape[0] // 128)
     letter = np.kron(_LETTER_R if is_right else _LETTER_L, np.ones((unit, unit), np.uint8))

@@ -1,7 +1,4 @@
-"""Sentences with their meaning: what a generated report says and of which images it is true.
-
-A report of a study: its statements, and their layout as MIMIC-CXR files them.
-"""
+"""Reports of generated studies: sentences with their meaning, laid out as MIMIC-CXR files them."""
 
 import json
 import textwrap
@@ -41,9 +38,6 @@ class Meaning:
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
         """Tell whether the sentence is true of an image.
-
-        Args:
-            findings: everything that the image shows.
 
         Returns:
             True where each asserted finding is there and no denied one is.
@@ -121,9 +115,6 @@ def state_finding(
 def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
     """Give the canonical sentences of a fine finding, plainest first.
 
-    Args:
-        finding: a fine finding.
-
     Returns:
         Sentences without adjectives of degree; no other fine finding has any of them.
     """
@@ -140,10 +131,6 @@ def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
 def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
     """Write one sentence that denies one type or several.
 
-    Args:
-        types: types that the image does not show; each has words of denial.
-        generator: source of randomness.
-
     Returns:
         A statement of kind negated (one type) or combined.
     """
@@ -156,14 +143,7 @@ def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
 
 
 def call_normal(generator: np.random.Generator) -> Statement:
-    """Write a sentence that denies every finding.
-
-    Args:
-        generator: source of randomness.
-
-    Returns:
-        A statement of kind normal.
-    """
+    """Write a sentence that denies every finding."""
     return Statement(_pick(wording.NORMAL, generator), "normal", Meaning(normal=True))
 
 
@@ -171,10 +151,6 @@ def clear_regions(
     findings: Collection[FineFinding], generator: np.random.Generator
 ) -> list[Statement]:
     """Write about the regions of an image that show nothing.
-
-    Args:
-        findings: everything that the image shows.
-        generator: source of randomness.
 
     Returns:
         At most one statement of kind normal per region.
@@ -321,11 +297,6 @@ def draw_report(findings: dict[FineFinding, float], generator: np.random.Generat
 def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
     """Set a report as text.
 
-    Args:
-        report: what it says.
-        view: view position of the study's first image.
-        generator: source of randomness.
-
     Returns:
         Text with a FINAL REPORT line, headers, one leading space a line, hard wraps
         at 79 columns and `___` for what de-identification took.
@@ -347,9 +318,6 @@ def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
 
 def study_labels(report: Report) -> dict[str, int]:
     """Read off the CheXpert labels that a report earns.
-
-    Args:
-        report: what it says.
 
     Returns:
         Label -> 1 asserted, -1 hedged, 0 denied; labels not mentioned are left out.

@@ -35,26 +35,11 @@ class Scene:
     generator: np.random.Generator
 
     def between(self, low: float, high: float) -> float:
-        """Draw a number.
-
-        Args:
-            low: least value.
-            high: greatest value.
-
-        Returns:
-            A uniform draw.
-        """
+        """Draw a number uniformly."""
         return float(self.generator.uniform(low, high))
 
     def position_of(self, finding: FineFinding) -> tuple[float, float]:
-        """Draw a centre inside the lung zone of a finding.
-
-        Args:
-            finding: one with side and zone.
-
-        Returns:
-            Anatomical x and y.
-        """
+        """Draw a centre, anatomical x and y, inside the lung zone of a finding."""
         low, high = _ZONES[finding.zone]
         reach = {"upper": (0.30, 0.42), "mid": (0.36, 0.56), "lower": (0.38, 0.58)}[finding.zone]
         if finding.side == "left" and finding.zone == "lower":
@@ -65,12 +50,9 @@ class Scene:
         """Add a mask to the image.
 
         Args:
-            area: where on the image the mask lies.
+            area: where on the image the mask is.
             mask: share of the sign in each pixel, 0 to 1.
             contrast: intensity of a full share.
-
-        Returns:
-            The box of the mask.
         """
         self.image[area] += np.float32(contrast) * mask
         box = box_of(mask, area)

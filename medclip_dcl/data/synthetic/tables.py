@@ -48,14 +48,7 @@ class TableFaults:
 
 
 def items(patients: Iterable[Patient]) -> Iterator[Item]:
-    """Walk over all images.
-
-    Args:
-        patients: the patients, in order.
-
-    Yields:
-        One item per image.
-    """
+    """Walk over all images."""
     for patient in patients:
         for study in patient.studies:
             for image in study.images:
@@ -68,11 +61,6 @@ def release_tables(
     faults: TableFaults = TableFaults(),
 ) -> dict[str, bytes]:
     """Make the tables that MIMIC-CXR, MIMIC-CXR-JPG and MS-CXR ship.
-
-    Args:
-        patients: all patients.
-        drawn: size and boxes of every image.
-        faults: what shall be wrong with them.
 
     Returns:
         File name, relative to the tree's root -> content.
@@ -115,10 +103,6 @@ def release_tables(
 def truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
     """Make the tables of the truth, which no release has.
 
-    Args:
-        patients: all patients.
-        drawn: size and boxes of every image.
-
     Returns:
         File name, relative to the tree's root -> content.
 
@@ -154,9 +138,6 @@ def truth_tables(patients: Sequence[Patient], drawn: Drawn) -> dict[str, bytes]:
 def summarize(patients: Sequence[Patient]) -> Row:
     """Count what a tree holds.
 
-    Args:
-        patients: all patients.
-
     Returns:
         Counts of patients, studies and images, and frontal images per split.
     """
@@ -185,9 +166,6 @@ def to_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> bytes:
     Args:
         rows: dictionaries with the same keys.
         columns: names of the columns; empty: the keys of the first row.
-
-    Returns:
-        UTF-8 text with a header line.
     """
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(columns or rows[0]), lineterminator="\n")

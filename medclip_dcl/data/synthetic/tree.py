@@ -67,16 +67,7 @@ def content_settings(settings: GenerateConfig) -> dict[str, Any]:
 
 
 def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> dict[str, Any]:
-    """Write the tree into a draft, going on where a killed run stopped.
-
-    Args:
-        writer: the artifact in the making.
-        seed: seed of the recipe.
-        settings: the generator's section.
-
-    Returns:
-        Counts for the artifact's summary.
-    """
+    """Write the tree into a draft, going on where a killed run stopped."""
     folder = writer.directory
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
         leftover.unlink()
@@ -149,7 +140,7 @@ def _draw_units(
                 write_unit(folder, unit, seed, settings)
                 progress.advance(unit.stop - unit.start)
         return
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")  # a fork would copy the parent's BLAS threads
     executor: Executor = ProcessPoolExecutor(
         workers, mp_context=context, initializer=threadpool_limits, initargs=(_THREADS,)
     )

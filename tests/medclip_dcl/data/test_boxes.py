@@ -103,7 +103,7 @@ def test_other_columns_name_an_image_by_its_path_and_take_its_size(tmp_path: Pat
     assert (table.subjects, table.unknown) == ({"p"}, 1)
 
 
-@pytest.mark.parametrize(("sides", "reason"), [((0, 0), "size"), ((35, 40), "within its image")])
+@pytest.mark.parametrize(("sides", "reason"), [((0, 0), "size"), ((35, 40), "inside its image")])
 def test_box_without_an_image_that_holds_it_is_refused(
     tmp_path: Path, sides: tuple[int, int], reason: str
 ) -> None:

@@ -71,5 +71,5 @@ def test_patients_are_named_by_a_keyed_hash_alone(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="no folder"):
+    with pytest.raises(StudyError, match="not a folder"):
         read_dicom_folder(tmp_path / "none", SETTINGS, Path)
