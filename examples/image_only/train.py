@@ -1,0 +1,426 @@
+"""SimCLR on images alone, some classes made rare: the image-only experiment of both papers.
+
+    python examples/image_only/train.py --data digits --loss true --ratio 0.25 --out runs/digits_r
+
+Everything random is a function of the seed and a place (class, epoch, step). So there is no
+random state to save, and a batch does not depend on the number of processes.
+
+Sources: Chen et al. 2020 (SimCLR); Chuang et al. 2020 (the loss, both views as anchors, the
+ranges of the views); Wang et al. 2023, Section 3.1 (CIFAR10-r, eta by class).
+"""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from augment import Images, Views, draw_views, normalize, show
+from datasets import ClassLabel, Dataset, DatasetDict, Features, load_dataset, load_from_disk
+from datasets import Image as ImageFeature
+from jaxtyping import Float, Int64, UInt8
+from PIL.Image import Resampling
+from probe import Labeled, draw_map, probe_by_fraction
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import ResNetConfig, ResNetModel
+
+from medclip_dcl import debiased_contrastive_loss, debiasing_gauges, gather_with_grad
+
+GAMMA = math.sqrt(2.0)  # s = gamma**2 * cosine, that is a temperature of 0.5
+EPOCHS, LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 300, 1e-3, 1e-6, 1.0
+IMBALANCE, ORDER, VIEWS = range(3)  # independent streams of randomness
+
+Labels = Int64[np.ndarray, " images"]
+
+# ---- Options --------------------------------------------------------------------------------
+
+
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; digits have defaults of their own."""
+    data = argparse.ArgumentParser(add_help=False)
+    data.add_argument("--data", default="digits", help="digits, or a file or folder of images")
+    is_digits = data.parse_known_args(argv)[0].data == "digits"
+
+    def default(cifar: Any, digits: Any) -> Any:
+        return digits if is_digits else cifar
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[data])
+    add = parser.add_argument
+    add("--image-column", default="image")
+    add("--label-column", default="label")
+    add("--size", type=int, default=default(32, 16), help="side of an image, pixels")
+    rare = default(["dog", "frog", "horse", "ship", "truck"], ["1", "3", "5", "7", "9"])
+    add("--rare", nargs="*", default=rare, help="classes made rare in the training split")
+    add("--ratio", type=float, default=0.1, help="share r of a rare class that is kept")
+    add("--per-class", type=int, default=default(0, 110), help="most training images; 0: all")
+    add("--test-per-class", type=int, default=default(0, 54), help="test images; 0: all")
+    losses = ("cl", "low", "high", "true", "constant", "oracle")
+    add("--loss", choices=losses, default="true", help="see README.md")
+    add("--eta", type=float, default=0.1, help="for --loss constant")
+    add("--floor", choices=("floor", "zero", "fallback"), default="floor")
+    widths = default([64, 128, 256, 512], [16, 32, 64])
+    add("--widths", type=int, nargs="+", default=widths, help="channels of the ResNet's stages")
+    add("--batch", type=int, default=default(128, 64), help="images, over all processes")
+    add("--steps", type=int, default=default(0, 300), help=f"0: {EPOCHS} epochs")
+    add("--precision", choices=("no", "bf16"), default="no")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, required=True, help="folder of checkpoint and results")
+    add("--save-every", type=int, default=500, help="steps between checkpoints")
+    add("--log-every", type=int, default=50, help="steps between lines of the log")
+    # A digit is neither mirrored nor seen through a keyhole: it would be another digit.
+    parser.set_defaults(smallest_crop=default(0.08, 0.4), rotation_rad=default(0.0, 0.35))
+    parser.set_defaults(flip=default(0.5, 0.0), blur=default(0.5, 0.0))
+    parser.set_defaults(blocks=default(2, 1), hidden=default(512, 64), dim=default(128, 64))
+    parser.set_defaults(channels=default(3, 1), validate_share=default(0.02, 0.08))
+    parser.set_defaults(warmup_share=default(1 / 30, 1 / 15))
+    args = parser.parse_args(argv)
+    if not (0 < args.ratio <= 1 and 0 <= args.eta < 1):
+        parser.error(f"--ratio {args.ratio} must be in (0, 1] and --eta {args.eta} in [0, 1)")
+    return args
+
+
+# ---- Images ---------------------------------------------------------------------------------
+
+
+class Split(NamedTuple):
+    """Images of one split."""
+
+    pixels: UInt8[Tensor, "images channels size size"]
+    labels: Labels
+
+
+class ImageSet(NamedTuple):
+    """Labeled images; the training split alone is imbalanced."""
+
+    names: list[str]
+    is_rare: list[bool]
+    train: Split
+    validate: Split
+    test: Split
+
+
+def open_dataset(data: str) -> DatasetDict:
+    """Open scikit-learn's digits, or whatever the `datasets` package reads."""
+    if data == "digits":
+        digits = load_digits()
+        names = [str(name) for name in digits.target_names]
+        gray = list(np.rint(digits.images * (255 / 16)).astype(np.uint8))
+        features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
+        columns = {"image": gray, "label": digits.target}
+        return DatasetDict(train=Dataset.from_dict(columns, features=features))
+    if Path(data).is_file():
+        return load_dataset("parquet", data_files={"train": data})
+    if any((Path(data) / name).exists() for name in ("dataset_dict.json", "state.json")):
+        saved = load_from_disk(data)
+        return saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+    return load_dataset(data)
+
+
+def read_images(args: argparse.Namespace) -> ImageSet:
+    """Divide and decode a dataset; without a test split of its own, some images are held out."""
+    source = open_dataset(args.data)
+    train, test = source["train"], source.get("test")
+    if test is None and not args.test_per_class:
+        raise SystemExit(f"{args.data} has no test split; give --test-per-class")
+    labels = _labels(train, args)
+    names = getattr(train.features[args.label_column], "names", None)
+    names = names or [str(label) for label in range(labels.max() + 1)]
+    if unknown := sorted(set(args.rare) - set(names)):
+        raise SystemExit(f"--rare names {unknown}; the classes are {names[:40]}")
+    is_rare = [name in args.rare for name in names]
+    rows = divide(labels, is_rare, args, held_out=args.test_per_class if test is None else 0)
+    if test is not None:
+        shown = _labels(test, args)
+        rows["test"] = divide(shown, is_rare, args, args.test_per_class or len(shown))["test"]
+    sources = {"train": train, "validate": train, "test": train if test is None else test}
+    splits = {name: _decode(dataset, rows[name], args) for name, dataset in sources.items()}
+    return ImageSet(names, is_rare, **splits)
+
+
+def divide(
+    labels: Labels, is_rare: Sequence[bool], args: argparse.Namespace, held_out: int
+) -> dict[str, np.ndarray]:
+    """Choose the rows that train, validate and test, class by class.
+
+    A rare class keeps round(ratio n) of its n training images, at least one. A smaller ratio
+    keeps a part of what a larger one keeps; the other splits are the same at every ratio.
+    """
+    parts: dict[str, list[np.ndarray]] = {"train": [], "validate": [], "test": []}
+    for label, rare in enumerate(is_rare):
+        rows = np.flatnonzero(labels == label)
+        rows = np.random.default_rng([args.seed, IMBALANCE, label]).permutation(rows)
+        test, rest = rows[:held_out], rows[held_out:]
+        count = max(1, round(args.validate_share * len(rest)))
+        pool = rest[count:][: args.per_class or None]
+        kept = max(1, round(args.ratio * len(pool))) if rare else len(pool)
+        parts["test"].append(test)
+        parts["validate"].append(rest[:count])
+        parts["train"].append(pool[:kept])
+    return {name: np.sort(np.concatenate(rows)) for name, rows in parts.items()}
+
+
+def class_eta(
+    loss: str, counts: Sequence[int], is_rare: Sequence[bool], ratio: float, constant: float
+) -> Float[Tensor, " classes"]:
+    """Give the chance that a random image is of the anchor's class, as the loss assumes it."""
+    if loss == "true":
+        return torch.tensor(counts) / sum(counts)
+    whole = sum(ratio if rare else 1.0 for rare in is_rare)  # images, counted in whole classes
+    values = {"low": ratio / whole, "high": 1 / whole, "constant": constant}
+    return torch.full((len(is_rare),), values.get(loss, 0.0))  # eta = 0 is InfoNCE
+
+
+def _labels(dataset: Dataset, args: argparse.Namespace) -> Labels:
+    labels = np.asarray(dataset.select_columns(args.label_column)[:][args.label_column], np.int64)
+    if labels.min() < 0:
+        raise SystemExit(f"{args.data} has images without a label; leave them out")
+    return labels
+
+
+def _decode(dataset: Dataset, rows: np.ndarray, args: argparse.Namespace) -> Split:
+    mode = ImageFeature(mode="L" if args.channels == 1 else "RGB")
+    shape = (args.size, args.size)
+    pixels = [
+        np.asarray(row[args.image_column].resize(shape, Resampling.BILINEAR)).reshape(*shape, -1)
+        for row in dataset.select(rows).cast_column(args.image_column, mode)
+    ]
+    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+    return Split(images, _labels(dataset, args)[rows])
+
+
+# ---- Model and loss -------------------------------------------------------------------------
+
+
+class Encoder(nn.Module):
+    """ResNet with a stem for small images, and a head of two layers."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        widths, channels = args.widths, args.channels
+        self.backbone = ResNetModel(
+            ResNetConfig(
+                num_channels=channels,
+                embedding_size=widths[0],
+                hidden_sizes=widths,
+                depths=[args.blocks] * len(widths),
+                layer_type="basic",
+            )
+        )
+        stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+        self.backbone.embedder.embedder.convolution = stem
+        self.backbone.embedder.pooler = nn.Identity()
+        layers = nn.Linear(widths[-1], args.hidden), nn.BatchNorm1d(args.hidden), nn.ReLU()
+        self.head = nn.Sequential(*layers, nn.Linear(args.hidden, args.dim))
+
+    def forward(self, images: Images) -> Float[Tensor, "images dim"]:
+        """Map views to unit vectors."""
+        vectors = self.head(self.features(images))
+        return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
+
+    def features(self, images: Images) -> Float[Tensor, "images features"]:
+        """Give what the probes read: the mean of the last map, below the head."""
+        return self.backbone(images).last_hidden_state.mean(dim=(2, 3))
+
+
+def build_encoder(args: argparse.Namespace) -> Encoder:
+    """Build the model; the seed alone decides its weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        return Encoder(args)
+
+
+def similarities(
+    vectors: Float[Tensor, "2 local dim"], first: int, batch: int
+) -> tuple[Float[Tensor, "anchors others"], Int64[Tensor, " anchors"], Tensor]:
+    """Compare the views of this process with all other views of the global batch.
+
+    Args:
+        vectors: unit vectors of the first and of the second views.
+        first: place of this process's first image in the batch.
+        batch: images in the batch, over all processes.
+
+    Returns:
+        s, with a row for each view and a column for every view but its own: its positive, the
+        other view of the image, and N = 2 batch - 2 negatives; column of the positive; and
+        the image that each column shows.
+    """
+    both = gather_with_grad(vectors.transpose(0, 1)).transpose(0, 1)
+    mine = torch.arange(first, first + vectors.shape[1], device=vectors.device)
+    own, partner = torch.cat([mine, batch + mine]), torch.cat([batch + mine, mine])
+    columns = torch.arange(2 * batch - 1, device=vectors.device)
+    columns = columns + (columns >= own.unsqueeze(1))
+    s = GAMMA**2 * (vectors.flatten(0, 1) @ both.flatten(0, 1).T).gather(1, columns)
+    return s, partner - (partner > own).long(), columns % batch
+
+
+def contrast_views(
+    vectors: Float[Tensor, "2 local dim"],
+    first: int,
+    labels: Int64[Tensor, " batch"],
+    eta: Float[Tensor, " classes"],
+    args: argparse.Namespace,
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """Compute the loss of this process's anchors, and the arguments it was computed from."""
+    s, positive, shown = similarities(vectors, first, len(labels))
+    of_anchor = labels[first : first + vectors.shape[1]].repeat(2)
+    known = {"s": s, "positive": positive, "eta": eta[of_anchor], "gamma": GAMMA}
+    if args.loss == "oracle":  # images of the anchor's class leave the negatives
+        known["weights"] = (of_anchor.unsqueeze(1) != labels[shown]).float()
+    return debiased_contrastive_loss(**known, floor=args.floor), known
+
+
+# ---- Training -------------------------------------------------------------------------------
+
+
+def train(
+    args: argparse.Namespace, images: ImageSet, accelerator: Accelerator
+) -> tuple[Encoder, list[dict[str, float]]]:
+    """Train, or go on where a killed run left off; give the model and the log."""
+    pixels, labels = images.train
+    device, processes = accelerator.device, accelerator.num_processes
+    steps_per_epoch = len(labels) // args.batch
+    if not steps_per_epoch or args.batch % processes:
+        raise SystemExit(
+            f"--batch {args.batch} must be a multiple of the {processes} processes and at most "
+            f"the {len(labels)} training images"
+        )
+    steps = args.steps or EPOCHS * steps_per_epoch
+    warmup = round(args.warmup_share * steps)
+    local = args.batch // processes
+    first = accelerator.process_index * local
+    counts = np.bincount(labels, minlength=len(images.names)).tolist()
+    eta = class_eta(args.loss, counts, images.is_rare, args.ratio, args.eta).to(device)
+    encoder = build_encoder(args).to(device, memory_format=torch.channels_last)
+    if processes > 1 and device.type == "cuda":  # statistics of the whole batch, as one process
+        encoder = nn.SyncBatchNorm.convert_sync_batchnorm(encoder)
+    optimizer = torch.optim.Adam(encoder.parameters(), weight_decay=WEIGHT_DECAY, fused=True)
+    free = {"out", "save_every", "log_every"}  # all else is the same in a run that goes on
+    settings = {name: value for name, value in vars(args).items() if name not in free}
+    settings["processes"] = processes
+    path = args.out / "checkpoint.pt"
+    start, history = load(path, encoder, optimizer, settings)
+    network, stepper = accelerator.prepare(encoder, optimizer)
+    encoder.train()
+    for step in range(start, steps):
+        rows, views = draw_batch(step, steps_per_epoch, len(labels), args)
+        mine = slice(first, first + local)
+        seen = show(pixels[rows[mine]].to(device), Views(*(value[:, mine] for value in views)))
+        vectors = network(seen).unflatten(0, (2, local))
+        classes = torch.from_numpy(labels[rows]).to(device)
+        loss, known = contrast_views(vectors, first, classes, eta, args)
+        accelerator.backward(loss)
+        nn.utils.clip_grad_norm_(encoder.parameters(), CLIP_NORM, error_if_nonfinite=True)
+        for group in optimizer.param_groups:
+            share = learning_rate_share(step, warmup, steps)
+            group["lr"] = LEARNING_RATE * share
+        stepper.step()
+        stepper.zero_grad()
+        done = step + 1
+        if done % args.log_every == 0 or done == steps:
+            figures = {"loss": loss.detach(), **debiasing_gauges(**known)}
+            figures = accelerator.reduce(figures, reduction="mean")
+            history.append({"step": done, **{name: x.item() for name, x in figures.items()}})
+            shown = (f"{name} {value:.4g}" for name, value in history[-1].items())
+            accelerator.print(*shown, sep="  ", flush=True)
+        if (done % args.save_every == 0 or done == steps) and accelerator.is_main_process:
+            state = {"encoder": encoder.state_dict(), "optimizer": optimizer.state_dict()}
+            save(path, {"step": done, "history": history, "settings": settings, **state})
+    return encoder, history
+
+
+def draw_batch(
+    step: int, steps_per_epoch: int, images: int, args: argparse.Namespace
+) -> tuple[np.ndarray, Views]:
+    """Draw the images of a step, each at most once an epoch, and how they are seen."""
+    epoch, turn = divmod(step, steps_per_epoch)
+    order = np.random.default_rng([args.seed, ORDER, epoch]).permutation(images)
+    rows = order[turn * args.batch : (turn + 1) * args.batch]
+    return rows, draw_views(np.random.default_rng([args.seed, VIEWS, step]), args.batch, args)
+
+
+def learning_rate_share(step: int, warmup: int, steps: int) -> float:
+    """Give the share of the peak learning rate: linear warm-up, then cosine decay to zero."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def load(
+    path: Path, encoder: Encoder, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+) -> tuple[int, list[dict[str, float]]]:
+    """Restore a checkpoint where there is one; give the steps done and the log so far."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return 0, []
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    if saved["settings"] != settings:
+        raise SystemExit(f"{path} belongs to a run with other options; choose another --out")
+    encoder.load_state_dict(saved["encoder"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["step"], saved["history"]
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint whole or not at all."""
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+# ---- What was learned -----------------------------------------------------------------------
+
+
+@torch.no_grad()
+def embed(encoder: Encoder, split: Split) -> Labeled:
+    """Give the features of whole images."""
+    encoder.eval()
+    device = next(encoder.parameters()).device
+    parts = [encoder.features(normalize(part.to(device) / 255)) for part in split.pixels.split(256)]
+    return Labeled(torch.cat(parts).cpu().numpy(), split.labels)
+
+
+def examine(
+    args: argparse.Namespace, images: ImageSet, encoder: Encoder, history: list[dict[str, float]]
+) -> None:
+    """Probe the model, and as a control the same model before its first step; write results."""
+    untrained = build_encoder(args).to(next(encoder.parameters()).device)
+    probes = []
+    for name, model in (("trained", encoder), ("untrained", untrained)):
+        train, validate, test = (embed(model, split) for split in images[2:])
+        for row in probe_by_fraction(train, validate, test, images.is_rare, args.seed):
+            probes.append({"encoder": name, **row})
+            print(probes[-1], flush=True)
+        if model is encoder:
+            draw_map(test, images.names, images.is_rare, args.out / "map.png", args.seed)
+    results = {"options": vars(args), "training": history, "probes": probes}
+    text = json.dumps(results, indent=1, default=str)
+    (args.out / "results.json").write_text(text + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, probe and draw."""
+    args = parse_options(argv)
+    torch.backends.cudnn.deterministic = True  # so that a resumed run repeats a whole one
+    on_cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(mixed_precision=args.precision, cpu=on_cpu)
+    with accelerator.main_process_first():
+        images = read_images(args)
+    encoder, history = train(args, images, accelerator)
+    if accelerator.is_main_process:
+        examine(args, images, encoder, history)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,571 @@
+"""The image-only experiment: its views, its loss against the DCL paper's, kills, whole runs."""
+
+import argparse
+import colorsys
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import augment
+import datasets
+import numpy as np
+import probe
+import pytest
+import torch
+import torch.distributed as dist
+import train
+from augment import Views, draw_views
+from pytorch_metric_learning.losses import NTXentLoss
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.synthetic.processes import run_processes
+
+ROOT = Path(__file__).parents[2]
+B = 6
+N = 2 * B - 2
+LABELS = torch.arange(B) % 3
+TINY = ["--widths", "8", "16", "--size", "8", "--batch", "32", "--steps", "40", "--per-class", "60"]
+TINY += ["--test-per-class", "20", "--save-every", "8", "--log-every", "1"]
+
+
+def options(*words: str) -> argparse.Namespace:
+    return train.parse_options(["--out", "unused", *words])
+
+
+CIFAR, DIGITS = options("--data", "somewhere"), options()
+
+
+# ---- Options and imbalance
+
+
+def test_the_defaults_are_the_papers() -> None:
+    assert 2 * CIFAR.batch - 2 == 254
+    assert CIFAR.rare == ["dog", "frog", "horse", "ship", "truck"]
+    assert (CIFAR.dim, CIFAR.flip, CIFAR.smallest_crop, CIFAR.rotation_rad) == (128, 0.5, 0.08, 0)
+    assert (train.EPOCHS, train.LEARNING_RATE, train.WEIGHT_DECAY) == (300, 1e-3, 1e-6)
+    assert math.isclose(train.GAMMA**2, 1 / 0.5)
+    encoder = train.build_encoder(CIFAR)
+    assert encoder.backbone(torch.zeros(2, 3, 32, 32)).last_hidden_state.shape == (2, 512, 4, 4)
+    # torchvision's ResNet-18 less its classifier, with a 3 x 3 stem
+    assert sum(weight.numel() for weight in encoder.backbone.parameters()) == 11_168_832
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high"),
+    [
+        (0.05, 0.00952, 0.19048),
+        (0.1, 0.01818, 0.18182),
+        (0.25, 0.04, 0.16),
+        (0.5, 0.06667, 0.13333),
+        (0.75, 0.08571, 0.11429),
+        (0.9, 0.09474, 0.10526),
+    ],
+)
+def test_eta_is_the_papers(ratio: float, low: float, high: float) -> None:
+    counts, rare = [round(1000 * ratio), 1000] * 5, [True, False] * 5
+
+    def eta(loss: str) -> list[float]:
+        return train.class_eta(loss, counts, rare, ratio, 0.07).tolist()
+
+    assert eta("low") == pytest.approx([low] * 10, abs=1e-5)
+    assert eta("high") == pytest.approx([high] * 10, abs=1e-5)
+    assert eta("true") == pytest.approx([low, high] * 5, abs=1e-5)
+    assert eta("constant") == pytest.approx([0.07] * 10)
+    assert eta("cl") == eta("oracle") == [0.0] * 10
+
+
+def divided(*words: str, held_out: int = 20) -> dict[str, np.ndarray]:
+    labels = np.arange(400) % 4  # 100 of each class
+    return train.divide(labels, [False, True, False, True], options(*words), held_out)
+
+
+def counts(rows: np.ndarray) -> list[int]:
+    return np.bincount(rows % 4, minlength=4).tolist()
+
+
+def test_only_training_images_of_the_named_classes_become_rare() -> None:
+    parts = divided("--per-class", "50", "--ratio", "0.1")
+    # Of 100, 20 test and round(0.08 * 80) = 6 validate; of the rest 50 train, or a tenth of them.
+    assert {name: counts(rows) for name, rows in parts.items()} == {
+        "test": [20] * 4,
+        "validate": [6] * 4,
+        "train": [50, 5, 50, 5],
+    }
+    assert counts(divided("--ratio", "0.001")["train"]) == [74, 1, 74, 1]
+    everything = np.concatenate(list(divided("--ratio", "1").values()))
+    assert sorted(everything.tolist()) == list(range(400))
+
+
+def test_a_smaller_ratio_keeps_a_part_of_the_same_images() -> None:
+    most, some = divided("--ratio", "0.9"), divided("--ratio", "0.25")
+    assert set(some["train"]) < set(most["train"])
+    for split in ("validate", "test"):
+        assert some[split].tolist() == most[split].tolist()
+
+
+def test_the_seed_decides_which_images_are_kept() -> None:
+    one, same, other = (divided("--seed", seed)["train"].tolist() for seed in ("3", "3", "4"))
+    assert one == same != other
+
+
+# ---- Reading
+
+
+def picture(color: tuple[int, int, int], size: int = 8) -> np.ndarray:
+    return np.full((size, size, 3), color, dtype=np.uint8)
+
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+@pytest.fixture
+def colors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> datasets.DatasetDict:
+    """Three classes, each of one color: 12 images to train and 6 to test."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    names = datasets.ClassLabel(names=["red", "green", "blue"])
+    features = datasets.Features({"image": datasets.Image(), "label": names})
+
+    def split(count: int) -> datasets.Dataset:
+        labels = [row % 3 for row in range(count)]
+        images = [picture((RED, GREEN, BLUE)[label]) for label in labels]
+        return datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
+
+    return datasets.DatasetDict(train=split(12), test=split(6))
+
+
+def store(source: datasets.DatasetDict, kind: str, folder: Path) -> str:
+    if kind == "saved":
+        source.save_to_disk(folder / "saved")
+        return str(folder / "saved")
+    for split, rows in source.items():
+        if kind == "tables":
+            rows.to_parquet(folder / "tables" / f"{split}-00000-of-00001.parquet")
+            continue
+        for number, row in enumerate(rows):
+            path = folder / "folders" / split / rows.features["label"].int2str(row["label"])
+            path.mkdir(parents=True, exist_ok=True)
+            row["image"].save(path / f"{number}.png")
+    return str(folder / kind)
+
+
+@pytest.mark.parametrize("kind", ["tables", "folders", "saved"])
+def test_images_are_read_in_their_colors(
+    colors: datasets.DatasetDict, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / kind).mkdir(exist_ok=True)
+    args = options("--data", store(colors, kind, tmp_path), "--rare", "red", "--size", "8")
+    found = train.read_images(args)
+    assert sorted(found.names) == ["blue", "green", "red"]
+    assert [name for name, rare in zip(found.names, found.is_rare, strict=True) if rare] == ["red"]
+    shown = {"red": RED, "green": GREEN, "blue": BLUE}
+    for split, count in ((found.train, 1 + 3 + 3), (found.validate, 3), (found.test, 6)):
+        assert split.pixels.shape == (count, 3, 8, 8)
+        assert split.pixels.dtype == torch.uint8
+        for pixels, label in zip(split.pixels, split.labels, strict=True):
+            assert pixels[:, 4, 4].tolist() == list(shown[found.names[label]])
+
+
+def test_one_table_of_plain_bytes_holds_out_test_images(
+    colors: datasets.DatasetDict, tmp_path: Path
+) -> None:
+    plain = colors["train"].cast_column("image", datasets.Image(decode=False))
+    rows = {"jpeg": [row["image"]["bytes"] for row in plain], "class": plain["label"][:]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "one.parquet")
+    words = ["--data", str(tmp_path / "one.parquet"), "--rare", "--size", "16"]
+    words += ["--image-column", "jpeg", "--label-column", "class"]
+    with pytest.raises(SystemExit, match="no test split"):
+        train.read_images(options(*words))
+    found = train.read_images(options(*words, "--test-per-class", "2"))
+    assert found.names == ["0", "1", "2"]
+    assert [len(split.labels) for split in found[2:]] == [3, 3, 6]
+    assert found.test.pixels[0, :, 8, 8].tolist() == list((RED, GREEN, BLUE)[found.test.labels[0]])
+
+
+def test_unknown_classes_and_missing_labels_are_refused(
+    colors: datasets.DatasetDict, tmp_path: Path
+) -> None:
+    data = store(colors, "saved", tmp_path)
+    with pytest.raises(SystemExit, match=r"\['dog'\]; the classes are \['red'"):
+        train.read_images(options("--data", data, "--rare", "dog", "red"))
+    hidden = colors["test"].map(lambda _: {"label": -1})
+    datasets.DatasetDict(train=colors["train"], test=hidden).save_to_disk(tmp_path / "hidden")
+    with pytest.raises(SystemExit, match="without a label"):
+        train.read_images(options("--data", str(tmp_path / "hidden"), "--rare"))
+
+
+@pytest.mark.real_data
+def test_cifar_10_is_read_from_its_tables(
+    test_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    words = ["--per-class", "50", "--test-per-class", "20"]
+    found = train.read_images(options("--data", str(test_data / "cifar10"), *words))
+    assert np.bincount(found.train.labels).tolist() == [50] * 5 + [5, 5, 50, 5, 5][:0] + [
+        5 if name in CIFAR.rare else 50 for name in found.names[5:]
+    ]
+    assert np.bincount(found.validate.labels).tolist() == [100] * 10
+    assert np.bincount(found.test.labels).tolist() == [20] * 10
+    means = found.validate.pixels.float().mean(dim=(0, 2, 3)) / 255
+    assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.03)
+
+
+# ---- Views
+
+
+def drawn(args: argparse.Namespace, step: int = 0, images: int = 2000) -> Views:
+    return draw_views(np.random.default_rng([0, step]), images, args)
+
+
+def test_views_are_a_function_of_the_step_and_differ_from_each_other() -> None:
+    one, same, other = (drawn(DIGITS, step, images=50) for step in (3, 3, 4))
+    for name in ("top", "height", "angle", "factors", "grayed"):
+        value = getattr(one, name)
+        assert torch.equal(value, getattr(same, name)), name
+        assert not torch.equal(value, getattr(other, name)), name
+        assert not torch.equal(value[0], value[1]), name
+
+
+def test_crops_lie_within_the_image_and_keep_area_and_shape() -> None:
+    size = CIFAR.size
+    views = drawn(CIFAR)
+    assert (views.top >= 0).all()
+    assert (views.left >= 0).all()
+    assert (views.top + views.height <= size).all()
+    assert (views.left + views.width <= size).all()
+    share = views.height * views.width / size**2
+    assert share.min() > 0.08 - 2 / size  # sides are rounded to whole pixels
+    assert share.max() > 0.97
+    # Whole images in place of crops that do not fit would raise the mean of U(.08, 1) far more.
+    assert share.mean().item() == pytest.approx(0.5, abs=0.04)
+    ratio = views.width / views.height
+    assert ratio.log().abs().max() < math.log(4 / 3) + 0.25
+    assert abs(ratio.log().mean().item()) < 0.02
+
+
+def test_chances_are_kept() -> None:
+    views = drawn(CIFAR)
+    jittered = views.order[..., 0] >= 0
+    for happened, chance in (
+        (views.flipped, 0.5),
+        (jittered, 0.8),
+        (views.grayed, 0.2),
+        (views.blur_px > 0, 0.5),
+    ):
+        assert happened.float().mean().item() == pytest.approx(chance, abs=0.03)
+    assert (views.order[~jittered] == -1).all()
+    assert torch.equal(views.order[jittered].sort().values[0], torch.arange(4))
+    assert len(views.order[jittered].unique(dim=0)) == 24
+    low, high = views.factors.amin(dim=(0, 1)), views.factors.amax(dim=(0, 1))
+    torch.testing.assert_close(low, torch.tensor([0.6, 0.6, 0.6, -0.1]), atol=4e-3, rtol=0)
+    torch.testing.assert_close(high, torch.tensor([1.4, 1.4, 1.4, 0.1]), atol=4e-3, rtol=0)
+    assert views.blur_px.max() <= 2
+    assert (views.angle == 0).all()
+    digits = drawn(DIGITS)
+    assert not digits.flipped.any()
+    assert not digits.blur_px.any()
+    assert 0.34 < digits.angle.abs().max() <= 0.35
+
+
+SIZE = 12
+
+
+def pixels(images: int = 2, channels: int = 3) -> Tensor:
+    shape = (images, channels, SIZE, SIZE)
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(2)).byte()
+
+
+def plain_views(**changes: float) -> Views:
+    """Whole images as they are, but for the changes."""
+    whole = {"top": 0.0, "left": 0.0, "height": SIZE, "width": SIZE, "angle": 0.0, "blur_px": 0.0}
+    fields = {name: torch.full((2, 2), float(changes.get(name, x))) for name, x in whole.items()}
+    flipped = torch.full((2, 2), bool(changes.get("flipped", False)))
+    order, factors = torch.full((2, 2, 4), -1), torch.ones(2, 2, 4)
+    grayed = torch.zeros(2, 2, dtype=torch.bool)
+    return Views(flipped=flipped, order=order, factors=factors, grayed=grayed, **fields)
+
+
+def test_a_whole_image_is_shown_as_it_is_in_both_views() -> None:
+    expected = (pixels().float() / 255 - 0.5) / 0.25
+    found = augment.show(pixels(), plain_views())
+    torch.testing.assert_close(found, expected.repeat(2, 1, 1, 1), atol=1e-5, rtol=0)
+
+
+def cropped(**changes: float) -> Tensor:
+    views = plain_views(**changes)
+    return augment.crop(pixels() / 255, Views(*(value[0] for value in views)))
+
+
+def test_a_crop_is_scaled_up_as_interpolation_scales_it() -> None:
+    crop = (pixels() / 255)[:, :, 3:8, 1:8]
+    expected = functional.interpolate(crop, (SIZE, SIZE), mode="bilinear", align_corners=False)
+    found = cropped(top=3, left=1, height=5, width=7)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_flip_and_a_quarter_turn_are_what_they_are_called() -> None:
+    crop = {"top": 2, "left": 4, "height": 6, "width": 8}
+    flipped = cropped(**crop, flipped=True)
+    torch.testing.assert_close(flipped, cropped(**crop).flip(-1), atol=1e-5, rtol=1e-5)
+    turned = (pixels() / 255).rot90(1, (-2, -1))
+    torch.testing.assert_close(cropped(angle=math.pi / 2), turned, atol=1e-4, rtol=1e-4)
+
+
+def test_a_turn_of_the_hue_is_that_of_hsv() -> None:
+    images, turns = pixels(5) / 255, torch.tensor([0.0, 0.1, -0.1, 0.37, 0.5])
+    images[0, :, 0, 0] = 0.3  # gray has no hue
+    images[1, :, 0, 0] = 0.0
+    found = augment.hue(images, turns)
+    for image, turn, turned in zip(images, turns.tolist(), found, strict=True):
+        for pixel, new in zip(image.flatten(1).T.tolist(), turned.flatten(1).T, strict=True):
+            hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+            expected = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
+            assert new.tolist() == pytest.approx(expected, abs=2e-6)
+
+
+def test_brightness_contrast_and_saturation_by_hand() -> None:
+    image = torch.tensor([[0.2, 0.4], [0.6, 1.0], [0.0, 0.5]]).view(1, 3, 1, 2)
+    gray = [0.299 * 0.2 + 0.587 * 0.6, 0.299 * 0.4 + 0.587 * 1.0 + 0.114 * 0.5]
+    half, double = torch.tensor([0.5]), torch.tensor([2.0])
+    bright = augment.brightness(image, double).flatten().tolist()
+    assert bright == pytest.approx([0.4, 0.8, 1.0, 1.0, 0.0, 1.0])
+    middle = sum(gray) / 2
+    flat = augment.contrast(image, half)[0, 0, 0, 0].item()
+    assert flat == pytest.approx(middle + 0.5 * (0.2 - middle))
+    pale = augment.saturation(image, half)[0, 1, 0, 1].item()
+    assert pale == pytest.approx(gray[1] + 0.5 * (1.0 - gray[1]))
+
+
+def test_the_blur_is_a_gaussian_over_three_pixels() -> None:
+    images, deviations = pixels(3) / 255, torch.tensor([0.0, 0.7, 2.0])
+    found = augment.blur(images, deviations)
+    assert torch.equal(found[0], images[0])
+    for image, deviation, blurred in zip(images[1:], (0.7, 2.0), found[1:], strict=True):
+        line = torch.tensor([math.exp(-0.5 * (step / deviation) ** 2) for step in (-1, 0, 1)])
+        line /= line.sum()
+        kernel = (line.view(3, 1) * line).expand(3, 1, 3, 3)
+        padded = functional.pad(image.unsqueeze(0), (1, 1, 1, 1), mode="reflect")
+        torch.testing.assert_close(blurred, functional.conv2d(padded, kernel, groups=3)[0])
+
+
+def test_each_image_is_changed_in_its_own_order() -> None:
+    images = pixels(3) / 255
+    order = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [-1, -1, -1, -1]])
+    factors = torch.tensor([[1.3, 0.7, 1.2, 0.1]]).expand(3, 4)
+    found = augment.jitter_colors(images, order, factors)
+    steps = [augment.brightness, augment.contrast, augment.saturation, augment.hue]
+    for image, turns, result in zip(images, order.tolist(), found, strict=True):
+        expected = image.unsqueeze(0)
+        for number in turns:
+            if number >= 0:
+                expected = steps[number](expected, factors[0, number : number + 1])
+        torch.testing.assert_close(result, expected[0])
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[2], images[2])
+
+
+def test_a_gray_image_has_no_colors_to_change() -> None:
+    images, factors = pixels(2, channels=1) / 255, torch.tensor([0.3, 1.7])
+    torch.testing.assert_close(augment.saturation(images, factors), images)
+    assert torch.equal(augment.hue(images, factors), images)
+    assert torch.equal(augment.luma(images), images)
+
+
+# ---- Loss
+
+
+def unit_vectors() -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return functional.normalize(torch.randn(2, B, 5, generator=generator), dim=-1)
+
+
+def loss_of(z: Tensor, eta: Tensor, *words: str) -> Tensor:
+    return train.contrast_views(z, 0, LABELS, eta, options(*words))[0]
+
+
+def official_loss(z: Tensor, eta: Tensor) -> Tensor:
+    """Both views as anchors, N = 2 B - 2, in plain exponentials, as in Chuang et al.'s code."""
+    out_1, out_2 = z
+    out = torch.cat([out_1, out_2])
+    neg = torch.exp(out @ out.T / 0.5)
+    mask = ~(torch.eye(B, dtype=torch.bool).repeat(2, 2))  # neither the anchor nor its partner
+    neg = neg.masked_select(mask).view(2 * B, 2 * B - 2)
+    pos = torch.exp((out_1 * out_2).sum(dim=-1) / 0.5).repeat(2)
+    Ng = (-eta * N * pos + neg.sum(dim=-1)) / (1 - eta)
+    Ng = torch.clamp(Ng, min=N * math.exp(-1 / 0.5))
+    return (-torch.log(pos / (pos + Ng))).mean()
+
+
+@pytest.mark.parametrize("values", [(0.1, 0.1, 0.1), (0.02, 0.18, 0.1), (0.0, 0.6, 0.8)])
+def test_the_loss_is_the_dcl_papers_over_both_views(values: tuple[float, ...]) -> None:
+    """The last case lies partly on the floor."""
+    z, eta = unit_vectors(), torch.tensor(values)
+    expected = official_loss(z, eta[LABELS].repeat(2))
+    torch.testing.assert_close(loss_of(z, eta), expected)
+
+
+def test_without_eta_the_loss_is_simclrs() -> None:
+    z = unit_vectors()
+    expected = NTXentLoss(temperature=0.5)(z.flatten(0, 1), torch.arange(B).repeat(2))
+    torch.testing.assert_close(loss_of(z, torch.zeros(3), "--loss", "cl"), expected)
+
+
+def test_the_oracle_removes_images_of_the_anchors_class() -> None:
+    z = unit_vectors().flatten(0, 1)
+    partner = torch.arange(2 * B).roll(B)
+    same = LABELS.repeat(2).unsqueeze(1) == LABELS.repeat(2)
+    same[torch.arange(2 * B), partner] = False  # the partner stays; the anchor itself goes
+    expected = functional.cross_entropy((2 * z @ z.T).masked_fill(same, -torch.inf), partner)
+    found = loss_of(unit_vectors(), torch.zeros(3), "--loss", "oracle")
+    torch.testing.assert_close(found, expected)
+
+
+def test_gauges_count_both_views() -> None:
+    _, known = train.contrast_views(unit_vectors(), 0, LABELS, torch.full((3,), 0.1), CIFAR)
+    gauges = train.debiasing_gauges(**known)
+    assert gauges["expected_false_negatives"].item() == pytest.approx(0.1 * N)
+
+
+def gradients(first: int, local: int, wrapped: bool) -> dict[str, Tensor]:
+    """Loss and gradients of some images of a batch, with statistics that do not depend on it."""
+    args = options("--widths", "4", "8", "--size", "8")
+    encoder = train.build_encoder(args).eval()
+    network = DistributedDataParallel(encoder) if wrapped else encoder
+    views = draw_views(np.random.default_rng(0), B, args)
+    mine = slice(first, first + local)
+    shape, generator = (B, 1, 8, 8), torch.Generator().manual_seed(4)
+    images = torch.randint(0, 256, shape, generator=generator).byte()
+    shown = augment.show(images[mine], Views(*(value[:, mine] for value in views)))
+    vectors = network(shown).unflatten(0, (2, local))
+    eta = torch.tensor([0.02, 0.1, 0.2])
+    loss, _ = train.contrast_views(vectors, first, LABELS, eta, args)
+    loss.backward()
+    found = {name: weight.grad for name, weight in encoder.named_parameters()}
+    return {**found, "loss": loss.detach()}
+
+
+def write_gradients_of_two(rank: int, folder: Path) -> None:
+    found = gradients(rank * B // 2, B // 2, wrapped=True)
+    dist.all_reduce(found["loss"])  # DistributedDataParallel has averaged the rest
+    found["loss"] /= 2
+    if rank == 0:
+        torch.save(found, folder / "gradients.pt")
+
+
+def test_two_processes_find_the_loss_and_gradients_of_one(tmp_path: Path) -> None:
+    alone = gradients(0, B, wrapped=False)
+    run_processes(write_gradients_of_two, 2, tmp_path)
+    together = torch.load(tmp_path / "gradients.pt", weights_only=True)
+    assert alone.keys() == together.keys()
+    assert len(alone) > 10
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_an_epoch_shows_each_image_at_most_once() -> None:
+    args = options("--batch", "8")
+    batches = [train.draw_batch(step, 2, 22, args)[0].tolist() for step in range(4)]
+    for epoch in (batches[:2], batches[2:]):
+        rows = [row for batch in epoch for row in batch]
+        assert len(set(rows)) == 16
+        assert set(rows) <= set(range(22))
+    assert batches[:2] != batches[2:]
+    assert train.draw_batch(3, 2, 22, args)[0].tolist() == batches[3]
+
+
+# ---- Whole runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("image_only") / "run"
+    train.main([*TINY, "--out", str(out)])
+    return out
+
+
+def test_a_run_learns_probes_and_draws(run: Path) -> None:
+    results = json.loads((run / "results.json").read_text())
+    log = results["training"]
+    assert [line["step"] for line in log] == list(range(1, 41))
+    losses = [line["uncorrected_loss"] for line in log]
+    assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
+    cells = {(row["encoder"], row["fraction"], row["draw"]): row for row in results["probes"]}
+    assert len(cells) == 2 * (3 + 3 + 1)
+    last = cells["trained", 1.0, 0]
+    assert last["labels"] == 5 * 60 + 5 * 6
+    assert last["accuracy"] > cells["untrained", 1.0, 0]["accuracy"] > 0.1
+    assert last["accuracy"] == pytest.approx((last["accuracy_whole"] + last["accuracy_rare"]) / 2)
+    assert (run / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(run: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    words = [sys.executable, "examples/image_only/train.py", *TINY, "--out", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not checkpoint.exists():
+            time.sleep(0.002)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert 8 <= torch.load(checkpoint, weights_only=True)["step"] < 40
+    with pytest.raises(SystemExit, match="other options"):
+        train.main([*TINY, "--out", str(tmp_path), "--loss", "cl"])
+    train.main([*TINY, "--out", str(tmp_path)])
+    states = [torch.load(path / "checkpoint.pt", weights_only=True) for path in (run, tmp_path)]
+    assert states[0]["history"] == states[1]["history"]
+    for name, weight in states[0]["encoder"].items():
+        assert torch.equal(weight, states[1]["encoder"][name]), name
+    probes = [json.loads((path / "results.json").read_text())["probes"] for path in (run, tmp_path)]
+    assert probes[0] == probes[1]
+
+
+def test_a_batch_that_cannot_be_filled_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="at most the 330 training images"):
+        train.main([*TINY, "--out", str(tmp_path), "--batch", "331"])
+
+
+# ---- Probes
+
+
+def labeled(per_class: int, seed: int) -> probe.Labeled:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(3 * per_class) % 3
+    return probe.Labeled(4 * np.eye(3)[labels] + rng.standard_normal((len(labels), 3)), labels)
+
+
+def test_labels_are_drawn_class_by_class_and_of_each_at_least_one() -> None:
+    labels = np.repeat(np.arange(3), (100, 10, 2))
+    rows = probe.draw_labeled(labels, 0.2, np.random.default_rng(0))
+    assert np.bincount(labels[rows]).tolist() == [20, 2, 1]
+    assert probe.draw_labeled(labels, 1.0, np.random.default_rng(0)).tolist() == list(range(112))
+
+
+def test_probes_know_well_separated_classes() -> None:
+    splits = labeled(100, 0), labeled(10, 1), labeled(100, 2)
+    rows = list(probe.probe_by_fraction(*splits, [True, False, False], 0))
+    drawn = [(row["fraction"], row["draw"], row["labels"]) for row in rows]
+    assert drawn[:3] == [(0.01, 0, 3), (0.01, 1, 3), (0.01, 2, 3)]
+    assert drawn[-1] == (1.0, 0, 300)
+    # Centers are 4 sqrt(2) apart, noise is 1: a pair is confused at 0.0023, three classes below.
+    assert rows[-1]["accuracy"] > 0.98
+    assert list(probe.probe_by_fraction(*splits, [True, False, False], 0)) == rows
+    (*_, last) = probe.probe_by_fraction(*splits, [False] * 3, 0)
+    assert math.isnan(last["accuracy_rare"])
+    assert last["accuracy"] == last["accuracy_whole"] == rows[-1]["accuracy"]
+
+
+def test_features_do_not_depend_on_their_neighbors() -> None:
+    encoder = train.build_encoder(options("--widths", "4", "8"))
+    images = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    split = train.Split(images.byte(), np.zeros(300, dtype=np.int64))
+    found = train.embed(encoder, split).features
+    alone = train.embed(encoder, train.Split(split.pixels[299:], split.labels[299:])).features
+    np.testing.assert_allclose(found[299:], alone, atol=1e-5)
+    assert found.shape == (300, 8)
