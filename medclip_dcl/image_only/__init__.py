@@ -1,1 +1,0 @@
-"""The image-only experiment."""
