@@ -222,8 +222,7 @@ class Encoder(nn.Module):
 
     def forward(self, images: Images) -> Float[Tensor, "images dim"]:
         """Map views to unit vectors."""
-        vectors = self.head(self.features(images))
-        return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
+        return functional.normalize(self.head(self.features(images)).float())
 
     def features(self, images: Images) -> Float[Tensor, "images features"]:
         """Give what the probes read: the mean of the last map, below the head."""
@@ -400,7 +399,7 @@ def examine(
         train, validate, test = (embed(model, split) for split in images[2:])
         for row in probe_by_fraction(train, validate, test, images.is_rare, args.seed):
             probes.append({"encoder": name, **row})
-            print(probes[-1], flush=True)
+            print(name, *(f"{key} {value:.4g}" for key, value in row.items()), sep="  ", flush=True)
         if model is encoder:
             draw_map(test, images.names, images.is_rare, args.out / "map.png", args.seed)
     results = {"options": vars(args), "training": history, "probes": probes}

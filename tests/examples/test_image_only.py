@@ -405,9 +405,12 @@ def official_loss(z: Tensor, eta: Tensor) -> Tensor:
 @pytest.mark.parametrize("values", [(0.1, 0.1, 0.1), (0.02, 0.18, 0.1), (0.0, 0.6, 0.8)])
 def test_the_loss_is_the_dcl_papers_over_both_views(values: tuple[float, ...]) -> None:
     """The last case lies partly on the floor."""
-    z, eta = unit_vectors(), torch.tensor(values)
+    z, eta = unit_vectors().requires_grad_(), torch.tensor(values)
     expected = official_loss(z, eta[LABELS].repeat(2))
-    torch.testing.assert_close(loss_of(z, eta), expected)
+    found = loss_of(z, eta)
+    torch.testing.assert_close(found, expected)
+    both = [torch.autograd.grad(loss, z)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*both)
 
 
 def test_without_eta_the_loss_is_simclrs() -> None:
@@ -486,7 +489,14 @@ def test_an_epoch_shows_each_image_at_most_once() -> None:
         assert len(set(rows)) == 16
         assert set(rows) <= set(range(22))
     assert batches[:2] != batches[2:]
-    assert train.draw_batch(3, 2, 22, args)[0].tolist() == batches[3]
+
+
+def test_a_batch_is_a_function_of_the_step() -> None:
+    args = options("--batch", "8")
+    (rows, views), same, other = (train.draw_batch(step, 2, 22, args) for step in (3, 3, 4))
+    assert rows.tolist() == same[0].tolist() != other[0].tolist()
+    assert torch.equal(views.factors, same[1].factors)
+    assert not torch.equal(views.factors, other[1].factors)
 
 
 # ---- Whole runs
