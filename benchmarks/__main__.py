@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "evaluation")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
-METHOD = ("bias", "calibration", "compare", "demo", "image_probes", "labeler", "method")
+METHOD = ("bias", "calibration", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1")
 
 LONG = ("kills", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")

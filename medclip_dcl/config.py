@@ -24,7 +24,6 @@ from medclip_dcl.evaluation.settings import (
     ProbeConfig,
     Table1Config,
 )
-from medclip_dcl.image_only.settings import ImageSetConfig, ViewsConfig
 from medclip_dcl.likelihood.calibration import CalibrateConfig
 from medclip_dcl.likelihood.eta import EtaConfig
 from medclip_dcl.likelihood.settings import LanguageModelConfig, LikelihoodConfig
@@ -93,12 +92,8 @@ class Config(Section):
     """Loss."""
     train: TrainConfig = TrainConfig()
     """Training loop."""
-    image_set: ImageSetConfig = ImageSetConfig()
-    """Images of the image-only experiment."""
-    views: ViewsConfig = ViewsConfig()
-    """Views of the image-only experiment."""
     probe: ProbeConfig = ProbeConfig()
-    """Linear probes of the image-only experiment."""
+    """Linear probes on frozen features."""
     probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
     """Scores as probabilities."""
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -27,8 +27,6 @@ class RngStream(IntEnum):
     """Negatives that are kept, of each process in a step."""
     VALIDATION = 6
     """Seed of the validation batches."""
-    LOOK = 8
-    """Crop, colours and blur of each view of each image in a step."""
 
 
 def generator_for(seed: int, stream: RngStream, *position: int) -> np.random.Generator:

@@ -2,10 +2,15 @@
 
 import stat
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from medclip_dcl.errors import ConfigError
+
+NO_EFFECT = "no effect on the result"
+"""Marks a setting, as in `Annotated[int, NO_EFFECT]`, that changes speed, memory or what is shown,
+and not the artifact: a finished artifact stays valid whatever its value."""
 
 
 class Section(BaseModel):
@@ -18,6 +23,20 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
     )
+
+    def result_settings(self, *also: str) -> dict[str, Any]:
+        """Give the settings that decide what a stage makes: all but those marked `NO_EFFECT`.
+
+        Args:
+            also: names of marked settings that do decide it this time.
+
+        Returns:
+            Plain values, for a fingerprint.
+        """
+        marked = {
+            name for name, field in type(self).model_fields.items() if NO_EFFECT in field.metadata
+        }
+        return self.model_dump(mode="json", exclude=marked - set(also))
 
 
 def read_key(path: Path) -> str:

@@ -27,7 +27,7 @@ from transformers import BertConfig
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactError, ConfigError, MedclipError
+from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.masked_lm import read_config
@@ -79,13 +79,8 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
         One finding per question.
 
     Raises:
-        ConfigError: the recipe trains on images alone, or a path of it cannot be resolved.
+        ConfigError: a path of the recipe cannot be resolved.
     """
-    if config.image_set.kind != "none":
-        raise ConfigError(
-            f"image_set.kind is {config.image_set.kind!r}; plan knows recipes of images and "
-            "sentences, and an image-only recipe says its cost in configs/README.md"
-        )
     data = _data(config, asked)
     yield from _steps(config, data)
     text, words = _text_sizes(config)

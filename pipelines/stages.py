@@ -21,10 +21,8 @@ _STAGES = {
     "fit_language_model": _ALWAYS,  # the corpus -> a masked language model
     "score_sentences": _ALWAYS,  # every distinct sentence -> its pseudo-log-likelihood, once
     "build_eta_cache": _ALWAYS,  # likelihood -> eta = min(a * p**k, eta_max), in seconds
-    "prepare_image_set": _ON_REQUEST,  # labelled images, some classes made rare
     "train": _ALWAYS,  # images, sentences and eta -> a model, by one process or many
     "calibrate_scores": _ALWAYS,  # scores -> probabilities, by the validation images
-    "probe_images": _ON_REQUEST,  # what images alone have taught
     "evaluate": _ALWAYS,  # zero-shot findings, grounding, retrieval
     "write_cards": _ON_REQUEST,  # without intended use and limits no model is published
     "build_index": _ALWAYS,  # vectors of all images and sentences, bound to the model

@@ -1,19 +1,18 @@
-"""Train: images, sentences and eta -> a published model; or images alone -> an image model.
+"""Train: images, sentences and eta -> a published model.
 
     accelerate launch --config_file configs/accelerate/cpu.yaml -m pipelines.train --config FILE
     torchrun --nproc-per-node 8 -m pipelines.train --config FILE    (train.processes: 8)
     python -m pipelines.train --config FILE
 
-Checkpoints go to `checkpoints`; the same command goes on from the newest whole one.
+Checkpoints go to `checkpoints`; the same command continues from the newest whole one.
 SIGTERM and SIGINT finish the step, save and exit with code 75. `accelerate launch` and
 torchrun report every code but 0 as 1: the run is resumable all the same.
 """
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +33,25 @@ from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.trainer import TrainedModel, TrainInputs, start_accelerator, train
-from pipelines.image_training import image_run
+from medclip_dcl.training.trainer import TrainInputs, TrainResult, start_accelerator, train
 from pipelines.job import Job, Stopped, run_job
-from pipelines.training_run import TrainingRun, loop_settings, weights_digest
 
 
 def build(job: Job) -> None:
-    """Train unless the published model has the same recipe, then publish.
-
-    Args:
-        job: the job.
+    """Train unless the published model has the same fingerprint, then publish.
 
     Raises:
-        MedclipError: an input is missing or stale, the recipe of an unfinished run was
-            another, or training cannot go on.
+        MedclipError: an input is missing or stale, an unfinished run has other settings, or
+            training cannot continue.
     """
-    config = job.config
-    accelerator = start_accelerator(config.train, job.work)
+    accelerator = start_accelerator(job.config.train, job.work)
     try:
         _build(job, accelerator)
     finally:
@@ -65,39 +59,36 @@ def build(job: Job) -> None:
 
 
 def _build(job: Job, accelerator: Accelerator) -> None:
-    main = accelerator.is_main_process
-    run: TrainingRun[Any] = _run_of(job, accelerator)
-    fingerprint = make_fingerprint(run.kind, run.settings, run.digests)
+    config, main = job.config, accelerator.is_main_process
+    inputs = _open_inputs(job, verify=main)
+    settings = {
+        "seed": config.seed,
+        "model": config.model,
+        "objective": config.objective,
+        "train": config.train.result_settings(),
+    }
+    digests = _digests(config, inputs)
+    fingerprint = make_fingerprint(model_package.ARTIFACT, settings, digests)
     folder = checkpoint.ARTIFACT.at(job.work)
-    store = CheckpointStore(folder, fingerprint, job.config.train.steps)
+    store = CheckpointStore(folder, fingerprint, config.train.steps)
     say = job.say if main else _say_nothing
-    trained: Any = None
+    result: TrainResult | None = None
     begun = time.monotonic()
-    if not _is_published(job, run.kind, fingerprint, accelerator):
+    if not _is_published(job, fingerprint, accelerator):
         with store.locked() if main else nullcontext():
             accelerator.wait_for_everyone()
-            trained = run.train(store, folder, say)
-        if not run.result(trained).finished:
+            result = train(config, inputs, accelerator, store, folder, say)
+        if not result.finished:
             raise Stopped
+
+    def write(writer: ArtifactWriter) -> dict[str, Any]:
+        writer.started = begun  # the seconds of a model are those of its training
+        assert result is not None, "published by another process meanwhile, or not at all"
+        return package_model(writer.directory, config, inputs, result)
+
     if main:
-        write: Callable[[ArtifactWriter], dict[str, Any]] = partial(_write, run, trained, begun)
-        job.make(run.kind, run.settings, run.digests, write)
+        job.make(model_package.ARTIFACT, settings, digests, write)
         store.clear()
-
-
-def _run_of(job: Job, accelerator: Accelerator) -> TrainingRun[Any]:
-    if job.config.image_set.kind != "none":
-        return image_run(job, accelerator)
-    config = job.config
-    inputs = _open_inputs(job, verify=accelerator.is_main_process)
-    return TrainingRun[TrainedModel](
-        kind=model_package.ARTIFACT,
-        settings=loop_settings(config),
-        digests=_digests(config, inputs),
-        train=lambda store, folder, say: train(config, inputs, accelerator, store, folder, say),
-        result=lambda trained: trained.result,
-        publish=lambda folder, trained: package_model(folder, config, inputs, trained),
-    )
 
 
 def _open_inputs(job: Job, verify: bool) -> TrainInputs:
@@ -130,7 +121,7 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
         "prepared": inputs.prepared,
         "sentences": inputs.sentences,
         "eta_cache": inputs.eta_cache,
-        "text_weights": weights_digest(inputs.text_folder),
+        "text_weights": sha256_file(weights_file(inputs.text_folder)),
         "prompts": sha256_file(Path(config.evaluate.prompts)),
     }
     if inputs.claims is not None:
@@ -139,31 +130,19 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
         root = resolve_path(config.source.root, config)
         digests |= {file.name: sha256_file(file) for file in truth_files(root)}
     if inputs.image_weights is not None:
-        digests["image_weights"] = weights_digest(inputs.image_weights)
+        digests["image_weights"] = sha256_file(weights_file(inputs.image_weights))
     return digests
 
 
-def _is_published(
-    job: Job, kind: ArtifactType, fingerprint: dict[str, Any], accelerator: Accelerator
-) -> bool:
+def _is_published(job: Job, fingerprint: dict[str, Any], accelerator: Accelerator) -> bool:
     """Let the main process look, so that all do the same."""
     found = [False]
     if accelerator.is_main_process:
-        try:
-            artifact = open_artifact(kind.at(job.work), kind)
-            found = [artifact.fingerprint == fingerprint]
-        except ArtifactError:
-            pass
+        kind = model_package.ARTIFACT
+        with suppress(ArtifactError):
+            found = [open_artifact(kind.at(job.work), kind).fingerprint == fingerprint]
     broadcast_object_list(found)
     return found[0]
-
-
-def _write(
-    run: TrainingRun[Any], trained: Any, begun: float, writer: ArtifactWriter
-) -> dict[str, Any]:
-    writer.started = begun  # the seconds of a model are those of its training
-    assert trained is not None, "published by another process meanwhile, or not at all"
-    return run.publish(writer.directory, trained)
 
 
 def _say_nothing(**_facts: object) -> None:

@@ -1,21 +1,17 @@
 """Linear probe: logistic regression on frozen features, its penalty chosen on other images.
 
-What an image-only model has learned: probes by share of labels, and a map of its features.
-
 Linear probes on images: what frozen features say of findings, by share of the labels.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int8, Int64, UInt8
+from jaxtyping import Float, Int8, Int64
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.manifold import TSNE
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation import summary
@@ -23,8 +19,6 @@ from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
 from medclip_dcl.evaluation.settings import ProbeConfig
 from medclip_dcl.inference.zero_shot import Finding
-from medclip_dcl.models.preprocessing import normalise
-from medclip_dcl.models.view_encoder import ViewEncoder
 
 Features = Float[np.ndarray, "images features"]
 Labels = Int64[np.ndarray, " images"]
@@ -104,7 +98,7 @@ def linear_probe(
             "the labelled images show fewer than two classes; give a probe more labels"
         )
     if not len(validate.labels) or not len(test.labels):
-        raise MetricError("a probe needs validation and test images; the image set lacks some")
+        raise MetricError("a probe needs validation and test images; one of them has none")
     middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
     scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 0)
 
@@ -145,38 +139,6 @@ def _recalls(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray:
     return recalls
 
 
-@dataclass(frozen=True)
-class ProbedSplits:
-    """Features and labels of the three splits of an image set."""
-
-    train: Labelled
-    validate: Labelled
-    test: Labelled
-
-
-@torch.no_grad()
-def embed_pictures(
-    encoder: ViewEncoder, pixels: UInt8[np.ndarray, "images channels size size"], batch: int
-) -> Float[np.ndarray, "images features"]:
-    """Give the features of whole images, as they are.
-
-    Args:
-        encoder: the model; it is put into evaluation mode.
-        pixels: values 0 to 255.
-        batch: images in one forward pass.
-
-    Returns:
-        Features below the head, float32.
-    """
-    encoder.eval()
-    device = encoder.gamma.device
-    parts = [np.zeros((0, encoder.image.width), dtype=np.float32)]
-    for start in range(0, len(pixels), batch):
-        images = torch.from_numpy(pixels[start : start + batch]).to(device)
-        parts.append(encoder.features(normalise(images.float())).float().cpu().numpy())
-    return np.concatenate(parts)
-
-
 def draw_labelled(
     labels: Int64[np.ndarray, " images"], fraction: float, generator: np.random.Generator
 ) -> Int64[np.ndarray, " chosen"]:
@@ -196,74 +158,6 @@ def draw_labelled(
         count = max(1, round(fraction * len(rows)))
         chosen.append(generator.permutation(rows)[:count])
     return np.sort(np.concatenate(chosen)).astype(np.int64)
-
-
-def probe_by_fraction(
-    splits: ProbedSplits, is_thinned: Sequence[bool], settings: ProbeConfig, seed: int
-) -> Iterator[dict[str, Any]]:
-    """Probe the features with growing shares of the labels.
-
-    Args:
-        splits: features and labels.
-        is_thinned: whether each class was thinned in the training split.
-        settings: fractions, draws and penalties.
-        seed: seed of the draws; equal seeds draw the same images for every model.
-
-    Yields:
-        One row of the probe artifact for each fraction and draw, `encoder` left out.
-
-    Raises:
-        MetricError: the labelled images show fewer than two classes, or a split is empty.
-    """
-    for index, fraction in enumerate(settings.fractions):
-        for draw in range(settings.draws if fraction < 1 else 1):
-            sequence = np.random.SeedSequence([seed, index, draw])
-            rows = draw_labelled(
-                splits.train.labels, fraction, np.random.Generator(np.random.Philox(sequence))
-            )
-            train = Labelled(splits.train.features[rows], splits.train.labels[rows])
-            fit = linear_probe(
-                train,
-                splits.validate,
-                splits.test,
-                settings.penalties,
-                len(is_thinned),
-                balanced=settings.balanced,
-            )
-            yield {
-                "fraction": fraction,
-                "draw": draw,
-                "labels": len(rows),
-                "penalty": fit.penalty,
-                "converged": fit.converged,
-                "validation_accuracy": fit.validation_accuracy,
-                "accuracy": fit.accuracy([True] * len(is_thinned)),
-                "accuracy_whole": fit.accuracy([not thinned for thinned in is_thinned]),
-                "accuracy_thinned": fit.accuracy(is_thinned),
-                "recalls": list(fit.recalls),
-            }
-
-
-def map_features(
-    features: Float[np.ndarray, "images features"], perplexity: float, seed: int
-) -> Float[np.ndarray, "images 2"]:
-    """Lay features out in a plane so that neighbours stay neighbours.
-
-    Args:
-        features: features of some images, at least four.
-        perplexity: neighbours that an image keeps, roughly; lowered to a third of the images.
-        seed: seed of the layout.
-
-    Returns:
-        Places; distances between far groups mean nothing.
-
-    Source: van der Maaten and Hinton 2008, as scikit-learn has it.
-    """
-    layout = TSNE(
-        perplexity=min(perplexity, (len(features) - 1) / 3), init="pca", random_state=seed
-    )
-    coordinates: np.ndarray = layout.fit_transform(features.astype(np.float32))
-    return coordinates
 
 
 Truth = Int8[np.ndarray, "findings images"]

@@ -2,8 +2,6 @@
 
 Settings of the calibrated probabilities.
 
-Settings of the image-only experiment: image set, views, and the probe of what was learned.
-
 Settings of Table 1: which rows, how many runs of each.
 """
 
@@ -88,7 +86,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ProbeConfig(Section):
-    """What was learned, asked of frozen features (`probe_images`, `evaluate`)."""
+    """What was learned, asked of frozen features (`evaluate`)."""
 
     fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1, 1.0)
     """Shares of the labels of the training split that the probes are given, class by class."""
@@ -99,14 +97,6 @@ class ProbeConfig(Section):
     balanced: bool = False
     """Whether every class weighs the same in a probe's fit, however few labels it has; papers:
     not said, so no."""
-    batch: Annotated[int, Field(gt=0)] = 256
-    """Images in one forward pass."""
-    untrained: bool = True
-    """Whether the same model before its first step is probed as well."""
-    tsne_images: Annotated[int, Field(ge=0)] = 1000
-    """Test images in the t-SNE map; 0: no map."""
-    perplexity: Annotated[float, Field(gt=1)] = 30.0
-    """Neighbours that an image keeps in the t-SNE map, roughly."""
 
     @model_validator(mode="after")
     def _names_something(self) -> "ProbeConfig":

@@ -14,7 +14,6 @@ from medclip_dcl.reporting.corpus import describe_data, show_examples
 from medclip_dcl.reporting.correction import describe_eta, describe_text
 from medclip_dcl.reporting.data_check import describe_check, show_check
 from medclip_dcl.reporting.false_negatives import audit_negatives
-from medclip_dcl.reporting.image_only import describe_images
 from medclip_dcl.reporting.learning import describe_training
 from medclip_dcl.reporting.outcomes import describe_results, show_gallery_answers, show_heatmaps
 from medclip_dcl.reporting.sources import Sources, describe_provenance
@@ -53,7 +52,6 @@ def render_report(sources: Sources) -> str:
             "training": describe_training(sources),
             "trust": describe_trust(sources),
             "map": draw_map(sources),
-            "images": describe_images(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
             "cases": show_cases(sources),

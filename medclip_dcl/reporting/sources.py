@@ -13,7 +13,6 @@ from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.data import data_check, manifest, prepared
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
-from medclip_dcl.image_only import artifacts
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.reporting.settings import ReportConfig
 from medclip_dcl.retrieval import embeddings
@@ -32,9 +31,6 @@ KINDS = (
     model_package.ARTIFACT,
     results.ARTIFACT,
     embeddings.ARTIFACT,
-    artifacts.IMAGE_SET,
-    artifacts.IMAGE_MODEL,
-    artifacts.PROBE,
 )
 """The artifacts in the order in which data flows through them."""
 

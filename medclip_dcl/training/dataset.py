@@ -1,8 +1,4 @@
-"""The usable studies of a split: their images, sentences, and what is known about both.
-
-What is known of sentences and studies beyond who was paired with whom.
-
-Images, sentences, eta and evidence -> the batch of any step.
+"""Images, sentences, eta and supervision of a split -> the batch of any step.
 
 Axes
     batch  places in the global batch, over all processes
@@ -12,7 +8,9 @@ Only images and word pieces are cut to this process's share. Everything small is
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -435,3 +433,32 @@ class ImageTextDataset:
 
 def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:
     return None if table is None else table[torch.from_numpy(rows)]
+
+
+def prefetch(
+    make: Callable[[int], ImageTextBatch], start: int, stop: int, threads: int
+) -> Generator[ImageTextBatch, None, None]:
+    """Make batches in order, some of them before they are asked for.
+
+    Args:
+        make: gives the batch of a step; called from several threads.
+        start: first step.
+        stop: step after the last.
+        threads: threads, each with one batch in hand; 0: batches are made when asked for.
+
+    Yields:
+        The batches, in order of their steps.
+    """
+    if threads == 0:
+        yield from map(make, range(start, stop))
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") as pool:
+        pending: deque[Future[ImageTextBatch]] = deque()
+        try:
+            for step in range(start, stop):
+                while len(pending) <= threads and step + len(pending) < stop:
+                    pending.append(pool.submit(make, step + len(pending)))
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

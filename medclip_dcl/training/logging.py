@@ -24,7 +24,6 @@ from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.view_encoder import ViewEncoder
 from medclip_dcl.training.objective import ObjectiveOutput
 from medclip_dcl.training.settings import TrainConfig
 
@@ -195,7 +194,7 @@ class TrainLogger:
     def __init__(
         self,
         accelerator: Accelerator,
-        encoder: DualEncoder | ViewEncoder,
+        encoder: DualEncoder,
         optimizer: Optimizer,
         settings: TrainConfig,
         log: MetricsLog | None,

@@ -147,18 +147,6 @@ class Objective:
         )
 
 
-def build_objective(settings: ObjectiveConfig) -> Objective:
-    """Build the configured loss.
-
-    Args:
-        settings: the section `objective`.
-
-    Returns:
-        A function of `ObjectiveInputs`.
-    """
-    return Objective(settings)
-
-
 def mean_of(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
     """Join the outputs of several directions.
 
@@ -197,7 +185,7 @@ class ContrastiveObjective(nn.Module):
     def __init__(self, settings: ObjectiveConfig, seed: int, encoder: DualEncoder) -> None:
         super().__init__()
         self._settings, self._seed = settings, seed
-        self._objective = build_objective(settings)
+        self._objective = Objective(settings)
         self.frozen_text: TextEncoder | None = None
         if settings.negatives.endswith("_similar"):
             self.frozen_text = copy.deepcopy(encoder.text).eval().requires_grad_(False)

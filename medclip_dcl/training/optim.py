@@ -49,7 +49,6 @@ class ParamGroup(StrEnum):
 _PREFIXES = (
     ("text.projection.", ParamGroup.PROJECTION),
     ("region_projection.", ParamGroup.PROJECTION),
-    ("head.", ParamGroup.PROJECTION),
     ("image.", ParamGroup.IMAGE),
     ("text.", ParamGroup.TEXT),
     ("gamma", ParamGroup.SCALE),
@@ -60,7 +59,7 @@ def param_group_of(name: str) -> ParamGroup:
     """Say which part a parameter or module belongs to.
 
     Args:
-        name: its name in a `DualEncoder` or `ViewEncoder`.
+        name: its name in a `DualEncoder`.
 
     Returns:
         The part.
@@ -72,7 +71,7 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
     """Give the peak learning rate of a parameter.
 
     Args:
-        name: its name in a `DualEncoder` or `ViewEncoder`.
+        name: its name in a `DualEncoder`.
         settings: learning rates.
 
     Returns:
@@ -113,7 +112,7 @@ def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
     """Let gradients reach all parts but the frozen ones; gamma is left alone.
 
     Args:
-        encoder: a `DualEncoder` or `ViewEncoder`.
+        encoder: a `DualEncoder`.
         frozen: parts that stay as they are.
     """
     for name, parameter in encoder.named_parameters():
@@ -128,7 +127,7 @@ def set_training_mode(
     """Put a model into training mode.
 
     Args:
-        encoder: a `DualEncoder` or `ViewEncoder`.
+        encoder: a `DualEncoder`.
         freeze_batchnorm: keep the statistics of batch norms.
         frozen: parts that stay as they are: no dropout, no statistics.
     """

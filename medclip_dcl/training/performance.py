@@ -180,7 +180,7 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     return pairs / statistics.median(times), pairs
 
 
-def _timed(step: TrainStep[DualEncoder, ImageTextBatch], batch: ImageTextBatch) -> float:
+def _timed(step: TrainStep, batch: ImageTextBatch) -> float:
     begun = time.perf_counter()
     step(batch, False)
     if torch.accelerator.is_available():
@@ -188,9 +188,7 @@ def _timed(step: TrainStep[DualEncoder, ImageTextBatch], batch: ImageTextBatch) 
     return time.perf_counter() - begun
 
 
-def _step_of(
-    config: Config, text: BertConfig, settings: TrainConfig
-) -> TrainStep[DualEncoder, ImageTextBatch]:
+def _step_of(config: Config, text: BertConfig, settings: TrainConfig) -> TrainStep:
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
     configure_performance(encoder, settings)

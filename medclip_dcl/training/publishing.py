@@ -17,7 +17,7 @@ from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
 from medclip_dcl.model_package import InputRange, write_input_range, write_model_package
 from medclip_dcl.models.preprocessing import preprocessing_facts
 from medclip_dcl.tables import read_table
-from medclip_dcl.training.trainer import TrainedModel, TrainInputs, TrainResult
+from medclip_dcl.training.trainer import TrainInputs, TrainResult
 
 INTENDED_USE = (
     "Research on image-text models of chest radiographs. Not a medical device: no output may "
@@ -33,7 +33,7 @@ LIMITS = (
 
 
 def package_model(
-    folder: Path, config: Config, inputs: TrainInputs, trained: TrainedModel
+    folder: Path, config: Config, inputs: TrainInputs, trained: TrainResult
 ) -> dict[str, Any]:
     """Write the published model.
 
@@ -58,7 +58,7 @@ def package_model(
 
     write_model_package(
         folder,
-        trained.result.weights,
+        trained.weights,
         config,
         model_card(config, inputs, trained),
         trained.corpus.subject_ids,
@@ -67,12 +67,9 @@ def package_model(
     if len(trained.corpus.subject_ids) > 1:
         write_input_range(folder, _input_range(inputs, trained))
     return {
-        "steps": trained.result.state.step,
-        "skipped": trained.result.state.skipped,
-        **{
-            name: trained.result.figures.get(name)
-            for name in ("loss", "uncorrected_loss", "frac_floor")
-        },
+        "steps": trained.state.step,
+        "skipped": trained.state.skipped,
+        **{name: trained.figures.get(name) for name in ("loss", "uncorrected_loss", "frac_floor")},
         "studies": len(trained.corpus.study_ids),
         "patients": len(trained.corpus.subject_ids),
     }
@@ -93,7 +90,7 @@ def best_figure(config: Config, result: TrainResult) -> dict[str, Any] | None:
     return {"metric": config.train.best_metric, "value": result.state.best_value}
 
 
-def _input_range(inputs: TrainInputs, trained: TrainedModel) -> InputRange:
+def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
     """Learn the range of the training images, from some of them where they are many."""
     rows = trained.corpus.image_rows
     taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _RANGE_IMAGES)).astype(int))
@@ -106,7 +103,7 @@ def _input_range(inputs: TrainInputs, trained: TrainedModel) -> InputRange:
     )
 
 
-def model_card(config: Config, inputs: TrainInputs, trained: TrainedModel) -> dict[str, Any]:
+def model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dict[str, Any]:
     """Say what a model is, was made from, is for and is not for.
 
     Args:
@@ -149,15 +146,15 @@ def model_card(config: Config, inputs: TrainInputs, trained: TrainedModel) -> di
             "texts": len(trained.corpus.texts),
         },
         "training": {
-            "steps": trained.result.state.step,
-            "skipped": trained.result.state.skipped,
-            "published_step": trained.result.published_step,
-            "best": best_figure(config, trained.result),
+            "steps": trained.state.step,
+            "skipped": trained.state.skipped,
+            "published_step": trained.published_step,
+            "best": best_figure(config, trained),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
             "last_figures": {
                 name: value
-                for name, value in trained.result.figures.items()
+                for name, value in trained.figures.items()
                 if name not in {"step", "skipped", "images_per_s"}
             },
         },

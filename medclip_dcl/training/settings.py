@@ -1,13 +1,10 @@
-"""Settings of the training loop.
+"""Settings of the training loop and of its objective."""
 
-Settings of the training objective.
-"""
-
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medclip_dcl.section import Section
+from medclip_dcl.section import NO_EFFECT, Section
 
 Tracker = Literal[
     "tensorboard",
@@ -72,39 +69,42 @@ class TrainConfig(Section):
     """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
     GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from
     the plain run's, so this is part of the recipe; a resumed run follows within rounding."""
-    gradient_checkpointing: Literal["none", "text", "both"] = "none"
+    gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers."""
     processes: Annotated[int, Field(ge=1)] = 1
     """Processes that the run expects; another world size is refused."""
-    torch_threads: Annotated[int, Field(ge=0)] = 0
+    torch_threads: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
-    save_every_steps: Annotated[int, Field(gt=0)] = 1000
+    save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
     """Steps between checkpoints: what a kill can lose."""
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    keep_checkpoints: Annotated[int, Field(ge=1), NO_EFFECT] = 2
     """Newest checkpoints kept."""
-    log_every_steps: Annotated[int, Field(gt=0)] = 10
+    log_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 10
     """Steps between lines of the metrics log."""
-    validate_every_steps: Annotated[int, Field(ge=0)] = 0
+    validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Steps between validation losses; 0: none."""
-    validate_batches: Annotated[int, Field(gt=0)] = 8
-    """Most global batches of the validation split in one validation loss."""
-    validate_images: Annotated[int, Field(ge=0)] = 0
+    validate_images: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Most images of the validation split that are asked for findings and sentences at each
     validation; 0: none."""
     best_metric: BestMetric = ""
     """Figure of validation that chooses the published step; empty: the last step."""
-    trackers: tuple[Tracker, ...] = ()
+    trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Where figures go beside the metrics log, by Accelerate's names; `tensorboard` writes to
     `trackers/` in the recipe's folder, most others send figures away."""
-    max_skipped: Annotated[int, Field(ge=1)] = 10
+    max_skipped: Annotated[int, Field(ge=1), NO_EFFECT] = 10
     """Consecutive steps with a non-finite loss or gradient that stop the run."""
-    loader_workers: Annotated[int, Field(ge=0)] = 1
+    loader_workers: Annotated[int, Field(ge=0), NO_EFFECT] = 1
     """Threads that read ahead, one batch each; 0: in the loop itself."""
     channels_last: bool = True
     """Memory layout of the image encoder; faster on CPU and GPU."""
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
+
+    def result_settings(self, *also: str) -> dict[str, Any]:
+        """Give the settings that decide the model; validation's where it chooses the step."""
+        validation = ("validate_every_steps", "validate_images") if self.best_metric else ()
+        return super().result_settings(*validation, *also)
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

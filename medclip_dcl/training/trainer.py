@@ -1,32 +1,16 @@
-"""Less time or memory for the same training: memory layout, compilation, checkpointing.
+"""Images, sentences and eta -> a trained model: one step, the loop around it, and the run.
 
-Batches, some of them made before they are asked for.
-
-What the loop asks of batches, of losses and of a run; it knows neither texts nor views.
-
-The loop, the step, the validation loss and the journal are the same for an image-text
-model and for an image-only one. What differs stands behind these names: the model, the
-batch of a step, and how the two become the matrix s and a loss.
-
-Loss on items that do not train: same batches, same views, at every visit.
-
-One batch -> one update of the weights, or none where a number is not finite.
-
-The loop: resume, step, log, validate, save, stop.
-
-Images, sentences and eta -> a trained model; and the frame of every training run.
+`train` builds model, data and loss; `Trainer` repeats `TrainStep`, logs, validates, saves and
+stops; `ContrastiveObjective` in `objective.py` says what the loss of a batch is.
 """
 
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -47,8 +31,6 @@ from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights
 from medclip_dcl.models.image_encoder import load_image_weights
-from medclip_dcl.models.pretrained import LoadReport
-from medclip_dcl.models.view_encoder import ViewEncoder
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
@@ -57,6 +39,7 @@ from medclip_dcl.training.dataset import (
     ImageTextBatch,
     ImageTextDataset,
     TokenTable,
+    prefetch,
     read_corpus,
     read_supervision,
 )
@@ -76,125 +59,16 @@ from medclip_dcl.training.optim import (
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.stopping import StopRequest
-from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics
+from medclip_dcl.training.validation import (
+    MOST_BATCHES,
+    ValidationMetrics,
+    build_validation_metrics,
+    evaluating,
+    validation_loss,
+)
 
-
-def configure_performance(encoder: DualEncoder | ViewEncoder, settings: TrainConfig) -> None:
-    """Set a model up as the settings ask; names and values of its weights stay.
-
-    Args:
-        encoder: the model, before its first step.
-        settings: layout, compilation and checkpointing.
-
-    Raises:
-        ConfigError: the image backbone cannot compute its activations twice.
-    """
-    text = encoder.text if isinstance(encoder, DualEncoder) else None
-    if settings.channels_last:
-        encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if settings.gradient_checkpointing == "both":
-        encoder.image.checkpoint_activations()
-    if settings.gradient_checkpointing != "none" and text is not None:
-        text.checkpoint_activations()
-    if settings.compile_backend != "none":
-        encoder.image.compile_layers(settings.compile_backend)
-        if text is not None:
-            text.compile_layers(settings.compile_backend)
-
-
-Made = TypeVar("Made")
-
-
-def prefetch(
-    make: Callable[[int], Made], start: int, stop: int, threads: int
-) -> Generator[Made, None, None]:
-    """Make batches in order, some of them before they are asked for.
-
-    Args:
-        make: gives the batch of a step; called from several threads.
-        start: first step.
-        stop: step after the last.
-        threads: threads, each with one batch in hand; 0: batches are made when asked for.
-
-    Yields:
-        The batches, in order of their steps.
-    """
-    if threads == 0:
-        yield from map(make, range(start, stop))
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") as pool:
-        pending: deque[Future[Made]] = deque()
-        try:
-            for step in range(start, stop):
-                while len(pending) <= threads and step + len(pending) < stop:
-                    pending.append(pool.submit(make, step + len(pending)))
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
-
-
-Model = TypeVar("Model", DualEncoder, ViewEncoder)
-"""A model that can be trained: images and sentences, or views of images."""
-
-
-class Batch(Protocol):
-    """What a process needs for one step."""
-
-    @property
-    def step(self) -> int:
-        """The step, from 0."""
-
-    @property
-    def item_ids(self) -> Sequence[str]:
-        """Id of each place, for messages."""
-
-    def to(self, device: torch.device) -> Self:
-        """Move the tensors."""
-
-
-BatchT = TypeVar("BatchT", bound=Batch)
-_Taught = TypeVar("_Taught", DualEncoder, ViewEncoder, contravariant=True)
-_Read = TypeVar("_Read", bound=Batch, contravariant=True)
-
-
-class TrainingObjective(Protocol[_Taught, _Read]):
-    """The configured loss over a global batch."""
-
-    def to(self, device: torch.device) -> object:
-        """Move what the loss holds."""
-
-    def compute_loss(self, network: nn.Module, encoder: _Taught, batch: _Read) -> ObjectiveOutput:
-        """Run the model on a batch and compute the loss of this process's anchors.
-
-        Args:
-            network: the model as it is called: itself, or in its distributed wrapper.
-            encoder: the model itself, for its similarity and gamma.
-            batch: the batch, on the model's device.
-
-        Returns:
-            Mean loss of the local anchors, and gauges.
-        """
-
-
-@dataclass(frozen=True)
-class TrainingSetup(Generic[Model, BatchT]):
-    """A run before its first step, as one process sees it."""
-
-    encoder: Model
-    """The model before its first step."""
-    objective: TrainingObjective[Model, BatchT]
-    """The loss."""
-    batch: Callable[[int], BatchT]
-    """Makes the batch of any step, by whichever thread asks."""
-    validation: Sequence[BatchT]
-    """Validation batches; empty: no validation loss."""
-    steps_per_epoch: int
-    """Steps in one pass over the data."""
-    facts: Mapping[str, int]
-    """Counts that are told at the start."""
-    validation_metrics: Callable[[Model, torch.device], dict[str, float | None]] | None = None
-    """Questions asked beside the validation loss, of a model in eval mode; None: none."""
+_IDS_SHOWN = 8
+_COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
 
 
 @dataclass
@@ -214,70 +88,6 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """A run whose steps are all done, or that was stopped."""
-
-    finished: bool
-    state: TrainState
-    figures: dict[str, float | None]
-    """The last line of the metrics log."""
-    weights: dict[str, Tensor]
-    """Parameters and buffers of the model that is to be published."""
-    published_step: int
-    """Steps that it has done: all, or those of the best checkpoint."""
-
-
-@contextmanager
-def evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode without gradients, then every part of it back into its own.
-
-    Args:
-        encoder: the model.
-
-    Yields:
-        Nothing.
-    """
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def validation_loss(
-    accelerator: Accelerator,
-    encoder: Model,
-    objective: TrainingObjective[Model, BatchT],
-    batches: Sequence[BatchT],
-) -> dict[str, float]:
-    """Measure the loss on validation batches; the model is left as it was.
-
-    Args:
-        accelerator: device, processes and precision.
-        encoder: the model.
-        objective: the loss.
-        batches: this process's part of the validation batches, at least one.
-
-    Returns:
-        `validation_loss`, of the configured objective, and
-        `validation_uncorrected_loss`, InfoNCE; means over batches and processes.
-    """
-    losses = []
-    with evaluating(encoder):
-        for item in batches:
-            batch = item.to(accelerator.device)
-            output = objective.compute_loss(
-                encoder, encoder, batch
-            )  # prepared: its forward is autocast
-            losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
-    mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
-    return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
-
-
-@dataclass(frozen=True)
 class StepReport:
     """What a step came to; equal in all processes."""
 
@@ -289,13 +99,405 @@ class StepReport:
     """Whether any process has been asked to stop."""
 
 
-class TrainStep(Generic[Model, BatchT]):
+@dataclass(frozen=True)
+class TrainInputs:
+    """What a run is made from."""
+
+    manifest: Artifact
+    prepared: Artifact
+    sentences: Artifact
+    eta_cache: Artifact
+    claims: Artifact | None
+    """None where the objective reads no claims."""
+    text_folder: Path
+    """Folder of the language model that the text encoder starts from."""
+    truth: Truth | None
+    """What a generated source knows; None for any other."""
+    image_weights: Path | None
+    """Weights that the image encoder starts from; None: random."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run whose steps are all done, or that was stopped."""
+
+    finished: bool
+    state: TrainState
+    figures: dict[str, float | None]
+    """The last line of the metrics log."""
+    weights: dict[str, Tensor]
+    """Parameters and buffers of the model to publish."""
+    published_step: int
+    """Steps that it has done: all, or those of the best checkpoint."""
+    grid: tuple[int, int]
+    """Rows and columns of regions of one image."""
+    corpus: Corpus
+    """Training studies."""
+    text_config: BertConfig
+    tokenizer: PreTrainedTokenizerBase
+
+
+def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
+    """Join the processes of the run.
+
+    Args:
+        settings: the training loop.
+        work: the recipe's folder, for trackers that keep files; None: nothing is tracked.
+
+    Raises:
+        ConfigError: there are more or fewer processes than the recipe expects, or a tracker
+            is not installed.
+    """
+    accelerator = Accelerator(
+        mixed_precision=settings.precision,
+        cpu=not torch.accelerator.is_available(),
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        **tracker_options(settings, work),
+    )
+    if accelerator.num_processes != settings.processes:
+        raise ConfigError(
+            f"train.processes is {settings.processes}, this run has {accelerator.num_processes}; "
+            f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
+            "CPUs `accelerate launch` starts one process whatever it is asked)"
+        )
+    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(settings.torch_threads or max(1, share))
+    return accelerator
+
+
+def train(
+    config: Config,
+    inputs: TrainInputs,
+    accelerator: Accelerator,
+    store: CheckpointStore,
+    folder: Path,
+    say: Callable[..., None],
+) -> TrainResult:
+    """Train a model, or continue a run that was stopped.
+
+    Args:
+        config: the configuration.
+        inputs: what the model is made from.
+        accelerator: from `start_accelerator`.
+        store: checkpoints of this run.
+        folder: their folder; it receives the metrics log.
+        say: prints facts, as names and plain values.
+
+    Returns:
+        The end of the run. Where it is not finished, a checkpoint is on disk.
+
+    Raises:
+        MedclipError: an input is missing, stale or does not fit, or training cannot continue.
+    """
+    settings = config.train
+    language_model = load_language_model(inputs.text_folder)
+    text_config, tokenizer = language_model.model.config, language_model.tokenizer
+    encoder = _build_encoder(config, inputs, text_config, accelerator, say)
+    data = _Data(config, inputs, tokenizer, accelerator)
+    corpus, dataset, sampler = data.split("train")
+    validation, metrics = data.validation()
+    objective = ContrastiveObjective(config.objective, config.seed, encoder)
+    trainer = Trainer(accelerator, encoder, objective, store, settings, config.seed)
+    start = trainer.state.step
+    say(
+        studies=len(corpus.study_ids),
+        texts=len(corpus.texts),
+        epochs=round(settings.steps / sampler.steps_per_epoch, 1),
+        device=str(accelerator.device),
+        processes=accelerator.num_processes,
+        from_step=start,
+        passed_over=list(trainer.passed_over),
+    )
+    open_trackers(accelerator, config, start)
+    with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
+        logger = TrainLogger(accelerator, encoder, trainer.optimizer, settings, log, start, say)
+        finished = trainer.run(dataset.batch, logger, validation, metrics)
+    step, weights = trainer.published()
+    side = encoder.image.grid(config.model.image.input_px)
+    return TrainResult(
+        finished=finished,
+        state=trainer.state,
+        figures=logger.latest,
+        weights=weights,
+        published_step=step,
+        grid=(side, side),
+        corpus=corpus,
+        text_config=text_config,
+        tokenizer=tokenizer,
+    )
+
+
+def _build_encoder(
+    config: Config,
+    inputs: TrainInputs,
+    text_config: BertConfig,
+    accelerator: Accelerator,
+    say: Callable[..., None],
+) -> DualEncoder:
+    encoder = build_dual_encoder(config.model, text_config, config.seed)
+    loaded = {"text": load_text_weights(encoder, inputs.text_folder)}
+    if inputs.image_weights is not None:
+        loaded["image"] = load_image_weights(encoder.image, inputs.image_weights)
+    for part, report in loaded.items():
+        say(weights=part, layout=report.layout, **report.counts)
+    if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
+        # One process sees the statistics of the whole batch; so do many.
+        encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]
+    return encoder
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What a run reads, split by split."""
+
+    config: Config
+    inputs: TrainInputs
+    tokenizer: PreTrainedTokenizerBase
+    accelerator: Accelerator
+
+    @cached_property
+    def _prepared(self) -> PreparedImages:
+        return PreparedImages(self.inputs.prepared)
+
+    @cached_property
+    def _eta(self) -> EtaCache:
+        return EtaCache(self.inputs.eta_cache)
+
+    def split(self, split: str) -> tuple[Corpus, ImageTextDataset, ImageTextSampler]:
+        config, inputs, settings = self.config, self.inputs, self.config.train
+        corpus = read_corpus(inputs.manifest, self._prepared, inputs.sentences, self._eta, split)
+        trains = split == "train"
+        # Validation batches are drawn once, from a seed of their own, and not augmented.
+        seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
+        sampler = ImageTextSampler(
+            corpus.images,
+            corpus.sentences,
+            settings.global_batch,
+            seed,
+            settings.shuffle_reports and trains,
+        )
+        local = settings.global_batch // settings.processes
+        start = self.accelerator.process_index * local
+        dataset = ImageTextDataset(
+            corpus=corpus,
+            supervision=read_supervision(
+                config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
+            ),
+            prepared=self._prepared,
+            tokens=TokenTable(self.tokenizer, corpus.texts, config.model.text.max_tokens),
+            sampler=sampler,
+            settings=settings,
+            input_px=config.model.image.input_px,
+            seed=config.seed if trains else None,
+            mine=slice(start, start + local),
+        )
+        return corpus, dataset, sampler
+
+    def validation(self) -> tuple[list[ImageTextBatch], ValidationMetrics | None]:
+        settings = self.config.train
+        if not settings.validate_every_steps:
+            return [], None
+        corpus, dataset, sampler = self.split("validate")
+        count = min(MOST_BATCHES, sampler.steps_per_epoch)
+        batches = [dataset.batch(step) for step in range(count)]
+        if not settings.validate_images or not self.accelerator.is_main_process:
+            return batches, None
+        return batches, build_validation_metrics(
+            self.config,
+            corpus,
+            self.inputs.manifest,
+            self._prepared,
+            read_prompts(Path(self.config.evaluate.prompts)),
+            partial(TokenTable, self.tokenizer, max_tokens=self.config.model.text.max_tokens),
+        )
+
+
+class Trainer:
+    """One process's part in a training run.
+
+    Args:
+        accelerator: device, processes and precision.
+        encoder: the model before its first step.
+        objective: the loss.
+        store: checkpoints.
+        settings: the training loop.
+        seed: seed of dropout.
+
+    Attributes:
+        state: where the run stands.
+        passed_over: names of damaged checkpoints that were found on the way.
+        optimizer: moves the weights.
+
+    Raises:
+        ArtifactStale: an unfinished run of another recipe is in the store.
+        CheckpointError: the newest checkpoint does not fit the model.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        encoder: DualEncoder,
+        objective: ContrastiveObjective,
+        store: CheckpointStore,
+        settings: TrainConfig,
+        seed: int,
+    ) -> None:
+        self._accelerator, self._settings, self._store = accelerator, settings, store
+        configure_performance(encoder, settings)
+        self._encoder, self._objective = encoder.to(accelerator.device), objective
+        objective.to(accelerator.device)
+        self.optimizer = build_optimizer(encoder, settings)
+        self.state = TrainState()
+        self.passed_over = self._resume()
+        self._step = TrainStep(
+            accelerator, self._encoder, objective, self.optimizer, settings, seed
+        )
+
+    def run(
+        self,
+        batch: Callable[[int], ImageTextBatch],
+        logger: TrainLogger,
+        validation: Sequence[ImageTextBatch] = (),
+        metrics: ValidationMetrics | None = None,
+    ) -> bool:
+        """Train until the last step, or until asked to stop.
+
+        Args:
+            batch: makes the batch of any step, by whichever thread asks.
+            logger: receives the figures.
+            validation: validation batches of this process; empty: no validation.
+            metrics: figures measured next to the validation loss; None: none.
+
+        Returns:
+            Whether every step is done. A checkpoint of this moment is on disk.
+
+        Raises:
+            TrainingError: too many steps in a row met a number that is not finite, or
+                a checkpoint cannot be written.
+        """
+        settings, state = self._settings, self.state
+        batches = prefetch(batch, state.step, settings.steps, settings.loader_workers)
+        bar = Progress("train", settings.steps, "step", done=state.step)
+        with StopRequest() as request, closing(batches), bar as progress:
+            for item in batches:
+                report = self._step(item, request.requested)
+                self._count(item, report)
+                progress.advance(1, **logger.note(state.step, state.skipped, report.output))
+                validated = bool(validation) and state.step % settings.validate_every_steps == 0
+                if validated:
+                    figures = self._validate(validation, metrics)
+                    logger.note_validation(state.step, figures)
+                last = report.stop or state.step == settings.steps
+                judged = validated and bool(settings.best_metric)
+                if last or judged or state.step % settings.save_every_steps == 0:
+                    logger.sync()
+                    self._save()
+                if last:
+                    break
+        return state.step == settings.steps
+
+    def published(self) -> tuple[int, dict[str, Tensor]]:
+        """Give what the run is to publish.
+
+        Returns:
+            Steps done, and parameters and buffers: of the best step where a metric chose
+            one, else of the last.
+
+        Raises:
+            CheckpointError: the best checkpoint is gone or damaged.
+        """
+        best = self.state.best_step
+        if not best or best == self.state.step or not self._accelerator.is_main_process:
+            return self.state.step, self._encoder.state_dict()
+        weights = self._store.weights(best)
+        if weights is None:
+            raise CheckpointError(
+                f"the best checkpoint, of step {best}, is gone or damaged; remove the checkpoints "
+                "and train again, or set train.best_metric to nothing"
+            )
+        return best, weights
+
+    def _resume(self) -> tuple[str, ...]:
+        found = self._store.find()
+        step = found.snapshot.step if found.snapshot is not None else 0
+        steps = self._accelerator.gather(torch.tensor([step], device=self._accelerator.device))
+        if int(steps.min()) != int(steps.max()):
+            raise TrainingError(
+                "the processes find different checkpoints; `work` must be one folder for all"
+            )
+        if found.snapshot is not None:
+            self._load(found.snapshot)
+        return found.skipped
+
+    def _load(self, snapshot: Snapshot) -> None:
+        try:
+            self._encoder.load_state_dict(dict(snapshot.weights))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"checkpoint of step {snapshot.step} does not fit the model; remove it"
+            ) from error
+        load_optimizer_tensors(self.optimizer, self._encoder, snapshot.optimizer)
+        state = dict(snapshot.state)
+        if self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state["scaler"])
+        self.state = TrainState(snapshot.step, **{name: state[name] for name in _COUNTERS})
+
+    def _save(self) -> None:
+        if self._accelerator.is_main_process:
+            scaler, train_state = self._accelerator.scaler, self.state
+            state = {name: getattr(train_state, name) for name in _COUNTERS}
+            state["scaler"] = None if scaler is None else scaler.state_dict()
+            moments = optimizer_tensors(self.optimizer, self._encoder)
+            snapshot = Snapshot(train_state.step, self._encoder.state_dict(), moments, state)
+            self._store.save(snapshot, self._settings.keep_checkpoints, train_state.best_step)
+        self._accelerator.wait_for_everyone()
+
+    def _count(self, batch: ImageTextBatch, report: StepReport) -> None:
+        state = self.state
+        state.step = batch.step + 1
+        if report.updated:
+            state.in_a_row = 0
+            return
+        state.skipped += 1
+        state.in_a_row += 1
+        if state.in_a_row >= self._settings.max_skipped:
+            ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
+            raise TrainingError(
+                f"{state.in_a_row} steps in a row up to step {state.step} had a loss or gradient "
+                f"that is not finite; the last batch: {ids}, ...; lower "
+                "train.learning_rate, or look at these"
+            )
+
+    def _validate(
+        self, batches: Sequence[ImageTextBatch], metrics: ValidationMetrics | None
+    ) -> dict[str, float | None]:
+        accelerator, encoder = self._accelerator, self._encoder
+        figures: dict[str, float | None] = {}
+        figures |= validation_loss(accelerator, encoder, self._objective, batches)
+        if metrics is not None and accelerator.is_main_process:
+            with evaluating(encoder), accelerator.autocast():
+                figures |= metrics(encoder, accelerator.device)
+        self._judge(figures)
+        return figures
+
+    def _judge(self, figures: dict[str, float | None]) -> None:
+        """Remember the best step; the main process alone knows every figure, and saves."""
+        name, state = self._settings.best_metric, self.state
+        value = figures.get(name)
+        if value is None or not math.isfinite(value):
+            return
+        sign = -1 if name.endswith("loss") else 1
+        if state.best_value is None or sign * value > sign * state.best_value:
+            state.best_step, state.best_value = state.step, value
+
+
+class TrainStep:
     """Moves the weights, one batch at a time.
 
     Args:
         accelerator: device, processes and precision.
         encoder: the model, on its device.
-        contrast: the loss.
+        objective: the loss.
         optimizer: moves the encoder's parameters.
         settings: the training loop.
         seed: seed of dropout.
@@ -304,15 +506,14 @@ class TrainStep(Generic[Model, BatchT]):
     def __init__(
         self,
         accelerator: Accelerator,
-        encoder: Model,
-        objective: TrainingObjective[Model, BatchT],
+        encoder: DualEncoder,
+        objective: ContrastiveObjective,
         optimizer: Optimizer,
         settings: TrainConfig,
         seed: int,
     ) -> None:
         self._accelerator = accelerator
-        self._encoder: Model = encoder
-        self._objective: TrainingObjective[Model, BatchT] = objective
+        self._encoder, self._objective = encoder, objective
         self._optimizer, self._settings, self._seed = optimizer, settings, seed
         self._wrapped: nn.Module | None = None
         self._stepper: Optimizer | None = None
@@ -320,7 +521,7 @@ class TrainStep(Generic[Model, BatchT]):
         self._parameters = list(encoder.parameters())
         self._buffers = list(encoder.buffers())
 
-    def __call__(self, batch: BatchT, stop: bool) -> StepReport:
+    def __call__(self, batch: ImageTextBatch, stop: bool) -> StepReport:
         """Do one step.
 
         Args:
@@ -387,412 +588,22 @@ class TrainStep(Generic[Model, BatchT]):
             buffer.copy_(old)
 
 
-_IDS_SHOWN = 8
-_COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
-
-
-class Trainer(Generic[Model, BatchT]):
-    """One process's part in a training run.
+def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
+    """Set a model up as the settings ask; names and values of its weights stay.
 
     Args:
-        accelerator: device, processes and precision.
-        course: model, loss and batches, as they are before the first step.
-        store: checkpoints.
-        settings: the training loop.
-        seed: seed of dropout.
-
-    Attributes:
-        place: where the run stands.
-        passed_over: names of damaged checkpoints that were found on the way.
-        optimizer: moves the weights.
+        encoder: the model, before its first step.
+        settings: layout, compilation and checkpointing.
 
     Raises:
-        ArtifactStale: an unfinished run of another recipe is in the store.
-        CheckpointError: the newest checkpoint does not fit the model.
+        ConfigError: the image backbone cannot compute its activations twice.
     """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        setup: TrainingSetup[Model, BatchT],
-        store: CheckpointStore,
-        settings: TrainConfig,
-        seed: int,
-    ) -> None:
-        self._accelerator, self._settings, self._store = accelerator, settings, store
-        self._setup: TrainingSetup[Model, BatchT] = setup
-        encoder = setup.encoder
-        configure_performance(encoder, settings)
-        self._encoder: Model = encoder.to(accelerator.device)
-        setup.objective.to(accelerator.device)
-        self.optimizer = build_optimizer(encoder, settings)
-        self.state = TrainState()
-        self.passed_over = self._resume()
-        self._step: TrainStep[Model, BatchT] = TrainStep(
-            accelerator, self._encoder, setup.objective, self.optimizer, settings, seed
-        )
-
-    def run(self, logger: TrainLogger) -> bool:
-        """Train until the last step, or until asked to stop.
-
-        Args:
-            logger: receives the figures.
-
-        Returns:
-            Whether every step is done. A checkpoint of this moment is on disk.
-
-        Raises:
-            TrainingError: too many steps in a row met a number that is not finite, or
-                a checkpoint cannot be written.
-        """
-        settings, state = self._settings, self.state
-        batches = prefetch(self._setup.batch, state.step, settings.steps, settings.loader_workers)
-        bar = Progress("train", settings.steps, "step", done=state.step)
-        with StopRequest() as request, closing(batches), bar as progress:
-            for batch in batches:
-                report = self._step(batch, request.requested)
-                self._count(batch, report)
-                progress.advance(1, **logger.note(state.step, state.skipped, report.output))
-                examined = self._is_validated()
-                if examined:
-                    logger.note_validation(state.step, self._validate())
-                last = report.stop or state.step == settings.steps
-                judged = examined and bool(settings.best_metric)
-                if last or judged or state.step % settings.save_every_steps == 0:
-                    logger.sync()
-                    self._save()
-                if last:
-                    break
-        return state.step == settings.steps
-
-    def published(self) -> tuple[int, dict[str, Tensor]]:
-        """Give what the run is to publish.
-
-        Returns:
-            Steps done, and parameters and buffers: of the best step where a metric chose
-            one, else of the last.
-
-        Raises:
-            CheckpointError: the best checkpoint is gone or damaged.
-        """
-        best = self.state.best_step
-        if not best or best == self.state.step or not self._accelerator.is_main_process:
-            return self.state.step, self._encoder.state_dict()
-        weights = self._store.weights(best)
-        if weights is None:
-            raise CheckpointError(
-                f"the best checkpoint, of step {best}, is gone or damaged; remove the checkpoints "
-                "and train anew, or set train.best_metric to nothing"
-            )
-        return best, weights
-
-    def _resume(self) -> tuple[str, ...]:
-        found = self._store.find()
-        step = found.snapshot.step if found.snapshot is not None else 0
-        steps = self._accelerator.gather(torch.tensor([step], device=self._accelerator.device))
-        if int(steps.min()) != int(steps.max()):
-            raise TrainingError(
-                "the processes find different checkpoints; `work` must be one folder for all"
-            )
-        if found.snapshot is not None:
-            self._load(found.snapshot)
-        return found.skipped
-
-    def _load(self, snapshot: Snapshot) -> None:
-        try:
-            self._encoder.load_state_dict(dict(snapshot.weights))
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"checkpoint of step {snapshot.step} does not fit the model; remove it"
-            ) from error
-        load_optimizer_tensors(self.optimizer, self._encoder, snapshot.optimizer)
-        state = dict(snapshot.state)
-        if self._accelerator.scaler is not None:
-            self._accelerator.scaler.load_state_dict(state["scaler"])
-        self.state = TrainState(snapshot.step, **{name: state[name] for name in _COUNTERS})
-
-    def _save(self) -> None:
-        if self._accelerator.is_main_process:
-            scaler, train_state = self._accelerator.scaler, self.state
-            state = {name: getattr(train_state, name) for name in _COUNTERS}
-            state["scaler"] = None if scaler is None else scaler.state_dict()
-            moments = optimizer_tensors(self.optimizer, self._encoder)
-            snapshot = Snapshot(train_state.step, self._encoder.state_dict(), moments, state)
-            self._store.save(snapshot, self._settings.keep_checkpoints, train_state.best_step)
-        self._accelerator.wait_for_everyone()
-
-    def _count(self, batch: BatchT, report: StepReport) -> None:
-        state = self.state
-        state.step = batch.step + 1
-        if report.updated:
-            state.in_a_row = 0
-            return
-        state.skipped += 1
-        state.in_a_row += 1
-        if state.in_a_row >= self._settings.max_skipped:
-            ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
-            raise TrainingError(
-                f"{state.in_a_row} steps in a row up to step {state.step} had a loss or gradient "
-                f"that is not finite; the last batch: {ids}, ...; lower "
-                "train.learning_rate, or look at these"
-            )
-
-    def _is_validated(self) -> bool:
-        every = self._settings.validate_every_steps
-        return bool(self._setup.validation) and self.state.step % every == 0
-
-    def _validate(self) -> dict[str, float | None]:
-        figures: dict[str, float | None] = {}
-        figures |= validation_loss(
-            self._accelerator, self._encoder, self._setup.objective, self._setup.validation
-        )
-        if self._setup.validation_metrics is not None and self._accelerator.is_main_process:
-            with evaluating(self._encoder), self._accelerator.autocast():
-                figures |= self._setup.validation_metrics(self._encoder, self._accelerator.device)
-        self._judge(figures)
-        return figures
-
-    def _judge(self, figures: dict[str, float | None]) -> None:
-        """Remember the best step; the main process alone knows every figure, and saves."""
-        name, state = self._settings.best_metric, self.state
-        value = figures.get(name)
-        if value is None or not math.isfinite(value):
-            return
-        sign = -1 if name.endswith("loss") else 1
-        if state.best_value is None or sign * value > sign * state.best_value:
-            state.best_step, state.best_value = state.step, value
-
-
-@dataclass(frozen=True)
-class TrainInputs:
-    """What a run is made from."""
-
-    manifest: Artifact
-    prepared: Artifact
-    sentences: Artifact
-    eta_cache: Artifact
-    claims: Artifact | None
-    """None where the objective reads no claims."""
-    text_folder: Path
-    """Folder of the language model that the text encoder starts from."""
-    truth: Truth | None
-    """What a generated source knows; None for any other."""
-    image_weights: Path | None
-    """Weights that the image encoder starts from; None: random."""
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A run of the image-text model that was ended."""
-
-    result: TrainResult
-    """How the run ended."""
-    grid: tuple[int, int]
-    """Rows and columns of regions of one image."""
-    corpus: Corpus
-    """Training studies."""
-    text_config: BertConfig
-    tokenizer: PreTrainedTokenizerBase
-
-
-def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
-    """Join the processes of the run.
-
-    Args:
-        settings: the training loop.
-        work: the recipe's folder, for trackers that keep files; None: nothing is tracked.
-
-    Returns:
-        Device, processes and precision.
-
-    Raises:
-        ConfigError: there are more or fewer processes than the recipe expects, or a tracker
-            is not installed.
-    """
-    accelerator = Accelerator(
-        mixed_precision=settings.precision,
-        cpu=not torch.accelerator.is_available(),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
-        **tracker_options(settings, work),
-    )
-    if accelerator.num_processes != settings.processes:
-        raise ConfigError(
-            f"train.processes is {settings.processes}, this run has {accelerator.num_processes}; "
-            f"start it with torchrun --nproc-per-node {settings.processes} -m pipelines.train (on "
-            "CPUs `accelerate launch` starts one process whatever it is asked)"
-        )
-    share = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(settings.torch_threads or max(1, share))
-    return accelerator
-
-
-def train(
-    config: Config,
-    inputs: TrainInputs,
-    accelerator: Accelerator,
-    store: CheckpointStore,
-    folder: Path,
-    say: Callable[..., None],
-) -> TrainedModel:
-    """Train a model, or go on where a stopped run left off.
-
-    Args:
-        config: the configuration.
-        inputs: what it is made from.
-        accelerator: from `start_accelerator`.
-        store: checkpoints of this run.
-        folder: their folder; it receives the metrics log.
-        say: prints facts, as names and plain values.
-
-    Returns:
-        The run's end. Where it is not finished, a checkpoint is on disk.
-
-    Raises:
-        MedclipError: an input is missing, stale or does not fit, or training cannot go on.
-    """
-    language_model = load_language_model(inputs.text_folder)
-    text_config, tokenizer = language_model.model.config, language_model.tokenizer
-    encoder = _start(config, inputs, text_config, accelerator, say)
-    prepared, eta = PreparedImages(inputs.prepared), EtaCache(inputs.eta_cache)
-
-    def dataset_of(split: str) -> tuple[Corpus, ImageTextDataset, ImageTextSampler]:
-        corpus = read_corpus(inputs.manifest, prepared, inputs.sentences, eta, split)
-        return corpus, *_dataset(config, inputs, prepared, tokenizer, corpus, split, accelerator)
-
-    corpus, dataset, sampler = dataset_of("train")
-    validation: list[ImageTextBatch] = []
-    validation_metrics: ValidationMetrics | None = None
-    if config.train.validate_every_steps:
-        seen, held_out, turns = dataset_of("validate")
-        count = min(config.train.validate_batches, turns.steps_per_epoch)
-        validation = [held_out.batch(step) for step in range(count)]
-        if config.train.validate_images and accelerator.is_main_process:
-            validation_metrics = build_validation_metrics(
-                config,
-                seen,
-                inputs.manifest,
-                prepared,
-                read_prompts(Path(config.evaluate.prompts)),
-                partial(TokenTable, tokenizer, max_tokens=config.model.text.max_tokens),
-            )
-    objective = ContrastiveObjective(config.objective, config.seed, encoder)
-    facts = {"studies": len(corpus.study_ids), "texts": len(corpus.texts)}
-    setup = TrainingSetup(
-        encoder,
-        objective,
-        dataset.batch,
-        validation,
-        sampler.steps_per_epoch,
-        facts,
-        validation_metrics,
-    )
-    result = run_training(setup, config, accelerator, store, folder, say)
-    side = encoder.image.grid(config.model.image.input_px)
-    return TrainedModel(result, (side, side), corpus, text_config, tokenizer)
-
-
-def run_training(
-    setup: TrainingSetup[Model, BatchT],
-    config: Config,
-    accelerator: Accelerator,
-    store: CheckpointStore,
-    folder: Path,
-    say: Callable[..., None],
-) -> TrainResult:
-    """Train until the last step, or until asked to stop.
-
-    Args:
-        setup: model, loss and batches.
-        config: the configuration.
-        accelerator: device, processes and precision.
-        store: checkpoints of this run.
-        folder: their folder; it receives the metrics log.
-        say: prints facts, as names and plain values.
-
-    Returns:
-        The run's end. Where it is not finished, a checkpoint is on disk.
-
-    Raises:
-        MedclipError: a checkpoint is stale or does not fit, or training cannot go on.
-    """
-    loop = Trainer(accelerator, setup, store, config.train, config.seed)
-    say(
-        **setup.facts,
-        epochs=round(config.train.steps / setup.steps_per_epoch, 1),
-        device=str(accelerator.device),
-        processes=accelerator.num_processes,
-        from_step=loop.state.step,
-        passed_over=list(loop.passed_over),
-    )
-    start, encoder = loop.state.step, setup.encoder
-    open_trackers(accelerator, config, start)
-    with MetricsLog(folder, start) if accelerator.is_main_process else nullcontext() as log:
-        logger = TrainLogger(accelerator, encoder, loop.optimizer, config.train, log, start, say)
-        finished = loop.run(logger)
-    step, weights = loop.published()
-    return TrainResult(finished, loop.state, logger.latest, weights, step)
-
-
-def report_loaded_weights(say: Callable[..., None], part: str, report: LoadReport) -> None:
-    """Say what became of the weights that a part starts from.
-
-    Args:
-        say: prints facts, as names and plain values.
-        part: what was filled.
-        report: the account of its keys.
-    """
-    say(weights=part, layout=report.layout, **report.counts)
-
-
-def _start(
-    config: Config,
-    inputs: TrainInputs,
-    text_config: BertConfig,
-    accelerator: Accelerator,
-    say: Callable[..., None],
-) -> DualEncoder:
-    encoder = build_dual_encoder(config.model, text_config, config.seed)
-    report_loaded_weights(say, "text", load_text_weights(encoder, inputs.text_folder))
-    if inputs.image_weights is not None:
-        report_loaded_weights(say, "image", load_image_weights(encoder.image, inputs.image_weights))
-    if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
-        # One process sees the statistics of the whole batch; so do many.
-        encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]
-    return encoder
-
-
-def _dataset(
-    config: Config,
-    inputs: TrainInputs,
-    prepared: PreparedImages,
-    tokenizer: PreTrainedTokenizerBase,
-    corpus: Corpus,
-    split: str,
-    accelerator: Accelerator,
-) -> tuple[ImageTextDataset, ImageTextSampler]:
-    trains = split == "train"
-    settings = config.train
-    seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
-    sampler = ImageTextSampler(
-        corpus.images,
-        corpus.sentences,
-        settings.global_batch,
-        seed,
-        settings.shuffle_reports and trains,
-    )
-    local = settings.global_batch // settings.processes
-    start = accelerator.process_index * local
-    dataset = ImageTextDataset(
-        corpus=corpus,
-        supervision=read_supervision(
-            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
-        ),
-        prepared=prepared,
-        tokens=TokenTable(tokenizer, corpus.texts, config.model.text.max_tokens),
-        sampler=sampler,
-        settings=settings,
-        input_px=config.model.image.input_px,
-        seed=config.seed if trains else None,
-        mine=slice(start, start + local),
-    )
-    return dataset, sampler
+    if settings.channels_last:
+        encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if settings.gradient_checkpointing == "both":
+        encoder.image.checkpoint_activations()
+    if settings.gradient_checkpointing != "none":
+        encoder.text.checkpoint_activations()
+    if settings.compile_backend != "none":
+        encoder.image.compile_layers(settings.compile_backend)
+        encoder.text.compile_layers(settings.compile_backend)

@@ -1,4 +1,4 @@
-"""Findings and sentences asked of images that do not train, at each validation.
+"""Loss and metrics on studies that do not train: the same batches and images at each visit.
 
 Axes
     findings  prompt pairs
@@ -6,13 +6,15 @@ Axes
     texts     distinct sentences of their reports
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from jaxtyping import Bool, Int, Int8, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import Config
@@ -27,10 +29,14 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import read_table
-from medclip_dcl.training.dataset import Corpus, TokenTable
+from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable
+from medclip_dcl.training.objective import ContrastiveObjective
 
 K = 10
 """Length of the list of images in which a sentence's own image is looked for."""
+
+MOST_BATCHES = 8
+"""Global batches in one validation loss: enough to compare steps, cheap next to training."""
 
 _IMAGES_PER_PASS = 32
 _TEXTS_PER_PASS = 64
@@ -166,3 +172,53 @@ def _drawn(config: Config, studies: int) -> Int[np.ndarray, " studies"]:
 
 def _passes(count: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode without gradients, then every part of it back into its own.
+
+    Args:
+        encoder: the model.
+
+    Yields:
+        Nothing.
+    """
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def validation_loss(
+    accelerator: Accelerator,
+    encoder: DualEncoder,
+    objective: ContrastiveObjective,
+    batches: Sequence[ImageTextBatch],
+) -> dict[str, float]:
+    """Measure the loss on validation batches; the model is left as it was.
+
+    Args:
+        accelerator: device, processes and precision.
+        encoder: the model.
+        objective: the loss.
+        batches: this process's part of the validation batches, at least one.
+
+    Returns:
+        `validation_loss`, of the configured objective, and
+        `validation_uncorrected_loss`, InfoNCE; means over batches and processes.
+    """
+    losses = []
+    with evaluating(encoder):
+        for item in batches:
+            batch = item.to(accelerator.device)
+            output = objective.compute_loss(
+                encoder, encoder, batch
+            )  # prepared: its forward is autocast
+            losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
+    mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
+    return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}

@@ -20,7 +20,6 @@ CONFIGS = sorted(
     for path in [
         *(ROOT / "configs").glob("*.yaml"),
         *(ROOT / "configs/train").glob("*.yaml"),
-        *(ROOT / "configs/images").glob("*.yaml"),
     ]
     if path.name not in OTHER
 )

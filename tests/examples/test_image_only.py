@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.synthetic.processes import run_processes
+from benchmarks.fixtures.processes import run_processes
 
 B = 6
 N = 2 * B - 2

@@ -8,7 +8,16 @@ from tests.house.documents import ROOT, TABLES, with_table
 from tests.house.tree import name_of, tracked
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
-FOLDERS = ("medclip_dcl", "pipelines", "api", "configs", "tests", "docker", "benchmarks")
+FOLDERS = (
+    "medclip_dcl",
+    "pipelines",
+    "api",
+    "configs",
+    "tests",
+    "docker",
+    "benchmarks",
+    "examples",
+)
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))

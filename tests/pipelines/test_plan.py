@@ -104,11 +104,6 @@ def test_more_processes_leave_the_method_alone_and_larger_batches_do_not(
     assert {"global batch", "floor"}.isdisjoint(found)
 
 
-def test_an_image_only_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.main(["--config", "configs/images/digits_r.yaml"]) == 2
-    assert "configs/README.md" in capsys.readouterr().err
-
-
 def test_the_table_of_likelihoods_is_the_paper_s_eta(tmp_path: Path) -> None:
     config = load_config(Path(PAPER), [f"work={tmp_path}"])
     rows = false_negatives(config).splitlines()[2:]

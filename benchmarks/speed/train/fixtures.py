@@ -24,9 +24,10 @@ from medclip_dcl.training.dataset import (
     TokenTable,
     read_supervision,
 )
+from medclip_dcl.training.logging import MetricsLog, TrainLogger
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.sampler import ImageTextSampler
-from medclip_dcl.training.trainer import TrainingSetup, run_training, start_accelerator
+from medclip_dcl.training.trainer import Trainer, start_accelerator
 
 Seen = TypeVar("Seen")
 
@@ -47,30 +48,29 @@ class Scene:
         return build_dual_encoder(self.config.model, self.text, self.config.seed)
 
 
-class Watched:
-    """A lesson that looks at something whenever a step asks for its loss.
+class Watched(ContrastiveObjective):
+    """An objective that looks at something whenever a step asks for its loss.
 
     Args:
-        contrast: the lesson.
+        scene: what is trained.
+        encoder: the model before its first step.
         look: what to look at.
 
     Attributes:
         seen: what it gave, one entry a step.
     """
 
-    def __init__(self, objective: ContrastiveObjective, look: Callable[[], Seen]) -> None:
-        self._objective, self._look = objective, look
+    def __init__(self, scene: Scene, encoder: DualEncoder, look: Callable[[], Seen]) -> None:
+        super().__init__(scene.config.objective, scene.config.seed, encoder)
+        self._look = look
         self.seen: list[Seen] = []
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._objective, name)
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
     ) -> ObjectiveOutput:
         """Look, then compute the loss."""
         self.seen.append(self._look())
-        return self._objective.compute_loss(network, encoder, batch)
+        return super().compute_loss(network, encoder, batch)
 
 
 def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = None) -> Scene:
@@ -132,14 +132,16 @@ def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -
         update={"train": scene.config.train.model_copy(update={"steps": steps})}
     )
     encoder = scene.encoder()
-    watched = Watched(ContrastiveObjective(config.objective, config.seed, encoder), look)
-    setup: TrainingSetup[DualEncoder, ImageTextBatch] = TrainingSetup(
-        encoder, watched, scene.dataset.batch, [], steps_per_epoch=steps, facts={}
-    )
+    watched = Watched(scene, encoder, look)
     accelerator: Accelerator = start_accelerator(config.train)
     folder.mkdir()
     store = CheckpointStore(folder, {"steps": steps}, steps)
-    run_training(setup, config, accelerator, store, folder, lambda **_facts: None)
+    trainer = Trainer(accelerator, encoder, watched, store, config.train, config.seed)
+    with MetricsLog(folder, 0) as log:
+        logger = TrainLogger(
+            accelerator, encoder, trainer.optimizer, config.train, log, 0, lambda **_facts: None
+        )
+        trainer.run(scene.dataset.batch, logger)
     return watched.seen
 
 

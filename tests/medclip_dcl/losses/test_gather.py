@@ -6,8 +6,6 @@ from safetensors.torch import load_file
 
 from benchmarks.fixtures.contrastive_step import GLOBAL_BATCH, step, two_processes
 from benchmarks.fixtures.processes import run_processes
-from benchmarks.fixtures.views import GLOBAL_BATCH as IMAGES
-from benchmarks.fixtures.views import one_step
 from medclip_dcl.losses.gather import gather_constant, gather_with_grad, positive_columns
 
 
@@ -54,16 +52,6 @@ def test_gathering_without_gradient_is_wrong_and_is_seen(folder: Path, way: str)
     found = differences(folder, way, torch.float64)
     assert found["loss"] <= 1e-10
     assert max(found.values()) > 1e-3
-
-
-@pytest.mark.parametrize("anchors", ["both", "first"])
-def test_two_processes_find_the_image_only_loss_of_one(folder: Path, anchors: str) -> None:
-    alone = one_step(slice(0, IMAGES), anchors)
-    together = load_file(folder / f"views-{anchors}.safetensors")
-    assert alone.keys() == together.keys()
-    assert len(alone) > 10
-    for name, value in alone.items():
-        torch.testing.assert_close(together[name], value, atol=1e-6, rtol=1e-5, msg=name)
 
 
 def test_one_process_gathers_its_own_tensor() -> None:

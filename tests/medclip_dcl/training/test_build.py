@@ -11,7 +11,7 @@ from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR
 from medclip_dcl.losses.sigmoid import sigmoid_loss
-from medclip_dcl.training.objective import ObjectiveInputs, build_objective, mean_of
+from medclip_dcl.training.objective import Objective, ObjectiveInputs, mean_of
 from medclip_dcl.training.settings import ObjectiveConfig
 
 GAUGES = {
@@ -43,7 +43,7 @@ def inputs() -> ObjectiveInputs:
 
 def test_default_is_the_papers_loss_with_its_gauges() -> None:
     batch = inputs()
-    output = build_objective(ObjectiveConfig())(batch)
+    output = Objective(ObjectiveConfig())(batch)
     expected = debiased_contrastive_loss(batch.s, batch.positive, batch.eta, batch.gamma)
     assert torch.equal(output.loss, expected)
     gauges = debiasing_gauges(batch.s, batch.positive, batch.eta, batch.gamma)
@@ -53,7 +53,7 @@ def test_default_is_the_papers_loss_with_its_gauges() -> None:
 
 def test_infonce_ignores_eta_and_says_so() -> None:
     batch = inputs()
-    output = build_objective(ObjectiveConfig(kind="infonce"))(batch)
+    output = Objective(ObjectiveConfig(kind="infonce"))(batch)
     torch.testing.assert_close(output.loss, info_nce_loss(batch.s, batch.positive))
     assert output.gauges["mean_eta"].item() == 0
     assert output.gauges["mean_weight"].item() == pytest.approx(1)
@@ -68,12 +68,12 @@ def test_debiased_loss_takes_same_and_unclear_as_class_mates() -> None:
     expected = debiased_contrastive_loss(
         batch.s, batch.positive, batch.eta, batch.gamma, known_positives=known, floor="fallback"
     )
-    assert torch.equal(build_objective(settings)(batch).loss, expected)
+    assert torch.equal(Objective(settings)(batch).loss, expected)
 
 
 def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     batch = inputs()
-    output = build_objective(ObjectiveConfig(kind="multipositive", relation="claims"))(batch)
+    output = Objective(ObjectiveConfig(kind="multipositive", relation="claims"))(batch)
     same = torch.zeros(6, 12, dtype=torch.bool)
     unclear = same.clone()
     same[0, 1] = same[3, 0] = unclear[0, 2] = True
@@ -84,7 +84,7 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
 
 def test_sigmoid_takes_its_bias_from_the_settings() -> None:
     batch = inputs()
-    output = build_objective(ObjectiveConfig(kind="sigmoid", sigmoid_bias=-3.0))(batch)
+    output = Objective(ObjectiveConfig(kind="sigmoid", sigmoid_bias=-3.0))(batch)
     assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-3.0))
 
 
@@ -95,9 +95,9 @@ NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_si
 @pytest.mark.parametrize("kind", ["infonce", "debiased"])
 def test_every_rival_changes_the_loss_and_stays_finite(kind: str, negatives: str) -> None:
     batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
-    plain = build_objective(ObjectiveConfig(kind=kind))(batch).loss
+    plain = Objective(ObjectiveConfig(kind=kind))(batch).loss
     settings = ObjectiveConfig(kind=kind, negatives=negatives, similarity_threshold=0.5)
-    loss = build_objective(settings)(batch).loss
+    loss = Objective(settings)(batch).loss
     assert loss.isfinite()
     assert loss.item() != plain.item()
     assert torch.autograd.grad(loss, batch.s)[0].isfinite().all()
@@ -118,7 +118,7 @@ def test_input_that_the_settings_need_is_asked_for(
 ) -> None:
     batch = dataclasses.replace(inputs(), **{missing: None})
     with pytest.raises(ObjectiveError, match=message):
-        build_objective(ObjectiveConfig.model_validate(settings))(batch)
+        Objective(ObjectiveConfig.model_validate(settings))(batch)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str
 
 def test_directions_are_joined_by_their_mean() -> None:
     batch = inputs()
-    objective = build_objective(ObjectiveConfig())
+    objective = Objective(ObjectiveConfig())
     first = objective(batch)
     second = objective(dataclasses.replace(batch, eta=torch.zeros(6, dtype=torch.float64)))
     joined = mean_of([first, second])

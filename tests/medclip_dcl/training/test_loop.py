@@ -16,7 +16,7 @@ from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.logging import MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import Trainer, TrainingSetup
+from medclip_dcl.training.trainer import Trainer
 
 TREE = {
     "global_batch": 6,
@@ -47,18 +47,16 @@ def run(folder: Path, batch=good_batch, validation=(), **settings: object) -> Tr
     """Train to the end, or raise."""
     loop_settings = TrainConfig.model_validate({**TREE, **settings})
     encoder = tiny_dual_encoder().train()
-    setup = TrainingSetup(
-        encoder, ContrastiveObjective(ObjectiveConfig(), 0, encoder), batch, validation, 30, {}
-    )
+    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
     accelerator = Accelerator(cpu=True)
     store = CheckpointStore(folder, {"fingerprint": 1}, loop_settings.steps)
     folder.mkdir(exist_ok=True)
-    loop = Trainer(accelerator, setup, store, loop_settings, seed=0)
+    loop = Trainer(accelerator, encoder, objective, store, loop_settings, seed=0)
     with MetricsLog(folder, loop.state.step) as log:
         logger = TrainLogger(
             accelerator, encoder, loop.optimizer, loop_settings, log, 0, lambda **_: None
         )
-        assert loop.run(logger)
+        assert loop.run(batch, logger, validation)
     return loop
 
 

@@ -8,9 +8,7 @@ from pydantic import ValidationError
 
 from benchmarks.fixtures.batches import pair_batch
 from benchmarks.fixtures.films import tiny_dual_encoder, tiny_model_config
-from medclip_dcl.image_only.settings import ViewsConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.view_encoder import build_view_encoder
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -56,8 +54,7 @@ def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> se
     return {param_group_of(name) for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_every_weight_of_both_models_belongs_to_a_part() -> None:
-    views = build_view_encoder(tiny_model_config().image, ViewsConfig(), seed=0)
+def test_every_weight_belongs_to_a_part() -> None:
     dual = tiny_dual_encoder()
     parts = {name: param_group_of(name) for name, _ in dual.named_parameters()}
     assert parts["gamma"] is ParamGroup.SCALE
@@ -65,9 +62,6 @@ def test_every_weight_of_both_models_belongs_to_a_part() -> None:
         parts["region_projection.bias"] is parts["text.projection.weight"] is ParamGroup.PROJECTION
     )
     assert set(parts.values()) == set(ParamGroup)
-    assert {param_group_of(name) for name, _ in views.named_parameters()} == set(ParamGroup) - {
-        ParamGroup.TEXT
-    }
 
 
 def test_frozen_parts_do_not_move_and_thawed_ones_do() -> None:

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from medclip_dcl.training.trainer import prefetch
+from medclip_dcl.training.dataset import prefetch
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
