@@ -43,16 +43,23 @@ RENAMED = {
     "generate.coverage_films": "generate.coverage_images",
     "generate.second_film_share": "generate.second_image_share",
     "index.anchors": "index.landmarks",
-    "probe.map_images": "probe.tsne_images",
     "train.validate_films": "train.validate_images",
 }
 """Settings and sections that bore another name: old dotted key -> new dotted key."""
 REMOVED: dict[str, str] = {
     "check.unit": "the check resumes after every 256 images or sections",
     "generate.unit_patients": "the generator resumes after every 50 patients",
+    "image_set": "the image-only experiment is examples/image_only",
     "index.batch": "32 images, or sentences, go through the model at a time",
     "index.thumbnail_px": "thumbnails are 256 pixels long",
+    "probe.batch": "the image-only experiment is examples/image_only",
+    "probe.map_images": "the image-only experiment is examples/image_only",
+    "probe.perplexity": "the image-only experiment is examples/image_only",
+    "probe.tsne_images": "the image-only experiment is examples/image_only",
+    "probe.untrained": "the image-only experiment is examples/image_only",
     "source.image_suffix": "images end as the first one that is found",
+    "train.validate_batches": "a validation loss takes 8 batches",
+    "views": "the image-only experiment is examples/image_only",
 }
 """Settings and sections that are gone: old dotted key -> what stands in their place."""
 
