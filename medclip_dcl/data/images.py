@@ -82,9 +82,20 @@ REASONS: dict[str, str] = {
 }
 """Reason code -> what it means."""
 
-_START_S = 120.0
+__all__ = [
+    "REASONS",
+    "Decoder",
+    "GreyImage",
+    "ImagesConfig",
+    "SquareImage",
+    "limits_of",
+    "open_image",
+    "shared_decoder",
+]
+
+_START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
-_KEPT_BYTES = 32 << 20
+_KEPT_BYTES = 32 << 20  # a shared buffer that held more is given back
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG")
 _QUIET_VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -370,8 +381,6 @@ def _require(head: bytes, size: int, max_bytes: int) -> None:
     if not is_image(head):
         raise ImageError("unknown_format", "the first bytes are not those of DICOM, JPEG or PNG")
 
-
-__all__ = ["REASONS", "Decoder", "GreyImage", "SquareImage", "open_image", "shared_decoder"]
 
 _decoders: dict[tuple[int, ImagesConfig, int], Decoder] = {}
 _lock = threading.Lock()

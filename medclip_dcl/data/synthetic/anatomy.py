@@ -328,10 +328,6 @@ class Chest:
 def project(canvas: Canvas, body: Body) -> Chest:
     """Lay a body over the canvas.
 
-    Args:
-        canvas: anatomical coordinates.
-        body: the chest.
-
     Returns:
         Distances from the midline, boundaries of lung, heart and diaphragm.
     """
@@ -386,10 +382,6 @@ def _heart(m: Field, y: Field, body: Body) -> Field:
 def ribs(canvas: Canvas, chest: Chest) -> Field:
     """Draw posterior and anterior ribs as curved bands with bright edges.
 
-    Args:
-        canvas: anatomical coordinates.
-        chest: the chest.
-
     Returns:
         Bone, 0 to about 1.
     """
@@ -408,10 +400,6 @@ def ribs(canvas: Canvas, chest: Chest) -> Field:
 def spine(canvas: Canvas, chest: Chest) -> Field:
     """Draw the vertebral column with its discs and spinous processes.
 
-    Args:
-        canvas: anatomical coordinates.
-        chest: the chest.
-
     Returns:
         Bone, 0 to about 1.
     """
@@ -426,10 +414,6 @@ def spine(canvas: Canvas, chest: Chest) -> Field:
 
 def clavicles(canvas: Canvas, chest: Chest) -> Field:
     """Draw both clavicles and a hint of the scapulae.
-
-    Args:
-        canvas: anatomical coordinates.
-        chest: the chest.
 
     Returns:
         Bone, 0 to about 1.
@@ -447,10 +431,6 @@ def clavicles(canvas: Canvas, chest: Chest) -> Field:
 def airways(canvas: Canvas, chest: Chest) -> Field:
     """Draw trachea and main bronchi.
 
-    Args:
-        canvas: anatomical coordinates.
-        chest: the chest.
-
     Returns:
         Air, 0 to 1.
     """
@@ -464,11 +444,6 @@ def airways(canvas: Canvas, chest: Chest) -> Field:
 
 def vessels(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Field:
     """Draw the branching markings that fan out from each hilum.
-
-    Args:
-        canvas: anatomical coordinates.
-        chest: the chest.
-        generator: source of randomness.
 
     Returns:
         Vessels, 0 to about 1: thin ridges in polar coordinates about the hila.
@@ -489,9 +464,6 @@ def vessels(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Fie
 
 def torso(canvas: Canvas) -> Field:
     """Draw the outline of neck, shoulders and trunk, thinner towards its edge.
-
-    Args:
-        canvas: anatomical coordinates.
 
     Returns:
         Thickness of soft tissue, 0 outside the body to 1.

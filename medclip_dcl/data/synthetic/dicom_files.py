@@ -46,15 +46,7 @@ class Storage:
 
 
 def draw_storage(compressed_share: float, generator: np.random.Generator) -> Storage:
-    """Draw how an image is stored.
-
-    Args:
-        compressed_share: chance of a compressed transfer syntax.
-        generator: source of randomness.
-
-    Returns:
-        Mostly 12 bits, MONOCHROME2 and uncompressed.
-    """
+    """Draw how an image is stored: mostly 12 bits, MONOCHROME2 and uncompressed."""
     syntax = "native"
     if generator.random() < compressed_share:
         syntax = sorted(_ENCODERS)[int(generator.integers(len(_ENCODERS)))]
@@ -89,9 +81,6 @@ def encode_image(pixels: Field, storage: Storage, tags: Tags) -> bytes:
         storage: how it is stored.
         tags: ids, view, date and time.
 
-    Returns:
-        A DICOM file with preamble and file meta information.
-
     Source: DICOM PS3.5 Annex A (transfer syntaxes) and Annex G (RLE), PS3.10 7.1.
     """
     stored = quantize(pixels, storage)
@@ -113,14 +102,11 @@ def encode_image(pixels: Field, storage: Storage, tags: Tags) -> bytes:
 
 
 def quantize(pixels: Field, storage: Storage) -> NDArray[np.uint16]:
-    """Turn intensities into stored values.
+    """Turn intensities into stored values, below 2 ** bits.
 
     Args:
         pixels: intensities in [0, 1].
         storage: bits, exposure window and photometric interpretation.
-
-    Returns:
-        Stored values, below 2 ** bits.
     """
     top = 2**storage.bits - 1
     scaled = (storage.black + (storage.white - storage.black) * pixels) * top

@@ -131,9 +131,6 @@ def plant_faults(
         drawn: size and boxes of every image; those of images drawn again are replaced.
         planted: from `choose_faults`.
         size_px: longer side of an image, pixels.
-
-    Returns:
-        The patients as the tables shall describe them.
     """
     found = {patient.subject_id: patient for patient in patients}
     owner = {
@@ -174,10 +171,6 @@ def describe_image(image: DrawnImage) -> Row:
 def table_faults(patients: Sequence[Patient], planted: Sequence[Planted]) -> TableFaults:
     """Say what is wrong with the tables.
 
-    Args:
-        patients: all patients.
-        planted: from `choose_faults`.
-
     Returns:
         Rows to repeat, images to move to another split, images to give boxes.
     """
@@ -195,9 +188,6 @@ def table_faults(patients: Sequence[Patient], planted: Sequence[Planted]) -> Tab
 
 def write_ledger(planted: Sequence[Planted]) -> bytes:
     """Write the ledger.
-
-    Args:
-        planted: from `choose_faults`.
 
     Returns:
         UTF-8 CSV: fault, ids, the copied image, and the code by which a check names it.

@@ -131,11 +131,7 @@ _EXTRA_TRIALS, _EXTRA_CHANCE = 2, 0.35
 
 @functools.cache
 def finding_weights() -> NDArray[np.float64]:
-    """Give the chance of each fine finding in one draw: Zipf with exponent 1.
-
-    Returns:
-        One number per entry of `FINE_FINDINGS`, summing to 1.
-    """
+    """Give the chance of each of `FINE_FINDINGS` in one draw, in sum 1: Zipf with exponent 1."""
     weights = 1.0 / np.arange(1, len(FINE_FINDINGS) + 1)
     return np.asarray(weights / weights.sum())
 

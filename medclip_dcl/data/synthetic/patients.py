@@ -118,20 +118,12 @@ def image_tags(patient: Patient, study: Study, plan: ImagePlan) -> Tags:
 
 
 def image_path(patient: Patient, study: Study, plan: ImagePlan) -> str:
-    """Give an image's path in the tree.
-
-    Returns:
-        `files/p1x/p1xxxxxxx/s5xxxxxxx/<dicom_id>.dcm`.
-    """
+    """Give an image's path in the tree: `files/p1x/p1xxxxxxx/s5xxxxxxx/<dicom_id>.dcm`."""
     return f"{_study_path(patient, study)}/{plan.dicom_id}.dcm"
 
 
 def report_path(patient: Patient, study: Study) -> str:
-    """Give a report's path in the tree.
-
-    Returns:
-        `files/p1x/p1xxxxxxx/s5xxxxxxx.txt`.
-    """
+    """Give a report's path in the tree: `files/p1x/p1xxxxxxx/s5xxxxxxx.txt`."""
     return f"{_study_path(patient, study)}.txt"
 
 

@@ -49,11 +49,7 @@ class Meaning:
         return all(any(_matches(claim, item) for item in findings) for claim in self.asserted)
 
     def to_json(self) -> str:
-        """Write the meaning for machines.
-
-        Returns:
-            A JSON object with the attributes as keys.
-        """
+        """Write the meaning as a JSON object with the attributes as keys."""
         tree = {
             "asserted": [
                 dict(zip(("type", "side", "zone"), claim, strict=True)) for claim in self.asserted
@@ -82,14 +78,9 @@ def state_finding(
     hedged: bool,
     generator: np.random.Generator,
 ) -> Statement:
-    """Write one sentence about a finding.
+    """Write one sentence about a finding; severity, 0 to 1, chooses its adjective.
 
-    Args:
-        finding: what the image shows.
-        severity: 0 (slight) to 1 (gross); it chooses the adjective.
-        coarse: name the type alone.
-        hedged: leave it open.
-        generator: source of randomness.
+    A coarse sentence names the type alone, a hedged one leaves the finding open.
 
     Returns:
         The statement; of a type without side and zone, its kind is always fine.
@@ -129,11 +120,7 @@ def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
 
 
 def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
-    """Write one sentence that denies one type or several.
-
-    Returns:
-        A statement of kind negated (one type) or combined.
-    """
+    """Write one sentence that denies one type or several."""
     meaning = Meaning(negated=tuple(types))
     if len(types) == 1:
         return Statement(_pick(WORDS[types[0]].absent, generator), "negated", meaning)
@@ -150,11 +137,7 @@ def call_normal(generator: np.random.Generator) -> Statement:
 def clear_regions(
     findings: Collection[FineFinding], generator: np.random.Generator
 ) -> list[Statement]:
-    """Write about the regions of an image that show nothing.
-
-    Returns:
-        At most one statement of kind normal per region.
-    """
+    """Write about regions that show nothing, at most one statement of kind normal for each."""
     shown = {finding.type for finding in findings}
     statements = []
     for region, types in _REGIONS.items():
@@ -188,7 +171,7 @@ def _sentence(carrier: str, article: str, phrase: str) -> str:
 def _limiter(finding: FineFinding) -> tuple[str, ...]:
     if not finding.zone:
         return ("",)
-    table = wording.RIB_PLACES if finding.type == "rib fracture" else wording.PATH_SETTINGS
+    table = wording.RIB_ADJECTIVES if finding.type == "rib fracture" else wording.ZONE_ADJECTIVES
     return table[finding.side, finding.zone]
 
 

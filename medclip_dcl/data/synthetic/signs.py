@@ -47,29 +47,14 @@ class Scene:
         return _sign(finding) * self.between(*reach), self.between(low, high)
 
     def add(self, area: Area, mask: Field, contrast: float) -> list[Box]:
-        """Add a mask to the image.
-
-        Args:
-            area: where on the image the mask is.
-            mask: share of the sign in each pixel, 0 to 1.
-            contrast: intensity of a full share.
-        """
+        """Add a mask, 0 to 1, times a contrast to an area of the image, and bound it."""
         self.image[area] += np.float32(contrast) * mask
         box = box_of(mask, area)
         return [box] if box else []
 
 
 def draw_sign(scene: Scene, finding: FineFinding, severity: float) -> list[Box]:
-    """Draw a finding and bound it.
-
-    Args:
-        scene: the image in the making.
-        finding: what to draw.
-        severity: 0 (slight) to 1 (gross).
-
-    Returns:
-        Its boxes: one, or one per lung for edema.
-    """
+    """Draw a finding of severity 0 to 1: its boxes, one, or one per lung for edema."""
     return _SIGNS[finding.type](scene, finding, severity)
 
 

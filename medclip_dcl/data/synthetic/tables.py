@@ -161,12 +161,7 @@ def summarize(patients: Sequence[Patient]) -> Row:
 
 
 def to_csv(rows: Sequence[Row], columns: Sequence[str] = ()) -> bytes:
-    """Write rows as CSV.
-
-    Args:
-        rows: dictionaries with the same keys.
-        columns: names of the columns; empty: the keys of the first row.
-    """
+    """Write rows as CSV."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(columns or rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -193,31 +188,9 @@ class _TrainingShares:
 
 
 _BOX_COLUMNS = (
-    "category_name",
-    "label_text",
-    "path",
-    "x",
-    "y",
-    "w",
-    "h",
-    "image_width",
-    "image_height",
-    "dicom_id",
-    "split",
+    "category_name label_text path x y w h image_width image_height dicom_id split".split()  # noqa: SIM905 (a line, not eleven)
 )
-_FINDING_COLUMNS = (
-    "dicom_id",
-    "study_id",
-    "finding",
-    "type",
-    "side",
-    "zone",
-    "severity",
-    "x",
-    "y",
-    "w",
-    "h",
-)
+_FINDING_COLUMNS = "dicom_id study_id finding type side zone severity x y w h".split()  # noqa: SIM905
 
 
 def _zipped(rows: Sequence[Row]) -> bytes:
@@ -235,21 +208,18 @@ def _ids(item: Item) -> Row:
 def _metadata(item: Item, drawn: Drawn) -> Row:
     size = drawn[item.image.dicom_id]
     portable = item.image.view == "AP"
+    procedure = "CHEST (PORTABLE AP)" if portable else "CHEST (PA AND LAT)"
     return {
         "dicom_id": item.image.dicom_id,
         "subject_id": item.patient.subject_id,
         "study_id": item.study.study_id,
-        "PerformedProcedureStepDescription": "CHEST (PORTABLE AP)"
-        if portable
-        else "CHEST (PA AND LAT)",
+        "PerformedProcedureStepDescription": procedure,
         "ViewPosition": item.image.view,
         "Rows": size["height"],
         "Columns": size["width"],
         "StudyDate": item.study.date,
         "StudyTime": item.study.time,
-        "ProcedureCodeSequence_CodeMeaning": "CHEST (PORTABLE AP)"
-        if portable
-        else "CHEST (PA AND LAT)",
+        "ProcedureCodeSequence_CodeMeaning": procedure,
         "ViewCodeSequence_CodeMeaning": _VIEW_NAMES[item.image.view],
         "PatientOrientationCodeSequence_CodeMeaning": "Recumbent" if portable else "Erect",
     }
@@ -267,38 +237,21 @@ def _box_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
         for finding in item.study.findings:
             labels = TYPES[finding.type].labels
             for x, y, w, h in image["boxes"].get(finding.name, ()):
-                yield {
-                    "category_name": labels[0] if labels else finding.type.capitalize(),
-                    "label_text": gallery_sentences(finding)[0],
-                    "path": image_path(item.patient, item.study, item.image),
-                    "x": x,
-                    "y": y,
-                    "w": w,
-                    "h": h,
-                    "image_width": image["width"],
-                    "image_height": image["height"],
-                    "dicom_id": item.image.dicom_id,
-                    "split": "test",
-                }
+                category = labels[0] if labels else finding.type.capitalize()
+                path = image_path(item.patient, item.study, item.image)
+                size = image["width"], image["height"]
+                values = category, gallery_sentences(finding)[0], path, x, y, w, h, *size
+                yield dict(zip(_BOX_COLUMNS, (*values, item.image.dicom_id, "test"), strict=True))
 
 
 def _finding_rows(images: Sequence[Item], drawn: Drawn) -> Iterator[Row]:
     for item in images:
         for finding, severity in item.study.findings.items():
             for x, y, w, h in drawn[item.image.dicom_id]["boxes"].get(finding.name, ()):
-                yield {
-                    "dicom_id": item.image.dicom_id,
-                    "study_id": item.study.study_id,
-                    "finding": finding.name,
-                    "type": finding.type,
-                    "side": finding.side,
-                    "zone": finding.zone,
-                    "severity": round(severity, 4),
-                    "x": x,
-                    "y": y,
-                    "w": w,
-                    "h": h,
-                }
+                named = finding.name, finding.type, finding.side, finding.zone
+                ids = item.image.dicom_id, item.study.study_id
+                values = *ids, *named, round(severity, 4), x, y, w, h
+                yield dict(zip(_FINDING_COLUMNS, values, strict=True))
 
 
 def _image_row(item: Item) -> Row:

@@ -1,7 +1,7 @@
 """What radiologists write: nouns, places, carriers and negations per type of finding.
 
 A noun is written `article|phrase`: `a` takes an article, `` (mass) takes none and `+` is
-a plural. `{write_to}`, `{side}` and `{Side}` are filled from the fine finding.
+a plural. `{place}`, `{rib}`, `{side}` and `{Side}` are filled from the fine finding.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Words:
     denied: tuple[str, ...] = ()
 
 
-PATH_SETTINGS = {
+ZONE_ADJECTIVES = {
     ("right", "lower"): ("right lower lobe", "right basilar", "right lower lung"),
     ("right", "mid"): ("right middle lobe", "right mid lung", "right midlung zone"),
     ("right", "upper"): ("right upper lobe", "right upper lung", "right upper zone"),
@@ -43,7 +43,7 @@ PATH_SETTINGS = {
 }
 """Adjectives for a zone of a lung."""
 
-RIB_PLACES = {
+RIB_ADJECTIVES = {
     ("right", "lower"): ("right lower lateral", "right eighth"),
     ("right", "upper"): ("right upper lateral", "right fifth"),
     ("left", "lower"): ("left lower lateral", "left eighth"),
