@@ -24,6 +24,7 @@ from tests.docker.engine import ROOT, Engine
 PAGE = ROOT / "docs/deployment/containers.md"
 CANARIES = ("CANARYFILE", "CANARYQUERY", "CANARYHOST", "CANARYPHRASE")
 LARGEST_IMAGE_GB = 1.5
+LEAST_GOODPUT = 0.9
 
 
 class Report:
@@ -99,7 +100,7 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     report.equal("keys in the logs", logs.count(key), 0)
     if full:
         _watching(engine, report)
-        _overload(engine, report, headers | keyed, body)
+        _overload(engine, report, keyed)
     engine.shell(page.pop("Stop"))
     report.equal("page: containers after down", engine.containers("cpu"), [])
     report.equal("blocks of the page that were not run", list(page), [])
@@ -362,15 +363,25 @@ def _watching(engine: Engine, report: Report) -> None:
     report.that("Prometheus has the rules", "MedclipNotReady" in rules)
 
 
-def _overload(engine: Engine, report: Report, headers: dict[str, str], body: bytes) -> None:
+def _overload(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
     """Four times what the service answers, through the proxy, among stalled senders."""
+    from benchmarks.serve.models import publish_paper_size
     from tests.docker.overload import measure
 
-    capacity, statuses, goodput = measure(headers, body, stalled_senders=40)
+    folder = publish_paper_size(engine.work / "paper")
+    other = engine.work / "paper.yaml"
+    settings = "{MEDCLIP_DEVICE: cpu, MEDCLIP_INDEX: '', MEDCLIP_THREADS: '1'}"
+    other.write_text(f"services: {{cpu: {{environment: {settings}}}}}\n")
+    engine.shell(
+        f"export PUBLISHED_DIR={folder} CHECK_FILES=$CHECK_FILES:{other}\n"
+        "docker compose up --detach --wait --no-build cpu"
+    )
+    report.that("ready with ResNet-18 at 480 px", _until_ready(90))
+    capacity, statuses, goodput = measure(keyed, stalled_senders=40)
     report.that(
-        "goodput under four times the load, with 40 stalled senders",
-        goodput >= 0.9 and set(statuses) <= {200, 429, 503},
-        f"{goodput:.2f} of {capacity:.0f}/s, {statuses}",
+        "goodput at four times the load, beside 40 stalled senders",
+        goodput >= LEAST_GOODPUT and set(statuses) <= {200, 429, 503},
+        f"{goodput:.2f} of {capacity:.1f}/s, {dict(statuses)}",
     )
 
 
