@@ -365,7 +365,7 @@ def _watching(engine: Engine, report: Report) -> None:
 
 def _overload(engine: Engine, report: Report, keyed: dict[str, str]) -> None:
     """Four times what the service answers, through the proxy, among stalled senders."""
-    from benchmarks.serve.models import publish_paper_size
+    from benchmarks.speed.serve.models import publish_paper_size
     from tests.docker.overload import measure
 
     folder = publish_paper_size(engine.work / "paper")
