@@ -1,16 +1,16 @@
 """The table of N eta: how many false negatives a recipe expects at batches of several sizes."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta import EtaConfig, correction
+from medclip_dcl.likelihood.eta import EtaConfig, cap_eta, correction, eta_from_pll
 from medclip_dcl.tables import read_table
 
 PAPER_BATCH = 64
@@ -22,15 +22,7 @@ QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
 
 
 def expected_rows(etas: dict[str, float], batches: Sequence[int]) -> list[tuple[str, ...]]:
-    """Give the table of N eta, a head and one row per eta.
-
-    Args:
-        etas: name of a row -> eta.
-        batches: global batches, one column each.
-
-    Returns:
-        Name, eta, and N eta at each batch.
-    """
+    """Give a head and one row per eta: its name, eta, and N eta at each global batch."""
     rows = [("", "eta", *(f"batch {size}" for size in batches))]
     for name, value in etas.items():
         expected = (f"{correction(value, size).expected:.3g}" for size in batches)
@@ -41,12 +33,8 @@ def expected_rows(etas: dict[str, float], batches: Sequence[int]) -> list[tuple[
 def false_negatives(config: Config) -> str:
     """Give the table of a recipe, at its own batch, larger ones, and the paper's.
 
-    Args:
-        config: the recipe.
-
-    Returns:
-        Rows: quantiles of eta over the training sentences where the cache is there, else
-        likelihoods.
+    Rows are quantiles of eta over the training sentences where the cache is there, else
+    likelihoods.
     """
     own = config.train.global_batch
     batches = sorted({PAPER_BATCH, *(own * times for times in (1, 2, 4, 8))})
@@ -61,20 +49,12 @@ def false_negatives(config: Config) -> str:
 
 
 def eta_by_likelihood(settings: EtaConfig) -> dict[str, float]:
-    """Give eta where no sentence has been scored yet.
-
-    Args:
-        settings: where eta comes from.
-
-    Returns:
-        Name -> eta: the constant, or that of some likelihoods.
-    """
+    """Give eta by name where no sentence has been scored yet: the constant, or of likelihoods."""
     if settings.source == "constant":
         return {"constant": settings.constant}
-    return {
-        f"likelihood {pll:g}": min(settings.a * math.exp(settings.k * pll), settings.eta_max)
-        for pll in LIKELIHOODS
-    }
+    plls = torch.tensor(LIKELIHOODS, dtype=torch.float64)
+    etas = cap_eta(eta_from_pll(plls, settings.a, settings.k), settings.eta_max).tolist()
+    return {f"likelihood {pll:g}": value for pll, value in zip(LIKELIHOODS, etas, strict=True)}
 
 
 def _quantiles(work: Path) -> dict[str, float]:
@@ -85,13 +65,9 @@ def _quantiles(work: Path) -> dict[str, float]:
     except ArtifactError:
         return {}
     etas, count = (table[name].to_numpy() for name in ("eta", "count"))
-    said = int(count.sum())
-    if not said:
+    if not count.sum():
         return {}
-    order = np.argsort(etas, kind="stable")
-    reached = np.cumsum(count[order]) / said
-    found = {"mean": float((etas * count).sum() / said)}
-    for share in QUANTILES:
-        index = int(np.searchsorted(reached, share))
-        found[f"{share:.0%} of sentences up to"] = float(etas[order[index]])
-    return found
+    found = {"mean": float(np.average(etas, weights=count))}
+    quantiles = np.quantile(etas, QUANTILES, weights=count, method="inverted_cdf")
+    names = (f"{share:.0%} of sentences up to" for share in QUANTILES)
+    return found | dict(zip(names, quantiles.tolist(), strict=True))

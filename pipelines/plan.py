@@ -33,6 +33,7 @@ from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.masked_lm import read_config
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.performance import (
     MemoryEstimate,
     estimate_training_memory,
@@ -206,12 +207,12 @@ def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
 
 
 def _disk(config: Config, data: Data, need: MemoryEstimate) -> Iterator[Finding]:
-    work, settings = resolve_path(config.work, config), config.train
+    work = resolve_path(config.work, config)
     room = shutil.disk_usage(
         next(parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists())
     ).free
     needs = {
-        "checkpoints": (settings.keep_checkpoints + 1) * need.checkpoint,
+        "checkpoints": (KEEP_CHECKPOINTS + 1) * need.checkpoint,
         "model": need.weights,
     }
     unknown = []

@@ -159,9 +159,8 @@ class Predictor:
         known: InputRange | None = None,
     ) -> None:
         self.model = model.to(device).eval().requires_grad_(requires_grad=False)
-        if config.train.channels_last:
-            # torch's stubs leave this keyword out
-            self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # Faster on CPU and GPU; torch's stubs leave this keyword out.
+        self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.digest, self.config, self.findings, self.device = digest, config, findings, device
         self._known = known
         self.calibration = calibration
@@ -180,8 +179,7 @@ class Predictor:
             Unit region vectors, on the model's device.
         """
         inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        if self.config.train.channels_last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
         return self.model.encode_images(inputs)
 
     @torch.inference_mode()

@@ -77,6 +77,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        # Row i went to every process, so its gradient is the sum of what all of them have for it.
         total = grads[0].contiguous().clone()  # the incoming gradient may be shared
         dist.all_reduce(total)
         start = dist.get_rank() * ctx.rows

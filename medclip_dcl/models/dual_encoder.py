@@ -35,11 +35,8 @@ class DualEncoder(nn.Module):
         self.similarity: SimilarityConfig = settings.similarity
         self.image = ImageEncoder(settings.image)
         self.region_projection = nn.Linear(self.image.width, settings.similarity.dim)
-        self.text = TextEncoder(settings.text, text_config, settings.similarity.dim)
-        self.gamma = nn.Parameter(
-            torch.tensor(math.sqrt(settings.similarity.gamma_squared)),
-            requires_grad=settings.similarity.learn_gamma,
-        )
+        self.text = TextEncoder(text_config, settings.similarity.dim)
+        self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
 
     def forward(
         self,

@@ -1,9 +1,4 @@
-"""Any of transformers' backbones that gives a feature map, from its configuration alone.
-
-Image -> feature map: transformers' ResNet, grey or colour, with its own stem and start.
-
-Other backbones of transformers stand behind the same class (`map_backbone`).
-"""
+"""Image -> feature map: transformers' ResNet, or any backbone of transformers that gives a map."""
 
 import copy
 import math
@@ -38,16 +33,18 @@ BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
 BACKBONE_FRESH = ("hidden_states_norms.",)
 """Prefixes of norms that a backbone adds to its maps, and that no classifier's file holds."""
 
+CHANNELS = 1
+"""Radiographs are gray."""
+
 _NEEDS_TIMM = ("timm_backbone",)
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, RuntimeError)
 
 
-def build_map_backbone(tree: Mapping[str, Any], channels: int) -> nn.Module:
+def build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
     """Build a backbone with random weights from torch's own generator.
 
     Args:
         tree: its configuration: `model_type`, and its sizes.
-        channels: channels of the input.
 
     Returns:
         The backbone; its last map is that of its last stage.
@@ -64,7 +61,7 @@ def build_map_backbone(tree: Mapping[str, Any], channels: int) -> nn.Module:
             f"{', '.join(known)}"
         )
     try:
-        config = AutoConfig.for_model(kind, **fields, num_channels=channels)
+        config = AutoConfig.for_model(kind, **fields, num_channels=CHANNELS)
         backbone: nn.Module = AutoBackbone.from_config(config)  # type: ignore[no-untyped-call]
     except (*_REFUSALS, StrictDataclassError) as error:
         raise ConfigError(
@@ -88,12 +85,11 @@ def last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
     return features
 
 
-def map_shape(backbone: nn.Module, channels: int, input_px: int) -> tuple[int, int]:
+def map_shape(backbone: nn.Module, input_px: int) -> tuple[int, int]:
     """Ask a backbone for the shape of its map, without computing it.
 
     Args:
         backbone: from `build_map_backbone`.
-        channels: channels of the input.
         input_px: height and width of the input, pixels.
 
     Returns:
@@ -105,7 +101,7 @@ def map_shape(backbone: nn.Module, channels: int, input_px: int) -> tuple[int, i
     shadow = copy.deepcopy(backbone).to("meta").eval()
     try:
         with torch.no_grad():
-            shape = last_map(shadow, torch.zeros(1, channels, input_px, input_px, device="meta"))
+            shape = last_map(shadow, torch.zeros(1, CHANNELS, input_px, input_px, device="meta"))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"this backbone takes no input of {input_px} pixels; set model.image.input_px to what "
@@ -146,22 +142,15 @@ class ImageEncoder(nn.Module):
         self._settings, self.kind = settings, settings.kind
         self._checkpointed = False
         if settings.kind == "backbone":
-            self.backbone: Any = build_map_backbone(settings.backbone, settings.channels)
-            self.width, cells = map_shape(self.backbone, settings.channels, settings.input_px)
+            self.backbone: Any = build_map_backbone(settings.backbone)
+            self.width, cells = map_shape(self.backbone, settings.input_px)
             self.stride = math.ceil(settings.input_px / cells)
             return
         self.backbone = ResNetModel(_resnet_config(settings))
         self.width = settings.widths[-1]
-        self.stride = 2 ** (len(settings.depths) - 1)
-        if settings.stem == "cifar":
-            stem = self.backbone.embedder.embedder
-            channels = stem.convolution.out_channels
-            stem.convolution = nn.Conv2d(
-                settings.channels, channels, 3, stride=1, padding=1, bias=False
-            )
-            self.backbone.embedder.register_module("pooler", nn.Identity())
-        else:
-            self.stride *= 4
+        self.stride = 4 * 2 ** (
+            len(settings.depths) - 1
+        )  # the stem quarters, each later stage halves
 
     def forward(
         self, pixels: Float[Tensor, "images channels_in height width"]
@@ -214,7 +203,7 @@ class ImageEncoder(nn.Module):
             Cells; every halving of a ResNet rounds up.
         """
         if self.kind == "backbone":
-            return map_shape(self.backbone, self._settings.channels, input_px)[1]
+            return map_shape(self.backbone, input_px)[1]
         return math.ceil(input_px / self.stride)
 
     def _map(self, pixels: Tensor) -> Tensor:
@@ -241,7 +230,7 @@ class ImageEncoder(nn.Module):
         if self.kind == "backbone":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-                self.backbone = build_map_backbone(self._settings.backbone, self._settings.channels)
+                self.backbone = build_map_backbone(self._settings.backbone)
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -303,7 +292,7 @@ def _statistics_kept(stage: nn.Module) -> Iterator[None]:
 def _resnet_config(settings: ImageEncoderConfig) -> ResNetConfig:
     first = settings.widths[0]
     return ResNetConfig(
-        num_channels=settings.channels,
+        num_channels=CHANNELS,
         embedding_size=first if settings.layer == "basic" else first // 4,
         hidden_sizes=list(settings.widths),
         depths=list(settings.depths),

@@ -30,13 +30,9 @@ class ImageEncoderConfig(Section):
     """Channels per stage."""
     layer: Literal["basic", "bottleneck"] = "basic"
     """Residual block: basic for ResNet-18 and -34, bottleneck above."""
-    stem: Literal["imagenet", "cifar"] = "imagenet"
-    """`imagenet`: 7x7 stride 2 and max pooling; `cifar`: 3x3 stride 1, no pooling."""
     pretrained: str = ""
     """Directory or file (safetensors, or a torch file of tensors alone) of weights to start from,
     in the key layout of transformers, torchvision or BioViL; empty: random."""
-    channels: Literal[1, 3] = 1
-    """Channels of the input: 1 for images; 3 for colour, which only an image set has."""
     input_px: Annotated[int, Field(ge=8)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 
@@ -74,8 +70,6 @@ class TextEncoderConfig(Section):
 
     pretrained: str = ""
     """Directory of BERT weights; empty: the model of `fit_language_model`."""
-    pooling: Literal["cls", "mean"] = "cls"
-    """Which state is projected; the paper reads [CLS]."""
     max_tokens: Annotated[int, Field(ge=8, le=512)] = 128
     """Longest input, word pieces; longer sentences are truncated."""
 
@@ -93,9 +87,7 @@ class SimilarityConfig(Section):
     dim: Annotated[int, Field(gt=0)] = 128
     """Width of the shared space; paper: 128."""
     gamma_squared: Annotated[float, Field(ge=1, le=100)] = 14.0
-    """Initial scale of the score; paper: gamma = sqrt(14), learned."""
-    learn_gamma: bool = True
-    """Whether gamma is learned, within gamma**2 in [1, 100]."""
+    """Initial scale of the score; paper: gamma = sqrt(14), learned; it stays in [1, 100]."""
 
 
 class ModelConfig(Section):

@@ -1,4 +1,4 @@
-"""Image-sentence score from regions and a sentence: LSE+NL and its simpler relatives.
+"""Image-sentence score from regions and a sentence: LSE+NL and its simpler relatives; RoIAlign.
 
 Axes and symbols
     I, T, R, D     images, texts, regions of an image, dimensions of the shared space
@@ -7,11 +7,9 @@ Axes and symbols
     k              the region that answers the sentence best: argmax_r h_r
     f              image-sentence score, in [-1, 1]; the logit is s = gamma**2 * f
 
-Region vectors inside a box: RoIAlign as two small matrices per box.
-
-RoIAlign averages bilinear samples on a regular grid inside each bin. Bilinear
-interpolation is separable, so the average is rows @ map @ columns.T, with one
-weight matrix for each axis.
+RoIAlign averages bilinear samples on a regular grid inside each bin of a box. Bilinear
+interpolation is separable, so the average is rows @ map @ columns.T, with one weight
+matrix for each axis.
 """
 
 from typing import Any
@@ -90,7 +88,7 @@ def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
     """Score one block of images; (images, texts)."""
     if settings.kind == "lse":
         h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)
-        best, _ = h.detach().max(dim=-1)
+        best, _ = h.detach().max(dim=-1)  # a constant that cancels: it needs no gradient
         excess = ((h - best.unsqueeze(-1)) / settings.tau_lse).exp()
         return (best + settings.tau_lse * excess.mean(dim=-1).log()).clamp(-1, 1)
     local: Tensor
@@ -116,6 +114,7 @@ def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor
     """
     h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
     best, k = h.max(dim=-1)
+    # In place: h is the largest tensor here and nobody reads it again. No exponent is above 0.
     excess = h.sub_(best.unsqueeze(-1)).div_(tau_lse).exp_()
     total = excess.sum(dim=-1)
     images = torch.arange(len(x), device=x.device).unsqueeze(1)
@@ -128,8 +127,9 @@ def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor
 class _LocalAndAttended(torch.autograd.Function):
     """`_attend` with its gradient.
 
-    Written out because x enters four times: its gradient is summed in place here, where
-    autograd would make four tensors of the size of all regions and add them.
+    Written out because x enters four times: through h, as what v averages, as the keys and as
+    the query of the attention. Its gradient is summed in place here, where autograd would make
+    four tensors of the size of all regions and add them.
     """
 
     @staticmethod
@@ -145,13 +145,23 @@ class _LocalAndAttended(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dlocal: Tensor, dv: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, y, excess, total, query, a, images, k = ctx.saved_tensors
+        # f_L = tau log mean_r exp(h_r / tau): its derivative by h_r is softmax_r(h / tau), and
+        # excess / total is that softmax. The largest h, subtracted for safety, cancels out.
         dh = excess * (dlocal / total).unsqueeze(-1)
+        # First way of x, h_r = <x_r, y>: dx_r = sum over texts of dh_r y.
         dx = dh.transpose(1, 2) @ y
+        # Second way, v = sum_r a_r x_r with a held: dx_r += a_r dv.
         dx.baddbmm_(a.transpose(1, 2), dv)
+        # v with x_r held: da_r = <dv, x_r>. Through the softmax over regions,
+        # dlogits_r = a_r (da_r - sum_q a_q da_q); the two lines are its two terms.
         dlogits = (dv @ x.transpose(1, 2)).mul_(a)
         dlogits.addcmul_(a, dlogits.sum(dim=-1, keepdim=True), value=-1)
+        # Third way, logits_r = <query, x_r> as keys: dx_r += dlogits_r query.
         dx.baddbmm_(dlogits.transpose(1, 2), query)
+        # Fourth way, query = x_k / tau: dx_k += sum_r dlogits_r x_r / tau. Several texts may
+        # have the same best region k, so their rows must add up. k itself has no gradient.
         dx.index_put_((images, k), (dlogits @ x).div_(ctx.tau_nl), accumulate=True)
+        # y enters through h alone: which region is best has no gradient.
         return dx, (dh @ x).sum(dim=0), None, None
 
 

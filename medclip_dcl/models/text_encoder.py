@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from medclip_dcl.models.pretrained import LoadReport, fill, read_tensors
-from medclip_dcl.models.settings import TextEncoderConfig
 
 _PREFIX = "bert."
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
@@ -16,15 +15,10 @@ _HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
 
 
 class TextEncoder(nn.Module):
-    """BERT and the map from one of its states into the shared space.
+    """BERT and the map from the state of its first token, [CLS], into the shared space."""
 
-    Attributes:
-        pooling: `cls`: the state of the first token; `mean`: the mean over real tokens.
-    """
-
-    def __init__(self, settings: TextEncoderConfig, text_config: BertConfig, dim: int) -> None:
+    def __init__(self, text_config: BertConfig, dim: int) -> None:
         super().__init__()
-        self.pooling = settings.pooling
         self.backbone = BertModel(text_config, add_pooling_layer=False)
         self.projection = nn.Linear(text_config.hidden_size, dim)
 
@@ -43,12 +37,7 @@ class TextEncoder(nn.Module):
             One vector a sentence, not normalised.
         """
         states = self.backbone(input_ids=input_ids, attention_mask=attention_mask)[0]
-        if self.pooling == "cls":
-            pooled = states[:, 0]
-        else:
-            real = attention_mask.unsqueeze(-1).to(states.dtype)
-            pooled = (states * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
-        projected: Tensor = self.projection(pooled)
+        projected: Tensor = self.projection(states[:, 0])
         return projected
 
     def checkpoint_activations(self) -> None:

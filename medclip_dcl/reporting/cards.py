@@ -31,7 +31,7 @@ Facts = dict[str, Any]
 NOTICE = "Research use only, not a medical device: no output may guide the care of a patient."
 
 _FORMAT = 1
-_RATHER_NOT = {"beta", "similarity_threshold", "keep_share", "sigmoid_bias", "negatives"}
+_RATHER_NOT = {"beta", "negatives"}
 DATA_KINDS = (
     manifest.ARTIFACT,
     prepared.ARTIFACT,

@@ -16,6 +16,9 @@ from torch import Tensor
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.preprocessing import MEAN, SPREAD
 
+JITTER = 0.2
+"""Half-width of the random brightness and contrast factors; the paper names neither."""
+
 _LEAST_SHARE = 0.8
 
 

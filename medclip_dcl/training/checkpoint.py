@@ -35,6 +35,10 @@ _PREFIX = "step-"
 _GOING = ".going"
 
 
+KEEP_CHECKPOINTS = 2
+"""Newest checkpoints kept: one to continue from, one should the newest be damaged."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A run after a number of steps."""

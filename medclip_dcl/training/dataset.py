@@ -39,7 +39,7 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SENTENCES
-from medclip_dcl.training.augment import CropParams, centre_crops, cut, draw_crops, slack_px
+from medclip_dcl.training.augment import JITTER, CropParams, centre_crops, cut, draw_crops, slack_px
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
@@ -417,9 +417,7 @@ class ImageTextDataset:
         if self._seed is None:
             return centre_crops(images, self._slack)
         generator = generator_for(self._seed, RngStream.VIEW, step)
-        return draw_crops(
-            generator, images, self._slack, self._settings.brightness, self._settings.contrast
-        )
+        return draw_crops(generator, images, self._slack, JITTER, JITTER)
 
     def _crops(
         self, rows: Int[np.ndarray, " local"], views: CropParams

@@ -39,6 +39,13 @@ from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.settings import ObjectiveConfig
 
+SIMILARITY_THRESHOLD = 0.9
+"""Text cosine above which `remove_similar` drops a negative."""
+KEEP_SHARE = 0.5
+"""Share of negatives that `resample_similar` keeps."""
+SIGMOID_BIAS = -10.0
+"""Added to s by `sigmoid`; fixed, at the value that Zhai et al. 2023 start from."""
+
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
@@ -112,7 +119,7 @@ class Objective:
                 inputs.s, relation == SAME, relation == UNCLEAR, positive=inputs.positive
             )
         elif kind == "sigmoid":
-            loss = sigmoid_loss(inputs.s, inputs.positive, bias=self.settings.sigmoid_bias)
+            loss = sigmoid_loss(inputs.s, inputs.positive, bias=SIGMOID_BIAS)
         else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
             loss = debiased_loss_of(terms, self.settings.floor if debiased else "fallback")
         return ObjectiveOutput(loss, gauges)
@@ -136,14 +143,13 @@ class Objective:
             return negatives.remove_by_labels(overlap, positive)
         similarity = _needed(inputs.text_similarity, "text_similarity")
         if settings.negatives == "remove_similar":
-            threshold = settings.similarity_threshold
-            return negatives.remove_by_similarity(similarity, positive, threshold)
+            return negatives.remove_by_similarity(similarity, positive, SIMILARITY_THRESHOLD)
         if settings.negatives == "reweight_similar":
             return negatives.reweight_by_similarity(similarity, positive, settings.beta)
         if inputs.generator is None:
             raise ObjectiveError("resample_similar draws at random; hand it a generator")
         return negatives.resample_by_similarity(
-            similarity, positive, settings.beta, settings.keep_share, inputs.generator
+            similarity, positive, settings.beta, KEEP_SHARE, inputs.generator
         )
 
 

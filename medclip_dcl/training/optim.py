@@ -75,18 +75,16 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
         settings: learning rates.
 
     Returns:
-        The rate of its part, else that of the encoder it belongs to, else the common one.
+        The rate of the encoder it belongs to, else the common one.
     """
     own = {
         ParamGroup.IMAGE: settings.image_learning_rate,
         ParamGroup.TEXT: settings.text_learning_rate,
-        ParamGroup.PROJECTION: settings.projection_learning_rate,
-        ParamGroup.SCALE: None,
     }
     group = param_group_of(name)
-    rate = own[group]
-    if group is ParamGroup.PROJECTION and rate is None:
-        rate = own[ParamGroup.TEXT if name.startswith("text.") else ParamGroup.IMAGE]
+    if group is ParamGroup.PROJECTION:  # each map learns as the encoder before it
+        group = ParamGroup.TEXT if name.startswith("text.") else ParamGroup.IMAGE
+    rate = own.get(group)
     return rate or settings.learning_rate
 
 
@@ -103,7 +101,6 @@ def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
     until = {
         ParamGroup.IMAGE: settings.image_frozen_steps,
         ParamGroup.TEXT: settings.text_frozen_steps,
-        ParamGroup.PROJECTION: settings.projection_frozen_steps,
     }
     return frozenset(group for group, steps in until.items() if step < steps)
 

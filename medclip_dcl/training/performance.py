@@ -1,7 +1,4 @@
-"""Bytes that a training step needs, counted without allocating them.
-
-Images per second of a recipe on this machine, from a few steps with random images.
-"""
+"""Memory of a training step, counted without allocating it; images per second, measured."""
 
 import statistics
 import time
@@ -15,15 +12,19 @@ from transformers import BertConfig
 
 from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import build_optimizer
-from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
 
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 _MOST_PAIRS = 64  # of a larger share of the batch, a part is counted and multiplied
+_PIECES = 32  # word pieces of a timed sentence: the longest of a batch of report sentences
+_FIRST_PAIRS = 4  # pairs of the first timed step on a CPU, where a slow step says enough
+_SLOW_SHARE = 8  # a step is slow that takes more than this part of the time
+_MOST_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,22 @@ def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate
     local = settings.global_batch // settings.processes
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
     encoder = DualEncoder(config.model, text)  # some backbones look at numbers while being built
+    plain = {"compile_backend": "none"}  # compilation changes no size that is counted here
+    configure_performance(encoder, settings.model_copy(update=plain))
     mode = FakeTensorMode()
-    _empty(encoder, mode)
+    for module in encoder.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
+            setattr(module, name, empty)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, mode.from_tensor(buffer))
     with mode:
-        # Layout and compilation change no size that is counted here.
-        plain = {"channels_last": False, "compile_backend": "none"}
-        configure_performance(encoder, settings.model_copy(update=plain))
         encoder.train()
         trained = [item for item in encoder.parameters() if item.requires_grad]
-        activations, regions = _kept(encoder, config, local, longest)
-        own = [*encoder.parameters(), *encoder.buffers()]
+        activations, regions = _activations(encoder, config, local, longest)
         return MemoryEstimate(
             parameters=sum(item.numel() for item in encoder.parameters()),
-            weights=_bytes_of(own),
+            weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
             gradients=_bytes_of(trained),
             moments=2 * _bytes_of(trained),
             activations=activations,
@@ -94,61 +98,43 @@ def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate
         )
 
 
-def _empty(encoder: DualEncoder, mode: FakeTensorMode) -> None:
-    """Put tensors without content in the place of a model's own."""
-    for module in encoder.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            empty = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
-            setattr(module, name, empty)
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, mode.from_tensor(buffer))
-
-
-def _kept(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
+def _activations(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
     """Bytes that autograd keeps, without the weights, and the regions of an image."""
-    settings, image = config.train, config.model.image
+    settings, px = config.train, config.model.image.input_px
     pairs = min(local, _MOST_PAIRS)
-    weights = {_place(item) for item in encoder.parameters()}
     kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 
+    def address(tensor: Tensor) -> int:  # tensors without content have no data pointer
+        storage: int = tensor.untyped_storage()._cdata
+        return storage
+
     def keep(tensor: Tensor) -> Tensor:
-        kept[_place(tensor)] = tensor.untyped_storage()
+        kept[address(tensor)] = tensor.untyped_storage()
         return tensor
 
-    pixels = torch.empty(pairs, image.channels, image.input_px, image.input_px)
+    weights = {address(item) for item in encoder.parameters()}
     ids = torch.ones(pairs, longest, dtype=torch.int64)
-    reduced = settings.precision != "no"
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", dtype=_DTYPES[settings.precision], enabled=reduced),
+        torch.autocast(
+            "cpu", dtype=_DTYPES[settings.precision], enabled=settings.precision != "no"
+        ),
     ):
-        regions, sentences = encoder(pixels, ids, torch.ones_like(ids))
+        regions, sentences = encoder(
+            torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids)
+        )
         scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
     del scores
     needed = sum(item.nbytes() for storage, item in kept.items() if storage not in weights)
     return needed * local // pairs, regions.shape[1] * regions.shape[2]
 
 
-def _place(tensor: Tensor) -> int:
-    """Tell storages of tensors without content apart: they have no data pointer."""
-    address: int = tensor.untyped_storage()._cdata
-    return address
-
-
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(item.numel() * item.element_size() for item in tensors)
 
 
-_PIECES = 32
-"""Word pieces of a sentence here: what the longest of a batch of report sentences has."""
-_FIRST_PAIRS = 4
-"""Pairs in the first step on a CPU, where more of them tell no more once a step is slow."""
-_PART = 8  # share of the time that a step may take before it is called slow
-_MOST_STEPS = 20
-
-
 def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tuple[float, int]:
-    """Time some steps of one process.
+    """Time some steps of one process on random images.
 
     Args:
         config: the recipe.
@@ -165,39 +151,34 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     """
     share = max(2, config.train.global_batch // config.train.processes)
     alone = {"global_batch": share, "processes": 1, "compile_backend": "none"}
-    step = _step_of(config, text, config.train.model_copy(update=alone))
-    pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
-    while True:
-        batch = _random_batch(config, text, pairs)
-        _timed(step, batch)
-        took = _timed(step, batch)
-        if pairs == share or took > seconds / _PART:
-            break
-        pairs = min(share, 4 * pairs)
-    times = [took]
-    while len(times) < _MOST_STEPS and sum(times) < seconds:
-        times.append(_timed(step, batch))
-    return pairs / statistics.median(times), pairs
-
-
-def _timed(step: TrainStep, batch: ImageTextBatch) -> float:
-    begun = time.perf_counter()
-    step(batch, False)
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return time.perf_counter() - begun
-
-
-def _step_of(config: Config, text: BertConfig, settings: TrainConfig) -> TrainStep:
+    settings = config.train.model_copy(update=alone)
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
     configure_performance(encoder, settings)
     encoder.to(accelerator.device).train()
-    objective = ContrastiveObjective(
-        ObjectiveConfig(directions=config.objective.directions), 0, encoder
-    )
+    loss = ObjectiveConfig(directions=config.objective.directions)
+    objective = ContrastiveObjective(loss, 0, encoder)
     optimizer = build_optimizer(encoder, settings)
-    return TrainStep(accelerator, encoder, objective, optimizer, settings, config.seed)
+    step = TrainStep(accelerator, encoder, objective, optimizer, settings, config.seed)
+
+    def timed(batch: ImageTextBatch) -> float:
+        begun = time.perf_counter()
+        step(batch, False)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        return time.perf_counter() - begun
+
+    pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
+    while True:
+        batch = _random_batch(config, text, pairs)
+        timed(batch)  # the first step of a size warms caches and allocators
+        times = [timed(batch)]
+        if pairs == share or times[0] > seconds / _SLOW_SHARE:
+            break
+        pairs = min(share, 4 * pairs)
+    while len(times) < _MOST_STEPS and sum(times) < seconds:
+        times.append(timed(batch))
+    return pairs / statistics.median(times), pairs
 
 
 def _random_batch(config: Config, text: BertConfig, pairs: int) -> ImageTextBatch:

@@ -42,25 +42,15 @@ class TrainConfig(Section):
     """Peak learning rate of the image encoder; None: `learning_rate`."""
     text_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate of the text encoder; None: `learning_rate`."""
-    projection_learning_rate: Annotated[float, Field(gt=0)] | None = None
-    """Peak learning rate of the maps into the shared space; None: each as its encoder."""
     image_frozen_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which the image encoder stays as it is, norms and dropout as in use;
     `steps`: always."""
     text_frozen_steps: Annotated[int, Field(ge=0)] = 0
     """First steps in which the text encoder stays as it is."""
-    projection_frozen_steps: Annotated[int, Field(ge=0)] = 0
-    """First steps in which the maps into the shared space stay as they are."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2000
     """Linear warm-up before cosine decay; paper: 2000."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW weight decay; none for biases, norms and gamma."""
-    clip_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Largest gradient norm."""
-    brightness: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Half-width of the random brightness factor."""
-    contrast: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Half-width of the random contrast factor."""
     freeze_batchnorm: bool = False
     """Whether batch norms keep the statistics that they were loaded with."""
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -78,8 +68,6 @@ class TrainConfig(Section):
     """Threads of torch in each process; 0: the cores, shared among this machine's processes."""
     save_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 1000
     """Steps between checkpoints: what a kill can lose."""
-    keep_checkpoints: Annotated[int, Field(ge=1), NO_EFFECT] = 2
-    """Newest checkpoints kept."""
     log_every_steps: Annotated[int, Field(gt=0), NO_EFFECT] = 10
     """Steps between lines of the metrics log."""
     validate_every_steps: Annotated[int, Field(ge=0), NO_EFFECT] = 0
@@ -92,12 +80,8 @@ class TrainConfig(Section):
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Where figures go beside the metrics log, by Accelerate's names; `tensorboard` writes to
     `trackers/` in the recipe's folder, most others send figures away."""
-    max_skipped: Annotated[int, Field(ge=1), NO_EFFECT] = 10
-    """Consecutive steps with a non-finite loss or gradient that stop the run."""
     loader_workers: Annotated[int, Field(ge=0), NO_EFFECT] = 1
     """Threads that read ahead, one batch each; 0: in the loop itself."""
-    channels_last: bool = True
-    """Memory layout of the image encoder; faster on CPU and GPU."""
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
 
@@ -111,15 +95,6 @@ class TrainConfig(Section):
         if self.global_batch % self.processes:
             raise ValueError(
                 f"global_batch {self.global_batch} is no multiple of processes {self.processes}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _something_learns(self) -> Self:
-        frozen = min(self.image_frozen_steps, self.text_frozen_steps, self.projection_frozen_steps)
-        if frozen:
-            raise ValueError(
-                f"image, text and projections are all frozen for {frozen} steps; thaw one of them"
             )
         return self
 
@@ -151,16 +126,10 @@ class ObjectiveConfig(Section):
         "hard",
     ] = "all"
     """Weights on negatives: the rivals of the paper's Table 1, and Robinson et al. 2021."""
-    similarity_threshold: Annotated[float, Field(ge=-1, le=1)] = 0.9
-    """Text cosine above which `remove_similar` drops a negative."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     """Sharpness of `resample_similar`, `reweight_similar` and `hard`."""
-    keep_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of negatives that `resample_similar` keeps."""
     relation: Literal["none", "claims", "labels", "truth"] = "none"
     """Source of the relation matrix for `multipositive` and for known positives."""
-    sigmoid_bias: float = -10.0
-    """Added to s by `sigmoid`; fixed, at the value that Zhai et al. 2023 start from."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -33,7 +33,7 @@ from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder, loa
 from medclip_dcl.models.image_encoder import load_image_weights
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, seed_for
-from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
+from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS, CheckpointStore, Snapshot
 from medclip_dcl.training.dataset import (
     Corpus,
     ImageTextBatch,
@@ -66,6 +66,11 @@ from medclip_dcl.training.validation import (
     evaluating,
     validation_loss,
 )
+
+CLIP_NORM = 1.0
+"""Largest gradient norm: above it one batch would undo what the warm-up protects."""
+MOST_SKIPPED = 10
+"""Steps in a row without a finite loss or gradient that stop a run: so many are no accident."""
 
 _IDS_SHOWN = 8
 _COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
@@ -449,7 +454,7 @@ class Trainer:
             state["scaler"] = None if scaler is None else scaler.state_dict()
             moments = optimizer_tensors(self.optimizer, self._encoder)
             snapshot = Snapshot(train_state.step, self._encoder.state_dict(), moments, state)
-            self._store.save(snapshot, self._settings.keep_checkpoints, train_state.best_step)
+            self._store.save(snapshot, KEEP_CHECKPOINTS, train_state.best_step)
         self._accelerator.wait_for_everyone()
 
     def _count(self, batch: ImageTextBatch, report: StepReport) -> None:
@@ -460,7 +465,7 @@ class Trainer:
             return
         state.skipped += 1
         state.in_a_row += 1
-        if state.in_a_row >= self._settings.max_skipped:
+        if state.in_a_row >= MOST_SKIPPED:
             ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
             raise TrainingError(
                 f"{state.in_a_row} steps in a row up to step {state.step} had a loss or gradient "
@@ -540,7 +545,7 @@ class TrainStep:
         assert self._stepper is not None
         output = self._objective.compute_loss(self._wrapped, self._encoder, batch)
         self._accelerator.backward(output.loss)
-        norm = self._accelerator.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        norm = self._accelerator.clip_grad_norm_(self._parameters, CLIP_NORM)
         broken, stop = self._agree(output.loss, norm, stop)
         if broken:
             self._restore(kept)
@@ -598,8 +603,8 @@ def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
     Raises:
         ConfigError: the image backbone cannot compute its activations twice.
     """
-    if settings.channels_last:
-        encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # Convolutions are faster in this layout, on a CPU and on a GPU; torch's stubs lack the keyword.
+    encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if settings.gradient_checkpointing == "both":
         encoder.image.checkpoint_activations()
     if settings.gradient_checkpointing != "none":

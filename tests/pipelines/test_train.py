@@ -247,10 +247,10 @@ def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     work = copy_of(corpus, tmp_path)
-    settings = {"learning_rate": 1e30, "max_skipped": 3, "weight_decay": 0.0}
+    settings = {"learning_rate": 1e30, "weight_decay": 0.0}
     assert train(work, train={**LONG, **settings}) == 1
     output = capfd.readouterr().err
-    assert "3 steps in a row" in output
+    assert "10 steps in a row" in output
     assert "s0" in output
     assert "pneumonia" not in output
 

@@ -61,8 +61,7 @@ def forward(predictor: Predictor, images: int) -> Callable[[], object]:
     size = predictor.config.images.size_px
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size)).astype(np.uint8)
     ready = to_input(pixels, predictor.config.model.image.input_px)
-    if predictor.config.train.channels_last:
-        ready = ready.contiguous(memory_format=torch.channels_last)
+    ready = ready.contiguous(memory_format=torch.channels_last)
 
     def run() -> None:
         with torch.inference_mode():

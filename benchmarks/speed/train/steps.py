@@ -19,6 +19,7 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
+from medclip_dcl.training.trainer import CLIP_NORM
 
 _SETTLED = 10  # steps until the allocator has met every length of sentence
 
@@ -42,7 +43,7 @@ class BareStep:
         self.encoder: DualEncoder = encoder.train()
         self.objective = ContrastiveObjective(scene.config.objective, scene.config.seed, encoder)
         self.optimizer = AdamW(encoder.parameters(), lr=1e-5, fused=True)
-        self.clip_norm = scene.config.train.clip_norm
+        self.clip_norm = CLIP_NORM
         self.batch: ImageTextBatch = scene.dataset.batch(0)
         self.pixels: Tensor = jitter(self.batch.crops, self.batch.brightness, self.batch.contrast)
 

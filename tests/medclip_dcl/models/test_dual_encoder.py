@@ -7,7 +7,6 @@ from benchmarks.fixtures.films import (
     random_images,
     random_tokens,
     tiny_dual_encoder,
-    tiny_model_config,
     tiny_text_config,
 )
 from medclip_dcl.models.dual_encoder import build_dual_encoder
@@ -66,12 +65,6 @@ def test_gamma_is_the_root_of_the_scale_and_stays_in_range() -> None:
             model.gamma.fill_(value)
         model.clamp_gamma()
         assert model.gamma.item() ** 2 == pytest.approx(expected)
-
-
-def test_gamma_can_be_fixed() -> None:
-    model = tiny_dual_encoder(tiny_model_config(gamma_squared=2.0, learn_gamma=False))
-    assert not model.gamma.requires_grad
-    assert model.gamma.item() ** 2 == pytest.approx(2.0)
 
 
 def test_vectors_are_float32_under_autocast() -> None:

@@ -26,11 +26,10 @@ def test_resnet18_turns_480_px_into_15_by_15_cells_of_512() -> None:
     [
         (ImageEncoderConfig(depths=(1, 1, 1), widths=(8, 8, 16)), 128, 8),
         (ImageEncoderConfig(depths=(1,), widths=(8,)), 64, 16),
-        (ImageEncoderConfig(depths=(1, 1, 1, 1), widths=(8, 8, 8, 8), stem="cifar"), 32, 4),
         (ImageEncoderConfig(depths=(1, 1), widths=(16, 32), layer="bottleneck"), 64, 8),
         (ImageEncoderConfig(depths=(1, 1, 1), widths=(8, 8, 16)), 100, 7),
     ],
-    ids=["three stages", "one stage", "cifar", "bottleneck", "no multiple of the stride"],
+    ids=["three stages", "one stage", "bottleneck", "no multiple of the stride"],
 )
 def test_grid_is_what_the_map_has(settings: ImageEncoderConfig, input_px: int, grid: int) -> None:
     encoder = ImageEncoder(settings)

@@ -7,17 +7,15 @@ from transformers import BertForMaskedLM
 
 from benchmarks.fixtures.films import random_tokens, tiny_text_config
 from medclip_dcl.errors import CheckpointError
-from medclip_dcl.models.settings import TextEncoderConfig
 from medclip_dcl.models.text_encoder import TextEncoder, fill_text_encoder
 
 
-def text_encoder(pooling: str = "cls") -> TextEncoder:
-    return TextEncoder(TextEncoderConfig(pooling=pooling), tiny_text_config(), dim=8).eval()
+def text_encoder() -> TextEncoder:
+    return TextEncoder(tiny_text_config(), dim=8).eval()
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_padding_does_not_change_the_vector(pooling: str) -> None:
-    encoder = text_encoder(pooling)
+def test_padding_does_not_change_the_vector() -> None:
+    encoder = text_encoder()
     ids, mask = random_tokens(4, tokens=7)
     padded_ids = torch.cat([ids, torch.full((4, 5), 17)], dim=1)
     padded_mask = torch.cat([mask, torch.zeros(4, 5, dtype=torch.long)], dim=1)
@@ -26,16 +24,11 @@ def test_padding_does_not_change_the_vector(pooling: str) -> None:
     )
 
 
-def test_cls_reads_the_first_state_and_mean_all_real_ones() -> None:
-    first, mean = text_encoder("cls"), text_encoder("mean")
-    mean.load_state_dict(first.state_dict())
+def test_the_first_state_is_projected() -> None:
+    encoder = text_encoder()
     ids, mask = random_tokens(3)
-    states = first.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
-    length = int(mask[1].sum())
-    torch.testing.assert_close(first(ids, mask)[1], first.projection(states[1, 0]))
-    torch.testing.assert_close(
-        mean(ids, mask)[1], first.projection(states[1, :length].mean(0)), atol=1e-6, rtol=1e-5
-    )
+    states = encoder.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(encoder(ids, mask)[1], encoder.projection(states[1, 0]))
 
 
 def language_model(folder: Path, extra: dict[str, torch.Tensor]) -> BertForMaskedLM:

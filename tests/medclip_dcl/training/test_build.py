@@ -82,10 +82,10 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     assert output.gauges.keys() == GAUGES
 
 
-def test_sigmoid_takes_its_bias_from_the_settings() -> None:
+def test_sigmoid_takes_the_bias_that_its_paper_starts_from() -> None:
     batch = inputs()
-    output = Objective(ObjectiveConfig(kind="sigmoid", sigmoid_bias=-3.0))(batch)
-    assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-3.0))
+    output = Objective(ObjectiveConfig(kind="sigmoid"))(batch)
+    assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-10.0))
 
 
 NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar", "hard")
@@ -96,7 +96,7 @@ NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_si
 def test_every_rival_changes_the_loss_and_stays_finite(kind: str, negatives: str) -> None:
     batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
     plain = Objective(ObjectiveConfig(kind=kind))(batch).loss
-    settings = ObjectiveConfig(kind=kind, negatives=negatives, similarity_threshold=0.5)
+    settings = ObjectiveConfig(kind=kind, negatives=negatives)
     loss = Objective(settings)(batch).loss
     assert loss.isfinite()
     assert loss.item() != plain.item()

@@ -26,7 +26,7 @@ def test_absent_packages_are_named(tmp_path) -> None:
 
 
 def test_trackers_learn_settings_and_no_path() -> None:
-    tree = {"model": {"image": {"pretrained": "someone/weights.pth", "channels": 1}}}
+    tree = {"model": {"image": {"pretrained": "someone/weights.pth", "input_px": 32}}}
     config = Config.model_validate({"work": "someone", **tree})
     reported = _plain(config.model_dump(mode="json", include={"seed", "model", "train"}))
     assert reported["train.global_batch"] == 64
