@@ -76,7 +76,7 @@ REMOVED: dict[str, str] = {
     "train.validate_batches": "a validation loss takes 8 batches",
     "views": "the image-only experiment is examples/image_only",
 }
-"""Settings and sections that are gone: old dotted key -> what stands in their place."""
+"""Settings and sections that are gone: old dotted key -> what to know instead."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -213,7 +213,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 
 def _gone(tree: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    """Name the keys of a tree that had a place in an earlier version."""
+    """Name the keys of a tree of an earlier version."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if key in RENAMED:

@@ -22,24 +22,30 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact, write_artifact
-from medclip_dcl.config import Config
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.likelihood.eta import EtaConfig
+from medclip_dcl.likelihood.settings import LanguageModelConfig
+from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.section import Section
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
 CALIBRATION_FILE = "calibration.json"
+
+_ConfigT = TypeVar("_ConfigT", bound=Section)
 
 
 class Curve(Section):
@@ -62,7 +68,7 @@ class Curve(Section):
         if any(list(values) != sorted(values) for values in pairs) or self.slope < 0:
             raise ValueError("a curve must rise")
         if any(not 0 <= height <= 1 for height in self.heights):
-            raise ValueError("a probability lies between 0 and 1")
+            raise ValueError("a probability is between 0 and 1")
         return self
 
     def probabilities(self, logits: Float[np.ndarray, " images"]) -> Float[np.ndarray, " images"]:
@@ -159,7 +165,7 @@ class InputRange:
         precision: inverse covariance of the features, rows.
         threshold: squared Mahalanobis distance beyond which an image is out of range.
         images: training images that all this comes from.
-        rate: expected share of images like these that lies beyond the threshold.
+        rate: expected share of images like these beyond the threshold.
     """
 
     mean: tuple[float, ...]
@@ -206,6 +212,20 @@ TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files of `text/`, as transformers reads them."""
 
 
+class PackagedConfig(Section):
+    """The sections of `config.json` that a model is used by; those of other stages may change."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    seed: int
+    images: ImagesConfig
+    language_model: LanguageModelConfig
+    eta: EtaConfig
+    model: ModelConfig
+    objective: ObjectiveConfig
+    train: TrainConfig
+
+
 @dataclass(frozen=True)
 class SavedModel:
     """A model package whose bytes have been checked."""
@@ -214,8 +234,8 @@ class SavedModel:
     """Its folder."""
     digest: str
     """Digest of all its files."""
-    config: Config
-    """The configuration that it was trained with; `work` is the model's own folder."""
+    config: PackagedConfig
+    """Settings that it was trained with."""
     card: Mapping[str, Any]
     """Facts about it."""
     subject_hashes: frozenset[str] | None
@@ -265,7 +285,7 @@ def subject_hash(subject_id: str) -> str:
 def write_model_package(
     folder: Path,
     weights: Mapping[str, Tensor],
-    config: Config,
+    config: Section,
     card: Mapping[str, Any],
     subject_ids: Iterable[str],
     write_text_files: Callable[[Path], None],
@@ -293,7 +313,7 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     write_bytes(folder / WEIGHTS, save(plain))
 
 
-def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any]) -> None:
+def write_config_and_card(folder: Path, config: Section, card: Mapping[str, Any]) -> None:
     """Write what a model was trained with and what it is.
 
     Args:
@@ -302,7 +322,7 @@ def write_config_and_card(folder: Path, config: Config, card: Mapping[str, Any])
             people: it is left out.
         card: facts about the model, JSON-serialisable.
     """
-    _write_json(folder / CONFIG, config.model_copy(update={"work": "."}).model_dump(mode="json"))
+    _write_json(folder / CONFIG, {**config.model_dump(mode="json"), "work": "."})
     _write_json(folder / CARD, card)
 
 
@@ -314,13 +334,13 @@ def read_model_package(path: Path) -> SavedModel:
         CheckpointError: its configuration or card cannot be read by this version.
     """
     artifact = open_artifact(path, ARTIFACT)
-    config, (card, hashes) = read_facts(artifact, CARD, SUBJECTS)
+    config, (card, hashes) = read_facts(artifact, PackagedConfig, CARD, SUBJECTS)
     calibration = read_calibration(artifact)
     return SavedModel(path, artifact.digest, config, card, _set(hashes), calibration)
 
 
 def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
-    """Put a calibration into a model, in place of the one that it has.
+    """Put a calibration into a model, instead of the one that it has.
 
     Returns:
         The model, with the same fingerprint and a digest of its own.
@@ -334,11 +354,12 @@ def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
         return writer.commit(model.summary)
 
 
-def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
+def read_facts(artifact: Artifact, form: type[_ConfigT], *names: str) -> tuple[_ConfigT, list[Any]]:
     """Read what a model was trained with and what it is.
 
     Args:
         artifact: an opened model.
+        form: the sections that are read.
         names: JSON files of it.
 
     Returns:
@@ -349,7 +370,7 @@ def read_facts(artifact: Artifact, *names: str) -> tuple[Config, list[Any]]:
         CheckpointError: this version cannot read one of them.
     """
     try:
-        config = Config.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
+        config = form.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
         trees = [json.loads(artifact.file(name).read_text(encoding="utf-8")) for name in names]
     except (OSError, ValidationError, ValueError) as error:
         raise CheckpointError(

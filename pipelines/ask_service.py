@@ -29,10 +29,10 @@ _START_S = 90.0
 
 
 def build(job: Job) -> None:
-    """Ask the service of a recipe's model and index about one of its test images.
+    """Ask the service of a run's model and index about one of its test images.
 
     Args:
-        job: the recipe; its model, index, manifest and sentences exist.
+        job: the job; its model, index, manifest and sentences exist.
 
     Raises:
         QueryError: the service did not start, or answered with an error.
@@ -91,14 +91,7 @@ def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from a command line.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code of `pipelines.job`.
-    """
+    """Run the job from its command line."""
     return run_job("ask_service", build, argv)
 
 

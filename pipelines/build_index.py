@@ -1,4 +1,4 @@
-"""Embed images and sentences with a trained model and seal them as a retrieval index."""
+"""Embed images and sentences with a trained model and commit them as a retrieval index."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,7 @@ from pipelines.job import Job, run_job
 
 
 def build(job: Job) -> None:
-    """Build the index of a recipe.
-
-    Args:
-        job: the job's frame.
-    """
+    """Build the index."""
     model, studies = job.open(model_package.ARTIFACT), job.open(manifest.ARTIFACT)
     prepared_artifact, texts = job.open(prepared.ARTIFACT), job.open(sentences.ARTIFACT)
     said = job.open(labels.ARTIFACT)

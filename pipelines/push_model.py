@@ -32,18 +32,15 @@ from pipelines.cli import command_parser, config_of, run_command
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
-    """Send a public copy to the hub.
+    """Send an export to the hub and give the address of the commit.
 
     Args:
         copy: from `export_model`.
         repo: `OWNER/NAME`; it is made where it does not exist.
         private: whether a new repository is private.
 
-    Returns:
-        Address of the commit.
-
     Raises:
-        ConfigError: the name is none, there is no token, the hub is switched off, or a
+        ConfigError: the name is malformed, there is no token, the hub is switched off, or a
             private repository was meant and a public one is there.
         HubError: the hub cannot be reached, or refuses.
     """
@@ -61,7 +58,7 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
         )
     except (HFValidationError, LocalTokenNotFoundError) as error:
         raise ConfigError(
-            f"--repo {repo!r} is no OWNER/NAME, or there is no token; `hf auth login` keeps one"
+            f"--repo {repo!r} is not an OWNER/NAME, or there is no token; `hf auth login` keeps one"
         ) from error
     except ConfigError:
         raise

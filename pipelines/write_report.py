@@ -1,6 +1,6 @@
-"""Write one self-contained HTML page about the recipe.
+"""Write one self-contained HTML page about a run.
 
-Reads every artifact that exists; writes `report.html` in the recipe's folder. Sections
+Reads every artifact that exists; writes `report.html` in the run's folder. Sections
 appear where their artifact does.
 """
 
@@ -18,18 +18,11 @@ from medclip_dcl.text.sentences import without_number
 from pipelines.job import Job, run_job
 
 REPORT = "report.html"
-"""Name of the page, in the recipe's folder."""
+"""Name of the page, in the run's folder."""
 
 
 def build(job: Job) -> None:
-    """Write the page.
-
-    Args:
-        job: the job.
-
-    Raises:
-        ArtifactMissing: there is nothing to report yet.
-    """
+    """Write the page; ArtifactMissing where there is nothing to report yet."""
     root = job.config.source.root
     is_generated = bool(root) and bool(truth_files(resolve_path(root, job.config)))
     rho = _true_shares(job) if is_generated else {}

@@ -24,7 +24,6 @@ from sklearn.covariance import LedoitWolf
 from torch import Tensor
 from transformers import BertConfig, BertTokenizer
 
-from medclip_dcl.config import Config
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference.heatmap import Grounding, locate
@@ -39,6 +38,7 @@ from medclip_dcl.inference.zero_shot import (
 )
 from medclip_dcl.model_package import (
     InputRange,
+    PackagedConfig,
     SavedModel,
     ScoreCalibration,
     read_input_range,
@@ -140,7 +140,7 @@ class Predictor:
 
     Attributes:
         digest: names the model; SHA-256 of its files.
-        config: the configuration that it was trained with.
+        config: settings that it was trained with.
         findings: the prompt pairs that it was published with.
         model: both encoders.
         device: where it runs.
@@ -151,7 +151,7 @@ class Predictor:
         self,
         model: DualEncoder,
         tokenizer: BertTokenizer,
-        config: Config,
+        config: PackagedConfig,
         findings: tuple[Finding, ...],
         digest: str,
         device: torch.device,

@@ -19,7 +19,7 @@ from medclip_dcl.retrieval.search import Query, RetrievalIndex
 View = dict[str, Any]
 
 ANSWERS = "service_answers.json"
-"""What `ask_service` keeps, in the recipe's folder."""
+"""What `ask_service` keeps, in the run's folder."""
 
 _QUERIES = 3
 _HITS = 4
@@ -28,9 +28,6 @@ _COMMON = 2  # studies that say a sentence before it is asked for: else one imag
 
 def show_cases(sources: Sources) -> list[View]:
     """Ask the index for images by sentences that it holds.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `query` and `hits` with `uri`, `score`, `says` and whether the image's own report
@@ -54,9 +51,6 @@ def show_cases(sources: Sources) -> list[View]:
 
 def show_answers(sources: Sources) -> View | None:
     """Show what the running service answered.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `seconds` per route, `findings`, the grounded `image` and retrieved `hits`; images and

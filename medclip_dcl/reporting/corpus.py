@@ -21,9 +21,6 @@ View = dict[str, Any]
 def describe_data(sources: Sources) -> View | None:
     """Count images, studies and patients per split, and what was left out.
 
-    Args:
-        sources: what the report is made from.
-
     Returns:
         `splits`, `totals`, `boxes` and `rejects`; None without a manifest.
     """
@@ -57,9 +54,6 @@ def describe_data(sources: Sources) -> View | None:
 
 def show_examples(sources: Sources) -> list[View]:
     """Show images of the test split with their boxes, or with what their reports say.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `uri`, `width`, `height`, `boxes` and `says` of each; nothing in a private report.

@@ -1,7 +1,4 @@
-"""Eta against the class probability, where generated studies or a label table know it.
-
-Sections about the text: sentences, language model, likelihood and the correction eta.
-"""
+"""The section about eta: how strongly sentences are corrected, and whether that is right."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from jaxtyping import Float, Int
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.diagnostics import Diagnostics, Truth, diagnose
 from medclip_dcl.likelihood.eta import has_labels, label_shares
 from medclip_dcl.reporting.charts import Labels, Line, draw_histogram, draw_points
@@ -34,16 +31,12 @@ class CorpusEta:
         keys: text keys.
         eta: class probabilities.
         pll_nats: pseudo-log-likelihoods; None where eta needs none.
-        length: length of each sentence.
-        unit: what the length counts.
         count: occurrences in the training split.
     """
 
     keys: list[str]
     eta: Floats
     pll_nats: Floats | None
-    length: Floats
-    unit: str
     count: Floats
 
 
@@ -82,7 +75,9 @@ def find_truth(sources: Sources, keys: list[str]) -> KnownShares | None:
     shares = label_shares(keys, *found)
     rho = np.where(shares > 0, shares, math.nan)
     return KnownShares(
-        rho, "share of labelled studies", "by the label table, which knows neither side nor place"
+        rho,
+        "share of labelled studies",
+        "by the label table, which knows no side and no site",
     )
 
 
@@ -145,37 +140,8 @@ _SHOWN = 8
 _LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
 
 
-def describe_text(sources: Sources) -> View | None:
-    """Sum up sentences, claims and language model.
-
-    Args:
-        sources: what the report is made from.
-
-    Returns:
-        A list `facts` of name, value and meaning; None without sentences.
-    """
-    found = sources.get(sentences.ARTIFACT)
-    if found is None:
-        return None
-    summaries = [
-        (kind.name.replace("_", " "), sources.artifacts[kind.name].summary)
-        for kind in (sentences.ARTIFACT, labels.ARTIFACT, masked_lm.ARTIFACT)
-        if kind.name in sources.artifacts
-    ]
-    facts = [
-        {"stage": stage, "name": name.replace("_", " "), "value": value}
-        for stage, summary in summaries
-        for name, value in summary.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    return {"facts": facts}
-
-
 def describe_eta(sources: Sources) -> View | None:
     """Show how strongly sentences are corrected, and which, and whether that is right.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `charts` of title, picture and meaning; `figures` by name; tables
@@ -189,7 +155,7 @@ def describe_eta(sources: Sources) -> View | None:
     settings = cache.fingerprint["settings"]["eta"]
     distinct = sentences.distinct_sentences(texts)
     said = dict(zip(distinct["text_key"].to_pylist(), distinct["text"].to_pylist(), strict=True))
-    corpus = _read(read_table(cache.path, eta.ETA), said)
+    corpus = _read(read_table(cache.path, eta.ETA))
     truth = find_truth(sources, corpus.keys)
     look = diagnose(
         corpus.eta,
@@ -225,17 +191,12 @@ def describe_eta(sources: Sources) -> View | None:
     }
 
 
-def _read(table: pa.Table, said: dict[str, str]) -> CorpusEta:
-    keys = table["text_key"].to_pylist()
+def _read(table: pa.Table) -> CorpusEta:
     has_pll = table["pll_nats"].null_count == 0
-    has_tokens = table["tokens"].null_count == 0
-    length = _numbers(table, "tokens") if has_tokens else [len(said[key].split()) for key in keys]
     return CorpusEta(
-        keys=keys,
+        keys=table["text_key"].to_pylist(),
         eta=_numbers(table, "eta"),
         pll_nats=_numbers(table, "pll_nats") if has_pll else None,
-        length=np.asarray(length, dtype=np.float64),
-        unit="word pieces" if has_tokens else "words",
         count=_numbers(table, "count"),
     )
 
@@ -269,21 +230,6 @@ def _charts(corpus: CorpusEta) -> list[View]:
             "meaning": "Both axes are logarithmic, and smaller etas stand at "
             f"{_LEAST_DRAWN:g}. Eta should rise with how often a sentence is said.",
         },
-        {
-            "title": "Who is long.",
-            "picture": draw_points(
-                corpus.length + _jitter(corpus.length),
-                eta,
-                Labels(
-                    "Eta against the length of each distinct sentence",
-                    f"length, {corpus.unit}",
-                    "eta",
-                ),
-                log_y=True,
-            ),
-            "meaning": "A likelihood is a product over word pieces, so it falls with length, "
-            "whatever the sentence means.",
-        },
     ]
     if corpus.pll_nats is not None:
         labels = Labels(
@@ -315,11 +261,6 @@ def _figures(
         name: None if value is None or math.isnan(value) else value
         for name, value in figures.items()
     }
-
-
-def _jitter(values: Float[np.ndarray, " items"]) -> Float[np.ndarray, " items"]:
-    """Move whole numbers apart, so that a column of points shows how many there are."""
-    return np.random.default_rng(0).uniform(-0.35, 0.35, len(values))
 
 
 def _numbers(table: pa.Table, column: str) -> Float[np.ndarray, " items"]:

@@ -98,7 +98,7 @@ def audit_batches(
         texts = corpus.text_of[corpus.sentences.pick(studies, rng.uniform(size=size))]
         images = corpus.images.pick(studies, rng.uniform(size=size))
         relation = relation_matrix(sentence_codes[texts], report_codes[studies])
-        relation[torch.arange(size), torch.arange(size)] = -1  # its own image is no negative
+        relation[torch.arange(size), torch.arange(size)] = -1  # its own image is not a negative
         eta = corpus.eta[texts].astype(np.float64)
         expected.append(float((size - 1) * eta.sum()))
         same.append(int((relation == SAME).sum()))
@@ -128,9 +128,6 @@ _SAID = 4
 
 def audit_negatives(sources: Sources) -> View | None:
     """Hold the false negatives that eta expects against those that there are.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `parts` by eta with their `picture`, the `origin` of what is known, `batches` and

@@ -23,9 +23,6 @@ _CHECKPOINTS = "checkpoints"
 def describe_training(sources: Sources) -> View | None:
     """Show how training went.
 
-    Args:
-        sources: what the report is made from.
-
     Returns:
         Charts `losses` and `gauges` (None where the log is gone) and the model's `card`
         with its `objective`; None without a model.
@@ -45,9 +42,6 @@ def describe_training(sources: Sources) -> View | None:
 
 def draw_training(sources: Sources) -> View:
     """Draw the metrics log.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         Charts `losses` and `gauges`; None where the log is gone.

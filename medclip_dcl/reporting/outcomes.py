@@ -26,7 +26,7 @@ _READINGS = {
     "cnr": "how far the inside of a box stands out of the heatmap, in deviations",
     "cnr_signed": "the same, negative where the inside scores lower than the outside",
     "miou": "overlap of the thresholded heatmap with the box; low by construction",
-    "pointing": "share of sentences whose best point lies in a box",
+    "pointing": "share of sentences whose best point is in a box",
     "recall_at_1": "the right answer comes first",
     "recall_at_5": "the right answer is among the first five",
     "recall_at_10": "the right answer is among the first ten",
@@ -38,9 +38,6 @@ _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 
 def describe_results(sources: Sources) -> View | None:
     """Lay out the headline figures and every question's figures.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `headlines`, `absent` questions, per-finding rows, per-category grounding rows,
@@ -66,9 +63,6 @@ def describe_results(sources: Sources) -> View | None:
 
 def show_heatmaps(sources: Sources) -> list[View]:
     """Show heatmaps with their true boxes, evenly from the best to the worst.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         An image each with `heat`, `phrase`, `cnr` and `miou`; nothing in a private report.
@@ -96,7 +90,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
                 "phrase": own[0]["phrase"],
                 "cnr": row["cnr"],
                 "miou": row["miou"],
-                "place": index + 1,
+                "rank": index + 1,
                 "of": len(rows),
             }
         )
@@ -105,9 +99,6 @@ def show_heatmaps(sources: Sources) -> list[View]:
 
 def show_gallery_answers(sources: Sources) -> list[View]:
     """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         An image each with its box, `rank`, `truth` and the best `sentences`; nothing in a

@@ -11,13 +11,13 @@ from medclip_dcl.artifact import Artifact
 from medclip_dcl.reporting.calibration import describe_calibration
 from medclip_dcl.reporting.cases import show_answers, show_cases
 from medclip_dcl.reporting.corpus import describe_data, show_examples
-from medclip_dcl.reporting.correction import describe_eta, describe_text
+from medclip_dcl.reporting.correction import describe_eta
 from medclip_dcl.reporting.data_check import describe_check, show_check
 from medclip_dcl.reporting.false_negatives import audit_negatives
 from medclip_dcl.reporting.learning import describe_training
 from medclip_dcl.reporting.outcomes import describe_results, show_gallery_answers, show_heatmaps
 from medclip_dcl.reporting.sources import Sources, describe_provenance
-from medclip_dcl.reporting.trust import describe_trust, draw_map
+from medclip_dcl.reporting.trust import describe_trust
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
@@ -25,9 +25,6 @@ _THIN_SPACE = "\u202f"
 
 def render_report(sources: Sources) -> str:
     """Make the page.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         HTML with styles, charts and pictures inline; sections without their artifact are
@@ -45,13 +42,11 @@ def render_report(sources: Sources) -> str:
             "check": describe_check(sources),
             "data": describe_data(sources),
             "examples": show_examples(sources),
-            "text": describe_text(sources),
             "eta": describe_eta(sources),
             "calibration": describe_calibration(sources),
             "audit": audit_negatives(sources),
             "training": describe_training(sources),
             "trust": describe_trust(sources),
-            "map": draw_map(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
             "cases": show_cases(sources),
@@ -65,7 +60,7 @@ def render_check(name: str, artifact: Artifact) -> str:
     """Make the page about a source alone.
 
     Args:
-        name: the recipe's name.
+        name: the config's name.
         artifact: its preflight.
 
     Returns:

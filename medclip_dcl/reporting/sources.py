@@ -1,7 +1,4 @@
-"""The artifacts of a recipe that a report can draw on.
-
-The section about where everything came from.
-"""
+"""The artifacts that a report can draw on, and the section about where they came from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,12 +37,12 @@ class Sources:
     """What a report is made from.
 
     Attributes:
-        work: folder of the recipe.
+        work: folder of the run.
         settings: the report's section of the configuration.
         artifacts: the artifacts that exist, by the name of their kind.
         is_generated: whether images and reports are generated ones.
         rho: text key -> true class probability; empty where nobody knows it.
-        negatives: N, negatives of one anchor in the recipe's global batch.
+        negatives: N, negatives of one anchor in the global batch.
     """
 
     work: Path
@@ -56,14 +53,7 @@ class Sources:
     negatives: int
 
     def get(self, *kinds: ArtifactType) -> tuple[Artifact, ...] | None:
-        """Give artifacts that are needed together.
-
-        Args:
-            kinds: their kinds.
-
-        Returns:
-            The artifacts in that order; None where one is missing.
-        """
+        """Give artifacts that are needed together; None where one is missing."""
         found = [self.artifacts.get(kind.name) for kind in kinds]
         present = tuple(artifact for artifact in found if artifact is not None)
         return present if len(present) == len(kinds) else None
@@ -77,10 +67,10 @@ def find_sources(
     negatives: int,
     kinds: Sequence[ArtifactType] = KINDS,
 ) -> Sources:
-    """Open every artifact of a recipe that exists.
+    """Open every artifact of a run that exists.
 
     Args:
-        work: folder of the recipe.
+        work: folder of the run.
         settings: the report's section of the configuration.
         is_generated: whether images and reports are generated ones.
         rho: text key -> true class probability; empty where nobody knows it.
@@ -103,15 +93,7 @@ def find_sources(
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """Choose evenly spaced places in a list, first and last included.
-
-    Args:
-        count: length of the list.
-        wanted: how many places at most.
-
-    Returns:
-        Ascending places.
-    """
+    """Choose at most `wanted` evenly spaced indices of a list, first and last included."""
     if wanted <= 0 or count <= 0:
         return []
     if wanted == 1 or count == 1:
@@ -126,12 +108,9 @@ View = dict[str, Any]
 def describe_provenance(sources: Sources) -> View:
     """List the artifacts with digest, age and cost, and the versions that made them.
 
-    Args:
-        sources: what the report is made from.
-
     Returns:
         `artifacts`, `packages`, `python`, `system` and the total of `seconds`. An artifact
-        is `stale` where an input that it names is no longer the one beside it.
+        is `stale` where an input that it names is no longer the one in the same folder.
     """
     digests = {name: artifact.digest for name, artifact in sources.artifacts.items()}
     rows = []

@@ -5,30 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.metrics import reliability
-from medclip_dcl.reporting.charts import Group, Labels, Line, draw_groups, draw_lines
-from medclip_dcl.reporting.sources import Sources, spread
-from medclip_dcl.retrieval import embeddings
+from medclip_dcl.reporting.charts import Labels, Line, draw_lines
+from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import read_table
 
 View = dict[str, Any]
 
 _LINES = 5
 _LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
-_PERPLEXITY = 30.0
-_MAPPED = 250  # images, and as many sentences: more crowd the map
-_NAMED = 4
-_LEAST_MAPPED = 40
 
 
 def describe_trust(sources: Sources) -> View | None:
     """Show how far the answers can be taken at their word.
-
-    Args:
-        sources: what the report is made from.
 
     Returns:
         `reliability` chart and `probabilities` by finding; `groups` and `gaps` of patients;
@@ -54,57 +44,6 @@ def describe_trust(sources: Sources) -> View | None:
         "pairs": questions["paraphrases"]["pool"],
         "prompts": _prompts(sources),
     }
-
-
-def draw_map(sources: Sources) -> str | None:
-    """Draw images and sentences of the index in one plane.
-
-    Args:
-        sources: what the report is made from.
-
-    Returns:
-        A chart; None without an index of this model, or where it is small.
-
-    Source: van der Maaten and Hinton 2008, by scikit-learn, on cosine distances.
-    """
-    found = sources.get(embeddings.ARTIFACT, model_package.ARTIFACT)
-    if found is None or found[0].fingerprint["inputs"].get("model") != found[1].digest:
-        return None
-    pools = [_sampled(found[0], what) for what in ("pooled", "texts")]
-    if min(len(vectors) for _, vectors in pools) < _LEAST_MAPPED:
-        return None
-    from sklearn.manifold import TSNE
-
-    vectors = np.concatenate([vectors for _, vectors in pools])
-    coordinates = TSNE(
-        perplexity=_PERPLEXITY, metric="cosine", init="random", max_iter=500, random_state=0
-    ).fit_transform(vectors)
-    chosen, images = pools[0][0], len(pools[0][1])
-    shown = read_table(found[0].path, embeddings.IMAGES, ["findings"])["findings"].to_pylist()
-    names = [(shown[row] or ["nothing read"])[0] for row in chosen]
-    often = sorted(set(names), key=lambda name: (-names.count(name), name))[:_NAMED]
-    kind = np.array([name if name in often else "other" for name in names])
-    groups = [
-        Group(name, coordinates[:images][kind == name].astype(float), is_marked=False)
-        for name in (*often, "other")
-        if (kind == name).any()
-    ]
-    groups.append(Group("sentences", coordinates[images:].astype(float), is_marked=True))
-    alt = "Images and sentences in the plane, near where the model finds them alike"
-    return draw_groups(groups, Labels(alt, "", ""))
-
-
-def _sampled(index: Artifact, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows spread evenly over the shards of one kind, and their vectors."""
-    names = sorted(name for name in index.files if name.startswith(f"{what}-"))
-    shards = [embeddings.map_array(index.file(name), np.float32) for name in names]
-    ends = np.cumsum([len(shard) for shard in shards])
-    total = int(ends[-1]) if len(ends) else 0
-    chosen = np.array(spread(total, _MAPPED), dtype=np.int64)
-    shard = np.searchsorted(ends, chosen, side="right")
-    starts = np.concatenate([[0], ends])
-    vectors = [shards[part][row - starts[part]] for part, row in zip(shard, chosen, strict=True)]
-    return chosen, np.array(vectors)
 
 
 def _reliability(sources: Sources) -> str | None:

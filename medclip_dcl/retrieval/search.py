@@ -285,7 +285,7 @@ class RetrievalIndex:
             retrieval: where candidates are searched; None: in memory.
 
         Returns:
-            The index. Its files stay open: one that is put in its place does not disturb it.
+            The index. Its files stay open: one that replaces it does not disturb it.
 
         Raises:
             ArtifactError: it is missing or damaged.

@@ -48,13 +48,13 @@ def test_expected_false_negatives_are_n_times_eta_of_the_recipe_s_batch(view):
     assert figures["rank correlation, eta and times said"] is None
 
 
-def test_eta_is_drawn_against_likelihood_length_frequency_and_labels(view):
+def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
     titles = [chart["title"] for chart in view["charts"]]
-    expected = ["How strongly.", "How likely.", "Who is said often.", "Who is long."]
+    expected = ["How strongly.", "How likely.", "Who is said often."]
     assert titles == [*expected, "Is it right?"]
 
 
-def test_eta_without_likelihoods_is_drawn_against_words(tmp_path):
+def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
     work = write_texts(tmp_path / "work")
     folder = eta.ARTIFACT.at(work)
     rows = read_table(folder, eta.ETA).to_pylist()
@@ -67,7 +67,6 @@ def test_eta_without_likelihoods_is_drawn_against_words(tmp_path):
         writer.commit({})
     view = describe_eta(sources(work))
     assert "How likely." not in [chart["title"] for chart in view["charts"]]
-    assert any("length, words" in chart["picture"] for chart in view["charts"])
 
 
 def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
