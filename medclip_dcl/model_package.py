@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -44,8 +44,6 @@ from medclip_dcl.section import Section
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
 CALIBRATION_FILE = "calibration.json"
-
-_ConfigT = TypeVar("_ConfigT", bound=Section)
 
 
 class Curve(Section):
@@ -334,7 +332,7 @@ def read_model_package(path: Path) -> SavedModel:
         CheckpointError: its configuration or card cannot be read by this version.
     """
     artifact = open_artifact(path, ARTIFACT)
-    config, (card, hashes) = read_facts(artifact, PackagedConfig, CARD, SUBJECTS)
+    config, (card, hashes) = _read_facts(artifact, CARD, SUBJECTS)
     calibration = read_calibration(artifact)
     return SavedModel(path, artifact.digest, config, card, _set(hashes), calibration)
 
@@ -354,23 +352,11 @@ def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
         return writer.commit(model.summary)
 
 
-def read_facts(artifact: Artifact, form: type[_ConfigT], *names: str) -> tuple[_ConfigT, list[Any]]:
-    """Read what a model was trained with and what it is.
-
-    Args:
-        artifact: an opened model.
-        form: the sections that are read.
-        names: JSON files of it.
-
-    Returns:
-        Configuration, and the content of these files.
-
-    Raises:
-        ArtifactCorrupt: the header lists no such file.
-        CheckpointError: this version cannot read one of them.
-    """
+def _read_facts(artifact: Artifact, *names: str) -> tuple[PackagedConfig, list[Any]]:
     try:
-        config = form.model_validate_json(artifact.file(CONFIG).read_text(encoding="utf-8"))
+        config = PackagedConfig.model_validate_json(
+            artifact.file(CONFIG).read_text(encoding="utf-8")
+        )
         trees = [json.loads(artifact.file(name).read_text(encoding="utf-8")) for name in names]
     except (OSError, ValidationError, ValueError) as error:
         raise CheckpointError(

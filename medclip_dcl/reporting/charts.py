@@ -55,7 +55,6 @@ _STYLE: dict[Any, Any] = {
 }
 _SIZE_IN = (5.4, 3.1)
 _MOST_POINTS = 800
-_LEGEND_LETTERS = 70  # that fit on a line below a chart, six of them for each sign
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,6 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Points of one name; marked ones are drawn as triangles."""
-
-    name: str
-    points: Float[np.ndarray, "items 2"]
-    is_marked: bool
 
 
 @dataclass(frozen=True)
@@ -172,36 +162,6 @@ def draw_points(
             axes.set_yscale("log")
         if lines:
             figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
-        return _svg(figure, labels.alt)
-
-
-def draw_groups(groups: Sequence[Group], labels: Labels) -> Markup:
-    """Draw groups of points in a plane whose directions mean nothing.
-
-    Args:
-        groups: marked ones are triangles, the others dots; within each kind the colours
-            repeat after five.
-        labels: description.
-
-    Returns:
-        An SVG element with a legend.
-    """
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(5.4, 5.0), layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_axis_off()
-        used = {False: 0, True: 0}
-        for group in groups:
-            colour = _SERIES[used[group.is_marked] % len(_SERIES)]
-            used[group.is_marked] += 1
-            x, y = group.points[:, 0], group.points[:, 1]
-            marker = "^" if group.is_marked else "o"
-            axes.scatter(
-                x, y, s=16, color=colour, marker=marker, alpha=0.65, linewidths=0, label=group.name
-            )
-        longest = max((len(group.name) for group in groups), default=0)
-        columns = min(len(_SERIES), max(1, _LEGEND_LETTERS // (longest + 6)))
-        figure.legend(loc="outside lower center", ncols=columns, markerscale=1.6)
         return _svg(figure, labels.alt)
 
 
