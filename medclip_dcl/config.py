@@ -24,7 +24,6 @@ from medclip_dcl.evaluation.settings import (
     ProbeConfig,
     Table1Config,
 )
-from medclip_dcl.likelihood.calibration import CalibrateConfig
 from medclip_dcl.likelihood.eta import EtaConfig
 from medclip_dcl.likelihood.settings import LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import ModelConfig
@@ -106,8 +105,6 @@ class Config(Section):
     """Pseudo-log-likelihoods."""
     eta: EtaConfig = EtaConfig()
     """Class probabilities of sentences."""
-    calibrate: CalibrateConfig = CalibrateConfig()
-    """a and k of the class probabilities, fitted."""
     model: ModelConfig = ModelConfig()
     """Encoders and similarity."""
     objective: ObjectiveConfig = ObjectiveConfig()

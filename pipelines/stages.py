@@ -31,7 +31,7 @@ _STAGES = {
 }
 STAGES = tuple(_STAGES)
 """The jobs in order."""
-TOOLS = ("doctor", "plan", "check_data", "calibrate_eta", "table1", "compare", "push_model")
+TOOLS = ("doctor", "plan", "check_data", "table1", "compare", "push_model")
 """Commands that answer a question; no config runs them by itself."""
 
 

@@ -8,7 +8,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.reporting.calibration import describe_calibration
 from medclip_dcl.reporting.cases import show_answers, show_cases
 from medclip_dcl.reporting.corpus import describe_data, show_examples
 from medclip_dcl.reporting.correction import describe_eta
@@ -43,7 +42,6 @@ def render_report(sources: Sources) -> str:
             "data": describe_data(sources),
             "examples": show_examples(sources),
             "eta": describe_eta(sources),
-            "calibration": describe_calibration(sources),
             "audit": audit_negatives(sources),
             "training": describe_training(sources),
             "trust": describe_trust(sources),

@@ -1,17 +1,12 @@
 """The section about eta: its figures by hand, its truth, and what a private report leaves out."""
 
-import json
-
-import numpy as np
 import pytest
 
 from benchmarks.fixtures.corpus import KINDS
 from benchmarks.fixtures.evaluated import write_texts
 from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.errors import ArtifactCorrupt
-from medclip_dcl.likelihood import eta, scoring
-from medclip_dcl.reporting.calibration import CALIBRATION, FOLDER, describe_calibration
+from medclip_dcl.likelihood import eta
 from medclip_dcl.reporting.correction import describe_eta
 from medclip_dcl.reporting.settings import ReportConfig
 from medclip_dcl.reporting.sources import find_sources
@@ -105,35 +100,3 @@ def test_sentences_are_listed_unless_the_report_is_private(work, view):
     private = describe_eta(sources(work, private=True))
     assert private["most"] == private["least"] == []
     assert not any(text in str(private) for text in TEXTS)
-
-
-def test_a_calibration_is_shown_and_called_stale_where_likelihoods_changed(tmp_path):
-    work = write_texts(tmp_path / "work")
-    assert describe_calibration(sources(work)) is None
-    fingerprint = make_fingerprint(scoring.ARTIFACT, {}, {})
-    with write_artifact(scoring.ARTIFACT.at(work), scoring.ARTIFACT, fingerprint) as writer:
-        write_table(writer.directory, scoring.LIKELIHOODS, [])
-        digest = writer.commit({}).digest
-    record = {
-        "evidence": "claims",
-        "likelihoods": digest,
-        "cap": 0.2,
-        "fitted": {"a": 0.5, "k": 0.1, "sigma": 1.0},
-        "paper": {"a": 0.2, "k": 0.35},
-        "constant": 0.1,
-        "interval": {"a": [0.4, 0.6], "k": [0.05, 0.15]},
-        "log_errors": {"fitted": np.log(2.0), "paper": np.log(3.0), "constant": 0.0},
-        "points": [[-3.0, 0.1], [-20.0, 0.02]],
-    }
-    path = work / FOLDER / CALIBRATION
-    path.parent.mkdir()
-    path.write_text(json.dumps(record))
-    view = describe_calibration(sources(work))
-    assert [row["factor"] for row in view["rows"]] == pytest.approx([2, 3, 1])
-    assert view["rows"][0]["interval"] == record["interval"]
-    assert not view["is_stale"]
-    path.write_text(json.dumps(record | {"likelihoods": "0" * 64}))
-    assert describe_calibration(sources(work))["is_stale"]
-    path.write_text("{}")
-    with pytest.raises(ArtifactCorrupt, match="calibrate_eta"):
-        describe_calibration(sources(work))

@@ -1,4 +1,4 @@
-"""calibrate_eta: a and k from a corpus whose likelihoods follow its own claims."""
+"""a and k from a corpus whose likelihoods follow its own claims."""
 
 import csv
 import json
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.method.eta_calibration.__main__ import main
 from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
@@ -21,7 +22,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import FINDINGS
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import text_key
-from pipelines import calibrate_eta, read_claims
+from pipelines import read_claims
 
 STUDIES = 240
 A, K = 0.5, 0.2
@@ -98,7 +99,7 @@ def config_file(tmp_path_factory):
         write_table(writer.directory, manifest.STUDY_LABELS, labels)
         writer.commit({})
     path = work.parent / "config.yaml"
-    path.write_text(f"work: {work}\neta: {{eta_max: 0.25}}\ncalibrate: {{resamples: 0}}\n")
+    path.write_text(f"work: {work}\neta: {{eta_max: 0.25}}\n")
     given = work.parent / "given.csv"
     with given.open("w", newline="") as stream:
         rows = [[f"1. {text}", has[name]] for text, name in share_of.values()]
@@ -107,9 +108,11 @@ def config_file(tmp_path_factory):
     return path
 
 
-def run(config_file: Path, *settings: str, code: int = 0) -> dict:
-    more = [part for setting in settings for part in ("--set", setting)]
-    assert calibrate_eta.main(["--config", str(config_file), *more]) == code
+def run(config_file: Path, *settings: str, code: int = 0, **options: object) -> dict:
+    words = [part for setting in settings for part in ("--set", setting)]
+    for name, value in ({"resamples": 0} | options).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    assert main(["--config", str(config_file), *words]) == code
     return {} if code else json.loads((folder(config_file) / "calibration.json").read_text())
 
 
@@ -120,7 +123,7 @@ def folder(config_file: Path) -> Path:
 @pytest.mark.parametrize("evidence", ["claims", "labels", "table"])
 def test_a_and_k_that_made_the_likelihoods_are_found(config_file, evidence):
     given = f"eta.table={config_file.parent / 'given.csv'}"
-    record = run(config_file, f"calibrate.evidence={evidence}", given)
+    record = run(config_file, given, evidence=evidence)
     assert record["fitted"]["a"] == pytest.approx(A, rel=0.2)
     assert record["fitted"]["k"] == pytest.approx(K, rel=0.2)
     assert record["correlation"] > 0.95
@@ -130,11 +133,11 @@ def test_a_and_k_that_made_the_likelihoods_are_found(config_file, evidence):
 
 def test_wordings_are_rarer_than_meanings(config_file):
     by_claims = run(config_file)["constant"]
-    assert run(config_file, "calibrate.evidence=frequency")["constant"] < by_claims / 2
+    assert run(config_file, evidence="frequency")["constant"] < by_claims / 2
 
 
 def test_the_interval_holds_the_fit(config_file):
-    record = run(config_file, "calibrate.resamples=8")
+    record = run(config_file, resamples=8)
     assert record["resamples"] == 8
     for name, (low, high) in record["interval"].items():
         assert 0.8 * low < record["fitted"][name] < 1.2 * high
@@ -161,8 +164,8 @@ def test_record_and_picture_hold_no_text(config_file):
 
 
 def test_a_corpus_of_findings_that_nobody_reads_is_refused(config_file, capsys):
-    run(config_file, "calibrate.min_studies=80", code=4)
-    assert "min_studies" in capsys.readouterr().err
+    run(config_file, min_studies=80, code=4)
+    assert "min-studies" in capsys.readouterr().err
 
 
 def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, tmp_path, capsys):
@@ -181,7 +184,7 @@ def test_evidence_that_is_not_there_is_named(config_file, tmp_path, capsys):
     assert "read_claims" in capsys.readouterr().err
     with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": False}) as writer:
         writer.commit({})
-    run(config_file, f"work={work}", "calibrate.evidence=labels", code=2)
+    run(config_file, f"work={work}", evidence="labels", code=2)
     assert "'labels'" in capsys.readouterr().err
     seal(work, scoring.ARTIFACT, scoring.LIKELIHOODS, [])
     run(config_file, f"work={work}", code=4)

@@ -1,6 +1,4 @@
-"""Settings of sentences, claims, the masked language model, likelihoods and eta.
-
-a and k of eta = min(a * p**k, cap), fitted to class probabilities that a corpus shows itself.
+"""a and k of eta = min(a * p**k, cap), fitted to class probabilities that a corpus shows itself.
 
 Symbols
     rho    share of the other studies that a sentence fits: the class probability, measured
@@ -10,67 +8,35 @@ Symbols
 
 Two ways to fit log rho = log a + k log p + noise, both with the cap respected:
 
-    capped    least squares of log min(a * p**k, cap) against log min(rho, cap): the eta
-              that training uses, as near as a and k can bring it to what it should be.
-              The default. A sentence below the floor pulls only an eta above the floor.
-              Never worse on the evidence than the best constant; flatter than the line
-              that made the data, because noise at the cap only ever pulls down.
-    censored  Tobin's regression: a share at or above the cap says no more than "at least
-              the cap", one below the floor no more than "below the floor". It finds the
-              line itself again where the noise is normal. Reports are not so kind: common
-              negations and rare findings are two heaps, and then its line, once capped,
-              is further from the capped shares.
+    capped    least squares of log min(a * p**k, cap) against log min(rho, cap), the eta
+              that training uses. A sentence below the floor pulls only an eta above the
+              floor. Never worse on the evidence than the best constant; flatter than the
+              line that made the data, because noise at the cap only ever pulls down.
+    censored  Tobin's regression: a share at or above the cap says only "at least the cap",
+              one below the floor only "below the floor". It recovers the line where the
+              noise is normal. In reports it is not: common negations and rare findings are
+              two clusters, and the line, once capped, is further from the capped shares.
 
-Plain least squares is neither: beyond the cap the line is never used, yet common negations,
-true of most images, would turn it; and leaving out the sentences that are too rare to be
+Plain least squares is neither. Common negations, true of most images, would turn the line
+in a range where the cap hides it; and leaving out the sentences that are too rare to be
 measured selects those that are common by luck, which flattens the slope.
 
-What p can know: it is the chance of one wording, a product over its word pieces, while
-rho belongs to the meaning. Long and rare wordings of a common finding have a small p and
-a large rho. The fit makes the most of what the two share; `correlation` says how little
-that may be, and `best_constant` what an eta that ignores p would do.
-
-Class probabilities that a corpus shows itself: how many other studies a sentence fits.
-
-Symbols
-    w       how often a study counts: 1, or its number of draws in a bootstrap sample
-    fits    whether a study's report, or labels, fit the meaning of a sentence
-    share   sum of w over the other studies that fit, over the sum of w of all others
-
-The study that says the sentence is left out: a sentence found in a random report tells
-nothing of how often the rest of the studies fit, so the share is unbiased for a sentence
-drawn as training draws it, rare ones included.
+What p can know: it is the chance of one wording, while rho belongs to the meaning. Long and
+rare wordings of a common finding have a small p and a large rho. `correlation` measures how
+much the two share, and `best_constant` what an eta that ignores p would do.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
-from pydantic import Field
+import torch
+from jaxtyping import Bool, Float, Int
 from scipy import optimize, special
 
 from medclip_dcl.errors import ScoreError
-from medclip_dcl.section import Section
-
-
-class CalibrateConfig(Section):
-    """a and k of eta, fitted to the corpus (`calibrate_eta`)."""
-
-    evidence: Literal["claims", "labels", "frequency", "table"] = "claims"
-    """How a class probability is measured: share of the other training studies whose report's
-    claims, or whose labels, stand `same` or `unclear` to the sentence; that say the very same
-    words; or as `eta.table` gives it."""
-    method: Literal["capped", "censored"] = "capped"
-    """`capped`: least squares after the cap, as training uses eta; `censored`: Tobin's regression,
-    the line itself with both ends censored."""
-    min_studies: Annotated[int, Field(ge=1)] = 5
-    """Other studies that a share must rest on; a smaller one is known to lie below, no more."""
-    resamples: Annotated[int, Field(ge=0)] = 200
-    """Bootstrap samples of patients for 95 % intervals; 0: none."""
-
+from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
 
 Floats = Float[np.ndarray, " sentences"]
 
@@ -134,7 +100,7 @@ def fit_line(evidence: Evidence, cap: float, method: str) -> Line:
     Args:
         evidence: measured class probabilities.
         cap: largest eta that is used, in (0, 1).
-        method: `capped` or `censored`, as the module tells.
+        method: `capped` or `censored`, as the module explains.
 
     Returns:
         The line, with 0 < a <= `LARGEST_A` and k >= 0.
@@ -306,7 +272,7 @@ def best_constant(evidence: Evidence, cap: float) -> float:
     """
     known = evidence.is_measured & (evidence.weight > 0)
     if not known.any():
-        raise ScoreError("no sentence is measured; lower calibrate.min_studies or add studies")
+        raise ScoreError("no sentence is measured; lower --min-studies or add studies")
     capped = np.minimum(evidence.share[known], cap)
     return float(np.exp(np.average(np.log(capped), weights=evidence.weight[known])))
 
@@ -341,7 +307,7 @@ def eta_of_line(pll_nats: Floats, line: Line, cap: float) -> Floats:
     Returns:
         min(a * p**k, cap).
     """
-    eta: np.ndarray = np.minimum(np.exp(np.log(line.a) + line.k * pll_nats), cap)
+    eta: np.ndarray = cap_eta(eta_from_pll(torch.from_numpy(pll_nats), line.a, line.k), cap).numpy()
     return eta
 
 
@@ -349,7 +315,7 @@ def _check(evidence: Evidence, cap: float) -> None:
     if not 0 < evidence.floor < cap < 1:
         raise ScoreError(
             f"the smallest share that counts as measured, {evidence.floor:.4g}, must lie above 0 "
-            f"and below the cap, {cap:.4g}; lower calibrate.min_studies or add studies"
+            f"and below the cap, {cap:.4g}; lower --min-studies or add studies"
         )
     columns = (evidence.pll_nats, evidence.share, evidence.weight)
     wrong = ~np.isfinite(np.stack(columns)).all(axis=0)
@@ -361,175 +327,5 @@ def _check(evidence: Evidence, cap: float) -> None:
     if inside.sum() < _FEWEST:
         raise ScoreError(
             f"{int(inside.sum())} sentences are measured below the cap and {_FEWEST} are needed; "
-            "lower calibrate.min_studies, set another calibrate.evidence or add studies"
+            "lower --min-studies, set another --evidence or add studies"
         )
-
-
-_BLOCK = 1 << 24  # cells of `fits` unpacked at a time
-
-Weights = Float[np.ndarray, " studies"]
-
-
-@dataclass(frozen=True)
-class Occurrences:
-    """Which study says which sentence; each pair stands once.
-
-    Attributes:
-        sentence: place of the sentence in the corpus's order, one per pair.
-        study: number of the study, one per pair.
-        sentences: distinct sentences of the corpus.
-        studies: number of studies.
-    """
-
-    sentence: Int[np.ndarray, " pairs"]
-    study: Int[np.ndarray, " pairs"]
-    sentences: int
-    studies: int
-
-    def sums(
-        self, values: Float[np.ndarray, " pairs"], weights: Weights
-    ) -> Float[np.ndarray, " sentences"]:
-        """Sum values over the studies that say each sentence.
-
-        Args:
-            values: one per pair.
-            weights: how often each study counts.
-
-        Returns:
-            One sum per sentence.
-        """
-        summed: np.ndarray = np.bincount(
-            self.sentence, values * weights[self.study], minlength=self.sentences
-        )
-        return summed
-
-
-@dataclass(frozen=True)
-class MatchTable:
-    """Which meanings fit which studies.
-
-    Attributes:
-        of_sentence: meaning of each sentence; -1 where nobody knows it.
-        of_study: what is known of each study, as a column of `fits`; -1: nothing.
-        fits: for each meaning, bits over the columns, packed as `numpy.packbits` does.
-        columns: number of columns.
-    """
-
-    of_sentence: Int[np.ndarray, " sentences"]
-    of_study: Int[np.ndarray, " studies"]
-    fits: UInt8[np.ndarray, "meanings bytes"]
-    columns: int
-
-    def fitting(self, weights: Weights) -> Float[np.ndarray, " meanings"]:
-        """Sum the weights of the studies that each meaning fits.
-
-        Args:
-            weights: how often each study counts.
-
-        Returns:
-            One sum per meaning.
-        """
-        known = self.of_study >= 0
-        column = np.bincount(self.of_study[known], weights[known], minlength=self.columns)
-        rows = max(1, _BLOCK // max(1, self.columns))
-        sums = [
-            self._unpacked(np.arange(start, min(start + rows, len(self.fits)))) @ column
-            for start in range(0, len(self.fits), rows)
-        ]
-        return np.concatenate(sums) if sums else np.empty(0)
-
-    def own(self, occurrences: Occurrences) -> Bool[np.ndarray, " pairs"]:
-        """Tell whether a sentence fits the study that says it.
-
-        Args:
-            occurrences: who says what.
-
-        Returns:
-            One answer per pair; no where either is unknown.
-        """
-        meaning, column = self.of_sentence[occurrences.sentence], self.of_study[occurrences.study]
-        known = (meaning >= 0) & (column >= 0)
-        bits = np.zeros(len(meaning), dtype=bool)
-        at = column[known]
-        bits[known] = self.fits[meaning[known], at // 8] >> (7 - at % 8) & 1
-        return bits
-
-    def _unpacked(self, rows: Int[np.ndarray, " rows"]) -> UInt8[np.ndarray, "rows columns"]:
-        return np.unpackbits(self.fits[rows], axis=1, count=self.columns)
-
-
-def measure_meanings(
-    pll_nats: Float[np.ndarray, " sentences"],
-    occurrences: Occurrences,
-    meanings: MatchTable,
-    weights: Weights,
-    min_studies: int,
-) -> Evidence:
-    """Measure each sentence by the studies that its meaning fits, in any wording.
-
-    Args:
-        pll_nats: pseudo-log-likelihoods.
-        occurrences: who says what.
-        meanings: what fits whom.
-        weights: how often each study counts.
-        min_studies: other studies that a share must rest on to count as measured.
-
-    Returns:
-        The evidence; a sentence without meaning, or that nobody says, has weight 0.
-    """
-    known = (meanings.of_study >= 0).astype(np.float64)
-    fitting = np.append(meanings.fitting(weights), 0.0)[meanings.of_sentence]
-    own = meanings.own(occurrences)
-    return _evidence(
-        pll_nats,
-        occurrences,
-        fitting,
-        own.astype(np.float64),
-        known,
-        np.where(meanings.of_sentence >= 0, 1.0, 0.0),
-        weights,
-        min_studies,
-    )
-
-
-def measure_wordings(
-    pll_nats: Float[np.ndarray, " sentences"],
-    occurrences: Occurrences,
-    weights: Weights,
-    min_studies: int,
-) -> Evidence:
-    """Measure each sentence by the studies that say the very same words.
-
-    Args:
-        pll_nats: pseudo-log-likelihoods.
-        occurrences: who says what.
-        weights: how often each study counts.
-        min_studies: other studies that a share must rest on to count as measured.
-
-    Returns:
-        The evidence: too small wherever a meaning has several wordings.
-    """
-    ones = np.ones(len(occurrences.study))
-    said = occurrences.sums(ones, weights)
-    everywhere, always = np.ones(occurrences.studies), np.ones(occurrences.sentences)
-    return _evidence(pll_nats, occurrences, said, ones, everywhere, always, weights, min_studies)
-
-
-def _evidence(
-    pll_nats: Float[np.ndarray, " sentences"],
-    occurrences: Occurrences,
-    fitting: Float[np.ndarray, " sentences"],
-    own: Float[np.ndarray, " pairs"],
-    known: Weights,
-    counts: Float[np.ndarray, " sentences"],
-    weights: Weights,
-    min_studies: int,
-) -> Evidence:
-    """Leave the study that says a sentence out, on average over those that say it."""
-    said = occurrences.sums(np.ones(len(own)), weights)
-    square, safe = weights**2, np.maximum(said, 1e-300)
-    total = float((weights * known).sum())
-    others = fitting - occurrences.sums(own, square) / safe
-    studies = total - occurrences.sums(known[occurrences.study], square) / safe
-    share = np.clip(others / np.maximum(studies, 1e-300), 0.0, 1.0)
-    return Evidence(pll_nats, share, said * counts, min_studies / max(total - 1, 1.0))

@@ -1,9 +1,9 @@
 """How far do fitted, paper and true class probabilities lie apart? On generated studies.
 
-    python -m benchmarks.calibration [--quick]
+    python -m benchmarks.method.eta_calibration.study [--quick]
 
 Per seed: generate studies, split, read claims, fit a small BERT, score, then build eta from
-every source and fit a and k on every kind of evidence. Each eta is held against the
+every source and fit a and k on every kind of evidence. Each eta is compared with the
 generator's own share rho of training images of which the sentence is true, capped as eta is.
 
     error      root mean square of log eta - log min(rho, cap), nats, over training sentences
@@ -23,7 +23,6 @@ which the full tier does not run.
 import argparse
 import contextlib
 import importlib
-import json
 import sys
 import tempfile
 from collections import defaultdict
@@ -34,22 +33,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.method.eta_calibration.__main__ import Options, calibrate
+from benchmarks.method.eta_calibration.evidence import by_claims, read_scored_corpus
+from benchmarks.method.eta_calibration.fit import Line, eta_of_line
 from benchmarks.record import finish
 from medclip_dcl.artifact import open_artifact
+from medclip_dcl.config import load_config
 from medclip_dcl.likelihood import eta, scoring
-from medclip_dcl.likelihood.calibration import CalibrateConfig, Line, eta_of_line
 from medclip_dcl.likelihood.diagnostics import compare_with_truth
 from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
-from medclip_dcl.reporting.calibration import CALIBRATION, FOLDER
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import without_number
-from medclip_dcl.training.class_evidence import by_claims, read_scored_corpus
 
 CONFIG = "configs/demo.yaml"
 SEEDS = (1, 2, 3)
-QUICK = ("generate.patients=150", "language_model.steps=100", "calibrate.resamples=10")
+QUICK = ("generate.patients=150", "language_model.steps=100")
+RESAMPLES = 40
+QUICK_RESAMPLES = 10
 SETTINGS = (
     "generate.size_px=64",  # images are not looked at
     "generate.workers=1",
@@ -57,7 +59,6 @@ SETTINGS = (
     "likelihood.workers=1",
     "generate.patients=400",
     "language_model.steps=300",
-    "calibrate.resamples=40",
     "eta.table=${WORK}/studies/truth/eta.csv",
 )
 STAGES = (
@@ -89,12 +90,12 @@ class Trial:
         work: the folder.
         seed: seed of the corpus and everything that is drawn.
         more: further settings.
+        resamples: bootstrap samples of the intervals.
     """
 
-    def __init__(self, work: Path, seed: int, more: Sequence[str]) -> None:
-        self.work = work
-        settings = (f"work={work}", f"seed={seed}", *SETTINGS, *more)
-        self._options = [word for setting in settings for word in ("--set", setting)]
+    def __init__(self, work: Path, seed: int, more: Sequence[str], resamples: int) -> None:
+        self.work, self._resamples = work, resamples
+        self._settings = (f"work={work}", f"seed={seed}", *SETTINGS, *more)
 
     def run(self, job: str, *settings: str) -> None:
         """Run a job or tool in this process (starting Python costs more), its lines on stderr.
@@ -102,26 +103,24 @@ class Trial:
         Raises:
             RuntimeError: it ended with another code than 0.
         """
-        more = [word for setting in settings for word in ("--set", setting)]
+        options = [word for item in (*self._settings, *settings) for word in ("--set", item)]
         with contextlib.redirect_stdout(sys.stderr):
             main = importlib.import_module(f"pipelines.{job}").main
-            code = main(["--config", CONFIG, *self._options, *more])
+            code = main(["--config", CONFIG, *options])
         if code:
             raise RuntimeError(f"{job} ended with exit code {code}")
 
     def calibrate(self, evidence: str, method: str) -> dict[str, Any]:
         """Fit a and k."""
-        settings = (f"calibrate.evidence={evidence}", f"calibrate.method={method}")
-        self.run("calibrate_eta", *settings)
-        record: dict[str, Any] = json.loads((self.work / FOLDER / CALIBRATION).read_text())
-        return record
+        config = load_config(Path(CONFIG), self._settings)
+        return calibrate(config, Options(evidence, method, resamples=self._resamples))
 
     def claimed_shares(self) -> Floats:
         """Measure class probabilities by claims."""
         kinds = (sentences.ARTIFACT, scoring.ARTIFACT, labels.ARTIFACT)
         source, scored, claimed = (open_artifact(kind.at(self.work), kind) for kind in kinds)
         corpus = read_scored_corpus(source, scored)
-        measured = by_claims(corpus, claimed, CalibrateConfig().min_studies)
+        measured = by_claims(corpus, claimed, Options().min_studies)
         evidence = measured(np.ones(len(corpus.study_ids)))
         reported = evidence.weight > 0  # a sentence without claims is left uncorrected
         return np.where(reported, np.maximum(evidence.share, evidence.floor), 0.0)
@@ -237,21 +236,20 @@ def mean_rows(trials: Sequence[Mapping[str, Row]]) -> dict[str, Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table per seed, their mean, and the JSON line.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code.
-    """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.calibration")
+    """Print a table per seed, their mean, and the JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.eta_calibration.study")
     parser.add_argument("--quick", action="store_true", help="one seed, fewer patients")
     is_quick = parser.parse_args(argv).quick
     trials = {}
     for seed in SEEDS[:1] if is_quick else SEEDS:
         with tempfile.TemporaryDirectory(prefix="calibration-") as folder:
-            trials[seed] = measure(Trial(Path(folder), seed, QUICK if is_quick else ()))
+            trial = Trial(
+                Path(folder),
+                seed,
+                QUICK if is_quick else (),
+                QUICK_RESAMPLES if is_quick else RESAMPLES,
+            )
+            trials[seed] = measure(trial)
         print_table(seed, trials[seed])
     if len(trials) > 1:
         print_table("mean", mean_rows(list(trials.values())))

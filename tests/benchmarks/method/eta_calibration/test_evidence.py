@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.likelihood.calibration import (
+from benchmarks.method.eta_calibration.evidence import (
     MatchTable,
     Occurrences,
     measure_meanings,

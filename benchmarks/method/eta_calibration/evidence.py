@@ -1,4 +1,14 @@
-"""Evidence about class probabilities: which other studies of the corpus a sentence fits."""
+"""Class probabilities that a corpus shows itself: how many other studies a sentence fits.
+
+Symbols
+    w       how often a study counts: 1, or its number of draws in a bootstrap sample
+    fits    whether a study's report, or labels, fit the meaning of a sentence
+    share   sum of w over the other studies that fit, over the sum of w of all others
+
+The study that contains the sentence is left out: a sentence found in a random report says
+nothing about how often the rest of the studies fit, so the share is unbiased for a sentence
+drawn as training draws it, rare ones included.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,27 +16,191 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from jaxtyping import Int8
+from jaxtyping import Bool, Float, Int, Int8, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.method.eta_calibration.fit import Evidence
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactStale, ConfigError
 from medclip_dcl.likelihood import scoring
-from medclip_dcl.likelihood.calibration import (
-    Evidence,
-    MatchTable,
-    Occurrences,
-    measure_meanings,
-    measure_wordings,
-)
 from medclip_dcl.losses.relations import DIFFERENT, encode_claims, encode_labels, relation_matrix
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import ReportLabels
 from medclip_dcl.text.labeler.lexicon import LABELS
+
+_BLOCK = 1 << 24  # cells of `fits` unpacked at a time
+
+Weights = Float[np.ndarray, " studies"]
+
+
+@dataclass(frozen=True)
+class Occurrences:
+    """Which study says which sentence; each pair stands once.
+
+    Attributes:
+        sentence: place of the sentence in the corpus's order, one per pair.
+        study: number of the study, one per pair.
+        sentences: distinct sentences of the corpus.
+        studies: number of studies.
+    """
+
+    sentence: Int[np.ndarray, " pairs"]
+    study: Int[np.ndarray, " pairs"]
+    sentences: int
+    studies: int
+
+    def sums(
+        self, values: Float[np.ndarray, " pairs"], weights: Weights
+    ) -> Float[np.ndarray, " sentences"]:
+        """Sum values over the studies that say each sentence.
+
+        Args:
+            values: one per pair.
+            weights: how often each study counts.
+
+        Returns:
+            One sum per sentence.
+        """
+        summed: np.ndarray = np.bincount(
+            self.sentence, values * weights[self.study], minlength=self.sentences
+        )
+        return summed
+
+
+@dataclass(frozen=True)
+class MatchTable:
+    """Which meanings fit which studies.
+
+    Attributes:
+        of_sentence: meaning of each sentence; -1 where nobody knows it.
+        of_study: what is known of each study, as a column of `fits`; -1: nothing.
+        fits: for each meaning, bits over the columns, packed as `numpy.packbits` does.
+        columns: number of columns.
+    """
+
+    of_sentence: Int[np.ndarray, " sentences"]
+    of_study: Int[np.ndarray, " studies"]
+    fits: UInt8[np.ndarray, "meanings bytes"]
+    columns: int
+
+    def fitting(self, weights: Weights) -> Float[np.ndarray, " meanings"]:
+        """Sum the weights of the studies that each meaning fits.
+
+        Args:
+            weights: how often each study counts.
+
+        Returns:
+            One sum per meaning.
+        """
+        known = self.of_study >= 0
+        column = np.bincount(self.of_study[known], weights[known], minlength=self.columns)
+        rows = max(1, _BLOCK // max(1, self.columns))
+        sums = [
+            self._unpacked(np.arange(start, min(start + rows, len(self.fits)))) @ column
+            for start in range(0, len(self.fits), rows)
+        ]
+        return np.concatenate(sums) if sums else np.empty(0)
+
+    def own(self, occurrences: Occurrences) -> Bool[np.ndarray, " pairs"]:
+        """Tell whether a sentence fits the study that says it.
+
+        Args:
+            occurrences: who says what.
+
+        Returns:
+            One answer per pair; no where either is unknown.
+        """
+        meaning, column = self.of_sentence[occurrences.sentence], self.of_study[occurrences.study]
+        known = (meaning >= 0) & (column >= 0)
+        bits = np.zeros(len(meaning), dtype=bool)
+        at = column[known]
+        bits[known] = self.fits[meaning[known], at // 8] >> (7 - at % 8) & 1
+        return bits
+
+    def _unpacked(self, rows: Int[np.ndarray, " rows"]) -> UInt8[np.ndarray, "rows columns"]:
+        return np.unpackbits(self.fits[rows], axis=1, count=self.columns)
+
+
+def measure_meanings(
+    pll_nats: Float[np.ndarray, " sentences"],
+    occurrences: Occurrences,
+    meanings: MatchTable,
+    weights: Weights,
+    min_studies: int,
+) -> Evidence:
+    """Measure each sentence by the studies that its meaning fits, in any wording.
+
+    Args:
+        pll_nats: pseudo-log-likelihoods.
+        occurrences: who says what.
+        meanings: what fits whom.
+        weights: how often each study counts.
+        min_studies: other studies that a share must rest on to count as measured.
+
+    Returns:
+        The evidence; a sentence without meaning, or that nobody says, has weight 0.
+    """
+    known = (meanings.of_study >= 0).astype(np.float64)
+    fitting = np.append(meanings.fitting(weights), 0.0)[meanings.of_sentence]
+    own = meanings.own(occurrences)
+    return _evidence(
+        pll_nats,
+        occurrences,
+        fitting,
+        own.astype(np.float64),
+        known,
+        np.where(meanings.of_sentence >= 0, 1.0, 0.0),
+        weights,
+        min_studies,
+    )
+
+
+def measure_wordings(
+    pll_nats: Float[np.ndarray, " sentences"],
+    occurrences: Occurrences,
+    weights: Weights,
+    min_studies: int,
+) -> Evidence:
+    """Measure each sentence by the studies that say the very same words.
+
+    Args:
+        pll_nats: pseudo-log-likelihoods.
+        occurrences: who says what.
+        weights: how often each study counts.
+        min_studies: other studies that a share must rest on to count as measured.
+
+    Returns:
+        The evidence: too small wherever a meaning has several wordings.
+    """
+    ones = np.ones(len(occurrences.study))
+    said = occurrences.sums(ones, weights)
+    everywhere, always = np.ones(occurrences.studies), np.ones(occurrences.sentences)
+    return _evidence(pll_nats, occurrences, said, ones, everywhere, always, weights, min_studies)
+
+
+def _evidence(
+    pll_nats: Float[np.ndarray, " sentences"],
+    occurrences: Occurrences,
+    fitting: Float[np.ndarray, " sentences"],
+    own: Float[np.ndarray, " pairs"],
+    known: Weights,
+    counts: Float[np.ndarray, " sentences"],
+    weights: Weights,
+    min_studies: int,
+) -> Evidence:
+    """Leave the study that says a sentence out, on average over those that say it."""
+    said = occurrences.sums(np.ones(len(own)), weights)
+    square, safe = weights**2, np.maximum(said, 1e-300)
+    total = float((weights * known).sum())
+    others = fitting - occurrences.sums(own, square) / safe
+    studies = total - occurrences.sums(known[occurrences.study], square) / safe
+    share = np.clip(others / np.maximum(studies, 1e-300), 0.0, 1.0)
+    return Evidence(pll_nats, share, said * counts, min_studies / max(total - 1, 1.0))
+
 
 Measure = Callable[[NDArray[np.float64]], Evidence]
 """Gives the evidence when study i counts as often as the i-th weight says."""
@@ -43,7 +217,7 @@ class ScoredCorpus:
     Attributes:
         keys: text keys of all distinct sentences.
         pll_nats: their pseudo-log-likelihoods, nats.
-        sayings: which training study says which.
+        occurrences: which training study says which.
         study_ids: the training studies.
         patient_of: patient of each study, numbered from 0.
     """
@@ -143,7 +317,7 @@ def by_labels(
         ConfigError: the source has no label table.
     """
     if manifest.STUDY_LABELS.file not in listed.files:
-        raise ConfigError("calibrate.evidence is 'labels' and the source has none; set another")
+        raise ConfigError("--evidence is 'labels' and the source has none; set another")
     rows = {
         row["study_id"]: {name: row[name] for name in LABELS}
         for row in read_table(listed.path, manifest.STUDY_LABELS).to_pylist()

@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from medclip_dcl.errors import ScoreError
-from medclip_dcl.likelihood.calibration import (
+from benchmarks.method.eta_calibration.fit import (
     LARGEST_A,
     Evidence,
     Line,
@@ -21,6 +20,7 @@ from medclip_dcl.likelihood.calibration import (
     log_error,
     resample_lines,
 )
+from medclip_dcl.errors import ScoreError
 
 CAP, FLOOR = 0.2, 0.004
 
@@ -226,7 +226,7 @@ def test_nothing_measured_has_no_constant_and_no_error():
     evidence = Evidence(np.array([-1.0]), np.array([0.001]), np.array([1.0]), 0.01)
     assert math.isnan(log_error(np.array([0.1]), evidence, CAP))
     assert math.isnan(correlation(evidence))
-    with pytest.raises(ScoreError, match="min_studies"):
+    with pytest.raises(ScoreError, match="min-studies"):
         best_constant(evidence, CAP)
 
 
