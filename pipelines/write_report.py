@@ -14,7 +14,6 @@ from medclip_dcl.files import write_text
 from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.reporting.page import render_report
 from medclip_dcl.reporting.sources import find_sources
-from medclip_dcl.text.sentences import without_number
 from pipelines.job import Job, run_job
 
 REPORT = "report.html"
@@ -42,8 +41,7 @@ def build(job: Job) -> None:
 def _true_shares(job: Job) -> dict[str, float]:
     """True class probability of every sentence that the generator can say."""
     path = resolve_path(job.config.source.root, job.config) / CLASS_PROBABILITIES
-    form = without_number if job.config.sentences.strip_numbers else str
-    return read_given_table(path, form) if path.is_file() else {}
+    return read_given_table(path) if path.is_file() else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,31 +1,28 @@
-"""Settings of sentences, claims, the masked language model, likelihoods and eta.
-
-Class probability of a sentence from its pseudo-log-likelihood.
+"""Eta: the class probability of every distinct sentence, from its estimate to its reader.
 
 Symbols
     p      exp(pll_nats): how likely the sentence is
     a, k   scale and exponent of the estimate
     eta    chance that a random image shares the sentence's class
-
-Other estimates of a sentence's class probability than its likelihood.
-
-Eta cache: the class probability of every distinct sentence, sealed, read by memory map.
-
-Class probabilities of sentences by a label table: the artifacts that hold both sides.
-
-What a class probability comes to in a batch: false negatives, and where Eq. 8 ends.
-
-Symbols
     N      negatives of an anchor: the global batch less one
-    eta    chance that a random negative is of the anchor's class
     N eta  false negatives to expect among them
+
+`eta.source` names the estimate; every one is capped at `eta.eta_max`:
+
+    pll        a * p**k, the paper's
+    frequency  share of training reports that contain the sentence
+    constant   `eta.constant` for all
+    labels     share of labelled training studies that the sentence's claims fit
+    table      column `eta` (or `rho`) of `eta.table`
+    oracle     the same; says that the table holds true class probabilities
+
+A sealed cache holds the result, sorted by text key and read by memory map.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,10 +37,13 @@ from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
 from medclip_dcl.section import Section
-from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.tables import Column, TableFormat, read_table, write_table
+from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sentences import text_key
+from medclip_dcl.text.sentences import text_key, without_number
+
+Floats = NDArray[np.float64]
 
 
 class EtaConfig(Section):
@@ -60,9 +60,30 @@ class EtaConfig(Section):
     constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Value of eta where `source` is `constant`."""
     table: str = ""
-    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`."""
-    on_missing: Literal["error", "zero"] = "error"
-    """What a sentence gets that `table` lacks: the job fails, or eta is 0 (no correction)."""
+    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`; it lists
+    every sentence."""
+
+
+ARTIFACT = ArtifactType("eta_cache", 3, "build_eta_cache")
+
+ETA = TableFormat(
+    "eta.arrow",
+    (
+        Column("text_key", pa.string(), "`text_key` of the sentence"),
+        Column(
+            "eta", pa.float64(), "estimated chance that a random image shares its class, [0, 1)"
+        ),
+        Column("pll_nats", pa.float64(), "pseudo-log-likelihood, nats; null unless eta needs it"),
+        Column("tokens", pa.int32(), "word pieces; null unless eta needs the likelihood"),
+        Column("count", pa.int32(), "occurrences in the training split"),
+    ),
+)
+"""One row per distinct sentence, in order of text_key."""
+
+NOT_MENTIONED = -2
+"""Label of a finding that a study's label table leaves blank."""
+
+_KEY_BYTES = 32
 
 
 def eta_from_pll(
@@ -88,7 +109,7 @@ def eta_from_pll(
         raise ScoreError(f"eta asks for 0 < a < 1 and k >= 0, got a = {a}, k = {k}")
     wrong = int((~(pll_nats <= 0)).sum())
     if wrong:
-        raise ScoreError(f"{wrong} likelihoods are positive or no number; rerun score_sentences")
+        raise ScoreError(f"{wrong} likelihoods are positive or not a number; rerun score_sentences")
     if k == 0:
         return torch.full_like(pll_nats, a)
     return a * torch.exp(k * pll_nats)
@@ -113,19 +134,12 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
         raise ScoreError(f"eta_max must lie in (0, 1), got {eta_max}")
     wrong = int((~(eta >= 0)).sum())
     if wrong:
-        raise ScoreError(f"{wrong} etas are negative or no number; mend their source")
+        raise ScoreError(f"{wrong} etas are negative or not a number; correct their source")
     return eta.clamp(max=eta_max)
 
 
-Floats = NDArray[np.float64]
-
-NOT_MENTIONED = -2
-"""Label of a finding that a study's label table leaves blank."""
-
-
-@dataclass(frozen=True)
-class SentenceClaims:
-    """What one sentence says, as far as a table of findings can tell."""
+class SentenceClaims(NamedTuple):
+    """What one sentence says, as far as a table of findings can show."""
 
     asserted: tuple[str, ...]
     negated: tuple[str, ...]
@@ -133,7 +147,7 @@ class SentenceClaims:
 
 
 def eta_from_frequency(reports: NDArray[np.int64], total: int) -> Floats:
-    """Estimate the class probability by how many reports say the very same sentence.
+    """Estimate the class probability by how many reports contain the very same sentence.
 
     Args:
         reports: training reports that contain each sentence.
@@ -182,7 +196,7 @@ def eta_from_labels(
     shares: dict[SentenceClaims, float] = {}
     eta = []
     for claims in said:
-        if claims not in shares:
+        if claims not in shares:  # many sentences make the same claims
             shares[claims] = _fitting_share(claims, labels, column)
         eta.append(shares[claims])
     return np.array(eta, dtype=np.float64)
@@ -191,7 +205,7 @@ def eta_from_labels(
 def _fitting_share(
     claims: SentenceClaims, labels: NDArray[np.int8], column: dict[str, int]
 ) -> float:
-    if not (claims.asserted or claims.negated or claims.normal):
+    if not any(claims):
         return 0.0
     fits = np.ones(len(labels), dtype=bool)
     try:
@@ -206,23 +220,198 @@ def _fitting_share(
     return float(fits.mean())
 
 
-ARTIFACT = ArtifactType("eta_cache", 3, "build_eta_cache")
+def label_shares(keys: Sequence[str], claimed: Artifact, listed: Artifact) -> Floats:
+    """Give the share of labelled training studies that each sentence fits.
 
-ETA = TableFormat(
-    "eta.arrow",
-    (
-        Column("text_key", pa.string(), "`text_key` of the sentence"),
-        Column(
-            "eta", pa.float64(), "estimated chance that a random image shares its class, [0, 1)"
-        ),
-        Column("pll_nats", pa.float64(), "pseudo-log-likelihood, nats; null unless eta needs it"),
-        Column("tokens", pa.int32(), "word pieces; null unless eta needs the likelihood"),
-        Column("count", pa.int32(), "occurrences in the training split"),
-    ),
-)
-"""One row per distinct sentence, in order of text_key."""
+    Args:
+        keys: text keys of the sentences.
+        claimed: the claims.
+        listed: the manifest.
 
-_KEY_BYTES = 32
+    Returns:
+        Shares in the order of the keys; 0 for a sentence without claims.
+
+    Raises:
+        ArtifactStale: the claims lack a sentence.
+        ConfigError: the manifest has no label table.
+        ScoreError: no training study has labels.
+    """
+    rows = {
+        row["text_key"]: SentenceClaims(
+            tuple(sorted({name.partition("|")[0] for name in row["asserted"]})),
+            tuple(sorted(row["negated"])),
+            row["normal"],
+        )
+        for row in read_table(claimed.path, labels.SENTENCE_CLAIMS).to_pylist()
+    }
+    if not rows.keys() >= set(keys):
+        raise ArtifactStale("claims and sentences differ; rerun read_claims")
+    return eta_from_labels((rows[key] for key in keys), _labels(listed), LABELS)
+
+
+def has_labels(listed: Artifact) -> bool:
+    """Whether a training study of a manifest has labels."""
+    return manifest.STUDY_LABELS.file in listed.files and len(_labels(listed)) > 0
+
+
+def _labels(listed: Artifact) -> NDArray[np.int8]:
+    if manifest.STUDY_LABELS.file not in listed.files:
+        raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
+    table = read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
+    reports = read_table(listed.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
+    training = {row["study_id"] for row in reports if row["split"] == "train"}
+    rows = [
+        [NOT_MENTIONED if row[name] is None else row[name] for name in LABELS]
+        for row in table
+        if row["study_id"] in training
+    ]
+    return np.array(rows, dtype=np.int8).reshape(-1, len(LABELS))
+
+
+def read_given_table(path: Path) -> dict[str, float]:
+    """Read class probabilities that someone gives for sentences.
+
+    Args:
+        path: CSV with a column `text` and a column `eta` or `rho`; a text may carry the
+            number of a list item, which the corpus's sentences have lost.
+
+    Returns:
+        Text key -> value.
+
+    Raises:
+        ConfigError: the file cannot be read, lacks a column, holds a value outside
+            [0, 1], or two different values for one sentence.
+    """
+    options = pa_csv.ConvertOptions(
+        column_types={"text": pa.string(), "eta": pa.float64(), "rho": pa.float64()}
+    )
+    try:
+        table = pa_csv.read_csv(path, convert_options=options)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError("eta.table cannot be read as CSV with columns text and eta") from error
+    values = next((name for name in ("eta", "rho") if name in table.column_names), None)
+    if values is None or "text" not in table.column_names:
+        raise ConfigError("eta.table has no columns text and eta (or rho); add them")
+    given: dict[str, float] = {}
+    for text, value in zip(table["text"].to_pylist(), table[values].to_pylist(), strict=True):
+        if text is None or value is None or not 0 <= value <= 1:
+            raise ConfigError("eta.table has a row without text or a value in [0, 1]; correct it")
+        if given.setdefault(text_key(without_number(text)), value) != value:
+            raise ConfigError("eta.table gives one sentence two values; keep one row of each")
+    return given
+
+
+def used_settings(settings: EtaConfig) -> dict[str, Any]:
+    """Pick the settings that a source uses: a change of the others rebuilds nothing."""
+    own = {"pll": ("a", "k"), "constant": ("constant",)}.get(settings.source, ())
+    return {name: getattr(settings, name) for name in ("source", "eta_max", *own)}
+
+
+def inputs_of(source: str) -> tuple[ArtifactType, ...]:
+    """List the artifacts that a source of eta reads."""
+    # scoring imports transformers, and every job reads EtaConfig from here
+    from medclip_dcl.likelihood import scoring
+
+    own: dict[str, tuple[ArtifactType, ...]] = {
+        "pll": (scoring.ARTIFACT,),
+        "labels": (labels.ARTIFACT, manifest.ARTIFACT),
+    }
+    return (sentences.ARTIFACT, *own.get(source, ()))
+
+
+def write_cache(
+    folder: Path, settings: EtaConfig, inputs: Mapping[str, Artifact], table: Path | None
+) -> dict[str, Any]:
+    """Estimate the eta of every distinct sentence, cap it and write the cache's table.
+
+    Args:
+        folder: the draft's folder.
+        settings: where eta comes from.
+        inputs: the artifacts of `inputs_of`, by name.
+        table: `eta.table`, where the source is `table` or `oracle`.
+
+    Returns:
+        The summary: counts, and quantiles of eta.
+
+    Raises:
+        ArtifactStale: likelihoods or claims are those of other sentences.
+        ConfigError: the table is malformed, or there are no labels.
+        ScoreError: a likelihood is positive, or the table lacks a sentence.
+    """
+    distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
+    scored = _scored(inputs, distinct) if settings.source == "pll" else None
+    raw = _estimate(settings, inputs, table, distinct, scored)
+    capped = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
+    nothing = pa.nulls(len(distinct))
+    columns = {
+        "text_key": distinct["text_key"],
+        "eta": pa.array(capped, pa.float64()),
+        "pll_nats": nothing if scored is None else scored["pll_nats"],
+        "tokens": nothing if scored is None else scored["tokens"],
+        "count": distinct["count"],
+    }
+    write_table(folder, ETA, pa.table(columns))
+    return _summary(raw, capped, distinct["count"].to_numpy().astype(np.int64), settings)
+
+
+def _estimate(
+    settings: EtaConfig,
+    inputs: Mapping[str, Artifact],
+    table: Path | None,
+    distinct: pa.Table,
+    scored: pa.Table | None,
+) -> Floats:
+    if scored is not None:
+        pll_nats = torch.from_numpy(scored["pll_nats"].to_numpy().copy())
+        estimated: Floats = eta_from_pll(pll_nats, settings.a, settings.k).numpy()
+        return estimated
+    if settings.source == "constant":
+        return np.full(len(distinct), settings.constant)
+    if settings.source == "frequency":
+        total = sentences.training_reports(inputs[sentences.ARTIFACT.name])
+        return eta_from_frequency(distinct["reports"].to_numpy().astype(np.int64), total)
+    keys = distinct["text_key"].to_pylist()
+    if settings.source == "labels":
+        return label_shares(keys, inputs[labels.ARTIFACT.name], inputs[manifest.ARTIFACT.name])
+    assert table is not None
+    values = read_given_table(table)
+    missing = [key for key in keys if key not in values]
+    if missing:
+        raise ScoreError(
+            f"eta.table lacks {len(missing)} of {len(keys)} sentences, the first with key "
+            f"{missing[0]}; add them (0: no correction)"
+        )
+    return np.array([values[key] for key in keys])
+
+
+def _scored(inputs: Mapping[str, Artifact], distinct: pa.Table) -> pa.Table:
+    """Read the likelihoods, which must be those of the very same sentences."""
+    from medclip_dcl.likelihood import scoring  # imports transformers
+
+    scored = read_table(inputs[scoring.ARTIFACT.name].path, scoring.LIKELIHOODS)
+    if not scored["text_key"].equals(distinct["text_key"]):
+        raise ArtifactStale("likelihoods and sentences differ; rerun score_sentences")
+    return scored
+
+
+def _summary(
+    raw: Floats, eta: Floats, count: NDArray[np.int64], settings: EtaConfig
+) -> dict[str, Any]:
+    weights = count / max(1, count.sum())
+    is_capped = raw > settings.eta_max
+    low, middle, high = np.quantile(eta, [0.05, 0.5, 0.95])
+    figures = {
+        "capped_share": is_capped.mean(),
+        "capped_share_weighted": (is_capped * weights).sum(),
+        "eta_mean": eta.mean(),
+        "eta_mean_weighted": (eta * weights).sum(),
+        "eta_p5": low,
+        "eta_median": middle,
+        "eta_p95": high,
+        "eta_zero_share": (eta == 0).mean(),
+    }
+    rounded = {name: round(float(value), 6) for name, value in figures.items()}
+    return {"source": settings.source, "sentences": len(eta), **rounded}
 
 
 class EtaCache:
@@ -292,98 +481,6 @@ def _mapped_keys(column: pa.ChunkedArray) -> np.ndarray:
     return np.frombuffer(data, f"S{_KEY_BYTES}", count, int(ends[0]))
 
 
-def read_given_table(path: Path, form: Callable[[str], str]) -> dict[str, float]:
-    """Read class probabilities that someone gives for sentences.
-
-    Args:
-        path: CSV with a column `text` and a column `eta` or `rho`.
-        form: brings a text into the form in which the corpus keeps sentences.
-
-    Returns:
-        Text key -> value.
-
-    Raises:
-        ConfigError: the file cannot be read, lacks a column, holds a value outside
-            [0, 1], or two different values for one sentence.
-    """
-    options = pa_csv.ConvertOptions(
-        column_types={"text": pa.string(), "eta": pa.float64(), "rho": pa.float64()}
-    )
-    try:
-        table = pa_csv.read_csv(path, convert_options=options)
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError("eta.table cannot be read as CSV with columns text and eta") from error
-    values = next((name for name in ("eta", "rho") if name in table.column_names), None)
-    if values is None or "text" not in table.column_names:
-        raise ConfigError("eta.table has no columns text and eta (or rho); add them")
-    given: dict[str, float] = {}
-    for text, value in zip(table["text"].to_pylist(), table[values].to_pylist(), strict=True):
-        if text is None or value is None or not 0 <= value <= 1:
-            raise ConfigError("eta.table has a row without text or a value in [0, 1]; mend it")
-        if given.setdefault(text_key(form(text)), value) != value:
-            raise ConfigError("eta.table gives one sentence two values; keep one row of each")
-    return given
-
-
-def label_shares(keys: Sequence[str], claimed: Artifact, listed: Artifact) -> NDArray[np.float64]:
-    """Give the share of labelled training studies that each sentence fits.
-
-    Args:
-        keys: text keys of the sentences.
-        claimed: the claims.
-        listed: the manifest.
-
-    Returns:
-        Shares in the order of the keys; 0 for a sentence without claims.
-
-    Raises:
-        ArtifactStale: the claims lack a sentence.
-        ConfigError: the manifest has no label table.
-        ScoreError: no training study has labels.
-    """
-    rows = {
-        row["text_key"]: SentenceClaims(
-            tuple(sorted({name.partition("|")[0] for name in row["asserted"]})),
-            tuple(sorted(row["negated"])),
-            row["normal"],
-        )
-        for row in read_table(claimed.path, labels.SENTENCE_CLAIMS).to_pylist()
-    }
-    if not rows.keys() >= set(keys):
-        raise ArtifactStale("claims and sentences differ; rerun read_claims")
-    return eta_from_labels((rows[key] for key in keys), _labels(listed), LABELS)
-
-
-def has_labels(listed: Artifact) -> bool:
-    """Tell whether a training study of a source has labels.
-
-    Args:
-        listed: the manifest.
-
-    Returns:
-        Whether one has.
-    """
-    return _has_table(listed) and len(_labels(listed)) > 0
-
-
-def _has_table(listed: Artifact) -> bool:
-    return manifest.STUDY_LABELS.file in listed.files
-
-
-def _labels(listed: Artifact) -> NDArray[np.int8]:
-    if not _has_table(listed):
-        raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
-    table = read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
-    reports = read_table(listed.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
-    training = {row["study_id"] for row in reports if row["split"] == "train"}
-    rows = [
-        [NOT_MENTIONED if row[name] is None else row[name] for name in LABELS]
-        for row in table
-        if row["study_id"] in training
-    ]
-    return np.array(rows, dtype=np.int8).reshape(-1, len(LABELS))
-
-
 class Correction(NamedTuple):
     """One eta in a batch of one size."""
 
@@ -398,7 +495,7 @@ class Correction(NamedTuple):
 
 
 def correction(eta: float, global_batch: int) -> Correction:
-    """Say what a class probability comes to in a batch.
+    """Compute what a class probability means in a batch.
 
     Args:
         eta: class probability, in [0, 1).

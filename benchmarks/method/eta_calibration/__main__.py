@@ -57,7 +57,6 @@ from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
 from medclip_dcl.reporting import charts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.sentences import without_number
 
 FOLDER, CALIBRATION = "calibration", "calibration.json"
 
@@ -135,7 +134,7 @@ def _measure(config: Config, options: Options, corpus: ScoredCorpus) -> Measure:
     if options.evidence == "frequency":
         return by_wordings(corpus, least)
     if options.evidence == "table":
-        given = read_given_table(resolve_path(config.eta.table, config), without_number)
+        given = read_given_table(resolve_path(config.eta.table, config))
         return by_table(corpus, given, least)
     claimed = _open(work, labels.ARTIFACT)
     if options.evidence == "claims":

@@ -230,7 +230,7 @@ class ScoredCorpus:
 
 
 def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
-    """Read the training sentences of a recipe.
+    """Read the training sentences.
 
     Args:
         source: the sentences.

@@ -45,7 +45,6 @@ from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from medclip_dcl.text.sentences import without_number
 
 CONFIG = "configs/demo.yaml"
 SEEDS = (1, 2, 3)
@@ -147,7 +146,7 @@ def measure(trial: Trial) -> dict[str, Row]:
     cap, paper = EtaConfig().eta_max, EtaConfig()
     scored = read_table(scoring.ARTIFACT.at(trial.work), scoring.LIKELIHOODS)
     pll_nats, count = scored["pll_nats"].to_numpy(), scored["count"].to_numpy()
-    given = read_given_table(trial.work / "studies" / "truth" / "eta.csv", without_number)
+    given = read_given_table(trial.work / "studies" / "truth" / "eta.csv")
     rho = np.array([given.get(key, np.nan) for key in scored["text_key"].to_pylist()])
 
     def judged(eta: Floats) -> Row:
