@@ -1,17 +1,16 @@
-"""The 54 reports of MIMIC-CXR whose text cannot be found by its headers, as data.
+"""Report -> findings and impression.
 
-Who made the release read these reports and wrote down where their text stands: under a
-header that usually means something else, or between two characters.
+Two readers share one table of header names: `read_sections` follows MIMIC-CXR's own section
+parser to the letter, `read_loose_sections` reads reports of any other layout.
+
+54 reports of MIMIC-CXR cannot be found by their headers. Whoever made the release read them
+and recorded where their text is: under a header that usually means something else, or
+between two characters.
 
 Source: function `custom_mimic_cxr_rules` in mimic-iv-cxr/txt/section_parser.py of
     github.com/MIT-LCP/mimic-code, commit 20fe4496d96cec2634ed4ae99924b8dc548cd62e.
     Licence: MIT, Copyright (c) 2019 MIT Laboratory for Computational Physiology. Ids and
     numbers are theirs; no text of a report is repeated here.
-
-Report -> findings and impression.
-
-Two readers share one table of header names: `read_sections` follows the release's own
-section parser to the letter, `read_loose_sections` reads reports of any other layout.
 """
 
 import re

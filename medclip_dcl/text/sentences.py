@@ -1,26 +1,22 @@
-"""Settings of sentences, claims, the masked language model, likelihoods and eta.
+"""Sentences: reports split, and the table of one row per usable sentence.
 
-Sentences: one row per usable sentence of a report, and the key that names its text.
-
-Section of a report -> sentences: PySBD behind one function, and the rules of what is kept.
-
-PySBD is unmaintained; its known faults are met here, before and after it:
-    line wraps          whitespace is collapsed first: it would end a sentence at each
+PySBD splits, behind one function; it is unmaintained, and its known faults are met here:
+    line wraps          whitespace is collapsed first: PySBD would end a sentence at each
     glued stops         "clear.There" and "XXXX.In" get the space that ends a sentence
     double stops        "seen.. No" and "seen. ." leave a lone "." that is dropped
     bare enumerators    "1." on its own is dropped, "1. Clear." loses its number
-    pathological text   lists without end take it time squared: it is given a deadline, after
+    pathological text   endless lists take it quadratic time: it is given a deadline, after
                         which the section is cut at every stop that a space follows
-    words changed       should it not give back the words it was given, the same
+    words changed       should it not return the words it was given, the same
 
-Rules, in the order in which they are tried
+Rules by which a sentence is dropped, in the order in which they are tried:
     punctuation   nothing but marks: a lone full stop
     enumerator    bare list numbers: "1." or "2) 3)"
     masked        no letter outside the de-identification tokens ___ and XXXX
-    short         fewer readable words than the settings ask for
+    short         fewer readable words than `sentences.min_words`
 
-What is kept loses the number of a list item in front, where the settings say so. For every
-section, `plain + separated - dropped = kept`.
+A kept sentence loses the number of a list item in front, so that equal statements are one
+sentence. For every section, `plain + separated - dropped = kept`.
 """
 
 import contextlib
@@ -29,17 +25,18 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
 from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.progress import Progress
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat, read_table
 
@@ -52,22 +49,19 @@ class SentencesConfig(Section):
     min_words: Annotated[int, Field(ge=1)] = 2
     """Fewest words with a letter outside `___` and `XXXX` that a sentence needs; 2 keeps
     "No pneumothorax.", which is what this method is about."""
-    strip_numbers: bool = True
-    """Whether the number of a list item is cut off ("1. No effusion is seen."), so that equal
-    statements are one sentence."""
-    max_characters: Annotated[int, Field(gt=0)] = 1000
-    """Longest sentence kept, characters; longer ones are truncated and counted."""
-    max_section_characters: Annotated[int, Field(gt=0)] = 20_000
-    """Longest section split, characters; longer ones are truncated and counted."""
-    deadline_s: Annotated[float, Field(gt=0)] = 3
-    """CPU seconds that one section may take to split; one that takes longer is cut at its full
-    stops instead, and counted. A report of usual length takes a thousandth of it."""
 
+
+LONGEST_SENTENCE = 1000
+"""Characters; longer sentences are truncated and counted: a model reads far less."""
+LONGEST_SECTION = 20_000
+"""Characters; longer sections are truncated and counted, which bounds the time of a split."""
+DEADLINE_S = 3.0
+"""CPU seconds that PySBD may take for a section; a section of usual length takes a thousandth."""
 
 ARTIFACT = ArtifactType("sentences", 2, "split_sentences")
 
 NORMALISATION = "whitespace collapsed, case and marks kept"
-"""Names what `normalise_text` does; part of the recipe of everything that is keyed by text."""
+"""Names what `normalise_text` does; part of the fingerprint of everything that is keyed by text."""
 
 SENTENCES = TableFormat(
     "sentences.parquet",
@@ -157,7 +151,7 @@ RULES = ("punctuation", "enumerator", "masked", "short")
 """Names of the rules that drop a sentence, in the order in which they are tried."""
 
 SPLITTER = f"pysbd {metadata.version('pysbd')} en, rules 2"
-"""Names how reports are split; part of the recipe of everything that is made from sentences."""
+"""Names how reports are split; part of the fingerprint of all that is made from sentences."""
 
 MASK = re.compile(r"_{2,}|\bX{3,}s?\b")
 """De-identification tokens: MIMIC's ___ and Open-i's XXXX."""
@@ -166,6 +160,7 @@ _ENUMERATOR = re.compile(r"(\(?(\d{1,3}|[A-Za-z])[.):]+ *)+")
 _NUMBER = re.compile(r"^(\(?(\d{1,2}|[a-h])[.):]+ +)+(?=\S)")
 _GLUED = re.compile(r"((?<=[a-z]{3})|(?<=XXX)|(?<=___)|(?<![\w.-])\d{1,2})\.(?=[A-Z][a-z])")
 """A stop, or a list number and its stop, that a word follows at once."""
+_REPORTED = 2000  # sections between reports of progress
 _STOP = re.compile(r"(?<=[.?!]) +")
 _SEGMENTER = pysbd.Segmenter(language="en", clean=False)
 
@@ -199,7 +194,7 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
 
     Args:
         text: the section, with or without line breaks.
-        settings: shortest and longest sentence, longest section, deadline.
+        settings: shortest sentence kept.
 
     Returns:
         The kept sentences in order, and counts of what was dropped or cut.
@@ -207,9 +202,9 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
     Source: Sadvilkar and Neumann 2020 (PySBD); the rules are ours.
     """
     whole = normalise_text(text)
-    section = whole[: settings.max_section_characters]
+    section = whole[:LONGEST_SECTION]
     repaired = _GLUED.sub(lambda match: f"{match.group()} ", section)
-    pieces, is_plain = _pieces(repaired, settings.deadline_s)
+    pieces, is_plain = _pieces(repaired)
     plain = len(pieces)
     if repaired != section:
         plain = len(segment(section) if is_plain else _cut_at_stops(section))
@@ -219,9 +214,9 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
         if rule:
             dropped[rule] += 1
             continue
-        stated = without_number(sentence) if settings.strip_numbers else sentence
-        cut += len(stated) > settings.max_characters
-        kept.append((index, normalise_text(stated[: settings.max_characters])))
+        stated = without_number(sentence)
+        cut += len(stated) > LONGEST_SENTENCE
+        kept.append((index, normalise_text(stated[:LONGEST_SENTENCE])))
     return Split(
         sentences=tuple(kept),
         plain=plain,
@@ -245,17 +240,69 @@ def without_number(sentence: str) -> str:
     return _NUMBER.sub("", sentence)
 
 
-def split_sections(texts: Iterable[str], settings: SentencesConfig) -> dict[str, Split]:
-    """Split every distinct section once; reports repeat each other, and PySBD is slow.
+def split_reports(
+    reports: Sequence[Mapping[str, str]], settings: SentencesConfig
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Split all reports. A distinct section is split once: reports repeat, and PySBD is slow.
 
     Args:
-        texts: sections, repeats allowed.
-        settings: as in `split_section`.
+        reports: rows of the manifest's table of reports.
+        settings: sections used, shortest sentence kept.
 
     Returns:
-        Section -> what became of it.
+        Rows of `SENTENCES`, sorted, and the summary, by which
+        plain_sentences + separated - all that was dropped = sentences.
     """
-    return {text: split_section(text, settings) for text in dict.fromkeys(texts)}
+    parts = [(report, name) for report in reports for name in _used_sections(report, settings)]
+    splits: dict[str, Split] = {}
+    texts = sorted({report[name] for report, name in parts})
+    with Progress("split sections", len(texts), "section") as progress:
+        for number, text in enumerate(texts, 1):
+            splits[text] = split_section(text, settings)
+            if number % _REPORTED == 0 or number == len(texts):
+                progress.advance((number - 1) % _REPORTED + 1)
+    rows: list[dict[str, Any]] = [
+        {
+            "study_id": report["study_id"],
+            "subject_id": report["subject_id"],
+            "split": report["split"],
+            "section": name,
+            "position": index,
+            "text": text,
+            "text_key": text_key(text),
+        }
+        for report, name in parts
+        for index, text in splits[report[name]].sentences
+    ]
+    rows.sort(key=lambda row: (row["study_id"], row["section"], row["position"]))
+    masked = sum(bool(MASK.search(row["text"])) for row in rows)
+    summary = {
+        "reports": len(reports),
+        "sections": len(parts),
+        "distinct_sections": len(splits),
+        "reports_with_sentences": len({row["study_id"] for row in rows}),
+        "sentences": len(rows),
+        "unique": len({row["text_key"] for row in rows}),
+        "training_sentences": sum(row["split"] == "train" for row in rows),
+        "masked_share": round(masked / len(rows), 6) if rows else 0.0,
+    }
+    return rows, summary | _losses([splits[report[name]] for report, name in parts])
+
+
+def _used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:
+    present = [name for name in settings.sections if report[name]]
+    return present or (["last_paragraph"] if report["last_paragraph"] else [])
+
+
+def _losses(splits: Sequence[Split]) -> dict[str, int]:
+    return {
+        "plain_sentences": sum(split.plain for split in splits),
+        "separated": sum(split.separated for split in splits),
+        **{f"dropped_{rule}": sum(split.dropped[rule] for split in splits) for rule in RULES},
+        "truncated_sentences": sum(split.truncated_sentences for split in splits),
+        "truncated_sections": sum(split.truncated_sections for split in splits),
+        "unsegmented_sections": sum(split.unsegmented for split in splits),
+    }
 
 
 def segment(text: str) -> list[str]:
@@ -271,10 +318,10 @@ def segment(text: str) -> list[str]:
     return [piece for piece in stripped if piece]
 
 
-def _pieces(text: str, deadline_s: float) -> tuple[list[str], bool]:
-    """Segment a text, or cut it at its stops; and say which of the two was done."""
+def _pieces(text: str) -> tuple[list[str], bool]:
+    """Segment a text, or cut it at its stops; True where it was segmented."""
     try:
-        with _deadline(deadline_s):
+        with _deadline(DEADLINE_S):
             pieces = segment(text)
     except _Late:
         return _cut_at_stops(text), False

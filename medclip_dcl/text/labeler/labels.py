@@ -1,39 +1,34 @@
-"""Claims: what each sentence, and each report as a whole, says of the 13 findings.
+"""Labels: what a sentence or a report says of the 13 CheXpert findings.
 
-Sentence or report -> mentions of concepts.
-
-Rules, in the order in which they are applied
-    1  A text is cut into sentences at full stops that stand in no number, at semicolons,
+The rules, in the order in which they are applied:
+    1  A text is cut into sentences at full stops that are not in a number, at semicolons,
        exclamation marks and empty lines.
-    2  The longest phrase of the lexicon and of the cues counts at each place (`mentions`).
+    2  The longest phrase of the lexicon and of the cues counts at each position (`phrases`).
     3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across.
-    4  Cues give every concept its polarity (`moods`).
-    5  Side words give it its sides (`sides`).
-    6  Parts of the image called normal or enlarged add theirs (`regions`).
+    4  Cues give every concept its polarity (`negation`).
+    5  Side words give it its sides (`laterality`).
+    6  Parts of the image called normal or enlarged add theirs (`normality`).
+    7  Concepts become findings, and the sentences of a report are united: asserted anywhere
+       beats hedged, hedged beats negated, and a finding that no sentence names has no label.
 
-Report or sentence -> claims about the 13 CheXpert findings.
-
-A claim is a finding with a polarity and, where it is asserted, its sides. What no
-sentence says is no claim. The reading itself is in `reading`, its words in `lexicon` and
-`cues`; here sentences come together:
-
-    asserted anywhere beats hedged, hedged beats negated; sides are united;
-    `normal` stands where a sentence calls the image or the lungs normal, or heart, lungs
-    and pleura are each denied a finding, and nothing abnormal, also beyond the 13
-    findings, is asserted or hedged.
+A claim is a finding with a polarity and, where it is asserted, its sides.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
 from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.tables import Column, TableFormat
+from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.laterality import read_laterality
 from medclip_dcl.text.labeler.lexicon import CUES, FINDINGS_OF, LABELS, LEFT_OPEN_BY, MIDLINE, Cue
@@ -70,38 +65,6 @@ REPORT_CLAIMS = TableFormat(
     ),
 )
 """One row per study, in order of study_id."""
-
-
-def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:
-    """Write asserted findings as the tables keep them.
-
-    Args:
-        asserted: finding -> sides; an empty set where none is named.
-
-    Returns:
-        Sorted `Finding` (no side) and `Finding|side` entries.
-    """
-    return sorted(
-        entry
-        for name, sides in asserted.items()
-        for entry in ([f"{name}|{side}" for side in sides] or [name])
-    )
-
-
-def split_sides(entries: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Read asserted findings back from a table's entries.
-
-    Args:
-        entries: what `join_sides` wrote.
-
-    Returns:
-        Finding -> sides.
-    """
-    found: dict[str, frozenset[str]] = {}
-    for entry in entries:
-        name, _, side = entry.partition("|")
-        found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
-    return found
 
 
 RULES = 1
@@ -211,11 +174,7 @@ class ReportLabels:
         return bool(self.asserted or self.negated or self.uncertain or self.normal)
 
     def to_row(self) -> dict[str, Any]:
-        """Give the claims as the columns of the claims artifact.
-
-        Returns:
-            Column -> value, without the column that names the text.
-        """
+        """Give the columns of the claims artifact, without the one that names the text."""
         return {
             "asserted": join_sides(self.asserted),
             "negated": sorted(self.negated),
@@ -225,14 +184,7 @@ class ReportLabels:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Take claims from a row of the claims artifact.
-
-        Args:
-            row: a row with the columns that `to_row` gives.
-
-        Returns:
-            The claims.
-        """
+        """Read a row with the columns that `to_row` gives."""
         return cls(
             split_sides(row["asserted"]),
             frozenset(row["negated"]),
@@ -255,8 +207,48 @@ def read_claims(text: str) -> ReportLabels:
     return report_labels_of([read_report(text)])
 
 
+def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Write the claims of every distinct sentence and of every report.
+
+    Args:
+        folder: the draft's folder.
+        rows: study_id, text and text_key of the sentences, in order of study_id.
+
+    Returns:
+        The summary; shares are of sentences as they occur, repeats included.
+    """
+    readings = {row["text_key"]: read_report(row["text"]) for row in rows}
+    said = {key: report_labels_of([reading]) for key, reading in readings.items()}
+    reports = {
+        study: report_labels_of(readings[row["text_key"]] for row in group)
+        for study, group in groupby(rows, key=itemgetter("study_id"))
+    }
+    for form, name, claims in (
+        (SENTENCE_CLAIMS, "text_key", said),
+        (REPORT_CLAIMS, "study_id", reports),
+    ):
+        table = [{name: key, **claims[key].to_row()} for key in sorted(claims)]
+        write_table(folder, form, table)
+    kinds = ("asserted", "negated", "uncertain")
+    counts = {
+        kind: Counter(name for claim in reports.values() for name in getattr(claim, kind))
+        for kind in kinds
+    }
+    with_claims = sum(bool(said[row["text_key"]]) for row in rows)
+    return {
+        "sentences": len(rows),
+        "distinct_sentences": len(said),
+        "reports": len(reports),
+        "share_with_claims": round(with_claims / max(1, len(rows)), 4),
+        "normal_reports": sum(claim.normal for claim in reports.values()),
+        "reports_per_finding": {
+            name: {kind: counts[kind][name] for kind in kinds} for name in FINDINGS
+        },
+    }
+
+
 def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
-    """Bring what several sentences say together.
+    """Unite what several sentences say.
 
     Args:
         readings: readings of the sentences of one report, in any order.
@@ -270,6 +262,7 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     for reading in readings:
         normal |= reading.normal
         for mention in reading.mentions:
+            # concepts beyond the 13 findings count here: an image with a hernia is not normal
             abnormal |= mention.polarity in _ABNORMAL
             for finding, polarity in _said_of(mention):
                 if polarity is Polarity.ASSERTED:
@@ -279,6 +272,8 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                     uncertain.add(finding)
                 elif polarity is Polarity.NEGATED:
                     negated.add(finding)
+    # A report hedges in one sentence and asserts in another ("possible edema", "edema is
+    # worse"): the stronger word stands.
     uncertain -= asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
@@ -292,3 +287,35 @@ def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:
     for finding in LEFT_OPEN_BY.get(mention.concept, ()):
         is_open = mention.polarity is Polarity.ASSERTED
         yield finding, Polarity.UNCERTAIN if is_open else mention.polarity
+
+
+def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:
+    """Write asserted findings as the tables keep them.
+
+    Args:
+        asserted: finding -> sides; an empty set where none is named.
+
+    Returns:
+        Sorted `Finding` (no side) and `Finding|side` entries.
+    """
+    return sorted(
+        entry
+        for name, sides in asserted.items()
+        for entry in ([f"{name}|{side}" for side in sides] or [name])
+    )
+
+
+def split_sides(entries: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Read asserted findings back from a table's entries.
+
+    Args:
+        entries: what `join_sides` wrote.
+
+    Returns:
+        Finding -> sides.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for entry in entries:
+        name, _, side = entry.partition("|")
+        found[name] = found.get(name, frozenset()) | ({side} if side else frozenset())
+    return found

@@ -1,16 +1,12 @@
-"""Manifest: the usable frontal images, their reports, labels and boxes, and what was rejected.
+"""What reports call the findings, and the words that decide what is said of them, as data.
 
-Words that decide what a report says of a finding: our own lists, as data.
+Our own lists. A cue stands for what it does, and the reading rules know only that. A concept
+is the finest thing told apart; several concepts may be one CheXpert finding, and some are
+none: they only say that an image is not normal.
 
-Each cue stands for what it does, and the reading rules know only that.
-Where two cues begin at one word the longer wins, which is how "clear of"
-is a negation and "clear" is none.
-
-What reports call the findings: our own lexicon, as data.
-
-A concept is the finest thing told apart; several concepts may be one CheXpert finding,
-and some are none: they only say that an image is not normal. Phrases are in
-lower case, in the singular; plurals, hyphens and one slip in a long word are forgiven.
+Phrases are in lower case, in the singular; plurals, hyphens and one slip in a long word are
+forgiven. Where two phrases begin at one word the longer wins, which is how "clear of" is a
+negation and "clear" is not.
 """
 
 from enum import Enum, auto

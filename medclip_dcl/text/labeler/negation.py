@@ -1,8 +1,8 @@
 """Clause -> the polarity of every concept in it.
 
-A clause is read left to right in a mood: asserting, denying, hedging, past. A cue sets
+A clause is read left to right in one polarity: asserting, denying, hedging, past. A cue sets
 it. It ends where an independent statement begins: at "with" after a denied finding, and
-at "and" or a comma before words of size, side or place, or after a verb ("no effusion is
+at "and" or a comma before words of size, side or part, or after a verb ("no effusion is
 seen, lungs are hazy"). A list with "or" never ends it. Where "no" is followed by a change
 ("no change in the effusion") or by another negation ("not without"), nothing is denied.
 
@@ -36,13 +36,13 @@ _SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
 
 
 def read_negation(clause: Sequence[Mark]) -> list[Polarity]:
-    """Follow the mood through a clause.
+    """Follow the polarity through a clause.
 
     Args:
         clause: marks of one clause.
 
     Returns:
-        The mood at every mark; at a concept, it is the concept's polarity.
+        The polarity at every mark; at a concept, it is the concept's own.
     """
     polarities = _read_forward(clause)
     for index, mark in enumerate(clause):
@@ -84,9 +84,11 @@ def _next_polarity(clause: Sequence[Mark], index: int, polarity: Polarity) -> Po
     if mark.cue in _NEGATIONS:
         if _denies_sight(clause, index):
             return polarity
+        # only "not without" side by side cancels; in "no mass, no effusion" both deny
         doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
         return Polarity.ASSERTED if doubled else Polarity.NEGATED
     if mark.cue in _HEDGES and polarity is Polarity.NEGATED:
+        # "no possible effusion" denies; "no effusion, possible edema" hedges what follows
         separate = previous is not None and previous.cue in _LISTS
         return Polarity.UNCERTAIN if separate else polarity
     return _POLARITIES[mark.cue]
@@ -150,5 +152,6 @@ def _look_back(
         if clause[position].concept:
             polarities[position] = polarity
             reached_subject = True
+        # "the edema is mild and the effusion has resolved": the verb shields the edema
         elif reached_subject and clause[position].cue in _SUBJECT_ENDS:
             break

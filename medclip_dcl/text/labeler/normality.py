@@ -29,7 +29,7 @@ def read_regions(
 
     Args:
         clause: marks of one clause.
-        polarities: the mood at every mark.
+        polarities: the polarity at every mark.
 
     Returns:
         Mentions of the concepts that are so denied or asserted, and whether the image or
@@ -84,7 +84,7 @@ def _is_denied(clause: Sequence[Mark], index: int, polarity: Polarity) -> bool:
 
 
 def _subjects(clause: Sequence[Mark], index: int, used: set[int]) -> list[int]:
-    """Find the places of the parts that a quality speaks of."""
+    """Find the parts of the image that a quality is said of."""
     before: list[int] = []
     for position in range(index - 1, -1, -1):
         mark = clause[position]

@@ -1,9 +1,8 @@
-"""Phrases in text: words brought to one form, then the longest phrase at every place.
+"""Phrases in text: words brought to one form, then the longest phrase at every position.
 
-The search walks a tree of words, so its time grows with the length of the text alone:
-there is no pattern that could backtrack.
-
-What a sentence can say of a concept, and the marks that it is read from.
+The search walks a tree of words, so its time grows with the length of the text alone: no
+pattern could backtrack. A sentence becomes marks, and marks become clauses, from which the
+later rules read.
 """
 
 import re

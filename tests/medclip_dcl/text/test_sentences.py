@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import (
     MASK,
     RULES,
     SentencesConfig,
     broken_rule,
     segment,
+    split_reports,
     split_section,
-    split_sections,
 )
 
 SETTINGS = SentencesConfig(min_words=3)
@@ -158,16 +159,16 @@ def test_counts_of_a_section_add_up(text):
 )
 def test_numbers_of_list_items_are_cut_off_and_measures_are_not(text, sentence):
     assert kept(text) == [sentence]
-    assert kept(text, strip_numbers=False) == [text]
 
 
 def test_least_number_of_words_is_a_setting():
     assert kept("Normal chest.", min_words=2) == ["Normal chest."]
 
 
-def test_lengths_are_capped_and_counted():
-    settings = SETTINGS.model_copy(update={"max_characters": 20, "max_section_characters": 60})
-    split = split_section("The lungs are clear and well expanded. " * 5, settings)
+def test_lengths_are_capped_and_counted(monkeypatch):
+    monkeypatch.setattr(sentences, "LONGEST_SENTENCE", 20)
+    monkeypatch.setattr(sentences, "LONGEST_SECTION", 60)
+    split = split_section("The lungs are clear and well expanded. " * 5, SETTINGS)
     assert split.truncated_sections == 1
     assert split.truncated_sentences == 2
     assert [sentence for _, sentence in split.sentences] == ["The lungs are clear"] * 2
@@ -178,9 +179,12 @@ def test_nothing_is_lost_or_changed_by_segmenting():
     assert "".join(segment(text)).replace(" ", "") == text.replace(" ", "")
 
 
-def test_every_distinct_section_is_split_once_and_found_by_its_text():
-    splits = split_sections(["The lungs are clear."] * 3 + ["No effusion is seen."], SETTINGS)
-    assert list(splits) == ["The lungs are clear.", "No effusion is seen."]
+def test_every_distinct_section_is_split_once():
+    report = {"study_id": "s1", "subject_id": "p1", "split": "train", "impression": ""}
+    same = {**report, "findings": "The lungs are clear.", "last_paragraph": ""}
+    rows, summary = split_reports([same, {**same, "study_id": "s2"}], SETTINGS)
+    assert [row["study_id"] for row in rows] == ["s1", "s2"]
+    assert (summary["sections"], summary["distinct_sections"], summary["unique"]) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("token", ["___", "XXXX", "XXXXs", "_____"])
@@ -209,8 +213,9 @@ def test_hostile_sections_end_and_lose_nothing(text):
 
 
 @pytest.mark.parametrize("text", ["1. " * 6_600, "i. " * 6_600, "a. x b. x c. x " * 1_300])
-def test_pathological_text_meets_its_deadline(text):
-    settings = SETTINGS.model_copy(update={"deadline_s": 0.2, "min_words": 1})
+def test_pathological_text_meets_its_deadline(monkeypatch, text):
+    monkeypatch.setattr(sentences, "DEADLINE_S", 0.2)
+    settings = SentencesConfig(min_words=1)
     begun = time.process_time()
     split = split_section(text + "The lungs are clear. No effusion.", settings)
     assert time.process_time() - begun < 1.5  # four seconds and more without the deadline
@@ -236,7 +241,7 @@ def test_open_i_gives_the_known_number_of_sentences(test_data):
     lines = (test_data / "openi" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     sections = [row[name] for row in rows for name in ("findings", "impression") if row[name]]
-    splits = split_sections(sections, SentencesConfig())
+    splits = {text: split_section(text, SentencesConfig()) for text in set(sections)}
     dropped = {rule: sum(splits[text].dropped[rule] for text in sections) for rule in RULES}
     plain = sum(splits[text].plain for text in sections)
     separated = sum(splits[text].separated for text in sections)
