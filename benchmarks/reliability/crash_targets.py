@@ -22,7 +22,6 @@ SMALL = (
     "images.shard_rows=8",
     "images.workers=2",
     "likelihood.unit_pieces=500",
-    "likelihood.flush_every_s=0",
     "likelihood.workers=1",
     "language_model.steps=20",
 )

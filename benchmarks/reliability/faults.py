@@ -50,7 +50,6 @@ SMALL = (
     "language_model.vocabulary=300",
     "language_model.hidden_size=32",
     "likelihood.unit_pieces=1500",
-    "likelihood.flush_every_s=0",
     "likelihood.workers=1",
 )
 BEFORE = (

@@ -1,13 +1,11 @@
-"""What a look at the scores should show: how eta spreads, whom it corrects, what it follows.
-
-False negatives that eta expects, held against the real ones: by parts of the sentences.
-"""
+"""Diagnostics of eta: its spread, whom it corrects, and how near it is to the truth."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +20,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Figures about the etas of a corpus; sentences are named by their place in the arrays."""
+    """Figures about the etas of a corpus; sentences are named by their index in the arrays."""
 
     eta: Histogram
     """Distinct sentences by eta, 40 bins from 0 to the largest."""
@@ -153,15 +151,8 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
 
     Source: Spearman 1904.
     """
-    a, b = _ranks(np.asarray(x, np.float64)), _ranks(np.asarray(y, np.float64))
+    a, b = stats.rankdata(x), stats.rankdata(y)
     return _pearson(a, b, np.ones(len(a)))
-
-
-def _ranks(values: Floats) -> Floats:
-    _, index, ties = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(ties)
-    mean_rank: Floats = (last - (ties - 1) / 2)[index]
-    return mean_rank
 
 
 def _pearson(x: Floats, y: Floats, weights: Floats) -> float:

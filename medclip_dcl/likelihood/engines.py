@@ -1,4 +1,10 @@
-"""BERT's masked language model as an ONNX graph that computes one masked position per row.
+"""How a masked language model is run, and how much of it at a time.
+
+The fast way on a CPU is an ONNX graph of BERT that computes one masked position per row, on
+ONNX Runtime's float32 kernels, which pack each weight matrix once for the processor. On
+processors whose wide vector units torch's own matrix products leave idle this is twice as
+fast; elsewhere the trimmed graph alone is worth it. The packages are optional; without them,
+or on a GPU, `PlainEngine` runs the model as transformers does.
 
 The graph does exactly what scoring asks for, and less than the model:
 
@@ -9,7 +15,7 @@ The graph does exactly what scoring asks for, and less than the model:
     head         asked positions alone
     padding      none: rows are of one length, so there is no attention mask
 
-Weights stay outside the graph, in the model's own memory, until a runtime packs them.
+Weights stay outside the graph, in the model's own memory, until the runtime packs them.
 
 Axes
     states    word pieces of distinct sentences, then a mask at each position
@@ -19,13 +25,6 @@ Axes
     vocab     the vocabulary
 
 Source: Devlin et al. 2019; the shortcuts are exact, and ours.
-
-BERT on ONNX Runtime's float32 kernels, which pack each weight matrix once for the processor.
-
-On processors whose wide vector units torch's own matrix products leave idle this is twice
-as fast; elsewhere the trimmed graph alone is worth it.
-
-Which way a masked language model is run, and how much of it at a time.
 """
 
 import logging
@@ -127,6 +126,8 @@ class _Writer:
             states,
         ]
         if number == 0:
+            # Copies of a sentence differ at their masks alone, and nothing has mixed
+            # positions yet: project each state once, then gather rows of projections.
             indices = self._reshape("index", [-1])
             parts = [self._node("Gather", [part, indices], axis=0) for part in parts]
         rows = [self._node("Reshape", [part, self._per_row]) for part in parts[:3]]
@@ -136,12 +137,10 @@ class _Writer:
         return self._reshape(context, [-1, self._width]), parts[3]
 
     def last_attention(self, layer: Any, states: str, number: int, asked: str) -> tuple[str, str]:
-        """Attend from the asked positions alone.
-
-        Keys are K x + b. A query's product with b is the same for all of a row and falls
-        out of the softmax, and q K x is (q K) x; shares sum to 1, so the values' bias is
-        added once, and V meets the sum of states instead of each.
-        """
+        """Attend from the asked positions alone."""
+        # Keys are K x + b. A query's product with b is the same for all of a row and falls
+        # out of the softmax, and q K x is (q K) x; shares sum to 1, so the values' bias is
+        # added once, and V meets the sum of states instead of each.
         own = layer.attention.self
         if number == 0:
             indices = self._reshape("index", [-1])
@@ -173,7 +172,7 @@ class _Writer:
         """Run the two wide layers in slices of their inner width, and sum these."""
         inner, outer = layer.intermediate.dense, layer.output.dense
         slices = -(-inner.out_features // _WIDEST_SUM)
-        total = self._weight(outer.bias)
+        total = self._weight(outer.bias)  # each slice's Gemm adds to it: no pass of its own
         for up, bias, down in zip(
             inner.weight.chunk(slices),
             inner.bias.chunk(slices),
@@ -185,15 +184,13 @@ class _Writer:
         return self._norm(self._node("Add", [total, x]), layer.output.LayerNorm)
 
     def head(self, x: str) -> str:
-        """Give the log-probability of the asked piece.
-
-        The decoder's bias is one more column of its matrix: to add it to all logits would
-        be another pass over them.
-        """
+        """Log-probability of the asked piece."""
         predictions = self._model.cls.predictions
         transform = predictions.transform
         x = self._activate(self._linear(x, transform.dense.weight, transform.dense.bias))
         x = self._norm(x, transform.LayerNorm)
+        # The decoder's bias is one more column of its matrix: to add it to all logits
+        # would be another pass over them, the largest array of all.
         one = self._constant(np.array(1, np.float32))
         wider = self._node("Pad", [x, self._integers([0, 0, 0, 1]), one])
         matrix = torch.cat([predictions.decoder.weight, predictions.bias[:, None]], 1)
@@ -222,11 +219,12 @@ class _Writer:
         return BertGraph(whole.SerializeToString(), self._weights)
 
     def _outside(self, name: str, array: NDArray[np.float32]) -> Any:
-        """Declare a weight that is handed to the runtime beside the graph."""
+        """Declare a weight that is given to the runtime apart from the graph."""
         kinds = self._onnx.TensorProto
         tensor = kinds(name=name, data_type=kinds.FLOAT, dims=array.shape)
         tensor.data_location = kinds.EXTERNAL
-        tensor.external_data.add(key="location", value="beside the graph")
+        # a protobuf holds 2 GB at most; the runtime finds the array by its name
+        tensor.external_data.add(key="location", value="next to the graph")
         return tensor
 
     def _linear(self, x: str, weight: Tensor, bias: Tensor) -> str:
@@ -271,11 +269,11 @@ class _Writer:
 class OnnxEngine:
     """Runs BERT's trimmed graph on the CPU.
 
-    Weights are packed when it is made, beside the model's own: a model that is trained
-    on needs another engine.
+    Weights are packed when it is made, in addition to the model's own: a model that is
+    trained further needs another engine.
 
     Args:
-        model: a model that `bert_graph` accepts, in eval mode whenever it scores.
+        model: BERT in float32 on the CPU, in eval mode whenever it scores.
         threads: threads of one forward pass.
 
     Raises:
@@ -376,7 +374,7 @@ def prepare_engine(
 
 
 def resolve_engine(model: PreTrainedModel, name: EngineName = "auto") -> EngineName:
-    """Say which engine `prepare_engine` would take.
+    """Find the engine that `prepare_engine` takes.
 
     Args:
         model: a masked language model.
@@ -453,7 +451,7 @@ def budget_that_fits(free_bytes: int, model: PreTrainedModel) -> int:
 
 
 def _obstacle(model: PreTrainedModel) -> str:
-    """Say what keeps a model from the fast way; empty where nothing does."""
+    """What keeps a model from the fast way; empty where nothing does."""
     missing = [package for package in _PACKAGES if find_spec(package) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"

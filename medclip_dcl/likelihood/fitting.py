@@ -1,19 +1,16 @@
-"""Training of a WordPiece tokenizer that reads text as bert-base-uncased does.
+"""Fitting of the masked language model: tokenizer, batches, training, saved state and card.
 
-Sentences of a corpus as batches of masked word pieces, the same for the same seed and step.
+The tokenizer reads text as bert-base-uncased does.
 
 A batch holds sentences of one length, so nothing is padded and no attention mask is
 needed. The length is that of a sentence drawn uniformly, and the others are drawn
-uniformly among those of its length: every sentence is as likely as any other.
-
-Fitting of a masked language model to the corpus, resumable and the same for one seed.
-
-The saved state of a fit: safetensors in the draft, gone once the model is written.
-
-The card of a language model: what it is, was made from, is for and is not for.
+uniformly among those of its length: every sentence is as likely as any other. What a step
+draws depends on seed and step alone, so a killed fit goes on from its last saved state and
+ends with the same weights.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,12 +28,24 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.errors import TrainingError
-from medclip_dcl.files import write_bytes
-from medclip_dcl.likelihood.pll import Encoding
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.distributed import available_cores
+from medclip_dcl.errors import ReportError, TrainingError
+from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.likelihood.masked_lm import (
+    CARD,
+    LanguageModel,
+    asked_logits,
+    load_language_model,
+    save_language_model,
+)
+from medclip_dcl.likelihood.pll import Encoding, encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
+from medclip_dcl.progress import Progress
+from medclip_dcl.tables import read_table
+from medclip_dcl.text import sentences
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -162,6 +171,14 @@ class Corpus:
         return MaskedBatch(torch.where(asked & (kind >= 0.9), random_ids, hidden), labels)
 
 
+MASK_SHARE = 0.15  # of the word pieces; Devlin et al. 2019, Section 3.1
+HELD_OUT_SHARE = 0.05  # of the training reports, kept back to measure accuracy
+MAX_TOKENS = 128  # longest sentence that is fitted, with [CLS] and [SEP]; more are counted
+_POSITIONS = 512  # that a BERT trained here can read, as bert-base
+_WARMUP_SHARE = 0.1  # of the steps; the learning rate then falls linearly to 0
+_WEIGHT_DECAY = 0.01  # of matrices; none for biases and norms
+_SAVE_EVERY_S = 1.0  # at least, between saved states: what a kill can lose
+_SAVING_SHARE = 0.02  # of the time of a fit, at most, is spent on saving
 _CLIP_NORM = 1.0
 _DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
 
@@ -191,18 +208,18 @@ def fit_model(
     Args:
         model: the model; it stays on its device.
         corpus: the sentences.
-        settings: steps, batch, learning rate, share of masks.
+        settings: steps, batch and learning rate.
         seed: seed of sentences, masks and dropout.
         start: state to go on from; None: from the model as it is.
-        after_step: told the number of finished steps, the loss in nats, and a function
+        after_step: called with the number of finished steps, the loss in nats, and a function
             that gives the state.
 
     Raises:
-        TrainingError: the loss is no finite number.
+        TrainingError: the loss is not finite.
 
     Source: Devlin et al. 2019, Appendix A.2.
     """
-    optimizer = _optimizer(model, settings)
+    optimizer = _optimizer(model, settings.learning_rate)
     first = 0
     if start is not None:
         first = start.step
@@ -261,7 +278,7 @@ def _step(
 ) -> float:
     """Take one optimiser step over a few draws of one length each."""
     rows = -(-settings.batch // _DRAWS)
-    batches = [corpus.draw(rows, settings.mask_share, generator) for _ in range(_DRAWS)]
+    batches = [corpus.draw(rows, MASK_SHARE, generator) for _ in range(_DRAWS)]
     asked = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
@@ -272,38 +289,32 @@ def _step(
         total += loss.item()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP_NORM)
     if not bool(torch.isfinite(norm)):
-        raise TrainingError("the language model's gradient is no number; lower its learning_rate")
+        raise TrainingError(
+            "language-model gradient is not finite; lower language_model.learning_rate"
+        )
     optimizer.step()
     return total
 
 
 def _predict(model: BertForMaskedLM, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-    """Run all but attention of the last layer, and the vocabulary head, where it is asked."""
     ids, labels = batch.ids.to(model.device), batch.labels.to(model.device)
-    asked = labels != NOT_ASKED
-    states = model.bert.embeddings(input_ids=ids)  # (rows, length, width)
-    layers: list[Any] = list(model.bert.encoder.layer)
-    for layer in layers[:-1]:
-        states = layer(states)
-    last = layers[-1]
-    context = last.attention.self(states)[0]
-    attended = last.attention.output(context[asked], states[asked])  # (asked, width)
-    return model.cls(last.feed_forward_chunk(attended)), labels[asked]
+    row, position = (labels != NOT_ASKED).nonzero(as_tuple=True)
+    return asked_logits(model, ids, position, row), labels[row, position]
 
 
-def _optimizer(model: BertForMaskedLM, settings: LanguageModelConfig) -> torch.optim.AdamW:
+def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": matrices, "weight_decay": _WEIGHT_DECAY},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), foreach=True)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), foreach=True)
 
 
 def _decay(step: int, settings: LanguageModelConfig) -> float:
     """Give the share of the peak learning rate that a step uses."""
-    warmup = max(1, round(settings.warmup_share * settings.steps))
+    warmup = max(1, round(_WARMUP_SHARE * settings.steps))
     return min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup))
 
 
@@ -446,3 +457,184 @@ def language_model_card(facts: Mapping[str, Any], settings: Mapping[str, Any], b
         _LICENSE_TEXT,
     ]
     return "\n".join(lines) + "\n"
+
+
+def fit_language_model(
+    folder: Path,
+    source: Artifact,
+    settings: LanguageModelConfig,
+    pretrained: Path | None,
+    began: str,
+    seed: int,
+) -> dict[str, Any]:
+    """Fit a model to the sentences of the training split, and write it with its card.
+
+    Args:
+        folder: the draft's folder, with a saved state if an earlier run was killed.
+        source: the sentences.
+        settings: sizes and steps.
+        pretrained: the checkpoint to begin from; None: a small BERT of random weights.
+        began: its digest.
+        seed: seed of weights, batches and masks.
+
+    Returns:
+        The summary.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+        ReportError: there are too few sentences, or all are too long.
+        TrainingError: the loss is not finite.
+    """
+    torch.set_num_threads(settings.threads or available_cores())
+    fitted, held_out = _texts(source)
+    loaded = load_language_model(pretrained) if pretrained else _small_bert(fitted, settings, seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded.model.to(device)  # type: ignore[arg-type] # transformers wraps it untyped
+    corpus, dropped = _corpus(loaded, fitted)
+    unseen, _ = _corpus(loaded, held_out)
+    state = FitStateFile(folder)
+
+    def measured() -> dict[str, float]:
+        scores = masked_accuracy(loaded.model, unseen, MASK_SHARE, settings.batch, seed)
+        return {name: round(value, 5) for name, value in scores.items()}
+
+    before = {}
+    if pretrained:
+        before["held_out_accuracy_before"] = measured()["held_out_accuracy"]
+    loss = _train(loaded.model, corpus, settings, seed, state)
+    facts = {
+        "fitted": True,
+        "sentences": len(corpus),
+        "held_out_sentences": len(unseen),
+        "dropped_too_long": dropped,
+        "loss_nats": round(loss, 5),
+        **before,
+        **measured(),
+        **_size(loaded),
+    }
+    made_with = {**used_settings(settings), "seed": seed, "sentences": source.digest}
+    _write(folder, loaded, facts, made_with, began)
+    state.remove()
+    return facts
+
+
+def copy_language_model(folder: Path, pretrained: Path, began: str) -> dict[str, Any]:
+    """Write a given model as it is, with its card.
+
+    Args:
+        folder: the draft's folder.
+        pretrained: the checkpoint.
+        began: its digest.
+
+    Returns:
+        The summary.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read.
+    """
+    loaded = load_language_model(pretrained)
+    facts = {"fitted": False, **_size(loaded)}
+    _write(folder, loaded, facts, {}, began)
+    return facts
+
+
+def used_settings(settings: LanguageModelConfig) -> dict[str, Any]:
+    """The settings that the weights depend on, the checkpoint's path left out."""
+    return settings.model_dump(mode="json", exclude={"pretrained", "threads"})
+
+
+def _write(
+    folder: Path,
+    loaded: LanguageModel,
+    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    began: str,
+) -> None:
+    save_language_model(loaded.model, loaded.tokenizer, folder)
+    write_text(folder / CARD, language_model_card(facts, settings, began))
+
+
+def _texts(source: Artifact) -> tuple[list[str], list[str]]:
+    """Cut the training split's sentences by report."""
+    table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
+    rows = [row for row in table.to_pylist() if row["split"] == "train"]
+    kept_back = {
+        study for study in {row["study_id"] for row in rows} if _share(study) < HELD_OUT_SHARE
+    }
+    fitted = [row["text"] for row in rows if row["study_id"] not in kept_back]
+    held_out = [row["text"] for row in rows if row["study_id"] in kept_back]
+    if not fitted or not held_out:
+        raise ReportError(
+            f"{len(rows)} training sentences are too few to fit to and hold out from; add reports"
+        )
+    return fitted, held_out
+
+
+def _share(study_id: str) -> float:
+    """Give a number in [0, 1) that is fixed by the id."""
+    return int(sentences.text_key(study_id)[:8], 16) / 2**32
+
+
+def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) -> LanguageModel:
+    tokenizer = train_tokenizer(texts, settings.vocabulary, _POSITIONS)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=4 * settings.hidden_size,
+        max_position_embeddings=_POSITIONS,
+        hidden_dropout_prob=0.0,  # few steps over a small corpus: it does not overfit
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(BertForMaskedLM(config), tokenizer, ())
+
+
+def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[Corpus, int]:
+    encodings = encode_sentences(loaded.tokenizer, texts)
+    kept = [item for item in encodings if len(item.ids) <= MAX_TOKENS]
+    if not kept:
+        raise ReportError(
+            f"every sentence is longer than {MAX_TOKENS} word pieces; check split_sentences"
+        )
+    tokenizer: BertTokenizer = loaded.tokenizer
+    corpus = Corpus(kept, len(tokenizer), tokenizer.mask_token_id)
+    return corpus, len(encodings) - len(kept)
+
+
+def _train(
+    model: BertForMaskedLM,
+    corpus: Corpus,
+    settings: LanguageModelConfig,
+    seed: int,
+    file: FitStateFile,
+) -> float:
+    """Fit with progress and saved states; return the last loss, nats."""
+    start = file.read()
+    done = start.step if start else 0
+    last, due = 0.0, 0.0
+    with Progress("fit language model", settings.steps, "step", done) as bar:
+
+        def after_step(step: int, loss: float, state: Callable[[], FitState]) -> None:
+            nonlocal last, due
+            last = loss
+            bar.advance(1, nats=loss)
+            begun = time.monotonic()
+            if begun >= due and step < settings.steps:
+                file.write(state())
+                saved = time.monotonic()
+                due = saved + max(_SAVE_EVERY_S, (saved - begun) / _SAVING_SHARE)
+
+        fit_model(model, corpus, settings, seed, start=start, after_step=after_step)
+    return last
+
+
+def _size(loaded: LanguageModel) -> dict[str, int]:
+    return {
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "vocabulary": len(loaded.tokenizer),
+        "ignored_keys": len(loaded.ignored),
+    }

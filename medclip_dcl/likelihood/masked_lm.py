@@ -1,22 +1,18 @@
-"""Language model: the masked language model and tokenizer that score every sentence.
+"""Masked language models: the artifact, BERT checkpoints on disk, and one masked position a row.
 
-Its files:
+Files of the artifact:
 
     config.json, model.safetensors           a BertForMaskedLM
     tokenizer.json, tokenizer_config.json    its word pieces, learned or given
     README.md                                its card
 
-Masked language models on disk: BERT and CXR-BERT layouts in, one layout out.
+A checkpoint directory, BERT's or CXR-BERT's, is read without code of its own: its config
+passes an allow-list, so that `auto_map` and `model_type` of the CXR-BERT releases play no
+part, and nothing asks whether remote code may run. Weights come from safetensors, or from a
+release's `pytorch_model.bin` as `models.pretrained` reads it.
 
-A directory is read without code of its own: its config passes an allow-list, so that
-`auto_map` and `model_type` of the CXR-BERT releases play no part, and nothing asks
-whether remote code may run. Weights come from safetensors, or from a release's
-`pytorch_model.bin` as `artifacts.foreign` reads it.
-
-Log-probability of one masked position per row: any masked LM, and a shorter way through BERT.
-
-A row asks for one position alone. BERT's last layer and its vocabulary head therefore
-run on that position only; keys and values still come from the whole row.
+Scoring and fitting ask for a few positions only. BERT's last layer and its vocabulary head
+therefore run on those alone; keys and values still come from the whole row.
 
 Axes
     sentences   distinct inputs of one length
@@ -28,7 +24,7 @@ Axes
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -144,7 +140,7 @@ def load_language_model(folder: Path) -> LanguageModel:
             unexpected, or the tokenizer does not fit the model.
     """
     if not folder.is_dir():
-        raise CheckpointError("the language model is no directory; give one with config.json")
+        raise CheckpointError("the language model is not a directory; give one with config.json")
     model = BertForMaskedLM(read_config(folder))
     ignored = _fill(model, _read_weights(folder))
     tokenizer = read_tokenizer(folder)
@@ -210,7 +206,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
     Args:
         model: the model; its weights are written as they are.
         tokenizer: its tokenizer.
-        folder: existing folder that receives the files of `artifacts.language_model`.
+        folder: existing folder that receives the files of the artifact, without its card.
     """
     fields = {name: getattr(model.config, name) for name in CONFIG_FIELDS}
     tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
@@ -291,19 +287,11 @@ class MaskedCopies:
     mask_id: int
 
     def masked(self) -> Int[Tensor, "rows length"]:
-        """Write the copies out.
-
-        Returns:
-            Token ids with the masks in place.
-        """
+        """Token ids of the copies, masks in place."""
         return self.ids[self.sentence].masked_fill(self.hidden, self.mask_id)
 
     def targets(self) -> Int[Tensor, " rows"]:
-        """Look up the word pieces that are asked.
-
-        Returns:
-            Their token ids.
-        """
+        """Token ids of the word pieces that are asked."""
         return self.ids[self.sentence, self.position]
 
 
@@ -342,59 +330,65 @@ class PlainEngine:
         Returns:
             Log-probability of each asked piece, nats, float32 whatever the model's dtype.
         """
-        logits = masked_logits(self._model, copies.masked(), copies.position).float()
+        ids, model = copies.masked(), self._model
+        if is_bert(model):
+            logits = asked_logits(cast(BertForMaskedLM, model), ids, copies.position)
+        else:
+            row = torch.arange(len(ids), device=ids.device)
+            whole = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            logits = whole[row, copies.position]
+        logits = logits.float()
         return logits.log_softmax(-1).gather(1, copies.targets()[:, None])[:, 0]
 
 
-def masked_logits(
-    model: PreTrainedModel, ids: Int[Tensor, "rows length"], position: Int[Tensor, " rows"]
-) -> Float[Tensor, "rows vocab"]:
-    """Predict one position of every row.
-
-    Args:
-        model: a masked language model in eval mode.
-        ids: token ids without padding, masks in place.
-        position: the position that is asked of each row, from 0.
-
-    Returns:
-        Unnormalised log-probabilities of the vocabulary at that position.
-    """
-    if is_bert(model):
-        return _bert_logits(model, ids, position)
-    rows = torch.arange(len(ids), device=ids.device)
-    logits: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return logits[rows, position]
-
-
 def is_bert(model: PreTrainedModel) -> bool:
-    """Tell whether a model is laid out as BERT's masked language model.
-
-    Args:
-        model: the model.
-
-    Returns:
-        True for BERT itself, not for its kin or a decoder.
-    """
+    """Whether a model is BERT's masked language model itself, not its kin or a decoder."""
     return type(model) is BertForMaskedLM and not model.config.is_decoder
 
 
-def _bert_logits(
-    model: Any, ids: Int[Tensor, "rows length"], position: Int[Tensor, " rows"]
-) -> Float[Tensor, "rows vocab"]:
-    states = model.bert.embeddings(input_ids=ids)  # (rows, length, width)
-    layers: list[Any] = list(model.bert.encoder.layer)
+def asked_logits(
+    model: BertForMaskedLM,
+    ids: Int[Tensor, "rows length"],
+    position: Int[Tensor, " asked"],
+    row: Int[Tensor, " asked"] | None = None,
+) -> Float[Tensor, "asked vocab"]:
+    """Predict some positions only.
+
+    Args:
+        model: BERT; in eval mode where `row` is None.
+        ids: token ids without padding, masks in place.
+        position: the positions that are asked, from 0.
+        row: their rows, from 0; None: one position of every row, in order.
+
+    Returns:
+        Unnormalised log-probabilities of the vocabulary at those positions.
+    """
+    bert: Any = model.bert
+    states = bert.embeddings(input_ids=ids)  # (rows, length, width)
+    layers: list[Any] = list(bert.encoder.layer)
     for layer in layers[:-1]:
         states = layer(states)
     last = layers[-1]
-    asked = states[torch.arange(len(ids), device=ids.device), position]  # (rows, width)
-    attention = last.attention.self
-    shape = (len(ids), -1, attention.num_attention_heads, attention.attention_head_size)
+    if row is None:
+        asked = states[torch.arange(len(ids), device=ids.device), position]
+        context = _attend_from(last.attention.self, asked, states)
+    else:  # several a row: one pass over all queries costs less than keys copied for each
+        context = last.attention.self(states)[0][row, position]
+        asked = states[row, position]
+    attended = last.attention.output(context, asked)
+    logits: Tensor = model.cls(last.feed_forward_chunk(attended))
+    return logits
+
+
+def _attend_from(
+    attention: Any, asked: Float[Tensor, "rows width"], states: Float[Tensor, "rows length width"]
+) -> Float[Tensor, "rows width"]:
+    """Attend from one query a row: the matrix of queries meets one state instead of all."""
+    shape = (len(asked), -1, attention.num_attention_heads, attention.attention_head_size)
     context = F.scaled_dot_product_attention(
         attention.query(asked).view(shape).transpose(1, 2),
         attention.key(states).view(shape).transpose(1, 2),
         attention.value(states).view(shape).transpose(1, 2),
         scale=attention.scaling,
     )  # (rows, heads, 1, head width)
-    attended = last.attention.output(context.reshape(asked.shape), asked)
-    logits: Tensor = model.cls(last.feed_forward_chunk(attended))
-    return logits
+    return context.reshape(asked.shape)

@@ -1,10 +1,8 @@
-"""Sentences -> word pieces, with the positions that are scored and the words they belong to.
+"""Exact pseudo-log-likelihood of sentences under a masked language model.
 
-Exact pseudo-log-likelihood of sentences under a masked language model.
-
-Every word piece is masked in a copy of its own and predicted from all others; the
-log-probabilities are summed, not averaged. The tokens that the tokenizer adds at both
-ends are neither masked nor scored.
+Sentences become word pieces. Every word piece is masked in a copy of its own and predicted
+from all others; the log-probabilities are summed, not averaged. The tokens that the
+tokenizer adds at both ends are neither masked nor scored.
 
     original           one piece is masked at a time (Salazar et al. 2020)
     within_word_l2r    so are the later pieces of its word (Kauf and Ivanova 2023)
@@ -109,7 +107,7 @@ def pseudo_log_likelihood(
             while it scores, whatever mode it is in.
         tokenizer: its tokenizer, a fast one.
         sentences: the sentences, as they are; nothing is normalised here.
-        variant: what is masked beside the piece that is scored.
+        variant: what is masked besides the piece that is scored.
         token_budget: word pieces in one forward pass; 0: what suits the device, by its
             free memory on a GPU.
         engine: how the model is run, as in `prepare_engine`; `auto` takes the plain way
@@ -120,7 +118,7 @@ def pseudo_log_likelihood(
         One sum per sentence in float32 nats, at most 0, in order, on the CPU.
 
     Raises:
-        ScoreError: a sentence is empty or too long for the model, a score is no number,
+        ScoreError: a sentence is empty or too long for the model, a score is not a number,
             or the engine that is asked for cannot be had.
 
     Source: Salazar et al. 2020, Section 2; Kauf and Ivanova 2023, Section 3.
@@ -159,14 +157,14 @@ def score_encodings(
         mask_id: id of the mask token.
         variant: as in `pseudo_log_likelihood`.
         token_budget: word pieces in one forward pass.
-        advance: told the number of masked copies after each forward pass.
+        advance: called with the number of masked copies after each forward pass.
         engine: the model, prepared by `prepare_engine`; None: as transformers runs it.
 
     Returns:
         One sum per sentence, nats, float64, on the CPU. Log-probabilities are float32.
 
     Raises:
-        ScoreError: a sentence is too long for the model, or a score is no number.
+        ScoreError: a sentence is too long for the model, or a score is not a number.
     """
     longest = max((len(encoding.ids) for encoding in encodings), default=0)
     limit = _longest_input(model)
@@ -183,13 +181,14 @@ def score_encodings(
             ids = torch.tensor([item.ids for item in group], device=device)
             words = torch.tensor([item.words for item in group], device=device)
             for start, copies in _batches(ids, words, mask_id, variant, token_budget):
+                # summed in float64, so that the sum adds no rounding of its own
                 log_probs = engine.log_probs(copies).double().cpu()
                 sums.index_add_(0, copies.sentence.cpu() + (first + start), log_probs)
                 if advance is not None:
                     advance(len(log_probs))
             first += len(group)
     if not bool(torch.isfinite(sums).all()):
-        raise ScoreError("the language model returned a log-probability that is no finite number")
+        raise ScoreError("the language model returned a log-probability that is not finite")
     return sums[[index_of[encoding] for encoding in encodings]]
 
 

@@ -1,17 +1,16 @@
 """Likelihoods: the pseudo-log-likelihood of every distinct sentence, scored once.
 
-The scorer of a corpus: a language model on disk, and tasks for it.
-
-A task is scored by one thread of a process, or by a GPU, so that on one kind of machine its
-bits depend on the task alone.
-
-Scoring of a corpus in units: by several processes, kept as it goes, put together at the end.
+A corpus is cut into units (`work_units`). Each is scored by one thread of a process, or by a
+GPU, so that on one kind of machine its bits depend on the unit alone; and it is written to a
+part of its own as soon as it is finished, so that a kill loses only the units in work. Several
+processes, on one node or on many, share the units; the main one puts the parts together.
 """
 
 import io
 import math
 import multiprocessing
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from medclip_dcl.artifact import Artifact, ArtifactType, fingerprint_changes
 from medclip_dcl.distributed import Launch, available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, LaunchError, MedclipError, ScoreError
 from medclip_dcl.files import write_bytes
+from medclip_dcl.likelihood.diagnostics import spearman
 from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engine, resolve_engine
 from medclip_dcl.likelihood.masked_lm import (
     load_language_model,
@@ -41,20 +41,12 @@ from medclip_dcl.likelihood.masked_lm import (
 )
 from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.settings import LikelihoodConfig
-from medclip_dcl.likelihood.work_units import (
-    Ints,
-    Measured,
-    Plan,
-    measure,
-    part_of,
-    piece_operations,
-    plan_units,
-    span_codes,
-    units_of,
-)
+from medclip_dcl.likelihood.work_units import Plan, part_of, plan_units, span_codes, units_of
 from medclip_dcl.progress import Progress
-from medclip_dcl.tables import Column, TableFormat, read_table
+from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
+
+Floats = NDArray[np.float64]
 
 ARTIFACT = ArtifactType("likelihoods", 2, "score_sentences", costly=True)
 
@@ -72,6 +64,11 @@ LIKELIHOODS = TableFormat(
 PARTS = "parts"
 """Folder, in the draft, of what has been acknowledged."""
 
+_OPERATIONS_WORTH_A_PROCESS = 3e12  # about a minute of one core; starting a process takes seconds
+_SEEN_BY_ALL_S = 90.0  # a network file system may show a new file that late
+_ALL = 1 << 16  # past the last word piece of any input
+_DRIFT_SENTENCES = 32  # spread over the corpus
+
 _PART_COLUMNS = (
     Column("text_key", pa.string(), "`text_key` of the sentence"),
     Column("first", pa.int32(), "first word piece of the span that was scored, from 0"),
@@ -83,7 +80,7 @@ _PART_COLUMNS = (
 def score_header(
     source: Artifact, model: Artifact | None, settings: LikelihoodConfig
 ) -> dict[str, str]:
-    """List what scores depend on beside the sentences' texts.
+    """List what scores depend on besides the sentences' texts.
 
     Args:
         source: the sentences.
@@ -91,7 +88,7 @@ def score_header(
         settings: how sentences are scored.
 
     Returns:
-        Names and values; part of the recipe of likelihoods.
+        Names and values; part of the fingerprint of likelihoods.
     """
     header = {
         "variant": settings.variant,
@@ -106,7 +103,7 @@ def score_header(
 
 
 def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
-    """Refuse likelihoods that were scored otherwise than is asked now.
+    """Refuse likelihoods that were scored with other settings than are asked now.
 
     Args:
         artifact: likelihoods.
@@ -120,54 +117,23 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
     differences = fingerprint_changes(found, {name: header[name] for name in found})
     if differences:
         raise ArtifactStale(
-            f"the likelihoods were scored otherwise ({'; '.join(differences)}); rerun "
+            f"the likelihoods were scored with other settings ({'; '.join(differences)}); rerun "
             "score_sentences, or set these back"
         )
 
 
-class ScoreWriter:
-    """Acknowledges scores: after a kill a part is there whole or not at all.
-
-    Several processes may keep journals in one folder.
+def write_part(folder: Path, rows: pa.Table) -> None:
+    """Acknowledge the scores of a unit: after a kill a part is there whole or not at all.
 
     Args:
-        folder: folder of the parts.
-        flush_every_s: seconds that a score may wait to be written, as far as the next one
-            can be foreseen.
-        clock: gives the time, seconds.
+        folder: folder of the parts, in which several processes may write.
+        rows: columns text_key, first, last and pll_nats.
     """
-
-    def __init__(
-        self, folder: Path, flush_every_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._folder, self._every_s, self._clock = folder, flush_every_s, clock
-        self._waiting: list[pa.Table] = []
-        self._name = _new_name()
-        self._flushed = self._added = clock()
-
-    def add(self, rows: pa.Table) -> None:
-        """Take scores, and write them and those that wait when the next would come too late.
-
-        Args:
-            rows: columns text_key, first, last and pll_nats.
-        """
-        self._waiting.append(rows)
-        now = self._clock()
-        next_s = now - self._added  # the next scores will take as long as these did
-        self._added = now
-        if now - self._flushed + next_s >= self._every_s:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what waits."""
-        if self._waiting:
-            form = TableFormat(f"{self._name}.parquet", _PART_COLUMNS)
-            table = pa.concat_tables(self._waiting).cast(form.schema)
-            buffer = io.BytesIO()
-            pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
-            write_bytes(self._folder / form.file, buffer.getvalue())
-            self._waiting, self._name = [], _new_name()
-        self._flushed = self._clock()
+    form = TableFormat(f"part-{secrets.token_hex(8)}.parquet", _PART_COLUMNS)
+    buffer = io.BytesIO()
+    table = rows.cast(form.schema)
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+    write_bytes(folder / form.file, buffer.getvalue())
 
 
 def read_parts(folder: Path) -> tuple[pa.Table, int]:
@@ -190,13 +156,6 @@ def read_parts(folder: Path) -> tuple[pa.Table, int]:
     return pa.concat_tables(tables), damaged
 
 
-def _new_name() -> str:
-    return f"part-{secrets.token_hex(8)}"
-
-
-_ALL = 1 << 16  # past the last word piece of any input
-
-
 @dataclass(frozen=True)
 class ScoringOptions:
     """How sentences are scored."""
@@ -213,8 +172,7 @@ class ScoringOptions:
     """How the model is run."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Sentences, or spans of them, that are scored as a whole."""
 
     number: int
@@ -223,16 +181,15 @@ class Task:
     """First and last scored word piece of each text; the last is not included."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores of one task."""
+class Scores(NamedTuple):
+    """Scores of one task, nats."""
 
     number: int
     pll_nats: tuple[float, ...]
 
 
 def engine_of(options: ScoringOptions) -> EngineName:
-    """Say which engine a recipe comes to on this machine.
+    """Find the engine that scores on this machine.
 
     Args:
         options: how to score.
@@ -254,11 +211,11 @@ class Scorer:
     """Scores tasks in this process.
 
     Args:
-        recipe: how to score.
+        options: how to score.
     """
 
     def __init__(self, options: ScoringOptions) -> None:
-        self._fingerprint = options
+        self._options = options
         loaded = load_language_model(options.folder)
         self._model = loaded.model
         cast(Any, self._model).to(device=options.device, dtype=getattr(torch, options.dtype))
@@ -277,7 +234,7 @@ class Scorer:
             Their scores, in order.
 
         Raises:
-            ScoreError: a score is no number.
+            ScoreError: a score is not a number.
         """
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -291,7 +248,7 @@ class Scorer:
                 self._model,
                 parts,
                 self._tokenizer.mask_token_id,
-                self._fingerprint.variant,
+                self._options.variant,
                 self._budget,
                 engine=self._engine,
             )
@@ -301,7 +258,7 @@ class Scorer:
 
 
 def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
-    """Measure how far scores in the recipe's precision lie from those in float32.
+    """Measure how far scores in the precision asked for are from those in float32.
 
     Args:
         options: how to score.
@@ -311,7 +268,7 @@ def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
         Largest difference of a sentence's score, nats.
 
     Raises:
-        ScoreError: a score is no number.
+        ScoreError: a score is not a number.
     """
     task = Task(0, tuple(texts), tuple((0, _ALL) for _ in texts))
     exact = Scorer(replace(options, dtype="float32")).score(task).pll_nats
@@ -333,62 +290,36 @@ def score_tasks(
         Scores of each task, in the order in which they are finished.
 
     Raises:
-        ScoreError: a score is no number, or a worker died.
+        ScoreError: a score is not a number, or a worker died.
     """
+    waiting = iter(tasks)
     if workers <= 1:
         scorer = None
-        for task in tasks:
+        for task in waiting:
             scorer = scorer or Scorer(options)
             yield scorer.score(task)
         return
-    crew = [_hire(options) for _ in range(workers)]
+    # Not concurrent.futures: its workers outlive a parent that is killed, hold up one that is
+    # stopped until their task is done, and a dead one is reported without its exit code.
+    crew = dict(_start_worker(options) for _ in range(workers))
+    idle, busy, answers = list(crew), list[Connection](), list[Scores]()
     try:
-        yield from _share_out(iter(tasks), dict(crew))
+        while idle:
+            for connection, task in zip(idle, waiting, strict=False):
+                _send(connection, task, crew)
+                busy.append(connection)
+            yield from answers  # once the workers have more to do
+            idle = [item for item in wait(busy) if isinstance(item, Connection)] if busy else []
+            busy = [connection for connection in busy if connection not in idle]
+            answers = [_receive(connection, crew) for connection in idle]
     finally:
-        for connection, process in crew:
+        for connection, process in crew.items():
             connection.close()
             process.terminate()
             process.join()
 
 
-def _share_out(waiting: Iterator[Task], crew: dict[Connection, BaseProcess]) -> Iterator[Scores]:
-    busy = [connection for connection in crew if _hand(connection, waiting, crew)]
-    while busy:
-        for connection in (item for item in wait(busy) if isinstance(item, Connection)):
-            try:
-                answer = connection.recv()
-            except (EOFError, ConnectionError) as error:
-                raise _died(crew[connection]) from error
-            if isinstance(answer, MedclipError):
-                raise answer
-            if not _hand(connection, waiting, crew):
-                busy.remove(connection)
-            yield answer
-
-
-def _hand(
-    connection: Connection, waiting: Iterator[Task], crew: dict[Connection, BaseProcess]
-) -> bool:
-    """Give a process its next task; tell whether there was one."""
-    task = next(waiting, None)
-    if task is None:
-        return False
-    try:
-        connection.send(task)
-    except ConnectionError as error:
-        raise _died(crew[connection]) from error
-    return True
-
-
-def _died(process: BaseProcess) -> ScoreError:
-    process.join()
-    return ScoreError(
-        f"a scoring process ended with code {process.exitcode}; lower likelihood.workers or "
-        "likelihood.token_budget, and run again to go on"
-    )
-
-
-def _hire(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
+def _start_worker(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, options), daemon=True)
@@ -408,138 +339,200 @@ def _work(connection: Connection, options: ScoringOptions) -> None:
             connection.send(error)
 
 
-Floats = NDArray[np.float64]
-
-_OPERATIONS_WORTH_A_PROCESS = 3e12  # about a minute of one core; starting a process takes seconds
-_UNIT_OPERATIONS = {"cpu": 2.5e11, "cuda": 2.5e13}  # three to ten seconds of a core, one of a GPU
-_MOST_PIECES = {"cpu": 200_000, "cuda": 2_000_000}  # of a unit, for models that are tiny
-_FEW_PIECES = 4096  # a unit need not be smaller, even where there are few sentences
-_SMALLEST_SHARE = 64  # units that a corpus falls into at least, beyond that size
-_SEEN_BY_ALL_S = 90.0  # a network file system may show a new file that late
+def _send(connection: Connection, task: Task, crew: Mapping[Connection, BaseProcess]) -> None:
+    try:
+        connection.send(task)
+    except ConnectionError as error:
+        raise _died(crew[connection]) from error
 
 
-@dataclass(frozen=True)
-class Work:
-    """Distinct sentences, and the units that scoring them falls into."""
-
-    keys: np.ndarray
-    texts: Sequence[str]
-    measured: Measured
-    plan: Plan
-    operations: float
-    """Multiplications and additions for one word piece."""
+def _receive(connection: Connection, crew: Mapping[Connection, BaseProcess]) -> Scores:
+    try:
+        answer = connection.recv()
+    except (EOFError, ConnectionError) as error:
+        raise _died(crew[connection]) from error
+    if isinstance(answer, MedclipError):
+        raise answer
+    return cast(Scores, answer)
 
 
-def plan_work(
-    keys: Sequence[str], texts: Sequence[str], options: ScoringOptions, settings: LikelihoodConfig
-) -> Work:
-    """Cut a corpus into units of work.
-
-    Args:
-        keys: text keys, ascending.
-        texts: their sentences.
-        options: how they are scored.
-        settings: `unit_pieces` is read.
-
-    Returns:
-        The work; it depends on the arguments alone.
-
-    Raises:
-        CheckpointError: the language model cannot be read.
-        ScoreError: a sentence has no word piece.
-    """
-    config, tokenizer = read_config(options.folder), read_tokenizer(options.folder)
-    operations = piece_operations(config)
-    measured = measure(tokenizer, texts, int(config.max_position_embeddings))
-    kind = options.device.partition(":")[0]
-    most = min(_MOST_PIECES[kind], int(_UNIT_OPERATIONS[kind] / operations))
-    usual = min(most, max(_FEW_PIECES, measured.cost // _SMALLEST_SHARE))
-    plan = plan_units(tokenizer, texts, measured, settings.unit_pieces or max(1, usual))
-    return Work(np.array(keys, "S32"), texts, measured, plan, operations)
+def _died(process: BaseProcess) -> ScoreError:
+    process.join()
+    return ScoreError(
+        f"a scoring process ended with code {process.exitcode}; lower likelihood.workers or "
+        "likelihood.token_budget, and run again to go on"
+    )
 
 
-def score_share(
-    folder: Path, work: Work, options: ScoringOptions, settings: LikelihoodConfig, launch: Launch
-) -> int:
-    """Score what nobody has acknowledged of this process's share of the units.
+class CorpusScoring:
+    """One process of a launch that scores a corpus: the main one leads, the others follow.
 
     Args:
-        folder: folder of the acknowledged parts, which all processes see.
-        work: the whole work.
-        options: how to score.
-        settings: `workers` and `flush_every_s` are read.
+        source: the sentences.
+        model: the language model.
+        settings: how to score.
         launch: this process among those of the launch.
-
-    Returns:
-        Damaged parts that were found, whose sentences are scored again.
-
-    Raises:
-        ScoreError: a score is no number, or a worker died.
-        LaunchError: the folder is not there.
+        say: prints facts about the job.
     """
-    _await_folder(folder)
-    parts, damaged = read_parts(folder)
-    plan = work.plan
-    mine = plan.unit % launch.processes == launch.rank
-    left = mine & np.isnan(_acknowledged(parts, work))
-    launch.wait()  # nobody adds a part before all have read those of earlier runs
-    total, cost = int(plan.cost[mine].sum()), int(plan.cost[left].sum())
-    workers = settings.workers or _workers(cost * work.operations, options, launch)
-    handed: dict[int, Ints] = {}
-    writer = ScoreWriter(folder, settings.flush_every_s)
-    with (
-        _progress(total, total - cost, launch) as bar,
-        closing(score_tasks(options, _tasks(work, left, handed), workers)) as finished,
-    ):
-        try:
+
+    def __init__(
+        self,
+        source: Artifact,
+        model: Artifact,
+        settings: LikelihoodConfig,
+        launch: Launch,
+        say: Callable[..., None],
+    ) -> None:
+        self._source, self._model, self._settings = source, model, settings
+        self._launch, self._say = launch, say
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = f"cuda:{launch.local_rank % torch.cuda.device_count()}"
+        self._options = ScoringOptions(
+            model.path,
+            settings.variant,
+            settings.dtype,
+            settings.token_budget,
+            device,
+            settings.engine,
+        )
+        self._others_wait = launch.processes > 1
+
+    def choose_engine(self, existing: Artifact | None) -> dict[str, str]:
+        """Choose the engine, and give the settings that the scores depend on.
+
+        Args:
+            existing: likelihoods that may be reused, whatever engine this machine has.
+
+        Returns:
+            Names and values for the fingerprint.
+        """
+        header = score_header(self._source, self._model, self._settings)
+        said = existing.fingerprint["settings"] if existing else {}
+        if self._settings.engine == "auto" and said == {**header, "engine": said.get("engine")}:
+            engine = cast("EngineName", said["engine"])
+        else:
+            engine = engine_of(self._options)
+        self._options = replace(self._options, engine=engine)
+        return {**header, "engine": engine}
+
+    def lead(self, folder: Path) -> dict[str, Any]:
+        """Score with the others and write the table.
+
+        Args:
+            folder: the draft's folder, with the parts of an earlier run if there are any.
+
+        Returns:
+            The summary.
+
+        Raises:
+            ScoreError: a score is not a number, or a worker died.
+            LaunchError: the processes do not see the same folder.
+        """
+        distinct = sentences.distinct_sentences(self._source)
+        plan, parts = self._plan(distinct), folder / PARTS
+        table = _finished(folder, distinct["text_key"].to_pylist())
+        if table is None:
+            if self._settings.dtype != "float32":
+                self._say_drift(distinct["text"].to_pylist())
+            parts.mkdir(exist_ok=True)
+            self.tell(f"{self._options.engine} {parts}")
+            self._score(parts, plan)
+            self._launch.wait()
+            pll_nats = pa.array(_collect(parts, plan, self._launch), pa.float64())
+            table = distinct.append_column("pll_nats", pll_nats)
+            table = table.append_column("tokens", pa.array(plan.pieces, pa.int32()))
+            write_table(folder, LIKELIHOODS, table)
+        if parts.exists():
+            shutil.rmtree(parts)
+        return _summary(table) | {"scored": plan.scored, "truncated": plan.truncated}
+
+    def follow(self) -> None:
+        """Score a share where the main process finds something to score."""
+        engine, _, folder = self._launch.tell("").partition(" ")
+        if folder:
+            self._options = replace(self._options, engine=cast("EngineName", engine))
+            self._score(Path(folder), self._plan(sentences.distinct_sentences(self._source)))
+            self._launch.wait()
+
+    def tell(self, engine_and_folder: str) -> None:
+        """Send the others, once, how and where to score; empty: there is nothing to do."""
+        if self._others_wait:
+            self._others_wait = False
+            self._launch.tell(engine_and_folder)
+
+    def _plan(self, distinct: pa.Table) -> Plan:
+        return plan_units(
+            read_tokenizer(self._model.path),
+            read_config(self._model.path),
+            distinct["text_key"].to_pylist(),
+            distinct["text"].to_pylist(),
+            device=self._options.device.partition(":")[0],
+            unit_pieces=self._settings.unit_pieces,
+        )
+
+    def _score(self, folder: Path, plan: Plan) -> None:
+        """Score what is not acknowledged of this process's share of the units."""
+        launch = self._launch
+        _await_folder(folder)
+        parts, damaged = read_parts(folder)
+        if damaged and launch.is_main:
+            self._say(damaged_parts=damaged, state="their sentences are scored again")
+        mine = plan.unit % launch.processes == launch.rank
+        left = mine & np.isnan(_acknowledged(parts, plan))
+        launch.wait()  # nobody adds a part before all have read those of earlier runs
+        total, cost = int(plan.cost[mine].sum()), int(plan.cost[left].sum())
+        workers = self._settings.workers or self._workers(cost * plan.operations)
+        tasks = _tasks(plan, left)
+        with (
+            _progress(total, total - cost, launch) as bar,
+            closing(score_tasks(self._options, tasks, workers)) as finished,
+        ):
             for scores in finished:
-                rows = handed.pop(scores.number)
-                writer.add(_table(work, rows, scores.pll_nats))
+                low, high = np.searchsorted(plan.unit, [scores.number, scores.number + 1])
+                rows = low + np.flatnonzero(left[low:high])
+                write_part(folder, _part(plan, rows, scores.pll_nats))
                 if bar is not None:
                     bar.advance(int(plan.cost[rows].sum()))
-        finally:
-            writer.flush()
-    return damaged
+
+    def _workers(self, operations: float) -> int:
+        if self._options.device != "cpu":
+            return 1
+        cores = available_cores() // self._launch.local_processes
+        return max(1, min(cores, math.floor(operations / _OPERATIONS_WORTH_A_PROCESS)))
+
+    def _say_drift(self, texts: Sequence[str]) -> None:
+        """Print how far scores in the precision asked for are from those in float32."""
+        some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
+        worst = drift(self._options, some)
+        self._say(dtype=self._settings.dtype, drift_nats=round(worst, 4), sentences=len(some))
 
 
-def collect_scores(folder: Path, work: Work, launch: Launch) -> Floats:
-    """Put together what all processes have acknowledged.
-
-    Args:
-        folder: folder of the parts.
-        work: the whole work.
-        launch: this process among those of the launch, all of which have finished.
-
-    Returns:
-        Pseudo-log-likelihood of every sentence, nats.
-
-    Raises:
-        LaunchError: not everything is there.
-    """
+def _collect(folder: Path, plan: Plan, launch: Launch) -> Floats:
+    """Put together what all processes have acknowledged: one score per sentence, nats."""
     deadline = time.monotonic() + (_SEEN_BY_ALL_S if launch.processes > 1 else 0)
-    values = _acknowledged(read_parts(folder)[0], work)
+    values = _acknowledged(read_parts(folder)[0], plan)
     while np.isnan(values).any():
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"{int(np.isnan(values).sum())} of {len(values)} scores are not in the recipe's "
-                "folder; put `work` where all nodes see it, and run again to go on"
+                f"{int(np.isnan(values).sum())} of {len(values)} scores are not in the folder "
+                "`work`; put it where all nodes see it, and run again to go on"
             )
         time.sleep(1)
-        values = _acknowledged(read_parts(folder)[0], work)
-    pll_nats = np.zeros(len(work.texts))
-    np.add.at(pll_nats, work.plan.text_index, values)
-    twins: Floats = pll_nats[work.measured.twin]
+        values = _acknowledged(read_parts(folder)[0], plan)
+    pll_nats = np.zeros(len(plan.texts))
+    np.add.at(pll_nats, plan.text_index, values)
+    twins: Floats = pll_nats[plan.twin]
     return twins
 
 
-def _acknowledged(parts: pa.Table, work: Work) -> Floats:
-    """Give the score of every span of the plan that a part holds, and NaN for the others."""
-    plan = work.plan
+def _acknowledged(parts: pa.Table, plan: Plan) -> Floats:
+    """Score of every span of the plan that a part holds, NaN for the others."""
     values = np.full(len(plan.text_index), np.nan)
     keys = np.array(parts["text_key"].to_pylist(), "S32")
-    index = np.searchsorted(work.keys, keys)
-    known = index < len(work.keys)
-    known[known] = work.keys[index[known]] == keys[known]
+    index = np.searchsorted(plan.keys, keys)
+    known = index < len(plan.keys)
+    known[known] = plan.keys[index[known]] == keys[known]
     first, last = (parts[name].to_numpy().astype(np.int64)[known] for name in ("first", "last"))
     codes = span_codes(index[known].astype(np.int64), first, last)
     order = np.argsort(plan.codes)
@@ -550,36 +543,42 @@ def _acknowledged(parts: pa.Table, work: Work) -> Floats:
     return values
 
 
-def _tasks(work: Work, left: NDArray[np.bool_], handed: dict[int, Ints]) -> Iterator[Task]:
-    """Make tasks of what is left, unit by unit, and note what was handed out."""
-    plan = work.plan
+def _tasks(plan: Plan, left: NDArray[np.bool_]) -> Iterator[Task]:
     for rows in units_of(plan, left):
-        number = int(plan.unit[rows[0]])
-        handed[number] = rows
-        texts = tuple(work.texts[index] for index in plan.text_index[rows].tolist())
+        texts = tuple(plan.texts[index] for index in plan.text_index[rows].tolist())
         spans = zip(plan.first[rows].tolist(), plan.last[rows].tolist(), strict=True)
-        yield Task(number, texts, tuple(spans))
+        yield Task(int(plan.unit[rows[0]]), texts, tuple(spans))
 
 
-def _table(work: Work, rows: Ints, pll_nats: Sequence[float]) -> pa.Table:
-    plan = work.plan
-    return pa.table(
-        {
-            "text_key": pa.array(
-                work.keys[plan.text_index[rows]].astype("U32").tolist(), pa.string()
-            ),
-            "first": pa.array(plan.first[rows], pa.int32()),
-            "last": pa.array(plan.last[rows], pa.int32()),
-            "pll_nats": pa.array(pll_nats, pa.float64()),
-        }
-    )
+def _part(plan: Plan, rows: NDArray[np.int64], pll_nats: Sequence[float]) -> pa.Table:
+    keys = plan.keys[plan.text_index[rows]].astype("U32").tolist()
+    columns = {"text_key": keys, "first": plan.first[rows], "last": plan.last[rows]}
+    return pa.table({**columns, "pll_nats": pll_nats})
 
 
-def _workers(operations: float, options: ScoringOptions, launch: Launch) -> int:
-    if options.device != "cpu":
-        return 1
-    cores = available_cores() // launch.local_processes
-    return max(1, min(cores, math.floor(operations / _OPERATIONS_WORTH_A_PROCESS)))
+def _finished(folder: Path, keys: Sequence[str]) -> pa.Table | None:
+    """Read the whole table where a killed run had just written it."""
+    try:
+        table = read_table(folder, LIKELIHOODS)
+    except ArtifactCorrupt:
+        return None
+    return table if table["text_key"].to_pylist() == list(keys) else None
+
+
+def _summary(table: pa.Table) -> dict[str, Any]:
+    pll_nats = table["pll_nats"].to_numpy()
+    tokens, count = table["tokens"].to_numpy(), table["count"].to_numpy()
+    low, middle, high = np.quantile(pll_nats, [0.05, 0.5, 0.95])
+    said = count > 0
+    return {
+        "sentences": len(table),
+        "tokens": int(tokens.sum()),
+        "longest_tokens": int(tokens.max()),
+        "pll_p5_nats": round(float(low), 4),
+        "pll_median_nats": round(float(middle), 4),
+        "pll_p95_nats": round(float(high), 4),
+        "spearman_pll_count": round(spearman(pll_nats[said], count[said]), 4),
+    }
 
 
 def _progress(total: int, done: int, launch: Launch) -> Progress | nullcontext[None]:
@@ -594,7 +593,7 @@ def _await_folder(folder: Path) -> None:
     while not folder.is_dir():
         if time.monotonic() > deadline:
             raise LaunchError(
-                "a process of this launch does not see the recipe's folder; put `work` where all "
-                "nodes see it"
+                "a process of this launch does not see the folder `work`; put it where all nodes "
+                "see it"
             )
         time.sleep(1)

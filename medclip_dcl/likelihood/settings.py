@@ -1,4 +1,8 @@
-"""Settings of sentences, claims, the masked language model, likelihoods and eta."""
+"""Settings of the masked language model and of likelihoods.
+
+They have a module of their own because every job reads them, and the modules that they belong
+to import transformers.
+"""
 
 from typing import Annotated, Literal
 
@@ -22,28 +26,14 @@ class LanguageModelConfig(Section):
     """Layers of a BERT trained here."""
     heads: Annotated[int, Field(gt=0)] = 4
     """Attention heads of a BERT trained here."""
-    max_tokens: Annotated[int, Field(ge=8, le=512)] = 128
-    """Longest input, word pieces with [CLS] and [SEP]; longer sentences are dropped and counted."""
     steps: Annotated[int, Field(ge=0)] = 1000
     """Training steps."""
     batch: Annotated[int, Field(gt=0)] = 128
     """Sentences in a step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Peak AdamW learning rate; 5e-5 suits the fine-tuning of a pretrained model."""
-    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the steps in which the learning rate rises, before it falls linearly to 0."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW weight decay of matrices; none for biases and norms."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout of a BERT trained here; a pretrained one keeps its own."""
-    mask_share: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of word pieces that are masked."""
-    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """Share of training reports kept back to measure masked-token accuracy."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads of the fit on a CPU; 0: one per core. Other counts may differ in the last bits."""
-    save_every_s: Annotated[float, Field(gt=0)] = 60
-    """Seconds between saved states of the fit: what a kill can lose."""
 
 
 class LikelihoodConfig(Section):
@@ -60,7 +50,5 @@ class LikelihoodConfig(Section):
     """Word pieces in one forward pass; 0: what suits the device, by its free memory on a GPU."""
     unit_pieces: Annotated[int, Field(ge=0)] = 0
     """Word pieces that pass through the model in one unit of work; 0: some seconds' worth."""
-    flush_every_s: Annotated[float, Field(ge=0, le=30)] = 15
-    """Seconds between writes of finished scores: what a kill can lose beside the unit at work."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Scoring processes of each launched process; 0: one per core on a CPU, one on a GPU."""

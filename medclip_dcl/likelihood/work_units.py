@@ -1,12 +1,12 @@
-"""Work cut into units before the first result, so that a run that goes on gives the same bits.
+"""Work cut into units before the first result, so that a resumed run gives the same bits.
 
 A unit is a fixed set of spans that is scored and acknowledged as a whole. Sentences of one
-length stand together, so that a unit is a few batches without padding; sentences of equal
-word pieces are scored once; and a sentence whose masked copies cost more than a unit is cut
-between words into several spans, whose sums add up.
+length are next to each other, so that a unit is a few batches without padding; sentences of
+equal word pieces are scored once; and a sentence whose masked copies cost more than a unit
+is cut between words into several spans, whose sums add up.
 
 Axes and symbols
-    sentences   those of the corpus, in order of their keys; a place counts them from 0
+    sentences   those of the corpus, numbered from 0 in order of their keys
     spans       runs of scored word pieces of one sentence: [first, last)
     cost        word pieces that pass through the model: pieces of the span x input length
 """
@@ -27,44 +27,137 @@ Ints = NDArray[np.int64]
 _BATCH = 4096  # sentences cut into word pieces at a time
 _SPAN_BITS = 16
 
-
-@dataclass(frozen=True)
-class Measured:
-    """What scoring a corpus takes, sentence by sentence."""
-
-    length: Ints
-    """Input length, the tokenizer's own tokens included."""
-    pieces: Ints
-    """Word pieces that are scored."""
-    twin: Ints
-    """Place of the sentence of equal word pieces that is scored in its stead, often its own."""
-    order: Ints
-    """Places of the sentences that are scored themselves, short ones first."""
-    truncated: int
-    """Sentences whose ends the model cannot read."""
-
-    @property
-    def cost(self) -> int:
-        """Word pieces that pass through the model in all."""
-        return int((self.length * self.pieces)[self.order].sum())
+_UNIT_OPERATIONS = {"cpu": 2.5e11, "cuda": 2.5e13}  # three to ten seconds of a core, one of a GPU
+_MOST_PIECES = {"cpu": 200_000, "cuda": 2_000_000}  # of a unit, for models that are tiny
+_FEW_PIECES = 4096  # a unit need not be smaller, even where there are few sentences
+_SMALLEST_SHARE = 64  # units that a corpus falls into at least, beyond that size
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All spans of a corpus, and the units that they fall into."""
+    """The distinct sentences of a corpus, and the spans and units that scoring them takes."""
 
+    keys: np.ndarray
+    """Text key of each sentence, ascending, 32 bytes each."""
+    texts: Sequence[str]
+    pieces: Ints
+    """Word pieces of each sentence that are scored."""
+    twin: Ints
+    """The sentence of equal word pieces that is scored in each one's stead, often itself."""
+    truncated: int
+    """Sentences whose ends the model cannot read."""
     text_index: Ints
-    """Place of the sentence of each span."""
+    """Sentence of each span; short sentences first."""
     first: Ints
     last: Ints
     cost: Ints
+    """Cost of each span."""
     unit: Ints
     """Number of each span's unit, ascending."""
+    operations: float
+    """Multiplications and additions for one word piece."""
+
+    @property
+    def scored(self) -> int:
+        """Sentences that are scored themselves."""
+        return len(np.unique(self.twin))
 
     @property
     def codes(self) -> Ints:
-        """One number per span that names it whatever unit it falls into."""
+        """A number for every span, whatever unit it falls into."""
         return span_codes(self.text_index, self.first, self.last)
+
+
+def plan_units(
+    tokenizer: PreTrainedTokenizerBase,
+    config: BertConfig,
+    keys: Sequence[str],
+    texts: Sequence[str],
+    *,
+    device: str = "cpu",
+    unit_pieces: int = 0,
+) -> Plan:
+    """Cut a corpus into units of about equal cost.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        config: sizes of the model; longer sentences than it reads are truncated.
+        keys: text keys, ascending.
+        texts: their sentences.
+        device: kind of the device, `cpu` or `cuda`, by whose speed units are sized.
+        unit_pieces: cost of a unit; one may cost up to twice as much, or more where the
+            copies of a single word do. 0: some seconds' worth.
+
+    Returns:
+        The plan; it depends on the arguments alone.
+
+    Raises:
+        ScoreError: a sentence has no word piece.
+    """
+    limit = int(config.max_position_embeddings)
+    length, pieces, twin, order, truncated = _measure(tokenizer, texts, limit)
+    cost = length * pieces
+    operations = piece_operations(config)
+    if not unit_pieces:
+        most = min(_MOST_PIECES[device], int(_UNIT_OPERATIONS[device] / operations))
+        share = int(cost[order].sum()) // _SMALLEST_SHARE
+        unit_pieces = max(1, min(most, max(_FEW_PIECES, share)))
+    rows: list[tuple[int, int, int]] = []
+    for index in order.tolist():
+        if cost[index] <= unit_pieces:
+            rows.append((index, 0, int(pieces[index])))
+            continue
+        (encoding,) = encode_sentences(tokenizer, [texts[index]], int(length[index]))
+        cuts = _cuts(encoding, max(1, unit_pieces // int(length[index])))
+        rows += [(index, first, last) for first, last in pairwise(cuts)]
+    index, first, last = np.array(rows, np.int64).reshape(-1, 3).T
+    span_cost = (last - first) * length[index]
+    unit = (np.cumsum(span_cost) - span_cost) // unit_pieces
+    return Plan(
+        np.array(keys, "S32"),
+        texts,
+        pieces,
+        twin,
+        truncated,
+        index,
+        first,
+        last,
+        span_cost,
+        unit,
+        operations,
+    )
+
+
+def _measure(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int
+) -> tuple[Ints, Ints, Ints, Ints, int]:
+    """Count word pieces and find sentences of equal ones.
+
+    Returns:
+        Input length, scored pieces and twin of each sentence; the sentences that are scored
+        themselves, short ones first; the number that is truncated.
+    """
+    length, pieces = np.zeros((2, len(texts)), np.int64)
+    prints = np.zeros((2, len(texts)), np.uint64)
+    truncated = 0
+    for start in range(0, len(texts), _BATCH):
+        for index, item in enumerate(
+            encode_sentences(tokenizer, texts[start : start + _BATCH], limit + 1), start
+        ):
+            truncated += len(item.ids) > limit  # its own encoding is one piece shorter
+            length[index] = min(limit, len(item.ids))
+            pieces[index] = item.tokens - (len(item.ids) > limit)
+            data = np.array([item.ids, item.words], np.int32).tobytes()
+            # 16 bytes of a hash stand for the pieces: a million sentences fit in 16 MB
+            prints[:, index] = np.frombuffer(
+                hashlib.blake2b(data, digest_size=16).digest(), np.uint64
+            )
+    by_piece = np.lexsort((np.arange(len(texts)), *prints, length))
+    same = (np.diff(prints[:, by_piece]) == 0).all(0) & (np.diff(length[by_piece]) == 0)
+    starts = np.append(True, ~same)
+    twin = np.empty(len(texts), np.int64)
+    twin[by_piece] = by_piece[starts][np.cumsum(starts) - 1]
+    return length, pieces, twin, by_piece[starts], truncated
 
 
 def piece_operations(config: BertConfig) -> float:
@@ -82,10 +175,10 @@ def piece_operations(config: BertConfig) -> float:
 
 
 def span_codes(index: Ints, first: Ints, last: Ints) -> Ints:
-    """Name spans by one number each.
+    """Give every span a number of its own.
 
     Args:
-        index: place of the sentence.
+        index: number of the sentence.
         first: first scored piece, below 65,536.
         last: the piece after the last, below 65,536.
 
@@ -96,79 +189,15 @@ def span_codes(index: Ints, first: Ints, last: Ints) -> Ints:
     return codes
 
 
-def measure(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> Measured:
-    """Cut sentences into word pieces and find those that are equal.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        texts: the sentences, in order of their keys.
-        limit: longest input of the model, word pieces.
-
-    Returns:
-        Their lengths, twins and order.
-
-    Raises:
-        ScoreError: a sentence has no word piece.
-    """
-    length, pieces = np.zeros((2, len(texts)), np.int64)
-    prints = np.zeros((2, len(texts)), np.uint64)
-    truncated = 0
-    for start in range(0, len(texts), _BATCH):
-        for index, item in enumerate(
-            encode_sentences(tokenizer, texts[start : start + _BATCH], limit + 1), start
-        ):
-            truncated += len(item.ids) > limit  # its own encoding is one piece shorter
-            length[index] = min(limit, len(item.ids))
-            pieces[index] = item.tokens - (len(item.ids) > limit)
-            prints[:, index] = np.frombuffer(_print(item), np.uint64)
-    by_piece = np.lexsort((np.arange(len(texts)), *prints, length))
-    same = (np.diff(prints[:, by_piece]) == 0).all(0) & (np.diff(length[by_piece]) == 0)
-    starts = np.append(True, ~same)
-    twin = np.empty(len(texts), np.int64)
-    twin[by_piece] = by_piece[starts][np.cumsum(starts) - 1]
-    return Measured(length, pieces, twin, by_piece[starts], truncated)
-
-
-def plan_units(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], measured: Measured, unit_cost: int
-) -> Plan:
-    """Cut a corpus into units of about equal cost.
-
-    Args:
-        tokenizer: the one that the corpus was measured with.
-        texts: the sentences, in order of their keys.
-        measured: what `measure` found of them.
-        unit_cost: cost of a unit; one may cost up to twice as much, or more where the
-            copies of a single word do.
-
-    Returns:
-        The plan; it depends on the arguments alone.
-    """
-    cost = measured.length * measured.pieces
-    rows: list[tuple[int, int, int]] = []
-    for index in measured.order.tolist():
-        if cost[index] <= unit_cost:
-            rows.append((index, 0, int(measured.pieces[index])))
-            continue
-        length = int(measured.length[index])
-        (encoding,) = encode_sentences(tokenizer, [texts[index]], length)
-        cuts = _cuts(encoding, max(1, unit_cost // length))
-        rows += [(index, first, last) for first, last in pairwise(cuts)]
-    index, first, last = np.array(rows, np.int64).reshape(-1, 3).T
-    span_cost = (last - first) * measured.length[index]
-    unit = (np.cumsum(span_cost) - span_cost) // unit_cost
-    return Plan(index, first, last, span_cost, unit)
-
-
 def units_of(plan: Plan, left: NDArray[np.bool_]) -> Iterator[Ints]:
-    """Give the spans of each unit that has some left.
+    """Give the spans of each unit that has some left, as rows of the plan.
 
     Args:
         plan: the plan.
         left: per span, whether it is still to be scored.
 
     Yields:
-        Rows of the plan, unit by unit.
+        Rows of one unit after the other.
     """
     rows = np.flatnonzero(left)
     ends = np.flatnonzero(np.diff(plan.unit[rows])) + 1
@@ -207,9 +236,3 @@ def _cuts(encoding: Encoding, most: int) -> list[int]:
         if end - cuts[-1] > most and start > cuts[-1]:
             cuts.append(start)
     return [*cuts, len(words)]
-
-
-def _print(encoding: Encoding) -> bytes:
-    """Hash an encoding to 16 bytes."""
-    pieces = np.array([encoding.ids, encoding.words], np.int32)
-    return hashlib.blake2b(pieces.tobytes(), digest_size=16).digest()

@@ -84,7 +84,7 @@ def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path):
 
 def test_valid_model_is_reused(config_file, capsys):
     run(config_file)
-    run(config_file, threads=2, save_every_s=5)
+    run(config_file, threads=2)
     assert '"state": "reused"' in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -128,7 +128,7 @@ def test_damaged_pretrained_model_ends_with_4(config_file, tmp_path):
 
 
 def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
-    settings = {"steps": 40, "save_every_s": 0.0001}
+    settings = {"steps": 40}
     whole = run(write_config(tmp_path, "whole"), **settings)
     config_file = write_config(tmp_path, "killed")
     process = subprocess.Popen(

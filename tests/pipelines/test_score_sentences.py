@@ -23,7 +23,7 @@ from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import distinct_sentences, text_key
 from pipelines import build_eta_cache, score_sentences, split_sentences
 
-UNITS = ("--set", "likelihood.unit_pieces=150", "--set", "likelihood.flush_every_s=0")
+UNITS = ("--set", "likelihood.unit_pieces=150")
 HEADER = {"variant", "dtype", "engine", "splitter", "normalisation", "model", "tokenizer"}
 DEADLINE_S = 90
 

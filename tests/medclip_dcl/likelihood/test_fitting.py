@@ -16,7 +16,7 @@ from medclip_dcl.likelihood.fitting import (
 from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 
-SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3, warmup_share=0.2)
+SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
 
 
 def tiny_corpus(repeats: int = 1) -> Corpus:

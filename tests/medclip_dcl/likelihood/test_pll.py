@@ -166,7 +166,7 @@ def test_an_empty_or_overlong_sentence_is_refused():
 def test_a_model_that_returns_nan_is_refused():
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     model.cls.predictions.bias.data[3] = torch.nan
-    with pytest.raises(ScoreError, match="no finite number"):
+    with pytest.raises(ScoreError, match="not finite"):
         pseudo_log_likelihood(model, tokenizer, ["No effusion."])
 
 
