@@ -253,7 +253,7 @@ def split_reports(
         Rows of `SENTENCES`, sorted, and the summary, by which
         plain_sentences + separated - all that was dropped = sentences.
     """
-    parts = [(report, name) for report in reports for name in _used_sections(report, settings)]
+    parts = [(report, name) for report in reports for name in used_sections(report, settings)]
     splits: dict[str, Split] = {}
     texts = sorted({report[name] for report, name in parts})
     with Progress("split sections", len(texts), "section") as progress:
@@ -289,7 +289,16 @@ def split_reports(
     return rows, summary | _losses([splits[report[name]] for report, name in parts])
 
 
-def _used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:
+def used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:
+    """Name the sections of a report that are used: those asked for, or what stands in for them.
+
+    Args:
+        report: name of a section -> its text, empty where there is none.
+        settings: the sections asked for.
+
+    Returns:
+        Names of sections with text.
+    """
     present = [name for name in settings.sections if report[name]]
     return present or (["last_paragraph"] if report["last_paragraph"] else [])
 
