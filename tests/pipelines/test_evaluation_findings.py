@@ -48,7 +48,7 @@ def test_groups_and_paraphrases_are_told_apart(work: Path) -> None:
     (work / "people.csv").write_text("\n".join(["subject_id,gender", *sexes]))
     (work / "paraphrases.yaml").write_text(PARAPHRASES)
     demographics = {"table": str(work / "people.csv"), "sex": "gender", "least_patients": 2}
-    assert run(work, people=demographics, paraphrases=str(work / "paraphrases.yaml")) == 0
+    assert run(work, demographics=demographics, paraphrases=str(work / "paraphrases.yaml")) == 0
     found = questions(work)
     pool = found["subgroups"]["pool"]
     assert pool == {

@@ -39,7 +39,7 @@ def config_of(work, rows, seeds, processes=1, **sections):
         work,
         **{
             "eta": {"source": "frequency"},
-            "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "pairs": 4},
+            "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "retrieval_pool": 4},
             "source": {"root": "${WORK}"},
             "table1": {"rows": rows, "seeds": seeds, "processes": processes},
             **sections,
