@@ -1,8 +1,8 @@
 """Turn a model's scores into probabilities, by the validation images whose truth is known.
 
 Reads the model, manifest and prepared images; writes `calibration.json` into the model,
-which is sealed anew: its digest changes with its answers, and so results and index are made
-anew too. A finding with too few images keeps its score alone, with the reason. A probability
+which is sealed again: its digest changes with its answers, and so results and index are made
+again too. A finding with too few images keeps its score alone, with the reason. A probability
 holds where a finding is as common as among those images.
 """
 
@@ -19,31 +19,19 @@ from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation.calibration import calibrate_findings
 from medclip_dcl.evaluation.evaluated_model import evaluated_model
+from medclip_dcl.evaluation.inputs import encode, read_image_rows, refuse_contaminated, truth_of
+from medclip_dcl.evaluation.questions import source_root
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
-from pipelines.evaluation_films import (
-    encode,
-    image_rows,
-    refuse_contaminated,
-    source_root,
-    truth_of,
-)
 from pipelines.job import Job, run_job
 
 SPLIT = "validate"
-"""Images that train do not tell what the model can do, and images that test must stay unseen."""
+"""Training images do not show what the model can do, and test images must stay unseen."""
 
 
 def build(job: Job) -> None:
-    """Fit the calibration unless the model has it already.
-
-    Args:
-        job: the job.
-
-    Raises:
-        ArtifactError: an input is missing or stale, or the model was trained on the images.
-    """
+    """Fit the calibration unless the model has it already."""
     model = job.open(model_package.ARTIFACT)
     inputs = _inputs(job, model)
     found = read_calibration(model)
@@ -66,25 +54,28 @@ def _inputs(job: Job, model: Artifact) -> dict[str, str]:
     own = {
         name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)
     }
+    root = source_root(job.config)
     images = {kind.name: job.open(kind).digest for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
-    return own | images | {file.name: sha256_file(file) for file in truth_files(source_root(job))}
+    return own | images | {file.name: sha256_file(file) for file in truth_files(root)}
 
 
 def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
-    settings = job.config.evaluate
-    predictor = load(model_package.ARTIFACT.at(job.work))
+    folder = model_package.ARTIFACT.at(job.work)
+    predictor = load(folder)
     model = evaluated_model(predictor)
+    source = job.open(manifest.ARTIFACT, verify=False)
     images = PreparedImages(job.open(prepared.ARTIFACT, verify=False))
-    rows = image_rows(job, images, SPLIT)
-    refuse_contaminated(job, rows, images)
-    encoded = encode(model, rows, images, settings.batch, "paper")  # as the service sees them
-    truth, source = truth_of(job, rows, predictor.findings)
+    rows = read_image_rows(source, images, SPLIT)
+    allowed = job.config.evaluate.allow_contaminated
+    refuse_contaminated(folder, source, rows, images, allowed=allowed)
+    encoded = encode(model, rows, images, "paper")  # as the service sees them
+    truth, origin = truth_of(source, source_root(job.config), rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     if rows:
         margin = model.margins(encoded.regions, predictor.findings)
         logits = (model.gamma_squared * margin).double().cpu().numpy()
     return ScoreCalibration(
-        truth=source,
+        truth=origin,
         settings=job.config.probabilities,
         inputs=inputs,
         findings=calibrate_findings(

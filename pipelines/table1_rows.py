@@ -129,13 +129,7 @@ VARIANTS = (
 
 
 def chosen_rows(config: Config) -> tuple[Row, ...]:
-    """Give the rows that a recipe asks for.
-
-    Args:
-        config: the recipe.
-
-    Returns:
-        The rows in the table's order, other people's models last.
+    """Give the rows that a recipe asks for, in the table's order, other people's models last.
 
     Raises:
         ConfigError: `table1.rows` names one that there is not.
@@ -151,7 +145,7 @@ def chosen_rows(config: Config) -> tuple[Row, ...]:
     unknown = sorted(set(settings.rows) - set(names))
     if unknown:
         raise ConfigError(f"table1.rows names {unknown}; choose among {names}")
-    optional = {row.name for row in VARIANTS} if not settings.variants else set()
+    optional = {row.name for row in VARIANTS}
     asked = settings.rows or [name for name in names if name not in optional]
     return tuple(row for row in table if row.name in asked)
 

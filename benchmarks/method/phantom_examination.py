@@ -27,6 +27,7 @@ from medclip_dcl.evaluation.metrics import (
     recall_at,
     roc_auc,
     signed_cnr,
+    value_of,
 )
 
 RARE = 10
@@ -91,7 +92,9 @@ def _locate(model: Model, images: PhantomImages) -> dict[str, float]:
         "r5": _mean([recall_at(ranks, 5)]),
         "r1 rare": _mean([recall_at(ranks[rare], 1)]),
         "i2s": float((best_ranks(whole.T, truth.T) == 1).mean()),
-        "map": _mean(average_precision_score(truth[fine], whole[fine]) for fine in range(FINE)),
+        "map": float(
+            np.mean([average_precision_score(truth[fine], whole[fine]) for fine in range(FINE)])
+        ),
         "point": float(pointed.mean()),
         "cnr": float(contrasts.mean()),
         "cnr rare": float(contrasts[rare].mean()),
@@ -119,6 +122,6 @@ def _asserts(kind: int) -> Sentence:
     return (type_word(kind, 0), "carrier0")
 
 
-def _mean(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None]
+def _mean(samples: Iterable[NDArray[np.float64]]) -> float:
+    known = [value for value in map(value_of, samples) if value is not None]
     return float(np.mean(known))

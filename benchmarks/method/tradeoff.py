@@ -22,6 +22,7 @@ from medclip_dcl.evaluation.metrics import (
     recall_at,
     roc_auc,
     signed_cnr,
+    value_of,
 )
 from medclip_dcl.losses.debiased import Floor, debiased_contrastive_loss
 
@@ -112,8 +113,8 @@ def _evaluate(
     scores = lse_scores(model.regions(images), prompts).double().numpy()
     margins, truth = scores - scores[:1], np.arange(CLASSES)[:, None] == natural
     common = range(CLASSES)[COMMON]
-    aucs = [roc_auc(margins[kind], truth[kind]) for kind in common]
-    accuracies = [balanced_accuracy(margins[kind], truth[kind]) for kind in common]
+    aucs = [roc_auc(margins[kind], truth[kind])[0] for kind in common]
+    accuracies = [balanced_accuracy(margins[kind], truth[kind])[0] for kind in common]
     balanced = np.arange(1, CLASSES).repeat(PER_CLASS)
     images, indices = _images(balanced, directions, generator)
     regions = model.regions(images)
@@ -124,10 +125,10 @@ def _evaluate(
         _contrast(h[balanced == kind], indices[balanced == kind]) for kind in range(1, CLASSES)
     ]
     return {
-        "auc": float(np.mean([value for value in aucs if value is not None])),
-        "acc": float(np.mean([value for value in accuracies if value is not None])),
-        "r1": recall_at(ranks, 1) or 0.0,
-        "r1 rare": recall_at(ranks[balanced >= RARE], 1) or 0.0,
+        "auc": float(np.nanmean(aucs)),
+        "acc": float(np.nanmean(accuracies)),
+        "r1": value_of(recall_at(ranks, 1)) or 0.0,
+        "r1 rare": value_of(recall_at(ranks[balanced >= RARE], 1)) or 0.0,
         "cnr": float(np.mean(contrasts)),
     }
 

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from medclip_dcl.data.tabular import read_rows
+from medclip_dcl.data.tabular import read_any, read_rows
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.section import Section
 
@@ -16,22 +16,21 @@ class DemographicsConfig(Section):
     """Groups of images (`evaluate`): by view, and by sex and age where a table states them."""
 
     table: str = ""
-    """CSV, Parquet or JSON lines with sex or age, such as MIMIC-IV's `patients.csv.gz`; empty:
-    groups by view alone."""
-    of: Literal["subject_id", "study_id", "image_id"] = "subject_id"
-    """What a row of the table is about."""
-    key: str = "subject_id"
-    """Column that names it, as the manifest does."""
+    """CSV, Parquet or JSON lines with sex or age, such as MIMIC-IV's `patients.csv.gz`. A row is
+    about an image, a study or a patient, by its column `image_id`, `study_id` or `subject_id`,
+    the first that there is. Empty: groups by view alone."""
     sex: str = ""
     """Column with the sex, `F`, `M` or words that begin so (MIMIC-IV: `gender`); empty: none."""
     age: str = ""
     """Column with the age in years, or as DICOM writes it, `045Y` (MIMIC-IV: `anchor_age`);
     empty: none."""
-    age_bands: tuple[Annotated[int, Field(gt=0)], ...] = (18, 40, 60, 80)
-    """First year of each age band but the youngest."""
     least_patients: Annotated[int, Field(ge=1)] = 10
     """Patients below which a group's figures are withheld."""
 
+
+_KEYS = ("image_id", "study_id", "subject_id")
+AGE_BANDS = (18, 40, 60, 80)
+"""First year of each age band but the youngest: adults in twenties, as MIMIC-CXR spreads."""
 
 _SEX = re.compile(r"\s*([fm])", re.IGNORECASE)
 _AGE = re.compile(r"\s*(\d{1,3})(?:\.\d*)?\s*([DWMY]?)\s*", re.IGNORECASE)
@@ -58,19 +57,19 @@ def read_demographics(
             "evaluate.demographics.table is set, and neither evaluate.demographics.sex "
             "nor .age names a column"
         )
-    rows = read_rows(path, [settings.key, *named.values()])
+    names = read_any(path).column_names
+    key = next((name for name in _KEYS if name in names), _KEYS[-1])
+    rows = read_rows(path, [key, *named.values()])
     row_of: dict[str, int] = {}
-    for number, key in enumerate(rows[settings.key]):
-        row_of.setdefault(key.strip(), number)
+    for number, value in enumerate(rows[key]):
+        row_of.setdefault(value.strip(), number)
     found = {}
     for trait, column in named.items():
         reported = [
-            rows[column][row_of[image[settings.of]]] if image[settings.of] in row_of else ""
-            for image in images
+            rows[column][row_of[image[key]]] if image[key] in row_of else "" for image in images
         ]
         found[trait] = [
-            sex_of(text) if trait == "sex" else age_band(text, settings.age_bands)
-            for text in reported
+            sex_of(text) if trait == "sex" else age_band(text, AGE_BANDS) for text in reported
         ]
     return found
 

@@ -4,7 +4,7 @@ platt        sigmoid(slope * logit + intercept)
 temperature  sigmoid(slope * logit), slope = 1 / temperature
 isotonic     the rising step function with the least squared error, straight in between
 
-Scores as probabilities: fitted on validation images, examined on others.
+Fitted on validation images, evaluated on others.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,9 @@ from jaxtyping import Bool, Float, Int8
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from medclip_dcl.evaluation import summary
-from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
-from medclip_dcl.evaluation.metrics import calibration_error, roc_auc
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
+from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages, EvalResult, Matrix, Truth
+from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.inference.zero_shot import UNCALIBRATED, Finding, calibrations_of
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
@@ -66,9 +65,11 @@ def calibrate_finding(
         images_with=present,
         images_without=absent,
         patients=patients,
-        score_error=calibration_error(SCORE.probabilities(logits), positive),
+        score_error=value_of(calibration_error(SCORE.probabilities(logits), positive)),
         fitted_error=(
-            None if curve is None else calibration_error(curve.probabilities(logits), positive)
+            None
+            if curve is None
+            else value_of(calibration_error(curve.probabilities(logits), positive))
         ),
     )
 
@@ -121,14 +122,9 @@ def _refusal(logits: Logits, positive: FindingTruth, least: int) -> str:
             f"{present} validation images with it and {absent} without; "
             f"probabilities.least_per_class asks for {least} of each"
         )
-    area = roc_auc(logits, positive)
-    if area is None or area <= 0.5:
+    if not roc_auc(logits, positive)[0] > 0.5:
         return "its score does not rise with the finding on the validation images"
     return ""
-
-
-Matrix = Float[np.ndarray, "findings images"]
-Truth = Int8[np.ndarray, "findings images"]
 
 
 def calibrate_findings(
@@ -143,7 +139,7 @@ def calibrate_findings(
     Args:
         findings: the prompt pairs.
         logits: log odds of each image's score, gamma**2 times the margin.
-        truth: 1 present, 0 absent, `summary.UNKNOWN` left out.
+        truth: 1 present, 0 absent, `UNKNOWN` left out.
         subjects: patient of every image.
         settings: method and least number of images.
 
@@ -153,7 +149,7 @@ def calibrate_findings(
     owner = np.asarray(subjects, dtype=str)
     found = []
     for finding, row, state in zip(findings, logits, truth, strict=True):
-        known = state != summary.UNKNOWN
+        known = state != UNKNOWN
         patients = len(np.unique(owner[known]))
         found.append(
             calibrate_finding(finding.name, row[known], state[known] == 1, patients, settings)
@@ -169,7 +165,7 @@ def evaluate_probabilities(
     images: EncodedImages,
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, list[list[float | None]]]:
-    """Hold probabilities against the truth of images that they were not fitted to.
+    """Compare probabilities with the truth of images that they were not fitted to.
 
     Args:
         calibration: of the model; None: it has none.
@@ -194,17 +190,46 @@ def evaluate_probabilities(
             continue
         probability = curve.curve.probabilities(row)
         said.append(probability.tolist())
-        groups[finding.name] = summary.probability_figures(
-            SCORE.probabilities(row),
-            probability,
-            state,
-            images.subject_ids,
-            bootstrap.samples,
-            bootstrap.generator(),
+        groups[finding.name] = probability_figures(
+            SCORE.probabilities(row), probability, state, images.subject_ids, bootstrap
         )
     absent = "" if groups else _why_none(calibration)
     pool = {"images": len(images.image_ids), "findings": len(groups)}
     return EvalResult(absent, pool, groups=groups), said
+
+
+def probability_figures(
+    score: Logits,
+    probability: Logits,
+    truth: Int8[np.ndarray, " images"],
+    subjects: Sequence[str],
+    bootstrap: BootstrapOptions,
+) -> dict[str, Figure]:
+    """Measure the probability of one finding, and the bare score next to it.
+
+    Args:
+        score: the score that the probability was made from, in [0, 1].
+        probability: what is said, in [0, 1].
+        truth: 1 present, 0 absent, `UNKNOWN` left out.
+        subjects: patient of every image.
+        bootstrap: of the intervals.
+
+    Returns:
+        `calibration_error` and `brier` of the probability, and with `score_` of the score.
+    """
+    known = truth != UNKNOWN
+    positive = truth[known] == 1
+    owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
+    columns = {"": probability[known], "score_": score[known]}
+
+    def measure(weights: Weights) -> dict[str, Samples]:
+        found: dict[str, Samples] = {}
+        for prefix, values in columns.items():
+            found[f"{prefix}calibration_error"] = calibration_error(values, positive, weights)
+            found[f"{prefix}brier"] = brier_score(values, positive, weights)
+        return found
+
+    return estimate(measure, owners, bootstrap, "no image with a known truth")
 
 
 def _why_none(calibration: ScoreCalibration | None) -> str:

@@ -1,26 +1,20 @@
 """Two recipes, several runs each, on the same patients: which figures differ?
 
-A figure varies because other patients might have been examined, and because another seed
-would have given another model. Patients are drawn once for all runs (the comparison is
-paired), runs of each side by themselves. Of n runs n - 1 are drawn: the mean of n drawn
-with replacement would vary by (n - 1) / n of what it should (Rao and Wu 1988), a third too
-little with three runs.
+What `evaluate` keeps case by case is enough to measure a run on any draw of patients, without
+its model. A figure varies because other patients might have been examined, and because another
+seed would have given another model. Patients are drawn once for all runs (the comparison is
+paired), runs of each side by themselves. Of n runs n - 1 are drawn: the mean of n drawn with
+replacement would vary by (n - 1) / n of what it should (Rao and Wu 1988), a third too little
+with three runs.
 
 A spread that is estimated from few runs is itself uncertain, so the difference over its
-standard error is held against Student's t, with the degrees of freedom of Welch and
-Satterthwaite, not against the percentiles of the samples.
-
-The cases behind an evaluation's figures, and those figures in every resample of patients.
-
-What `evaluate` keeps case by case is enough to measure a run anew on any draw of patients,
-without its model. Runs that were asked the same cases can be compared patient by patient.
-
-Two recipes, some runs each, asked the same cases: every figure, and a verdict on it.
+standard error is compared with Student's t, with the degrees of freedom of Welch and
+Satterthwaite, not with the percentiles of the samples.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,16 +23,11 @@ from scipy import stats
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.errors import ArtifactStale, ConfigError, MetricError
-from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.bootstrap import (
-    patient_weights,
-    resampled_auc,
-    resampled_balanced_accuracy,
-    resampled_mean,
-    resampled_median,
-    unit_weights,
-)
-from medclip_dcl.evaluation.summary import PAPER_K
+from medclip_dcl.evaluation import metrics, results
+from medclip_dcl.evaluation.bootstrap import Samples, patient_weights, unit_weights
+from medclip_dcl.evaluation.classification import class_recalls
+from medclip_dcl.evaluation.grounding import GALLERY_LENGTHS, grounding_columns
+from medclip_dcl.evaluation.retrieval import table1_retrieval
 from medclip_dcl.tables import TableFormat, read_table
 
 LEVEL = 0.05
@@ -54,7 +43,7 @@ class Estimate:
 
     Attributes:
         value: mean over the runs; None where a run has no such figure.
-        error: its standard error; None where it cannot be told.
+        error: its standard error; None where it is unknown.
         degrees: degrees of freedom of the error; None: it is taken as known.
         low: lower end of the 95 % interval.
         high: upper end of the 95 % interval.
@@ -79,7 +68,7 @@ class Difference:
         a: mean of the first side's runs.
         b: mean of the second side's.
         estimate: a - b.
-        corrected_p: p after Holm's correction for all figures; None: not told.
+        corrected_p: p after Holm's correction for all figures; None: not known.
         is_different: whether it is below `LEVEL`.
     """
 
@@ -94,7 +83,7 @@ def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
     """Estimate what a recipe would give with other seeds and on other patients.
 
     Args:
-        runs: the figure of each run; not a number where it is undefined.
+        runs: the figure of each run; NaN where it is undefined.
         generator: source of the draws of runs.
 
     Returns:
@@ -115,32 +104,24 @@ def compare_sides(
         generator: source of the draws of runs.
 
     Returns:
-        Figure -> difference a - b, in the order of `a`. A side of one run cannot tell
-        runs apart: the difference is then that of two models, and `reason` says so.
+        Figure -> difference a - b, in the order of `a`. With one run on a side the
+        difference is that of two models, and `reason` says so.
 
     Raises:
         MetricError: the sides were not resampled alike.
     """
     found: dict[str, Difference] = {}
-    for name in a:
-        if name not in b:
-            continue
+    for name in [name for name in a if name in b]:
         if a[name].shape[1] != b[name].shape[1]:
             raise MetricError(
                 f"{a[name].shape[1]} and {b[name].shape[1]} samples of {name}; resample both alike"
             )
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
         found[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
-    reported = {
-        name: item.estimate.p for name, item in found.items() if item.estimate.p is not None
-    }
-    corrected = dict(zip(reported, holm(list(reported.values())), strict=True))
-    return {
-        name: Difference(
-            item.a, item.b, item.estimate, corrected.get(name), corrected.get(name, 1.0) < LEVEL
-        )
-        for name, item in found.items()
-    }
+    known = {name: item.estimate.p for name, item in found.items() if item.estimate.p is not None}
+    for name, p in zip(known, holm(list(known.values())), strict=True):
+        found[name] = replace(found[name], corrected_p=p, is_different=p < LEVEL)
+    return found
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -197,7 +178,7 @@ def _estimate(
 
 
 def _draw_runs(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Mean of n - 1 runs drawn from n, anew in every sample."""
+    """Mean of n - 1 runs drawn from n, again in every sample."""
     count, samples = runs.shape
     if count > 1:
         chosen = generator.integers(count, size=(count - 1, samples))
@@ -238,8 +219,6 @@ _CASE = {
 LOWER_IS_BETTER = ("median_rank", "own_median_rank")
 """Last parts of the names of figures of which less is better."""
 
-Samples = Float[np.ndarray, " S"]
-
 
 @dataclass(frozen=True)
 class SampleResults:
@@ -254,15 +233,7 @@ class SampleResults:
     patients: tuple[str, ...]
 
     def column(self, form: TableFormat, name: str) -> np.ndarray:
-        """Give a column of one of the tables.
-
-        Args:
-            form: the table.
-            name: the column.
-
-        Returns:
-            Its values; numbers as floats, not a number where null.
-        """
+        """Give a column of one of the tables: numbers as floats, NaN where null."""
         column = self.tables[form.file].column(name)
         if pa.types.is_string(column.type):
             return np.array(column.to_pylist(), dtype=object)
@@ -271,14 +242,7 @@ class SampleResults:
 
 
 def read_sample_results(artifact: Artifact) -> SampleResults:
-    """Read the cases of a run.
-
-    Args:
-        artifact: its results.
-
-    Returns:
-        The cases.
-    """
+    """Read the cases of a run from its results."""
     tables = {form.file: read_table(artifact.path, form) for form in FORMS}
     patients = {name for table in tables.values() for name in table["subject_id"].to_pylist()}
     return SampleResults(tables, tuple(sorted(patients)))
@@ -286,9 +250,6 @@ def read_sample_results(artifact: Artifact) -> SampleResults:
 
 def check_same_samples(runs: Sequence[SampleResults]) -> None:
     """Refuse runs that were not asked the same.
-
-    Args:
-        runs: two or more.
 
     Raises:
         ArtifactStale: a run has other cases, or another truth of one.
@@ -308,123 +269,103 @@ def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dic
 
     Args:
         cases: of the run.
-        weights: of `cases.patients`, from `resampled.patient_weights`.
+        weights: of `cases.patients`, from `bootstrap.patient_weights`.
 
     Returns:
-        Question and figure joined by a full stop -> its value in every sample, not a number
-        where it is undefined. A figure whose question was not put is left out.
+        Question and figure joined by a full stop -> its value in every sample. A figure whose
+        question was not put is left out.
     """
     found: dict[str, Samples] = {}
-    for figures in (_zero_shot, _classes, _grounding, _gallery, _ranks, _probes):
-        found |= dict(figures(cases, weights))
+    for form, figures in _FIGURES:
+        if cases.tables[form.file].num_rows:
+            owners = cases.column(form, "subject_id").tolist()
+            found |= dict(figures(cases, unit_weights(weights, cases.patients, owners)))
     return found
 
 
-def _weights(cases: SampleResults, form: TableFormat, weights: np.ndarray) -> np.ndarray:
-    return unit_weights(weights, cases.patients, cases.column(form, "subject_id").tolist())
+Named = Iterator[tuple[str, np.ndarray]]
 
 
-def _zero_shot(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _zero_shot(cases: SampleResults, weights: np.ndarray) -> Named:
     findings = cases.column(results.SCORES, "finding")
     truth, margin = (cases.column(results.SCORES, name) for name in ("truth", "margin"))
-    each = _weights(cases, results.SCORES, weights)
-    yield from _two_classes("zero_shot", findings, margin, truth, each)
+    found = _findings(findings, margin, truth, weights)
+    for name in [name for name in ("mean_auc", "mean_balanced_accuracy") if name in found]:
+        yield f"zero_shot.{name}", found[name]
 
 
-def _probes(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _probes(cases: SampleResults, weights: np.ndarray) -> Named:
     form = results.PROBES
     truth, margin, fraction, draw = (
         cases.column(form, name) for name in ("truth", "margin", "fraction", "draw")
     )
-    each = _weights(cases, form, weights)
     names = cases.column(form, "finding")
     groups = np.array([f"{finding} {step}" for finding, step in zip(names, draw, strict=True)])
     for share in np.unique(fraction):
         mine = fraction == share
-        parts = (groups[mine], margin[mine], truth[mine], each[:, mine])
-        for name, values in _two_classes(f"probe.{share:g}", *parts):
-            if name.endswith("auc"):
-                yield name, values
+        found = _findings(groups[mine], margin[mine], truth[mine], weights[:, mine])
+        if found:
+            yield f"probe.{share:g}.mean_auc", found["mean_auc"]
 
 
-def _two_classes(
-    question: str, groups: np.ndarray, margin: np.ndarray, truth: np.ndarray, each: np.ndarray
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Mean over groups that have both classes; one that loses a class sits a sample out."""
-    areas, rights = [], []
-    for group in dict.fromkeys(groups.tolist()):
-        mine = (groups == group) & ~np.isnan(truth)
-        positive = truth[mine] == 1
-        if 0 < positive.sum() < len(positive):
-            areas.append(resampled_auc(margin[mine], positive, each[:, mine]))
-            rights.append(resampled_balanced_accuracy(margin[mine], positive, each[:, mine]))
-    if areas:
-        yield f"{question}.mean_auc", _mean(areas)
-        yield f"{question}.mean_balanced_accuracy", _mean(rights)
+def _findings(
+    groups: np.ndarray, margin: np.ndarray, truth: np.ndarray, weights: np.ndarray
+) -> dict[str, Samples]:
+    """Average over the groups that have both classes."""
+    owns = [(groups == group) & ~np.isnan(truth) for group in dict.fromkeys(groups.tolist())]
+    return metrics.mean_over_findings(
+        (margin[own], truth[own] == 1, weights[:, own]) for own in owns if len(set(truth[own])) == 2
+    )
 
 
-def _classes(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _classes(cases: SampleResults, weights: np.ndarray) -> Named:
     shown, answer = (cases.column(results.CLASSES, name) for name in ("finding", "answer"))
-    each = _weights(cases, results.CLASSES, weights)
     right = np.array(shown == answer, dtype=float)
-    recalls = [
-        resampled_mean(right[shown == name], each[:, shown == name])
-        for name in dict.fromkeys(shown.tolist())
-    ]
-    if recalls:
-        yield "classes.mean_recall", _mean(recalls)
+    recalls = class_recalls(right, shown, [*dict.fromkeys(shown.tolist())], weights)
+    yield "classes.mean_recall", metrics.mean_of([*recalls.values()])
 
 
-def _grounding(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    form = results.GROUNDINGS
-    if not cases.tables[form.file].num_rows:
-        return
-    each = _weights(cases, form, weights)
-    cnr, miou, pointed = (cases.column(form, name) for name in ("cnr", "miou", "pointed"))
-    yield "grounding.cnr", resampled_mean(np.abs(cnr), each)
-    yield "grounding.cnr_signed", resampled_mean(cnr, each)
-    yield "grounding.miou", resampled_mean(miou, each)
-    yield "grounding.pointing", resampled_mean(pointed, each)
+def _grounding(cases: SampleResults, weights: np.ndarray) -> Named:
+    columns = grounding_columns(cases.tables[results.GROUNDINGS.file].to_pylist())
+    for name in ("cnr", "cnr_signed", "miou", "pointing"):
+        yield f"grounding.{name}", metrics.mean(columns[name], weights)
 
 
-def _gallery(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _gallery(cases: SampleResults, weights: np.ndarray) -> Named:
     rank = cases.column(results.BOX_ANSWERS, "gallery_rank")
-    if not np.isnan(rank).all():
-        each = _weights(cases, results.BOX_ANSWERS, weights)
-        for length in (1, 5):
-            hit = np.where(np.isnan(rank), np.nan, rank <= length)
-            yield f"gallery.recall_at_{length}", resampled_mean(hit, each)
+    known = ~np.isnan(rank)
+    if known.any():
+        for length in GALLERY_LENGTHS:
+            hits = metrics.mean((rank[known] <= length).astype(float), weights[:, known])
+            yield f"gallery.recall_at_{length}", hits
 
 
-def _ranks(cases: SampleResults, weights: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    form = results.RANKS
-    question, direction = (cases.column(form, name) for name in ("question", "direction"))
-    each = _weights(cases, form, weights)
+def _ranks(cases: SampleResults, weights: np.ndarray) -> Named:
+    question, direction, *ranks = (
+        cases.column(results.RANKS, name) for name in ("question", "direction", "rank", "own_rank")
+    )
+    rank, own_rank = (column.astype(np.int64) for column in ranks)
     for name in dict.fromkeys(question.tolist()):
-        ways = [
-            (question == name) & (direction == way)
+        ways = {
+            way: (question == name) & (direction == way)
             for way in dict.fromkeys(direction[question == name].tolist())
-        ]
-        for column, prefix in (("rank", ""), ("own_rank", "own_")):
-            rank = cases.column(form, column)
-            recalls = [
-                resampled_mean((rank[way] <= length).astype(float), each[:, way])
-                for way in ways
-                for length in PAPER_K
-            ]
-            yield f"{name}.{prefix}recall", _mean(recalls)
-            medians = [resampled_median(rank[way], each[:, way]) for way in ways]
-            yield f"{name}.{prefix}median_rank", _mean(medians)
+        }
+        found = table1_retrieval(
+            {way: (rank[own], own_rank[own], weights[:, own]) for way, own in ways.items()}
+        )
+        for figure, values in found.items():
+            yield f"{name}.{figure}", values
 
 
-def _mean(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over the parts that are defined, sample by sample."""
-    values = np.stack(parts)
-    known = ~np.isnan(values)
-    count = known.sum(axis=0)
-    total = np.where(known, values, 0.0).sum(axis=0)
-    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
+_FIGURES: tuple[tuple[TableFormat, Callable[[SampleResults, np.ndarray], Named]], ...] = (
+    (results.SCORES, _zero_shot),
+    (results.CLASSES, _classes),
+    (results.GROUNDINGS, _grounding),
+    (results.BOX_ANSWERS, _gallery),
+    (results.RANKS, _ranks),
+    (results.PROBES, _probes),
+)
+"""The figures of each table; the weights are those of its rows."""
 
 
 Side = Mapping[str, Float[np.ndarray, "_ samples_and_one"]]
@@ -489,15 +430,7 @@ def compare_measured(
 
 
 def side_estimates(side: Side, generator: np.random.Generator) -> dict[str, Estimate]:
-    """Estimate every figure of a recipe over patients and runs.
-
-    Args:
-        side: from `measure_sides`.
-        generator: source of the draws of runs.
-
-    Returns:
-        Figure -> its estimate.
-    """
+    """Estimate every figure of a recipe, from `measure_sides`, over patients and runs."""
     return {name: estimate_side(runs, generator) for name, runs in side.items()}
 
 
@@ -509,11 +442,11 @@ def describe_difference(name: str, difference: Difference) -> str:
         difference: a - b in it.
 
     Returns:
-        `A is better`, `B is better`, `no difference shown` or `not expected_relation`.
+        `A is better`, `B is better`, `no difference shown` or `not known`.
     """
     value = difference.estimate.value
     if value is None or difference.corrected_p is None:
-        return "not told"
+        return "not known"
     if not difference.is_different:
         return "no difference shown"
     lower_wins = name.rpartition(".")[2] in LOWER_IS_BETTER

@@ -1,4 +1,4 @@
-"""Who is examined: our own model, or anybody's behind two functions.
+"""The model that is evaluated: our own, or anybody's behind two functions.
 
 `Encoders` is all that an evaluation asks of a model. A published model has both functions;
 so has a small class around any other, such as one of open_clip or BioViL:
@@ -16,9 +16,13 @@ A model without regions gives one of each image: (images, 1, 1, dim). Vectors ne
 unit length. The two sides must lie in one space.
 """
 
-from collections.abc import Sequence
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,7 +30,9 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.errors import CheckpointError, QueryError
+from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
 from medclip_dcl.models.settings import SimilarityConfig
@@ -35,7 +41,7 @@ from medclip_dcl.models.similarity import image_sentence_scores
 
 @runtime_checkable
 class Encoders(Protocol):
-    """What a model must be able to do to be examined."""
+    """What a model must be able to do to be evaluated."""
 
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
@@ -48,7 +54,7 @@ class Encoders(Protocol):
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model under examination.
+    """A model under evaluation.
 
     Attributes:
         digest: names the model.
@@ -66,13 +72,7 @@ class EvaluatedModel:
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Encode prepared images, all in one pass.
-
-        Args:
-            images: square 8-bit images.
-
-        Returns:
-            Unit region vectors.
+        """Give the unit region vectors of square 8-bit images, all in one pass.
 
         Raises:
             CheckpointError: the model gives something else than region vectors.
@@ -81,13 +81,7 @@ class EvaluatedModel:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Encode sentences.
-
-        Args:
-            texts: sentences.
-
-        Returns:
-            Unit vectors in the order of the texts.
+        """Give the unit vectors of sentences, in their order.
 
         Raises:
             CheckpointError: the model gives something else than sentence vectors.
@@ -103,44 +97,91 @@ class EvaluatedModel:
         regions: Float[Tensor, "images rows columns dim"],
         sentences: Float[Tensor, "texts dim"],
     ) -> Float[Tensor, "texts images"]:
-        """Score every image against every sentence.
-
-        Args:
-            regions: unit vectors.
-            sentences: unit vectors.
-
-        Returns:
-            f in [-1, 1].
-        """
+        """Score every image against every sentence: f in [-1, 1], of unit vectors."""
         return image_sentence_scores(regions.flatten(1, 2), sentences, self.similarity)
 
     def margins(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "findings images"]:
-        """Compare the two prompts of each finding on each image.
-
-        Args:
-            regions: from `embed_images`.
-            findings: the findings.
-
-        Returns:
-            f(positive) - f(negative), in [-2, 2].
-        """
+        """Compare the prompts of each finding: f(positive) - f(negative), in [-2, 2]."""
         prompts = self.embed_sentences(prompt_texts(findings))
         return margins(self.score(regions, prompts), findings)
 
 
 def evaluated_model(predictor: Predictor) -> EvaluatedModel:
-    """Put a published model under examination.
-
-    Args:
-        predictor: the model.
-
-    Returns:
-        The model with its own similarity and scale.
-    """
+    """Evaluate a published model with its own similarity and scale."""
     gamma_squared = float(predictor.model.gamma.detach() ** 2)
     return EvaluatedModel(predictor.digest, predictor, predictor.model.similarity, gamma_squared)
+
+
+ADAPTED_GAMMA_SQUARED = 100.0
+"""Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
+`score` that stands next to each margin."""
+
+
+def adapter_digest(config: Config) -> str:
+    """Name the model of `evaluate.adapter` by what it is built from.
+
+    Returns:
+        SHA-256 of the callable's name and of every file of its weights, 64 digits.
+
+    Raises:
+        ConfigError: the weights do not exist.
+    """
+    digest = hashlib.sha256(config.evaluate.adapter.model.encode())
+    weights = _adapter_weights(config)
+    if weights is not None:
+        for file in sorted(weights.rglob("*")) if weights.is_dir() else [weights]:
+            if file.is_file():
+                digest.update(f"{file.name} {sha256_file(file)}".encode())
+    return digest.hexdigest()
+
+
+def load_adapter(config: Config) -> EvaluatedModel:
+    """Build the model that `evaluate.adapter` names.
+
+    Raises:
+        ConfigError: the callable cannot be imported, or what it builds lacks a function.
+    """
+    settings = config.evaluate.adapter
+    weights = _adapter_weights(config)
+    encoders = _callable(settings.model)(*([] if weights is None else [str(weights)]))
+    for name in ("embed_images", "embed_sentences"):
+        if not callable(getattr(encoders, name, None)):
+            raise ConfigError(
+                f"{settings.model} builds a {type(encoders).__name__} without {name}; it needs "
+                "embed_images and embed_sentences"
+            )
+    similarity = SimilarityConfig(kind=settings.similarity)
+    return EvaluatedModel(adapter_digest(config), encoders, similarity, ADAPTED_GAMMA_SQUARED)
+
+
+def _callable(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"evaluate.adapter.model is {name!r}; it must read module:callable")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"evaluate.adapter.model {name!r} cannot be imported ({error}); put its module on "
+            "the path"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"evaluate.adapter.model {name!r} is not callable; name a function")
+    built: Callable[..., Any] = found
+    return built
+
+
+def _adapter_weights(config: Config) -> Path | None:
+    if not config.evaluate.adapter.weights:
+        return None
+    path = resolve_path(config.evaluate.adapter.weights, config)
+    if not path.exists():
+        raise ConfigError(f"evaluate.adapter.weights names {path}, which does not exist")
+    return path
 
 
 def _unit(vectors: Tensor, count: int, axes: int, function: str) -> Tensor:

@@ -11,19 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.evaluation import metrics, summary
-from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation import metrics
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.inputs import BootstrapOptions, BoxedSentence, EncodedImages, EvalResult
+from medclip_dcl.evaluation.inputs import BoxedSentence, EncodedImages, EvalResult, Rows
 from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
-from medclip_dcl.evaluation.retrieval import Asked, box_vectors, rank_directions
+from medclip_dcl.evaluation.retrieval import Direction, box_vectors, rank_directions, rank_samples
 from medclip_dcl.inference.heatmap import heatmap, scaled
 from medclip_dcl.models.similarity import region_scores
 
-Rows = list[dict[str, Any]]
-
-_GALLERY_LENGTHS = (1, 5)
-_SHOWN = 5
+GALLERY_LENGTHS = (1, 5)
+_SHOWN = 5  # gallery sentences of each box that the report shows
 
 
 def evaluate_grounding(
@@ -39,8 +37,7 @@ def evaluate_grounding(
         model: who is asked.
         images: the images.
         units: sentences with their boxes; at least one.
-        longest_px: longer side of the compared heatmap; images that are smaller keep
-            their size.
+        longest_px: longer side of the compared heatmap; smaller images keep their size.
         bootstrap: of the intervals.
 
     Returns:
@@ -110,15 +107,15 @@ def evaluate_boxes(
     each = scores[:, index]  # (boxes, the sentence of each box)
     alike = keys[:, None] == keys[None, :]
     own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
-    asked = {
-        "box_to_sentence": Asked(
+    directions = {
+        "box_to_sentence": Direction(
             scores, index[:, None] == np.arange(len(distinct))[None, :], each, own
         ),
-        "sentence_to_box": Asked(each.T, alike, each.T, own),
+        "sentence_to_box": Direction(each.T, alike, each.T, own),
     }
     image_ids = [row["image_id"] for row in rows]
     subjects = [row["subject_id"] for row in rows]
-    outcome, ranks = rank_directions("boxes", asked, image_ids, subjects, bootstrap)
+    outcome, ranks = rank_directions("boxes", directions, image_ids, subjects, bootstrap)
     for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
         row["sentence_rank"] = rank["rank"]
     return outcome, rows, ranks, vectors
@@ -160,12 +157,15 @@ def evaluate_gallery(
         row["gallery_true"] = truth[index]
         row["gallery_best"] = order[index].tolist()
     subjects = [rows[index]["subject_id"] for index in known]
-    figures = summary.rank_figures(
-        ranks, _GALLERY_LENGTHS, subjects, bootstrap.samples, bootstrap.generator()
+    figures = estimate(
+        lambda weights: rank_samples(ranks, GALLERY_LENGTHS, weights),
+        subjects,
+        bootstrap,
+        "no queries",
     )
     pool = {"boxes": len(known), "sentences": len(sentences)}
     absent = "" if known else "no box has its sentence in the gallery"
-    chance = {f"recall_at_{k}": chance_recall(correct, k) for k in _GALLERY_LENGTHS}
+    chance = {f"recall_at_{k}": chance_recall(correct, k) for k in GALLERY_LENGTHS}
     return EvalResult(absent, pool, chance, figures, {})
 
 
@@ -189,18 +189,40 @@ def _compare(
     }
 
 
+def grounding_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " rows"]]:
+    """Give each figure of grounding, row by row of `results.GROUNDINGS`; NaN: undefined."""
+
+    def column(name: str) -> np.ndarray:
+        return np.array([row[name] for row in rows], dtype=float)  # None becomes NaN
+
+    signed = column("cnr")
+    return {
+        "cnr": np.abs(signed),
+        "cnr_signed": signed,
+        "miou": column("miou"),
+        "miou_biovil": column("miou_biovil"),
+        "pointing": column("pointed"),
+    }
+
+
+def mean_figures(
+    columns: Mapping[str, Sequence[float | None] | Float[np.ndarray, " units"]],
+    subjects: Sequence[str],
+    bootstrap: BootstrapOptions,
+) -> dict[str, Figure]:
+    """Average quantities that were measured one unit at a time, where they are not None or NaN."""
+    arrays = {name: np.array(values, dtype=float) for name, values in columns.items()}
+
+    def measure(weights: Weights) -> dict[str, Samples]:
+        return {name: metrics.mean(values, weights) for name, values in arrays.items()}
+
+    return estimate(measure, subjects, bootstrap, "undefined for every unit")
+
+
 def _grounding_figures(
     rows: Sequence[Mapping[str, Any]], bootstrap: BootstrapOptions
 ) -> dict[str, Figure]:
-    columns = {
-        "cnr": [None if row["cnr"] is None else abs(row["cnr"]) for row in rows],
-        "cnr_signed": [row["cnr"] for row in rows],
-        "miou": [row["miou"] for row in rows],
-        "miou_biovil": [row["miou_biovil"] for row in rows],
-        "pointing": [row["pointed"] for row in rows],
-    }
-    subjects = [row["subject_id"] for row in rows]
-    return summary.mean_figures(columns, subjects, bootstrap.samples, bootstrap.generator())
+    return mean_figures(grounding_columns(rows), [row["subject_id"] for row in rows], bootstrap)
 
 
 def _box_rows(

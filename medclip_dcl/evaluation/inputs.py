@@ -1,30 +1,46 @@
-"""What an examination is given, and what comes of each of its questions.
-
-Tables of held-out studies -> what the questions need: truth, boxed sentences, reports.
-"""
+"""What a model is evaluated on: images, their truth, their boxes and reports; and EvalResult."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from medclip_dcl import model_package
+from medclip_dcl.artifact import Artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.data.ground_truth import read_truth
+from medclip_dcl.data.prepared import PreparedImages
+from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.summary import UNKNOWN
-from medclip_dcl.inference.heatmap import Geometry, Window, window_of
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.inference.heatmap import Geometry, Window, cut, window_of
 from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.progress import Progress
+from medclip_dcl.tables import read_table
 
-LENGTHS = (1, 5, 10, 50, 100)
-"""The K of recall at K; the paper reports 10, 50 and 100."""
+Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+Truth = Int8[np.ndarray, "findings images"]
+Matrix = Float[np.ndarray, "findings images"]
+
+UNKNOWN = -1
+"""Truth of a finding that nobody stated."""
+
+BATCH = 64
+"""Images in one forward pass: without gradients it fits wherever the model was trained."""
 
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Images under examination, encoded."""
+    """Images under evaluation, encoded."""
 
     image_ids: tuple[str, ...]
     subject_ids: tuple[str, ...]
@@ -35,25 +51,11 @@ class EncodedImages:
     """Which part of each image the model sees, and how heatmaps are spread over it."""
 
     def window(self, image: int) -> Window:
-        """Give the part of an image that the grid of its regions covers.
-
-        Args:
-            image: its number.
-
-        Returns:
-            The window, pixels of the original image.
-        """
+        """Give the part of image number `image` that its grid covers, in its own pixels."""
         return window_of(self.geometry, *self.sizes_px[image])
 
     def select(self, chosen: Sequence[int]) -> "EncodedImages":
-        """Give some of the images.
-
-        Args:
-            chosen: their numbers.
-
-        Returns:
-            Those images, in that order.
-        """
+        """Give the images of these numbers, in that order."""
         return EncodedImages(
             tuple(self.image_ids[image] for image in chosen),
             tuple(self.subject_ids[image] for image in chosen),
@@ -76,18 +78,6 @@ class BoxedSentence:
 
 
 @dataclass(frozen=True)
-class BootstrapOptions:
-    """How intervals are drawn."""
-
-    samples: int
-    seed: int
-
-    def generator(self) -> np.random.Generator:
-        """Start the stream of resamples; every question starts it anew."""
-        return np.random.default_rng(self.seed)
-
-
-@dataclass(frozen=True)
 class EvalResult:
     """What came of one question.
 
@@ -106,11 +96,7 @@ class EvalResult:
     groups: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Give the fields as plain values.
-
-        Returns:
-            A JSON-serialisable tree.
-        """
+        """Give the fields as plain values."""
         return {
             "absent": self.absent,
             "pool": dict(self.pool),
@@ -124,7 +110,116 @@ def _plain(figures: Mapping[str, Figure]) -> dict[str, Any]:
     return {name: figure.as_json() for name, figure in figures.items()}
 
 
-Row = Mapping[str, Any]
+def read_image_rows(source: Artifact, images: PreparedImages, split: str) -> Rows:
+    """List the manifest's rows of the prepared images of a split."""
+    table = read_table(source.path, manifest.IMAGES)
+    table = table.filter(pc.equal(table.column("split"), split))
+    return [row for row in table.to_pylist() if row["image_id"] in images.row_of]
+
+
+def refuse_contaminated(
+    model: Path, source: Artifact, rows: Rows, images: PreparedImages, *, allowed: bool
+) -> dict[str, int]:
+    """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
+
+    Args:
+        model: folder of the model.
+        source: the manifest.
+        rows: the evaluated images.
+        images: the prepared images.
+        allowed: whether there may be some (`evaluate.allow_contaminated`).
+
+    Returns:
+        `contaminated` patients and `repeated_images`.
+
+    Raises:
+        ArtifactStale: there are some, or nobody knows, and that is not allowed.
+    """
+    trained = model_package.read_model_package(model).subject_hashes
+    if trained is None:
+        if not allowed:
+            raise ArtifactStale(
+                "the model is a copy that does not say whom it was trained on; set "
+                "evaluate.allow_contaminated where none of these patients can be among them"
+            )
+        trained = frozenset()
+    table = read_table(source.path, manifest.IMAGES, ["image_id", "subject_id"])
+    known = {
+        subject
+        for subject in table.column("subject_id").unique().to_pylist()
+        if model_package.subject_hash(subject) in trained
+    }
+    learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(known, pa.string())))
+    among = [images.row_of[i] for i in learned["image_id"].to_pylist() if i in images.row_of]
+    subjects = {row["subject_id"] for row in rows}
+    count = len(subjects & known)
+    repeated = len(images.find_repeats([images.row_of[row["image_id"]] for row in rows], among))
+    if (count or repeated) and not allowed:
+        raise ArtifactStale(
+            f"the model was trained on {count} of {len(subjects)} evaluated patients, and on the "
+            f"picture of {repeated} of {len(rows)} evaluated images; retrain it on this manifest, "
+            "take out the images that check_data calls repeated, or set "
+            "evaluate.allow_contaminated to measure the model's memory"
+        )
+    return {"contaminated": count, "repeated_images": repeated}
+
+
+def encode(
+    model: EvaluatedModel, rows: Rows, images: PreparedImages, geometry: Geometry
+) -> EncodedImages:
+    """Show images to a model.
+
+    Args:
+        model: the model.
+        rows: the manifest's rows of the images.
+        images: the prepared images.
+        geometry: what of each image it is shown.
+    """
+    indices = [images.row_of[row["image_id"]] for row in rows]
+    sizes = [images.original_size(index) for index in indices]
+    parts: list[Tensor] = []
+    with Progress("images encoded", len(indices), "image") as progress:
+        for start in range(0, len(indices), BATCH):
+            chosen = slice(start, start + BATCH)
+            pixels = [
+                cut(images.pixels(index), window_of(geometry, *size), *size)
+                for index, size in zip(indices[chosen], sizes[chosen], strict=True)
+            ]
+            parts.append(model.embed_images(np.stack(pixels)))
+            progress.advance(len(pixels))
+    return EncodedImages(
+        image_ids=tuple(row["image_id"] for row in rows),
+        subject_ids=tuple(row["subject_id"] for row in rows),
+        sizes_px=tuple(sizes),
+        regions=torch.cat(parts) if parts else torch.zeros(0, 1, 1, 1),
+        geometry=geometry,
+    )
+
+
+def truth_of(
+    source: Artifact, root: Path, rows: Rows, findings: Sequence[Finding]
+) -> tuple[Truth, str]:
+    """Look up which findings images show.
+
+    Args:
+        source: the manifest.
+        root: folder of the source.
+        rows: the images.
+        findings: the findings.
+
+    Returns:
+        1, 0 or `UNKNOWN` per finding and image, and where it comes from: `exact`, `labels`
+        or `none`.
+    """
+    known = read_truth(root)
+    if known is not None:
+        image_ids = [row["image_id"] for row in rows]
+        return exact_truth(findings, image_ids, known.types_of, known.types), "exact"
+    labels: Rows = []
+    if manifest.STUDY_LABELS.file in source.files:
+        labels = read_table(source.path, manifest.STUDY_LABELS).to_pylist()
+    truth = labelled_truth(findings, [row["study_id"] for row in rows], labels)
+    return truth, "labels" if (truth != UNKNOWN).any() else "none"
 
 
 def exact_truth(
@@ -132,11 +227,11 @@ def exact_truth(
     image_ids: Sequence[str],
     types_of: Mapping[str, Collection[str]],
     types: Collection[str],
-) -> Int8[np.ndarray, "findings images"]:
+) -> Truth:
     """Read off which findings images show, where a generator knows it.
 
     Args:
-        findings: the prompt pairs; a finding whose name is no type stays unknown.
+        findings: the prompt pairs; a finding whose name is not a type stays unknown.
         image_ids: the images.
         types_of: image -> types of finding that it shows.
         types: every type there is.
@@ -154,7 +249,7 @@ def exact_truth(
 
 def labelled_truth(
     findings: Sequence[Finding], study_ids: Sequence[str], labels: Sequence[Row]
-) -> Int8[np.ndarray, "findings images"]:
+) -> Truth:
     """Read off which findings images show from the labels of their studies.
 
     Args:
@@ -177,9 +272,7 @@ def labelled_truth(
     return truth
 
 
-def balance(
-    truth: Int8[np.ndarray, "findings images"], most: int, generator: np.random.Generator
-) -> Int8[np.ndarray, "findings images"]:
+def balance(truth: Truth, most: int, generator: np.random.Generator) -> Truth:
     """Draw as many images with each finding as without it.
 
     Args:

@@ -1,36 +1,80 @@
-"""Binary classification: area under the ROC curve, its points, and accuracy.
+"""Metrics of weighted units: classification, probabilities, ranks; and of one heatmap.
 
-How far probabilities are from shares: reliability, calibration error, Brier score.
+A metric gives a figure in every bootstrap sample (see `bootstrap`), NaN where the sample does
+not define it; without weights, that of the data alone, which `value_of` turns into a number.
 
-Ranked retrieval: recall at K, median rank, and what chance would give.
+scikit-learn has most of them with `sample_weight`, but takes one vector of weights a call: for
+1,000 images and 1,001 samples `roc_auc_score` needs 58 times the time of `roc_auc` (2.7 s, 0.05 s
+on one core). So they are ours, and the tests compare each with scikit-learn's.
 
-Heatmap against box: contrast-to-noise ratio, mean IoU and the pointing game.
-
-A heatmap may hold NaN where the model saw nothing (a crop's margin); such pixels are
-left out of every figure. Pixel (row, column) covers [column, column + 1) x [row, row + 1)
-and belongs to a box that contains its centre.
+A heatmap may hold NaN where the model saw nothing (a crop's margin); such pixels are left out.
+Pixel (row, column) covers [column, column + 1) x [row, row + 1) and belongs to a box that
+contains its centre.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from medclip_dcl.errors import MetricError
+from medclip_dcl.evaluation.bootstrap import Samples, Weights
+
+Scores = Float[np.ndarray, " U"]
+IsTrue = Bool[np.ndarray, " U"]
+Ranks = Int[np.ndarray, " U"]
+
+BINS = 10
+"""Bins of equal width between 0 and 1."""
 
 
-def roc_auc(
-    scores: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
-) -> float | None:
+def value_of(samples: Samples) -> float | None:
+    """Give a metric of the data themselves; None where it is undefined."""
+    return None if np.isnan(samples[0]) else float(samples[0])
+
+
+def mean(values: Scores, weights: Weights | None = None) -> Samples:
+    """Average the units whose value is defined, that is, not NaN."""
+    known = ~np.isnan(values)
+    each = _weights(values, weights)[:, known]
+    return _ratio(each @ values[known], each.sum(axis=1))
+
+
+def median(values: Float[np.ndarray, " U"] | Ranks, weights: Weights | None = None) -> Samples:
+    """Median; that of an even number is the mean of the middle two."""
+    each = _weights(values, weights)
+    if len(values) == 0:
+        return np.full(len(each), np.nan)
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(each[:, order], axis=1)
+    total = reached[:, -1:]
+    lower, upper = (
+        values[order][(reached >= rank).argmax(axis=1)]
+        for rank in ((total + 1) // 2, total // 2 + 1)
+    )
+    found: np.ndarray = np.where(total[:, 0] > 0, (lower + upper) / 2, np.nan)
+    return found
+
+
+def mean_of(parts: Sequence[Samples] | Float[np.ndarray, "parts S"]) -> Samples:
+    """Average figures sample by sample, over those that the sample defines."""
+    values = np.stack([*parts])
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0))
+
+
+def roc_auc(scores: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
     """Chance that a positive image scores above a negative one, ties counted as half.
 
     Args:
         scores: higher means more likely positive; any finite scale.
         positive: the truth.
+        weights: of the images.
 
     Returns:
-        The area in [0, 1]; None where there are no positives or no negatives.
+        The area in [0, 1]; undefined where a class is empty.
 
     Raises:
         MetricError: the lengths differ, or a score is not finite.
@@ -38,57 +82,23 @@ def roc_auc(
     Source: Hanley and McNeil 1982 (Mann-Whitney form).
     """
     _check_scores(scores, positive)
-    positives = int(positive.sum())
-    negatives = len(positive) - positives
-    if positives == 0 or negatives == 0:
-        return None
-    _, index = np.unique(scores, return_inverse=True)
-    hits = np.bincount(index[positive], minlength=index.max() + 1)
-    misses = np.bincount(index[~positive], minlength=index.max() + 1)
-    below = np.cumsum(misses) - misses
-    return float((hits * (below + misses / 2)).sum() / (positives * negatives))
+    each = _weights(scores, weights)
+    levels, level = np.unique(scores, return_inverse=True)
+    hits, misses = (
+        _by_level(each[:, own], level[own], len(levels)) for own in (positive, ~positive)
+    )
+    below = np.cumsum(misses, axis=1) - misses  # weight of negatives below each level
+    pairs = hits.sum(axis=1) * misses.sum(axis=1)
+    return _ratio((hits * (below + misses / 2)).sum(axis=1), pairs)
 
 
-def roc_curve(
-    scores: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
-) -> tuple[Float[np.ndarray, " points"], Float[np.ndarray, " points"]] | None:
-    """Points of the ROC curve, from (0, 0) to (1, 1), one per distinct score.
-
-    Args:
-        scores: higher means more likely positive; any finite scale.
-        positive: the truth.
-
-    Returns:
-        False positive rates and true positive rates, both ascending; None where
-        there are no positives or no negatives.
-
-    Raises:
-        MetricError: the lengths differ, or a score is not finite.
-    """
-    _check_scores(scores, positive)
-    positives = int(positive.sum())
-    if positives in {0, len(positive)}:
-        return None
-    order = np.argsort(-scores, kind="stable")
-    last_of_tie = np.append(np.diff(scores[order]) != 0, True)
-    hits = np.cumsum(positive[order])[last_of_tie]
-    misses = np.cumsum(~positive[order])[last_of_tie]
-    false_rate = np.append(0.0, misses / (len(positive) - positives))
-    true_rate = np.append(0.0, hits / positives)
-    return false_rate, true_rate
-
-
-def accuracy(
-    margins: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
-) -> float | None:
+def accuracy(margins: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
     """Share of images whose positive prompt outscores the negative one exactly when it should.
 
     Args:
         margins: score of the positive prompt minus that of the negative; 0 decides negative.
         positive: the truth.
-
-    Returns:
-        A share in [0, 1]; None where there are no images.
+        weights: of the images.
 
     Raises:
         MetricError: the lengths differ, or a margin is not finite.
@@ -96,46 +106,38 @@ def accuracy(
     Source: Wang et al. 2023, Section 3.3: the label is the prompt with the higher score.
     """
     _check_scores(margins, positive)
-    if len(positive) == 0:
-        return None
-    return float(((margins > 0) == positive).mean())
+    return mean(((margins > 0) == positive).astype(float), weights)
 
 
-def balanced_accuracy(
-    margins: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
-) -> float | None:
-    """Mean of sensitivity and specificity at a margin of 0.
+def balanced_accuracy(margins: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
+    """Mean of sensitivity and specificity, as `accuracy`; undefined where a class is empty."""
+    each = _weights(margins, weights)
+    sides = [accuracy(margins[own], positive[own], each[:, own]) for own in (positive, ~positive)]
+    both: np.ndarray = (sides[0] + sides[1]) / 2
+    return both
+
+
+CLASSIFICATION = {"auc": roc_auc, "accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
+
+
+def mean_over_findings(
+    findings: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+) -> dict[str, Samples]:
+    """Average the figures of several findings.
 
     Args:
-        margins: score of the positive prompt minus that of the negative.
-        positive: the truth.
+        findings: margins, truth and weights of the images of each whose truth is known.
 
     Returns:
-        A share in [0, 1]; None where there are no positives or no negatives.
-
-    Raises:
-        MetricError: the lengths differ, or a margin is not finite.
+        `mean_auc`, `mean_accuracy` and `mean_balanced_accuracy`, each over the findings that
+        have both classes in the sample; nothing where there is no finding.
     """
-    _check_scores(margins, positive)
-    sensitivity = accuracy(margins[positive], positive[positive])
-    specificity = accuracy(margins[~positive], positive[~positive])
-    if sensitivity is None or specificity is None:
-        return None
-    return (sensitivity + specificity) / 2
-
-
-def _check_scores(scores: np.ndarray, positive: np.ndarray) -> None:
-    if scores.shape != positive.shape or scores.ndim != 1:
-        raise MetricError(
-            f"{scores.shape} scores do not fit {positive.shape} labels; give one of each per image"
-        )
-    if not np.isfinite(scores).all():
-        bad = int((~np.isfinite(scores)).sum())
-        raise MetricError(f"{bad} scores are not finite; drop those images or repair the model")
-
-
-BINS = 10
-"""Bins of equal width between 0 and 1."""
+    found = [[of(*finding) for of in CLASSIFICATION.values()] for finding in findings]
+    if not found:
+        return {}
+    values = np.stack(found)  # (findings, figures, samples)
+    values[np.isnan(values[:, :1]).repeat(len(CLASSIFICATION), axis=1)] = np.nan
+    return {f"mean_{name}": mean_of(values[:, row]) for row, name in enumerate(CLASSIFICATION)}
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,7 @@ class Bin:
     share: float
 
 
-def reliability(
-    probability: Float[np.ndarray, " images"],
-    positive: Bool[np.ndarray, " images"],
-    bins: int = BINS,
-) -> list[Bin]:
+def reliability(probability: Scores, positive: IsTrue, bins: int = BINS) -> list[Bin]:
     """Compare what was said with what was found, interval by interval.
 
     Args:
@@ -169,89 +167,51 @@ def reliability(
         The intervals that hold an image, in ascending order.
 
     Raises:
-        MetricError: the lengths differ, a probability is no number in [0, 1], or there are
+        MetricError: the lengths differ, a probability is not a number in [0, 1], or there are
             no bins.
 
     Source: DeGroot and Fienberg 1983; Guo et al. 2017, Section 2.
     """
-    _check_probabilities(probability, positive, bins)
-    images, said, found = _sums(probability, positive, bins)
+    index = _bins(probability, positive, bins)
     return [
-        Bin(
-            int(images[index]),
-            float(said[index] / images[index]),
-            float(found[index] / images[index]),
-        )
-        for index in np.flatnonzero(images)
+        Bin(int(own.sum()), float(probability[own].mean()), float(positive[own].mean()))
+        for own in (index == number for number in np.unique(index))
     ]
 
 
 def calibration_error(
-    probability: Float[np.ndarray, " images"],
-    positive: Bool[np.ndarray, " images"],
-    bins: int = BINS,
-) -> float | None:
+    probability: Scores, positive: IsTrue, weights: Weights | None = None, bins: int = BINS
+) -> Samples:
     """Mean distance between what was said and what was found, weighted by images.
 
-    Args:
-        probability: what was said, in [0, 1].
-        positive: the truth.
-        bins: number of intervals of equal width.
-
     Returns:
-        The expected calibration error in [0, 1]; None where there are no images.
+        The expected calibration error in [0, 1].
 
     Raises:
         MetricError: as `reliability`.
 
     Source: Naeini et al. 2015; Guo et al. 2017, Eq. 3, for two classes.
     """
-    _check_probabilities(probability, positive, bins)
-    if not len(positive):
-        return None
-    _, said, found = _sums(probability, positive, bins)
-    return float(np.abs(found - said).sum() / len(positive))
+    index = _bins(probability, positive, bins)
+    each = _weights(probability, weights)
+    off = positive - probability
+    total = np.zeros(len(each))
+    for number in np.unique(index):
+        own = index == number
+        total += np.abs(each[:, own] @ off[own])
+    return _ratio(total, each.sum(axis=1))
 
 
-def brier_score(
-    probability: Float[np.ndarray, " images"], positive: Bool[np.ndarray, " images"]
-) -> float | None:
-    """Mean squared distance between probability and truth.
-
-    Args:
-        probability: what was said, in [0, 1].
-        positive: the truth.
-
-    Returns:
-        The score in [0, 1], 0 the best; None where there are no images.
+def brier_score(probability: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
+    """Mean squared distance between probability and truth, in [0, 1], 0 the best.
 
     Raises:
-        MetricError: the lengths differ, or a probability is no number in [0, 1].
+        MetricError: the lengths differ, or a probability is not a number in [0, 1].
 
     Source: Brier 1950, for two classes counted once.
     """
-    _check_probabilities(probability, positive, 1)
-    return float(((probability - positive) ** 2).mean()) if len(positive) else None
-
-
-def _sums(
-    probability: np.ndarray, positive: np.ndarray, bins: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Add up images, probabilities and positive images of every interval."""
-    index = np.minimum((probability * bins).astype(int), bins - 1)
-    images = np.bincount(index, minlength=bins)
-    said = np.bincount(index, weights=probability, minlength=bins)
-    return images, said, np.bincount(index, weights=positive, minlength=bins)
-
-
-def _check_probabilities(probability: np.ndarray, positive: np.ndarray, bins: int) -> None:
-    if probability.shape != positive.shape or probability.ndim != 1 or bins < 1:
-        raise MetricError(
-            f"{probability.shape} probabilities, {positive.shape} labels, {bins} bins; give one of "
-            "each per image, and a bin"
-        )
-    if not ((probability >= 0) & (probability <= 1)).all():
-        raise MetricError("a probability is no number between 0 and 1; repair the calibration")
+    _bins(probability, positive, 1)
+    return mean((probability - positive) ** 2, weights)
 
 
 def best_ranks(
@@ -283,29 +243,9 @@ def best_ranks(
     return 1 + wrong_above
 
 
-def recall_at(ranks: Int[np.ndarray, " queries"], k: int) -> float | None:
-    """Share of queries whose best correct item is among the first k.
-
-    Args:
-        ranks: from `best_ranks`, from 1.
-        k: length of the list, at least 1.
-
-    Returns:
-        A share in [0, 1]; None where there are no queries.
-    """
-    return float((ranks <= k).mean()) if len(ranks) else None
-
-
-def median_rank(ranks: Int[np.ndarray, " queries"]) -> float | None:
-    """Median of the ranks.
-
-    Args:
-        ranks: from `best_ranks`, from 1.
-
-    Returns:
-        The median, at least 1; None where there are no queries.
-    """
-    return float(np.median(ranks)) if len(ranks) else None
+def recall_at(ranks: Ranks, k: int, weights: Weights | None = None) -> Samples:
+    """Share of queries whose best correct item is among the first k."""
+    return mean((ranks <= k).astype(float), weights)
 
 
 def chance_recall(correct: Bool[np.ndarray, "queries items"], k: int) -> float | None:
@@ -327,6 +267,49 @@ def chance_recall(correct: Bool[np.ndarray, "queries items"], k: int) -> float |
     whole = math.comb(items, length)
     misses = [math.comb(items - int(count), length) / whole for count in counts]
     return float(1 - np.average(misses, weights=repeats))
+
+
+def _weights(units: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    return np.ones((1, len(units)), dtype=np.int64) if weights is None else weights
+
+
+def _by_level(weights: np.ndarray, level: np.ndarray, levels: int) -> np.ndarray:
+    """Add up the weights of the units of each level: (samples, levels)."""
+    order = np.argsort(level, kind="stable")
+    added = np.zeros((len(weights), levels))
+    present, start = np.unique(level[order], return_index=True)
+    if len(present):
+        # reduceat would repeat a neighbour's value for a level without units: only those present
+        added[:, present] = np.add.reduceat(weights[:, order], start, axis=1)
+    return added
+
+
+def _ratio(total: np.ndarray, count: np.ndarray) -> np.ndarray:
+    ratio: np.ndarray = np.where(count > 0, total / np.where(count > 0, count, 1), np.nan)
+    return ratio
+
+
+def _check_scores(scores: np.ndarray, positive: np.ndarray) -> None:
+    if scores.shape != positive.shape or scores.ndim != 1:
+        raise MetricError(
+            f"{scores.shape} scores do not fit {positive.shape} labels; give one of each per image"
+        )
+    if not np.isfinite(scores).all():
+        bad = int((~np.isfinite(scores)).sum())
+        raise MetricError(f"{bad} scores are not finite; drop those images or repair the model")
+
+
+def _bins(probability: np.ndarray, positive: np.ndarray, bins: int) -> np.ndarray:
+    """Number of the interval that each probability lies in."""
+    if probability.shape != positive.shape or probability.ndim != 1 or bins < 1:
+        raise MetricError(
+            f"{probability.shape} probabilities, {positive.shape} labels, {bins} bins; give one of "
+            "each per image, and a bin"
+        )
+    if not ((probability >= 0) & (probability <= 1)).all():
+        raise MetricError("a probability is not a number in [0, 1]; repair the calibration")
+    index: np.ndarray = np.minimum((probability * bins).astype(int), bins - 1)
+    return index
 
 
 PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 21))

@@ -1,12 +1,11 @@
-"""Linear probe: logistic regression on frozen features, its penalty chosen on other images.
+"""Linear probe: logistic regression on frozen features, by share of the labels.
 
-Linear probes on images: what frozen features say of findings, by share of the labels.
+Its penalty is chosen on the validation images, its figures are those of other images.
 """
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int8, Int64
@@ -14,9 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.errors import MetricError
-from medclip_dcl.evaluation import summary
-from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
+from medclip_dcl.evaluation.classification import mean_finding_figures
+from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages, EvalResult, Rows
 from medclip_dcl.evaluation.settings import ProbeConfig
 from medclip_dcl.inference.zero_shot import Finding
 
@@ -160,25 +159,14 @@ def draw_labelled(
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
-Truth = Int8[np.ndarray, "findings images"]
-Rows = list[dict[str, Any]]
-
-
 def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
-    """Give one vector of each image: the mean of its unit region vectors.
-
-    Args:
-        images: encoded images.
-
-    Returns:
-        Vectors, of length 1 at most.
-    """
+    """Give one vector of each image, the mean of its unit region vectors: length 1 at most."""
     features: np.ndarray = images.regions.flatten(1, 2).mean(dim=1).cpu().numpy()
     return features
 
 
 def evaluate_probe(
-    splits: Sequence[tuple[EncodedImages, Truth]],
+    splits: Sequence[tuple[EncodedImages, Int8[np.ndarray, "findings _"]]],
     findings: Sequence[Finding],
     settings: ProbeConfig,
     bootstrap: BootstrapOptions,
@@ -186,7 +174,7 @@ def evaluate_probe(
     """Fit a linear classifier per finding with growing shares of the labels.
 
     Args:
-        splits: images and truth (1 present, 0 absent, `summary.UNKNOWN` not known) of
+        splits: images and truth (1 present, 0 absent, `UNKNOWN` not known) of
             training, validation and the evaluated split.
         findings: the findings, one row of each truth.
         settings: fractions, draws and penalties; the validation images choose the penalty.
@@ -231,12 +219,8 @@ def evaluate_probe(
                 margins.append(fitted.margins)
                 truths.append(splits[2][1][index])
                 rows += _rows(fraction, draw, findings[index].name, judged, margins[-1], truths[-1])
-        groups[f"{fraction:g}"] = summary.mean_finding_figures(
-            np.array(margins),
-            np.array(truths),
-            judged.subject_ids,
-            bootstrap.samples,
-            bootstrap.generator(),
+        groups[f"{fraction:g}"] = mean_finding_figures(
+            np.array(margins), np.array(truths), judged.subject_ids, bootstrap
         )
     pool = {
         "labelled": len(train.image_ids),
@@ -252,7 +236,7 @@ def evaluate_probe(
 
 
 def _labelled(features: np.ndarray, truth: np.ndarray) -> Labelled:
-    known = truth != summary.UNKNOWN
+    known = truth != UNKNOWN
     return Labelled(features[known], truth[known].astype(np.int64))
 
 
@@ -274,5 +258,5 @@ def _rows(
             "margin": margins[image],
             "truth": int(truth[image]),
         }
-        for image in np.flatnonzero(truth != summary.UNKNOWN).tolist()
+        for image in np.flatnonzero(truth != UNKNOWN).tolist()
     ]

@@ -1,16 +1,13 @@
 """Retrieval: sentence from box, box from sentence, report from image and back.
 
-Queries in both directions of a question -> figures, chance, and a rank per query.
-
 Each query is ranked twice. First, items that read alike are one item, and any that bears
 the query's words answers it: no model could tell them apart. Then as papers count: every
 unit is an item of its own, and the query's own unit alone is a hit, so that its doubles,
-which score the same, stand before it.
+which score the same, rank before it (figures with `own_`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +15,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from medclip_dcl.evaluation import summary
-from medclip_dcl.evaluation.inputs import LENGTHS, BootstrapOptions, EvalResult
-from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
+from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.inputs import EncodedImages, EvalResult, Rows
+from medclip_dcl.evaluation.metrics import best_ranks, chance_recall, mean_of, median, recall_at
 from medclip_dcl.models.similarity import roi_align
+
+LENGTHS = (1, 5, 10, 50, 100)
+"""The K of recall at K; the paper reports 10, 50 and 100."""
+
+PAPER_K = (10, 50, 100)
+"""The K whose recalls, in both directions, make up Table 1's Recall."""
+
+Ranks = Int[np.ndarray, " queries"]
 
 
 def box_vectors(
@@ -50,16 +56,16 @@ def box_vectors(
 
 def report_scores(
     scores: Float[Tensor, "texts images"],
-    text: Int[Tensor, " sayings"],
-    report: Int[Tensor, " sayings"],
+    text: Int[Tensor, " occurrences"],
+    report: Int[Tensor, " occurrences"],
     reports: int,
 ) -> Float[Tensor, "reports images"]:
     """Score whole reports: the mean over their sentences.
 
     Args:
         scores: image-sentence scores of distinct sentences.
-        text: row of `scores` of each saying, a sentence in a report.
-        report: the report of each saying, in [0, reports); every report has at least one.
+        text: row of `scores` of each sentence of a report.
+        report: the report of each, in [0, reports); every report has at least one.
         reports: number of reports.
 
     Returns:
@@ -72,8 +78,50 @@ def report_scores(
     return total / count
 
 
+def evaluate_reports(
+    model: EvaluatedModel,
+    images: EncodedImages,
+    reports: Sequence[Sequence[str]],
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows]:
+    """Find the report of each image among all, and an image of each report among all.
+
+    Args:
+        model: who is asked.
+        images: the images.
+        reports: sentences of each image's report, at least one each.
+        bootstrap: of the intervals.
+
+    Returns:
+        The outcome and the rows of `results.RANKS`. Reports that consist of the same
+        sentences read alike.
+
+    Source: ours; a report scores the mean of its sentences' image-sentence scores.
+    """
+    texts = sorted({text for report in reports for text in report})
+    row_of = {text: row for row, text in enumerate(texts)}
+    occurrences = [
+        (row_of[text], number) for number, report in enumerate(reports) for text in report
+    ]
+    text, report = torch.tensor(occurrences, device=images.regions.device).unbind(dim=1)
+    sentence_scores = model.score(images.regions, model.embed_sentences(texts))
+    scores = report_scores(sentence_scores, text, report, len(reports)).cpu().numpy()
+    names: dict[tuple[str, ...], int] = {}
+    number = np.array([names.setdefault(tuple(sorted(set(r))), len(names)) for r in reports])
+    distinct, first = np.unique(number, return_index=True)
+    alike = number[:, None] == number[None, :]
+    own = np.eye(len(reports), dtype=bool)
+    directions = {
+        "image_to_report": Direction(
+            scores[first].T, number[:, None] == distinct[None, :], scores.T, own
+        ),
+        "report_to_image": Direction(scores, alike, scores, own),
+    }
+    return rank_directions("reports", directions, images.image_ids, images.subject_ids, bootstrap)
+
+
 @dataclass(frozen=True)
-class Asked:
+class Direction:
     """One direction of a question: every query's score of every item, twice."""
 
     scores: Float[np.ndarray, "queries items"]
@@ -84,47 +132,42 @@ class Asked:
 
 def rank_directions(
     question: str,
-    asked: Mapping[str, Asked],
+    directions: Mapping[str, Direction],
     image_ids: Sequence[str],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
-) -> tuple[EvalResult, list[dict[str, Any]]]:
+) -> tuple[EvalResult, Rows]:
     """Rank the queries of both directions.
 
     Args:
         question: its name in the results.
-        asked: direction -> scores and truth; query i of each belongs to unit i.
+        directions: scores and truth; query i of each belongs to unit i.
         image_ids: image of each unit.
         subjects: patient of each unit.
         bootstrap: of the intervals.
 
     Returns:
         The outcome: a group per direction, and over both `recall` and `median_rank` as the
-        paper's Table 1 has them, `own_` before what counts the query's own unit alone. And
-        the rows of `results.RANKS`.
+        paper's Table 1 has them. And the rows of `results.RANKS`.
 
     Source: Wang et al. 2023, Section 3.3 and Table 5.
     """
-    ranks: dict[str, tuple[Int[np.ndarray, " queries"], Int[np.ndarray, " queries"]]] = {
+    ranks = {
         name: (best_ranks(item.scores, item.hits), best_ranks(item.own_scores, item.own))
-        for name, item in asked.items()
+        for name, item in directions.items()
     }
-    figures, groups = summary.retrieval_figures(
-        ranks, LENGTHS, subjects, bootstrap.samples, bootstrap.generator()
-    )
+    figures, groups = retrieval_figures(ranks, LENGTHS, subjects, bootstrap)
     pool: dict[str, int] = {}
     chance: dict[str, float | None] = {}
-    for name, item in asked.items():
+    for name, item in directions.items():
         pool |= {name: item.hits.shape[1], f"{name}.own": item.own.shape[1]}
         for length in LENGTHS:
             chance[f"{name}.recall_at_{length}"] = chance_recall(item.hits, length)
             chance[f"{name}.own_recall_at_{length}"] = chance_recall(item.own, length)
-    chance |= {
-        f"{column}recall": _mean(
-            [chance[f"{name}.{column}recall_at_{k}"] for name in asked for k in summary.PAPER_K]
-        )
-        for column in ("", "own_")
-    }
+    for prefix in ("", "own_"):
+        each = [chance[f"{name}.{prefix}recall_at_{k}"] for name in directions for k in PAPER_K]
+        known = [value for value in each if value is not None]
+        chance[f"{prefix}recall"] = float(np.mean(known)) if known else None
     rows = [
         {
             "question": question,
@@ -140,6 +183,66 @@ def rank_directions(
     return EvalResult("", pool, chance, figures, groups), rows
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return float(np.mean(defined)) if defined else None
+def retrieval_figures(
+    ranks: Mapping[str, tuple[Ranks, Ranks]],
+    lengths: Sequence[int],
+    subjects: Sequence[str],
+    bootstrap: BootstrapOptions,
+) -> tuple[dict[str, Figure], dict[str, dict[str, Figure]]]:
+    """Measure retrieval in several directions whose queries belong to the same units.
+
+    Args:
+        ranks: direction -> best rank of each query among items, and among units.
+        lengths: the K of recall at K; those of the paper among them.
+        subjects: patient of every unit.
+        bootstrap: of the intervals.
+
+    Returns:
+        Figures over all directions, and by direction `recall_at_K` and `median_rank`.
+    """
+
+    def measure(weights: Weights) -> dict[str, Samples]:
+        found = table1_retrieval({name: (*pair, weights) for name, pair in ranks.items()})
+        for name, pair in ranks.items():
+            for prefix, column in zip(("", "own_"), pair, strict=True):
+                one = rank_samples(column, lengths, weights)
+                found |= {f"{name}.{prefix}{figure}": values for figure, values in one.items()}
+        return found
+
+    every = estimate(measure, subjects, bootstrap, "no queries")
+    groups: dict[str, dict[str, Figure]] = {name: {} for name in ranks}
+    for name, figure in every.items():
+        group, point, short = name.partition(".")
+        if point:
+            groups[group][short] = figure
+    return {name: figure for name, figure in every.items() if "." not in name}, groups
+
+
+def table1_retrieval(directions: Mapping[str, tuple[Ranks, Ranks, Weights]]) -> dict[str, Samples]:
+    """Measure both directions together, as the paper's Table 1 does.
+
+    Args:
+        directions: best rank of each query among items, among units, and the queries' weights.
+
+    Returns:
+        `recall`, the mean of R@10, R@50 and R@100 of each direction, and `median_rank`, the
+        mean of their medians; and with `own_` those of the ranks among units.
+
+    Source: Wang et al. 2023, Table 1 and Table 5: (.10 + .31 + .48 + .10 + .33 + .50) / 6 = .30.
+    """
+    found: dict[str, Samples] = {}
+    for column, prefix in enumerate(("", "own_")):
+        each = [(item[column], item[2]) for item in directions.values()]
+        recalls = [recall_at(ranks, k, weights) for ranks, weights in each for k in PAPER_K]
+        found[f"{prefix}recall"] = mean_of(recalls)
+        found[f"{prefix}median_rank"] = mean_of([median(*pair) for pair in each])
+    return found
+
+
+def rank_samples(ranks: Ranks, lengths: Sequence[int], weights: Weights) -> dict[str, Samples]:
+    """Measure `recall_at_K` for each K, and `median_rank`, of queries.
+
+    The pool of items stays as it is when patients are drawn.
+    """
+    recalls = {f"recall_at_{length}": recall_at(ranks, length, weights) for length in lengths}
+    return recalls | {"median_rank": median(ranks, weights)}

@@ -1,16 +1,10 @@
-"""Settings of evaluation, retrieval index and report.
-
-Settings of the calibrated probabilities.
-
-Settings of Table 1: which rows, how many runs of each.
-"""
+"""Settings of evaluation, probes, calibrated probabilities and Table 1."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from medclip_dcl.data.demographics import DemographicsConfig
-from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.section import Section
 
 
@@ -22,10 +16,8 @@ class AdapterConfig(Section):
     as it is: name what you trust."""
     weights: str = ""
     """File or folder that the callable is given, and that names the model in the results."""
-    similarity: SimilarityConfig = SimilarityConfig(kind="global")
-    """How its regions and a sentence become one score."""
-    gamma_squared: Annotated[float, Field(gt=0)] = 100.0
-    """Scale of its scores in a softmax; CLIP's largest logit scale is 100."""
+    similarity: Literal["lse", "nl", "lse_nl", "mean", "global"] = "global"
+    """How its regions and a sentence become one score, as `model.similarity.kind`."""
 
 
 class EvaluateConfig(Section):
@@ -38,16 +30,13 @@ class EvaluateConfig(Section):
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
-    spread is told; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
+    spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
     demographics: DemographicsConfig = DemographicsConfig()
-    """Groups of images whose figures are told apart."""
+    """Groups of images whose figures are reported by themselves."""
     images_per_finding: Annotated[int, Field(ge=0)] = 0
-    """Most images of a finding, half of them with it, drawn with the seed; 0: all. Paper: 1000."""
-    per_class: Annotated[int, Field(ge=0)] = 200
-    """Most images of a class where images show one finding alone (CheXpert5x200); 0: not asked."""
+    """Most images of a finding, half of them with it, drawn at random; 0: all. Paper: 1000."""
     probe_images: Annotated[int, Field(ge=0)] = 0
-    """Most training images for linear probes, drawn with the seed; 0: no probe. `probe` says
-    how."""
+    """Most training images for linear probes, drawn at random; 0: no probe. `probe` says how."""
     geometry: Literal["paper", "biovil"] = "paper"
     """What the model sees: `paper`, the whole image; `biovil`, a central crop, its heatmaps
     smoothed."""
@@ -55,15 +44,10 @@ class EvaluateConfig(Section):
     """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False
     """Whether a model is evaluated on patients, or on pictures, that it was trained on."""
-    batch: Annotated[int, Field(gt=0)] = 64
-    """Images in one forward pass."""
     retrieval_pool: Annotated[int, Field(ge=0)] = 1000
-    """Images in the pool of image-report retrieval, drawn with the seed; 0: it is left out."""
+    """Images in the pool of image-report retrieval, drawn at random; 0: it is left out."""
     heatmap_px: Annotated[int, Field(ge=16)] = 1024
     """Longer side at which heatmaps meet boxes, pixels; smaller images keep their size."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of the images that are drawn and of the resamples; not the recipe's, so that runs of
-    several seeds are asked the same."""
     bootstrap: Annotated[int, Field(ge=0)] = 1000
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
     adapter: AdapterConfig = AdapterConfig()
@@ -120,9 +104,8 @@ class Table1Config(Section):
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
     """Runs of each row; a seed draws weights, batches and views. The corpus is one."""
     rows: tuple[str, ...] = ()
-    """Rows by their short names, which an unknown one makes it list; empty: the paper's nine."""
-    variants: bool = False
-    """Whether the project's own rows and the shuffled control follow; `rows` may name them."""
+    """Rows by their short names, the project's own and the shuffled control among them; an unknown
+    one makes it list all. Empty: the paper's nine."""
     processes: Annotated[int, Field(ge=1)] = 2
     """Runs at a time, one thread each."""
     models: tuple[OthersModelConfig, ...] = ()

@@ -1,34 +1,58 @@
-"""The same findings, asked of groups of patients apart.
+"""The same findings, asked of groups of patients, and in other words."""
 
-How much the findings depend on the words that ask for them.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int8
+from jaxtyping import Bool, Float
 
 from medclip_dcl.evaluation.bootstrap import (
+    BootstrapOptions,
     Figure,
+    Samples,
+    Weights,
     draw_weights,
-    resampled_auc,
-    resampled_balanced_accuracy,
-    sampled_figure,
+    estimate,
+    summarise,
 )
+from medclip_dcl.evaluation.classification import NO_FINDING, ONE_CLASS
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages, EvalResult
-from medclip_dcl.evaluation.metrics import balanced_accuracy, roc_auc
-from medclip_dcl.evaluation.summary import UNKNOWN
+from medclip_dcl.evaluation.inputs import (
+    UNKNOWN,
+    EncodedImages,
+    EvalResult,
+    Matrix,
+    Rows,
+    Truth,
+)
+from medclip_dcl.evaluation.metrics import balanced_accuracy, mean_of, roc_auc, value_of
 from medclip_dcl.inference.zero_shot import Finding
 
-Matrix = Float[np.ndarray, "findings images"]
-Truth = Int8[np.ndarray, "findings images"]
-
-_MEASURES = {"mean_auc": resampled_auc, "mean_balanced_accuracy": resampled_balanced_accuracy}
-_ONE_CLASS = "no finding has images of both classes"
+_MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
 _NO_GAP = "no finding has images of both classes in every group"
+
+
+class _Cases(NamedTuple):
+    """Margins and truth of every finding, and the one draw of patients for all groups."""
+
+    margins: Matrix
+    truth: Truth
+    subjects: np.ndarray
+    weights: Weights
+
+    def measure(self, name: str, chosen: np.ndarray) -> np.ndarray:
+        """Measure each finding on some images: (findings, samples)."""
+        return np.stack(
+            [
+                _MEASURES[name](margin[known], state[known] == 1, self.weights[:, known])
+                for margin, state in zip(self.margins, self.truth, strict=True)
+                for known in (chosen & (state != UNKNOWN),)
+            ]
+        )
+
+    def summarise(self, values: np.ndarray, chosen: np.ndarray, undefined: str) -> Figure:
+        return summarise(values, self.subjects[chosen].tolist(), undefined)
 
 
 def evaluate_subgroups(
@@ -58,87 +82,44 @@ def evaluate_subgroups(
     groups: dict[str, dict[str, Figure]] = {}
     pool: dict[str, int] = {}
     gaps: dict[str, Figure] = {}
-    areas = _Areas(margins, truth, subjects, bootstrap)
+    owners = np.asarray(subjects, dtype=str)
+    cases = _Cases(margins, truth, owners, draw_weights(subjects, bootstrap))
     for trait, values in traits.items():
-        value_of = np.asarray(values, dtype=str)
+        value_of_image = np.asarray(values, dtype=str)
         shown = []
         for value in sorted(set(values) - {""}):
-            name, chosen = f"{trait}: {value}", value_of == value
+            name, chosen = f"{trait}: {value}", value_of_image == value
             pool[name] = int(chosen.sum())
-            groups[name] = _figures(areas, chosen, least_patients)
+            groups[name] = _figures(cases, chosen, least_patients)
             if groups[name]["mean_auc"].value is not None:
                 shown.append(chosen)
         if len(shown) > 1:
-            gaps[f"gap.{trait}"] = _gap(areas, shown)
+            gaps[f"gap.{trait}"] = _gap(cases, shown)
     absent = "" if groups else "neither view nor any other trait of the images is known"
     return EvalResult(absent, pool, figures=gaps, groups=groups)
 
 
-class _Areas:
-    """Figures of every finding in every bootstrap sample, for any choice of images."""
-
-    def __init__(
-        self, margins: Matrix, truth: Truth, subjects: Sequence[str], bootstrap: BootstrapOptions
-    ) -> None:
-        self._margins, self._truth, self._subjects = margins, truth, np.asarray(subjects, dtype=str)
-        self._weights = draw_weights(subjects, bootstrap.samples, bootstrap.generator())
-
-    def patients(self, chosen: np.ndarray) -> int:
-        """Count the patients of some images."""
-        return len(np.unique(self._subjects[chosen]))
-
-    def measure(self, of: Callable[..., np.ndarray], chosen: np.ndarray) -> np.ndarray:
-        """Measure each finding on some images: (findings, samples and one)."""
-        rows = []
-        for margin, state in zip(self._margins, self._truth, strict=True):
-            known = chosen & (state != UNKNOWN)
-            rows.append(of(margin[known], state[known] == 1, self._weights[:, known]))
-        return np.stack(rows)
-
-    def figure(self, values: np.ndarray, chosen: np.ndarray, undefined: str) -> Figure:
-        """Sum up one figure of some images."""
-        return sampled_figure(values, self._subjects[chosen].tolist(), undefined)
-
-
-def _figures(areas: _Areas, chosen: np.ndarray, least: int) -> dict[str, Figure]:
-    patients = areas.patients(chosen)
+def _figures(cases: _Cases, chosen: np.ndarray, least: int) -> dict[str, Figure]:
+    names = [f"mean_{name}" for name in _MEASURES]
+    patients = len(set(cases.subjects[chosen]))
     if patients < least:
         withheld = Figure(None, int(chosen.sum()), patients, reason=f"fewer than {least} patients")
-        return dict.fromkeys(_MEASURES, withheld)
+        return dict.fromkeys(names, withheld)
     return {
-        name: areas.figure(_mean(areas.measure(of, chosen)), chosen, _ONE_CLASS)
-        for name, of in _MEASURES.items()
+        f"mean_{name}": cases.summarise(mean_of(cases.measure(name, chosen)), chosen, NO_FINDING)
+        for name in _MEASURES
     }
 
 
-def _gap(areas: _Areas, groups: Sequence[np.ndarray]) -> Figure:
-    found = np.stack([areas.measure(resampled_auc, chosen) for chosen in groups])
-    everywhere = np.isnan(found).any(axis=0)  # findings that a group lacks say nothing of gaps
-    means = np.stack([_mean(np.where(everywhere, np.nan, part)) for part in found])
-    return areas.figure(np.ptp(means, axis=0), np.any(groups, axis=0), _NO_GAP)
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Average over findings; not a number where a sample defines none."""
-    count = (~np.isnan(values)).sum(axis=0)
-    total = np.nansum(values, axis=0)
-    mean: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return mean
-
-
-_PROMPT_MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
-_RESAMPLED = {"auc": resampled_auc, "balanced_accuracy": resampled_balanced_accuracy}
+def _gap(cases: _Cases, groups: Sequence[np.ndarray]) -> Figure:
+    found = np.stack([cases.measure("auc", chosen) for chosen in groups])
+    lacking = np.isnan(found).any(axis=0)  # a finding that one group lacks says nothing of gaps
+    means = np.stack([mean_of(np.where(lacking, np.nan, part)) for part in found])
+    return cases.summarise(np.ptp(means, axis=0), np.any(groups, axis=0), _NO_GAP)
 
 
 def prompt_pairs(finding: Finding) -> list[tuple[str, str]]:
-    """Pair every positive prompt of a finding with every negative one.
-
-    Args:
-        finding: with one prompt a side or more.
-
-    Returns:
-        Positive and negative prompt of each pair, positive prompts first to last.
-    """
+    """Pair every positive prompt of a finding with every negative one, first to last."""
     return list(product(finding.positive, finding.negative))
 
 
@@ -146,9 +127,9 @@ def evaluate_paraphrases(
     model: EvaluatedModel,
     images: EncodedImages,
     findings: Sequence[Finding],
-    truth: Int8[np.ndarray, "findings images"],
+    truth: Truth,
     bootstrap: BootstrapOptions,
-) -> tuple[EvalResult, list[dict[str, Any]]]:
+) -> tuple[EvalResult, Rows]:
     """Ask for findings in every pairing of paraphrases.
 
     Args:
@@ -165,7 +146,7 @@ def evaluate_paraphrases(
     """
     groups: dict[str, dict[str, Figure]] = {}
     pool: dict[str, int] = {}
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     for finding, state in zip(findings, truth, strict=True):
         margins = _margins(model, images, finding)
         known = state != UNKNOWN
@@ -174,7 +155,7 @@ def evaluate_paraphrases(
         pool[finding.name] = len(margins) - 1
         groups[finding.name] = _spread(margins[:, known], positive, owners, bootstrap)
         for pair, margin in zip(prompt_pairs(finding), margins[:-1, known], strict=True):
-            measured = {name: of(margin, positive) for name, of in _PROMPT_MEASURES.items()}
+            measured = {name: value_of(of(margin, positive)) for name, of in _MEASURES.items()}
             words = {"positive": pair[0], "negative": pair[1]}
             rows.append({"finding": finding.name, **words, **measured})
     absent = "" if groups else "there is no finding"
@@ -198,16 +179,14 @@ def _spread(
     owners: list[str],
     bootstrap: BootstrapOptions,
 ) -> dict[str, Figure]:
-    found: dict[str, np.ndarray] = {}
-    count = bootstrap.samples + 1
-    weights = np.zeros((count, 0), dtype=np.int64)
-    if owners:
-        weights = draw_weights(owners, bootstrap.samples, bootstrap.generator())
-    for name, of in _RESAMPLED.items():
-        values = np.stack([of(margin, positive, weights) for margin in margins])
-        lowest, highest = values[:-1].min(axis=0), values[:-1].max(axis=0)
-        found[f"{name}_lowest"], found[f"{name}_highest"] = lowest, highest
-        found[f"{name}_spread"] = highest - lowest
-        found[f"{name}_ensemble"] = values[-1]
-    undefined = "no image of one of the two classes"
-    return {name: sampled_figure(values, owners, undefined) for name, values in found.items()}
+    def measure(weights: Weights) -> dict[str, Samples]:
+        found: dict[str, Samples] = {}
+        for name, of in _MEASURES.items():
+            values = np.stack([of(margin, positive, weights) for margin in margins])
+            lowest, highest = values[:-1].min(axis=0), values[:-1].max(axis=0)
+            found[f"{name}_lowest"], found[f"{name}_highest"] = lowest, highest
+            found[f"{name}_spread"] = highest - lowest
+            found[f"{name}_ensemble"] = values[-1]
+        return found
+
+    return estimate(measure, owners, bootstrap, ONE_CLASS)

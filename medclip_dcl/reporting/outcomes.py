@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import roc_curve
 
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.metrics import roc_curve
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
 from medclip_dcl.reporting.corpus import boxes_by_image, show_image
 from medclip_dcl.reporting.sources import Sources, spread
@@ -195,8 +195,8 @@ def _roc(sources: Sources) -> str | None:
     lines = []
     for name, pairs in by_finding.items():
         margins, truth = np.array(pairs, dtype=np.float64).T
-        curve = roc_curve(margins, truth == 1)
-        if curve is not None:
-            lines.append(Line(name, [*curve[0]], [*curve[1]]))
+        if 0 < truth.sum() < len(truth):
+            false_rate, true_rate, _ = roc_curve(truth, margins, drop_intermediate=False)
+            lines.append(Line(name, [*false_rate], [*true_rate]))
     labels = Labels("ROC curve of each finding", "false positive rate", "true positive rate")
     return draw_lines(lines[:5], labels, diagonal=True) if lines else None

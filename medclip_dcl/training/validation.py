@@ -21,9 +21,8 @@ from medclip_dcl.config import Config
 from medclip_dcl.data.manifest import STUDY_LABELS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation.inputs import labelled_truth
-from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc
-from medclip_dcl.evaluation.summary import UNKNOWN
+from medclip_dcl.evaluation.inputs import UNKNOWN, labelled_truth
+from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc, value_of
 from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
@@ -77,13 +76,13 @@ class ValidationMetrics:
         said = self._score(encoder, regions, self.texts, len(self.correct))
         margin = margins(torch.from_numpy(prompts), self.findings).numpy()
         areas = [
-            roc_auc(row[(known := state != UNKNOWN)], state[known] == 1)
+            value_of(roc_auc(row[(known := state != UNKNOWN)], state[known] == 1))
             for row, state in zip(margin, self.truth, strict=True)
         ]
         found = [area for area in areas if area is not None]
         return {
             "validation_auc": float(np.mean(found)) if found else None,
-            "validation_recall_at_10": recall_at(best_ranks(said, self.correct), K),
+            "validation_recall_at_10": value_of(recall_at(best_ranks(said, self.correct), K)),
         }
 
     @staticmethod

@@ -14,14 +14,14 @@ from benchmarks.fixtures.evaluated import write_evaluated
 from benchmarks.fixtures.hub import TOKEN, running_hub
 from medclip_dcl import export, model_package
 from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifact, write_artifact
-from medclip_dcl.config import load_config
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError
+from medclip_dcl.evaluation.inputs import refuse_contaminated
 from medclip_dcl.export import export_model, without_paths
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import read_model_package, subject_hash
 from pipelines import push_model, write_cards
-from pipelines.evaluation_films import refuse_contaminated
-from pipelines.job import Job
 
 SENT = {
     "README.md",
@@ -162,9 +162,11 @@ def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
 ) -> None:
     own = model_package.ARTIFACT.at(config_file.parent / "work")
     public_copy(config_file, own, model_package.ARTIFACT.at(tmp_path))
-    job = Job("evaluate", load_config(config_file, [f"work={tmp_path}"]), tmp_path)
+    work = config_file.parent / "work"
+    source = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    images = PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT))
     with pytest.raises(ArtifactStale, match=r"does not say whom .* evaluate\.allow_contaminated"):
-        refuse_contaminated(job, [], None)
+        refuse_contaminated(model_package.ARTIFACT.at(tmp_path), source, [], images, allowed=False)
 
 
 def test_places_are_cut_to_their_last_part() -> None:

@@ -175,8 +175,9 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
     names = [row.name for row in chosen_rows(plain)]
     assert names == [row.name for row in PAPER_ROWS]
     assert len(names) == 9
-    more = load_config(tmp_path / "config.yaml", ["table1.variants=true"])
-    assert [row.name for row in chosen_rows(more)][9:] == ["multipositive", "dcl_mates", "shuffled"]
+    own = ["shuffled", "multipositive", "lse_nl"]
+    more = load_config(tmp_path / "config.yaml", [f"table1.rows={json.dumps(own)}"])
+    assert [row.name for row in chosen_rows(more)] == ["lse_nl", "multipositive", "shuffled"]
     with pytest.raises(ConfigError, match=r"names \['beauty'\]; choose among"):
         chosen_rows(load_config(tmp_path / "config.yaml", ['table1.rows=["beauty"]']))
 

@@ -14,13 +14,12 @@ from jaxtyping import Float, Int8, Int64, UInt8
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import QueryError
-from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.classification import evaluate_findings
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
+from medclip_dcl.evaluation.classification import evaluate_findings, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages
+from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
 from medclip_dcl.evaluation.settings import ProbeConfig
-from medclip_dcl.evaluation.summary import UNKNOWN, mean_finding_figures
 from medclip_dcl.inference.zero_shot import Finding
 
 FOLDS = 5
@@ -198,9 +197,7 @@ def probed_auc(
         )
         margins[fold, judged] = fit.margins
         truth[fold, judged] = labels[judged]
-    figures = mean_finding_figures(
-        margins, truth, list(subjects), bootstrap.samples, bootstrap.generator()
-    )
+    figures = mean_finding_figures(margins, truth, list(subjects), bootstrap)
     return figures["mean_auc"]
 
 

@@ -11,11 +11,10 @@ from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, mask_of,
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.evaluation import metrics
-from medclip_dcl.evaluation.bootstrap import Figure
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.grounding import evaluate_grounding
-from medclip_dcl.evaluation.inputs import BootstrapOptions, BoxedSentence, EncodedImages
-from medclip_dcl.evaluation.summary import mean_figures
+from medclip_dcl.evaluation.grounding import evaluate_grounding, mean_figures
+from medclip_dcl.evaluation.inputs import BoxedSentence, EncodedImages
 from medclip_dcl.inference.heatmap import Geometry, heatmap
 from medclip_dcl.text.sentences import text_key
 
@@ -83,8 +82,7 @@ def evaluate_names(
     reported = mean_figures(
         {"side": sides},
         [row["subject_id"] for row in rows],
-        bootstrap.samples,
-        bootstrap.generator(),
+        bootstrap,
     )
     return {**outcome.figures, **reported}, outcome.chance["pointing"] or 0.0
 
@@ -123,7 +121,7 @@ def evaluate_covered(
             columns["side"].append(float((at >= mask.shape[1] / 2) == (side == LEFT)))
             columns["cnr_signed"].append(metrics.signed_cnr(spread, mask))
     subjects = [*encoded.subject_ids, *encoded.subject_ids]
-    return mean_figures(columns, subjects, bootstrap.samples, bootstrap.generator())
+    return mean_figures(columns, subjects, bootstrap)
 
 
 def turn(images: Sequence[LungImage]) -> list[LungImage]:

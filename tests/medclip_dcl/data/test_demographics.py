@@ -40,8 +40,8 @@ def test_every_image_gets_what_the_table_says_of_its_patient(tmp_path: Path) -> 
 
 def test_a_table_may_be_about_images(tmp_path: Path) -> None:
     table = tmp_path / "images.csv"
-    table.write_text("file,sex\ni2,F\ni0,M\n")
-    settings = DemographicsConfig(table=str(table), of="image_id", key="file", sex="sex")
+    table.write_text("subject_id,image_id,sex\np1,i2,F\np1,i0,M\n")
+    settings = DemographicsConfig(table=str(table), sex="sex")
     assert read_demographics(table, settings, IMAGES) == {"sex": ["male", "", "female", ""]}
 
 

@@ -2,55 +2,77 @@ import numpy as np
 import pytest
 
 from medclip_dcl.errors import MetricError
-from medclip_dcl.evaluation.bootstrap import estimate
+from medclip_dcl.evaluation.bootstrap import (
+    BootstrapOptions,
+    draw_weights,
+    estimate,
+    patient_weights,
+    summarise,
+    unit_weights,
+)
+from medclip_dcl.evaluation.metrics import mean
+
+SUBJECTS = ["a", "a", "b", "c", "d", "e", "f", "g"]
+VALUES = np.arange(8.0)
 
 
-def mean_of(values):
-    return lambda rows: {"mean": float(values[rows].mean()) if len(rows) else None}
+def mean_of(values, subjects, samples, seed=1, undefined=""):
+    options = BootstrapOptions(samples, seed)
+    return estimate(lambda each: {"mean": mean(values, each)}, subjects, options, undefined)["mean"]
+
+
+def test_the_first_row_is_the_data_and_every_row_draws_as_many_patients():
+    weights = patient_weights(7, 50, np.random.default_rng(0))
+    assert weights.shape == (51, 7)
+    assert (weights[0] == 1).all()
+    assert (weights.sum(axis=1) == 7).all()
+    assert (weights[1:] == 0).any()
+
+
+def test_all_units_of_a_patient_are_drawn_together():
+    weights = unit_weights(np.array([[1, 1], [0, 2]]), ["x", "y"], ["y", "x", "y"])
+    assert weights.tolist() == [[1, 1, 1], [2, 0, 2]]
+    drawn = draw_weights(["a", "b", "a"], BootstrapOptions(50, 0))
+    assert {tuple(row) for row in drawn.tolist()} == {(1, 1, 1), (2, 0, 2), (0, 2, 0)}
 
 
 def test_the_interval_of_a_mean_has_its_known_width():
     values = np.random.default_rng(0).normal(size=400)
-    subjects = [str(index) for index in range(400)]
-    figure = estimate(mean_of(values), subjects, 2000, np.random.default_rng(1), "")["mean"]
+    figure = mean_of(values, [str(index) for index in range(400)], 2000)
     assert figure.value == pytest.approx(values.mean())
     assert (figure.high - figure.low) / 2 == pytest.approx(1.96 / 20, rel=0.1)
     assert (figure.n, figure.subjects, figure.reason) == (400, 400, "")
 
 
+def test_the_interval_is_that_of_rows_repeated_as_often_as_they_are_drawn():
+    figure = mean_of(VALUES, SUBJECTS, 200)
+    generator, names = np.random.default_rng(1), np.array(SUBJECTS)
+    patients, drawn = sorted(set(SUBJECTS)), []
+    for _ in range(200):
+        chosen = generator.integers(7, size=7)
+        rows = np.concatenate([np.flatnonzero(names == patients[index]) for index in chosen])
+        drawn.append(VALUES[rows].mean())
+    assert (figure.n, figure.subjects) == (8, 7)
+    assert [figure.low, figure.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist())
+
+
+def test_the_interval_does_not_depend_on_how_many_samples_are_measured_at_once(monkeypatch):
+    whole = mean_of(VALUES, SUBJECTS, 100)
+    monkeypatch.setattr("medclip_dcl.evaluation.bootstrap._BLOCK", 24)
+    assert mean_of(VALUES, SUBJECTS, 100) == whole
+
+
 def test_repeated_images_of_a_patient_do_not_narrow_the_interval():
     values = np.random.default_rng(0).normal(size=50)
     once, often = (
-        estimate(
-            mean_of(np.repeat(values, copies)),
-            [str(index) for index in np.repeat(np.arange(50), copies)],
-            500,
-            np.random.default_rng(1),
-            "",
-        )["mean"]
+        mean_of(np.repeat(values, copies), [str(i) for i in np.repeat(np.arange(50), copies)], 500)
         for copies in (1, 8)
     )
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
 
 
-def test_a_resample_holds_all_images_of_each_drawn_patient():
-    seen = []
-
-    def watch(rows):
-        seen.append(sorted(rows.tolist()))
-        return {}
-
-    estimate(watch, ["a", "b", "a"], 50, np.random.default_rng(0), "")
-    possible = [[0, 0, 2, 2], [0, 1, 2], [1, 1]]
-    assert seen[0] == [0, 1, 2]
-    assert all(rows in possible for rows in seen)
-    assert all(rows in seen for rows in possible)
-
-
 def test_an_undefined_figure_says_why_and_has_no_interval():
-    figure = estimate(
-        lambda _: {"auc": None}, ["a", "b"], 20, np.random.default_rng(0), "no positives"
-    )["auc"]
+    figure = mean_of(np.array([np.nan, np.nan]), ["a", "b"], 20, undefined="no positives")
     assert figure.as_json() == {
         "value": None,
         "n": 2,
@@ -62,32 +84,32 @@ def test_an_undefined_figure_says_why_and_has_no_interval():
 
 
 def test_a_figure_that_mostly_vanishes_under_resampling_has_no_interval():
-    def rare(rows):
-        return {"rare": 1.0 if set(rows) == {0, 1, 2, 3} else None}
+    def rare(weights):
+        return {"rare": np.where((weights == 1).all(axis=1), 1.0, np.nan)}
 
-    figure = estimate(rare, list("abcd"), 200, np.random.default_rng(0), "")["rare"]
+    figure = estimate(rare, list("abcd"), BootstrapOptions(200, 0), "")["rare"]
     assert (figure.value, figure.low, figure.high) == (1.0, None, None)
+    half = summarise(np.array([0.5, 0.4, np.nan]), SUBJECTS, "no images")
+    assert (half.value, half.low) == (0.5, None)
 
 
 def test_one_patient_has_no_interval():
-    figure = estimate(mean_of(np.ones(3)), ["a"] * 3, 100, np.random.default_rng(0), "")["mean"]
+    figure = mean_of(np.ones(3), ["a"] * 3, 100)
     assert (figure.value, figure.low) == (1.0, None)
 
 
 def test_no_rows_are_undefined_not_an_error():
-    figure = estimate(mean_of(np.ones(0)), [], 100, np.random.default_rng(0), "no images")["mean"]
+    figure = mean_of(np.ones(0), [], 100, undefined="no images")
     assert (figure.value, figure.n, figure.reason) == (None, 0, "no images")
 
 
 def test_equal_seeds_give_equal_intervals():
-    values = np.arange(20.0)
-    subjects = [str(index) for index in range(20)]
-    runs = [
-        estimate(mean_of(values), subjects, 100, np.random.default_rng(7), "") for _ in range(2)
-    ]
-    assert runs[0] == runs[1]
+    first, second = (mean_of(VALUES, SUBJECTS, 100, seed=7) for _ in range(2))
+    assert first == second
 
 
-def test_a_negative_number_of_samples_is_refused():
+def test_nobody_and_a_negative_number_of_samples_are_refused():
+    with pytest.raises(MetricError, match="0 patients"):
+        patient_weights(0, 10, np.random.default_rng(0))
     with pytest.raises(MetricError, match="-1 bootstrap samples"):
-        estimate(mean_of(np.ones(1)), ["a"], -1, np.random.default_rng(0), "")
+        mean_of(np.ones(1), ["a"], -1)

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.evaluation.inputs import BootstrapOptions, EncodedImages
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
 from medclip_dcl.evaluation.probe import evaluate_probe, image_features
 from medclip_dcl.evaluation.results import PROBES
 from medclip_dcl.evaluation.settings import ProbeConfig
-from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from benchmarks.fixtures.oracle import oracle, shown
-from medclip_dcl.evaluation.grounding import evaluate_boxes, evaluate_gallery, evaluate_grounding
-from medclip_dcl.evaluation.inputs import BootstrapOptions, BoxedSentence
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.grounding import (
+    evaluate_boxes,
+    evaluate_gallery,
+    evaluate_grounding,
+    mean_figures,
+)
+from medclip_dcl.evaluation.inputs import BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, GROUNDINGS, RANKS
 from medclip_dcl.inference.heatmap import Window
 
@@ -123,3 +129,10 @@ def test_a_gallery_without_a_true_sentence_says_so():
     outcome = evaluate_gallery(oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
     assert "no box has its sentence" in outcome.absent
     assert outcome.figures["recall_at_1"].value is None
+
+
+def test_undefined_units_are_left_out_of_a_mean():
+    columns = {"cnr": [1.0, None, 3.0, 2.0], "none": [None] * 4}
+    figures = mean_figures(columns, list("abcd"), BootstrapOptions(0, 0))
+    assert figures["cnr"].value == 2.0
+    assert figures["none"].value is None

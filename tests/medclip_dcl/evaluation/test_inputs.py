@@ -3,13 +3,13 @@ import pytest
 import torch
 
 from medclip_dcl.evaluation.inputs import (
+    UNKNOWN,
     EncodedImages,
     boxed_sentences,
     exact_truth,
     labelled_truth,
     reports_of_images,
 )
-from medclip_dcl.evaluation.summary import UNKNOWN
 from medclip_dcl.inference.zero_shot import Finding
 
 FINDINGS = (

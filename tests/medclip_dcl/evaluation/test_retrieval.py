@@ -1,8 +1,21 @@
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from medclip_dcl.evaluation.retrieval import box_vectors, report_scores
+from benchmarks.fixtures.oracle import oracle, shown
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.results import RANKS
+from medclip_dcl.evaluation.retrieval import (
+    box_vectors,
+    evaluate_reports,
+    rank_samples,
+    report_scores,
+    retrieval_figures,
+)
+
+IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})
+SAMPLING = BootstrapOptions(20, 0)
 
 
 def test_a_box_over_one_cell_has_that_cell_s_vector():
@@ -35,3 +48,72 @@ def test_a_report_scores_the_mean_of_its_sentences():
     text, report = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 0, 0, 1])
     means = report_scores(scores, text, report, 2)
     assert means.flatten().tolist() == pytest.approx([0.4 / 3, 0.5, 0.4, 0.6])
+
+
+def test_a_report_that_names_what_an_image_shows_ranks_first():
+    reports = [["Fluid."], ["Cyst.", "Cyst."], ["Fluid."]]
+    outcome, _ = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
+    assert outcome.groups["image_to_report"]["recall_at_1"].value == 1.0
+    assert outcome.groups["report_to_image"]["recall_at_1"].value == 1.0
+    assert outcome.pool == {
+        "report_to_image": 3,
+        "report_to_image.own": 3,
+        "image_to_report": 2,
+        "image_to_report.own": 3,
+    }
+
+
+def test_reports_on_the_wrong_images_rank_last():
+    images = shown({(0, 0): "fluid"}, {(1, 2): "cyst"})
+    outcome, _ = evaluate_reports(oracle(), images, [["Cyst."], ["Fluid."]], SAMPLING)
+    assert outcome.groups["image_to_report"]["recall_at_1"].value == 0.0
+    assert outcome.groups["report_to_image"]["median_rank"].value == 2.0
+
+
+def test_reports_of_the_same_sentences_answer_for_each_other():
+    reports = [["Fluid.", "Normal."], ["Cyst."], ["Normal."], ["Normal.", "Fluid."]]
+    outcome, _ = evaluate_reports(oracle(), IMAGES, reports, SAMPLING)
+    assert outcome.chance["report_to_image.recall_at_1"] == (2 + 1 + 1 + 2) / 16
+    assert outcome.chance["image_to_report.recall_at_1"] == pytest.approx(1 / 3)
+
+
+def test_doubles_stand_before_a_query_s_own_report():
+    reports = [["Fluid."], ["Cyst."], ["Fluid."]]
+    outcome, rows = evaluate_reports(oracle(), IMAGES.select([0, 1, 3]), reports, SAMPLING)
+    found = outcome.groups["image_to_report"]
+    assert found["own_recall_at_1"].value == pytest.approx(1 / 3)  # the cyst's alone
+    assert found["own_median_rank"].value == 2.0  # 2, 1, 2
+    assert outcome.chance["image_to_report.own_recall_at_1"] == pytest.approx(1 / 3)
+    ranks = {(row["direction"], row["image_id"]): (row["rank"], row["own_rank"]) for row in rows}
+    assert ranks["image_to_report", "image-0"] == (1, 2)
+    assert ranks["report_to_image", "image-1"] == (1, 1)
+    assert set(rows[0]) == set(RANKS.schema.names)
+
+
+def test_rank_figures_by_hand():
+    weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1]])  # ranks 1, 3, 7, 2, then 7, 7, 7, 2
+    figures = rank_samples(np.array([1, 3, 7, 2]), (1, 5), weights)
+    assert figures["recall_at_1"].tolist() == [0.25, 0]
+    assert figures["recall_at_5"].tolist() == [0.75, 0.25]
+    assert figures["median_rank"].tolist() == [2.5, 7]
+
+
+def test_recall_of_both_directions_is_the_mean_of_six():
+    # Table 5 by hand: I->T .10 .31 .48, T->I .10 .33 .50 of 100 queries; medians 106 and 102.
+    def ranks(shares, median):
+        first, second, third = (round(100 * share) for share in shares)
+        counts = [first, second - first, third - second, 100 - third]
+        return np.repeat([10, 50, 100, median], counts)
+
+    pairs = {
+        "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7)),
+        "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9)),
+    }
+    subjects = [str(row) for row in range(100)]
+    figures, groups = retrieval_figures(pairs, (1, 10, 50, 100), subjects, BootstrapOptions(0, 0))
+    assert figures["recall"].value == pytest.approx(1.82 / 6)
+    assert figures["own_recall"].value == 1.0
+    assert figures["own_median_rank"].value == 8.0
+    assert figures["median_rank"].value == (106 + 101) / 2  # the 50th of 100 is rank 100
+    assert groups["back"]["recall_at_50"].value == 0.33
+    assert groups["there"]["own_recall_at_1"].value == 0.0

@@ -9,8 +9,7 @@ from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.method.real_images import labels
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
-from medclip_dcl.evaluation.bootstrap import Figure
-from medclip_dcl.evaluation.inputs import BootstrapOptions
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.inference.zero_shot import Finding
 
 TRUTH = np.arange(60) % 2

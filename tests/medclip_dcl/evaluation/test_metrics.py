@@ -1,0 +1,406 @@
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    brier_score_loss,
+    jaccard_score,
+    label_ranking_average_precision_score,
+    roc_auc_score,
+)
+
+from medclip_dcl.errors import MetricError
+from medclip_dcl.evaluation.bootstrap import patient_weights
+from medclip_dcl.evaluation.metrics import (
+    BIOVIL_THRESHOLDS,
+    PAPER_THRESHOLDS,
+    accuracy,
+    balanced_accuracy,
+    best_ranks,
+    box_mask,
+    brier_score,
+    calibration_error,
+    chance_recall,
+    is_pointed_at,
+    mean,
+    mean_iou,
+    median,
+    recall_at,
+    reliability,
+    roc_auc,
+    signed_cnr,
+    value_of,
+)
+
+
+def truth(*values):
+    return np.array(values, dtype=bool)
+
+
+def test_auc_counts_ordered_pairs():
+    # Pairs (positive, negative): .8>.6, .8>.1, .3<.6, .3>.1 -> 3 of 4.
+    assert roc_auc(np.array([0.8, 0.3, 0.6, 0.1]), truth(1, 1, 0, 0)) == [0.75]
+
+
+def test_a_tie_counts_as_half():
+    # .5=.5 counts .5, .5>.1 counts 1 -> 1.5 of 2.
+    assert roc_auc(np.array([0.5, 0.5, 0.1]), truth(1, 0, 0)) == [0.75]
+
+
+def test_auc_of_a_constant_score_is_one_half():
+    assert roc_auc(np.zeros(5), truth(1, 0, 0, 1, 0)) == [0.5]
+
+
+def test_auc_agrees_with_scikit_learn_on_tied_scores():
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        scores = generator.integers(0, 7, 60) / 7
+        positive = generator.random(60) < 0.3
+        expected = roc_auc_score(positive, scores)
+        assert value_of(roc_auc(scores, positive)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("positive", [truth(1, 1), truth(0, 0)])
+def test_figures_that_need_both_classes_are_undefined_with_one(positive):
+    scores = np.array([0.2, 0.4])
+    assert value_of(roc_auc(scores, positive)) is None
+    assert value_of(balanced_accuracy(scores, positive)) is None
+
+
+def test_accuracy_decides_at_zero_margin_and_zero_is_negative():
+    margins = np.array([0.1, 0.0, -0.2, 0.3])
+    assert accuracy(margins, truth(1, 0, 1, 0)) == [0.5]  # right, right, wrong, wrong
+
+
+def test_balanced_accuracy_weighs_both_classes_alike():
+    margins = np.array([1.0, 1.0, 1.0, 1.0])  # always positive
+    assert accuracy(margins, truth(1, 1, 1, 0)) == [0.75]
+    assert balanced_accuracy(margins, truth(1, 1, 1, 0)) == [0.5]
+
+
+def test_accuracies_agree_with_scikit_learn():
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        margins, positive = generator.integers(-3, 4, 50) / 4, generator.random(50) < 0.4
+        decided = margins > 0
+        assert value_of(accuracy(margins, positive)) == pytest.approx(
+            accuracy_score(positive, decided), abs=1e-12
+        )
+        assert value_of(balanced_accuracy(margins, positive)) == pytest.approx(
+            balanced_accuracy_score(positive, decided), abs=1e-12
+        )
+
+
+def test_no_images_have_no_accuracy():
+    assert value_of(accuracy(np.zeros(0), np.zeros(0, dtype=bool))) is None
+
+
+def test_a_score_that_is_not_a_number_is_refused():
+    with pytest.raises(MetricError, match="1 scores are not finite"):
+        roc_auc(np.array([0.1, np.nan]), truth(1, 0))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_lengths_of_scores_must_agree():
+    with pytest.raises(MetricError, match="do not fit"):
+        accuracy(np.zeros(3), truth(1, 0))
+
+
+WEIGHTS = np.array([[1, 1, 1, 1], [2, 0, 1, 1], [0, 0, 4, 0]])
+
+
+def test_the_weighted_mean_by_hand_leaves_undefined_units_out():
+    found = mean(np.array([1.0, 5.0, np.nan, 4.0]), WEIGHTS)
+    assert found[:2].tolist() == [10 / 3, 2.0]  # (1 + 5 + 4) / 3; (1 + 1 + 4) / 3
+    assert np.isnan(found[2])
+
+
+def test_the_weighted_median_by_hand():
+    values = np.array([4.0, 1.0, 3.0, 2.0])
+    assert median(values, WEIGHTS).tolist() == [2.5, 3.5, 3.0]  # 1234, 2344, 3333
+    assert np.isnan(median(np.zeros(0), np.zeros((3, 0), dtype=int))).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weights_give_what_repeated_rows_give(seed):
+    generator = np.random.default_rng(seed)
+    scores, positive = generator.integers(-4, 5, 40) / 4, generator.random(40) < 0.3
+    said = generator.random(40)
+    weights = patient_weights(40, 30, generator)
+    rows = [np.repeat(np.arange(40), row) for row in weights]
+    pairs = {
+        roc_auc: (scores, positive),
+        accuracy: (scores, positive),
+        balanced_accuracy: (scores, positive),
+        calibration_error: (said, positive),
+        brier_score: (said, positive),
+        mean: (scores,),
+        median: (scores,),
+    }
+    for of, data in pairs.items():
+        repeated = [of(*(column[row] for column in data))[0] for row in rows]
+        assert of(*data, weights) == pytest.approx(repeated, abs=1e-12), of.__name__
+
+
+def test_weighted_metrics_agree_with_scikit_learn():
+    generator = np.random.default_rng(6)
+    scores, positive = generator.integers(-4, 5, 60) / 4, generator.random(60) < 0.3
+    said = generator.random(60)
+    weights = patient_weights(60, 20, generator)
+    pairs = (
+        (roc_auc(scores, positive, weights), roc_auc_score, scores),
+        (balanced_accuracy(scores, positive, weights), balanced_accuracy_score, scores > 0),
+        (brier_score(said, positive, weights), brier_score_loss, said),
+    )
+    for found, theirs, data in pairs:
+        expected = [theirs(positive, data, sample_weight=row) for row in weights]
+        assert found == pytest.approx(expected, abs=1e-12), theirs.__name__
+
+
+def test_a_sample_that_lacks_a_class_has_no_area():
+    positive = np.array([True, False, False, False])
+    scores = np.array([0.9, 0.1, 0.2, 0.3])
+    assert np.isnan(roc_auc(scores, positive, WEIGHTS)).tolist() == [False, False, True]
+    assert np.isnan(balanced_accuracy(scores, positive, WEIGHTS)[2])
+
+
+SAID = np.array([0.1, 0.2, 0.2, 0.7, 0.9, 1.0])
+TRUE = np.array([False, False, True, True, True, False])
+
+
+def test_the_error_is_the_one_worked_out_by_hand():
+    # two bins: [0, .5) says 1/6 and finds 1/3; [.5, 1] says 2.6/3 and finds 2/3
+    low, high = reliability(SAID, TRUE, bins=2)
+    assert (low.images, low.probability, low.share) == (3, pytest.approx(0.5 / 3), 1 / 3)
+    assert (high.images, high.probability, high.share) == (3, pytest.approx(2.6 / 3), 2 / 3)
+    assert calibration_error(SAID, TRUE, bins=2)[0] == pytest.approx(
+        0.5 * (0.5 + 0.6) / 3, rel=1e-12
+    )
+    assert brier_score(SAID, TRUE)[0] == pytest.approx((0.01 + 0.04 + 0.64 + 0.09 + 0.01 + 1) / 6)
+
+
+def test_said_as_it_is_has_no_error_and_said_the_wrong_way_round_has_all():
+    assert calibration_error(np.full(4, 0.5), np.array([True, False] * 2)) == 0
+    assert calibration_error(TRUE.astype(float), TRUE) == 0
+    assert calibration_error((~TRUE).astype(float), TRUE) == 1
+
+
+def test_an_edge_belongs_to_the_bin_above_it():
+    assert [item.images for item in reliability(np.array([0.0, 0.1, 1.0]), np.zeros(3, bool))] == [
+        *(1, 1, 1)
+    ]
+
+
+def test_bins_and_scores_agree_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    said = rng.uniform(size=500)
+    true = rng.uniform(size=500) < said**2
+    shares, means = calibration_curve(true, said, n_bins=10, strategy="uniform")
+    found = reliability(said, true)
+    assert [item.share for item in found] == pytest.approx(shares.tolist(), abs=1e-12)
+    assert [item.probability for item in found] == pytest.approx(means.tolist(), abs=1e-12)
+    sizes = np.histogram(said, bins=10, range=(0, 1))[0]
+    expected = (sizes * np.abs(shares - means)).sum() / 500
+    assert calibration_error(said, true)[0] == pytest.approx(expected, abs=1e-12)
+    assert brier_score(said, true)[0] == pytest.approx(brier_score_loss(true, said), abs=1e-12)
+
+
+def test_no_images_have_no_error():
+    none = np.zeros(0), np.zeros(0, dtype=bool)
+    assert [value_of(of(*none)) for of in (calibration_error, brier_score)] == [None, None]
+    assert reliability(*none) == []
+
+
+@pytest.mark.parametrize("said", [[-0.1, 0.5], [0.5, 1.1], [0.5, np.nan]])
+def test_what_is_not_a_probability_is_refused(said: list[float]):
+    with pytest.raises(MetricError):
+        calibration_error(np.array(said), np.array([True, False]))
+
+
+SCORES = np.array([[0.9, 0.1, 0.5], [0.2, 0.8, 0.3], [0.7, 0.6, 0.1]])
+DIAGONAL = np.eye(3, dtype=bool)
+
+
+def test_ranks_of_a_literal_matrix():
+    assert best_ranks(SCORES, DIAGONAL).tolist() == [1, 1, 3]
+
+
+def test_any_correct_item_answers_a_query():
+    correct = np.array([[0, 1, 1], [1, 0, 0], [0, 1, 0]], dtype=bool)
+    # best correct: .5 behind .9; .2 behind .8 and .3; .6 behind .7
+    assert best_ranks(SCORES, correct).tolist() == [2, 3, 2]
+
+
+def test_identical_scores_rank_last():
+    assert best_ranks(np.zeros((2, 5)), np.eye(2, 5, dtype=bool)).tolist() == [5, 5]
+
+
+def test_a_query_without_an_answer_is_refused():
+    with pytest.raises(MetricError, match="1 queries have no correct item"):
+        best_ranks(SCORES, np.array([[1, 0, 0], [0, 0, 0], [0, 0, 1]], dtype=bool))
+
+
+def test_a_retrieval_score_that_is_not_a_number_is_refused():
+    with pytest.raises(MetricError, match="not finite"):
+        best_ranks(np.full((1, 1), np.nan), np.ones((1, 1), dtype=bool))
+
+
+def test_recall_and_median_by_hand():
+    ranks = np.array([1, 1, 3, 10])
+    assert [recall_at(ranks, k)[0] for k in (1, 2, 3, 10)] == [0.5, 0.5, 0.75, 1.0]
+    assert median(ranks) == [2.0]
+
+
+def test_recall_grows_with_k():
+    ranks = np.random.default_rng(3).integers(1, 50, 200)
+    values = [recall_at(ranks, k)[0] for k in range(1, 51)]
+    assert values == sorted(values)
+    assert values[-1] == 1.0
+
+
+def test_no_queries_have_no_figures():
+    none = best_ranks(np.zeros((0, 4)), np.zeros((0, 4), dtype=bool))
+    assert value_of(recall_at(none, 5)) is None
+    assert value_of(median(none)) is None
+    assert chance_recall(np.zeros((0, 4), dtype=bool), 5) is None
+
+
+def test_chance_with_one_correct_item_is_k_of_n():
+    assert chance_recall(np.eye(46, dtype=bool), 5) == pytest.approx(5 / 46)
+    assert chance_recall(np.eye(1448, dtype=bool), 100) == pytest.approx(0.069, abs=5e-4)
+
+
+def test_chance_with_several_correct_items_is_hypergeometric():
+    # 2 of 4 correct, list of 2: 1 - C(2,2)/C(4,2) = 5/6; a list longer than the pool finds all.
+    correct = np.array([[1, 1, 0, 0]], dtype=bool)
+    assert chance_recall(correct, 2) == pytest.approx(5 / 6)
+    assert chance_recall(correct, 9) == 1.0
+
+
+def test_random_scores_reach_k_of_n_within_the_interval():
+    queries, items = 4000, 50
+    correct = np.arange(queries)[:, None] % items == np.arange(items)[None, :]
+    ranks = best_ranks(np.random.default_rng(4).random((queries, items)), correct)
+    for k in (1, 5, 10):
+        share = k / items
+        assert chance_recall(correct, k) == pytest.approx(share, abs=1e-9)
+        assert abs(recall_at(ranks, k)[0] - share) < 2.58 * np.sqrt(share * (1 - share) / queries)
+
+
+def test_ranks_agree_with_scikit_learn_where_one_item_is_correct():
+    # With one correct item per query the mean reciprocal rank is the label ranking precision.
+    generator = np.random.default_rng(5)
+    scores = generator.random((40, 12))
+    correct = np.eye(12, dtype=bool)[generator.integers(12, size=40)]
+    expected = label_ranking_average_precision_score(correct, scores)
+    assert (1 / best_ranks(scores, correct)).mean() == pytest.approx(expected, abs=1e-9, rel=0)
+
+
+# A 4x4 heatmap with the top left 2x2 inside: inside 3, 1, 3, 1; outside four 1 and eight 0.
+HEATMAP = np.array([[3, 1, 1, 1], [3, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=float)
+INSIDE = box_mask(np.array([[0.0, 0, 2, 2]]), 4, 4)
+
+
+def test_a_box_covers_the_pixels_whose_centres_it_holds():
+    mask = box_mask(np.array([[1.0, 0.6, 2, 1.5]]), 4, 4)  # x 1..3, y .6..2.1: row 1 alone
+    assert np.argwhere(mask).tolist() == [[1, 1], [1, 2]]
+
+
+def test_overlapping_boxes_are_united_in_any_order():
+    boxes = np.array([[0.0, 0, 3, 3], [1.0, 1, 3, 3]])
+    mask = box_mask(boxes, 4, 4)
+    assert mask.sum() == 9 + 9 - 4
+    assert (box_mask(boxes[::-1].copy(), 4, 4) == mask).all()
+
+
+def test_cnr_by_hand():
+    # Inside mean 2, variance 1; outside mean 1/3, variance 1/3 - 1/9 = 2/9.
+    expected = (2 - 1 / 3) / np.sqrt(1 + 2 / 9)
+    assert signed_cnr(HEATMAP, INSIDE) == pytest.approx(expected)
+    assert signed_cnr(HEATMAP, ~INSIDE) == pytest.approx(-expected)
+
+
+def test_cnr_does_not_depend_on_scale_and_offset():
+    assert signed_cnr(7 * HEATMAP - 3, INSIDE) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
+
+
+def test_pixels_without_a_score_are_left_out_of_cnr():
+    padded = np.pad(HEATMAP, 1, constant_values=np.nan)
+    mask = np.pad(INSIDE, 1, constant_values=True)
+    assert signed_cnr(padded, mask) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
+
+
+@pytest.mark.parametrize(
+    ("heatmap", "mask"),
+    [
+        (np.ones((4, 4)), INSIDE),
+        (HEATMAP, np.zeros((4, 4), dtype=bool)),
+        (HEATMAP, np.ones((4, 4), dtype=bool)),
+        (np.full((4, 4), np.nan), INSIDE),
+    ],
+    ids=["constant", "no box", "box over all", "no score"],
+)
+def test_cnr_without_contrast_is_none(heatmap, mask):
+    assert signed_cnr(heatmap, mask) is None
+
+
+def test_paper_thresholds_are_41_and_exact_at_both_ends():
+    assert len(PAPER_THRESHOLDS) == 41
+    assert (PAPER_THRESHOLDS[0], PAPER_THRESHOLDS[20], PAPER_THRESHOLDS[-1]) == (-1.0, 0.0, 1.0)
+
+
+def test_mean_iou_of_a_perfect_map():
+    # At t = -1 everything is above: IoU = area = 4/16; at the other 40 it is 1.
+    perfect = np.where(INSIDE, 1.0, -1.0)
+    assert mean_iou(perfect, INSIDE, PAPER_THRESHOLDS) == pytest.approx((40 + 0.25) / 41)
+
+
+def test_mean_iou_agrees_with_scikit_learn():
+    heatmap = np.random.default_rng(6).uniform(-1, 1, (9, 7))
+    mask = box_mask(np.array([[1.0, 2, 4, 5]]), 9, 7)
+    expected = np.mean(
+        [
+            jaccard_score(mask.ravel(), (heatmap >= step * 0.05).ravel(), zero_division=0)
+            for step in range(-20, 21)
+        ]
+    )
+    found = mean_iou(heatmap, mask, PAPER_THRESHOLDS)
+    assert found == pytest.approx(expected, abs=1e-9, rel=0)
+
+
+def test_mean_iou_of_a_constant_zero_map():
+    # t = -1 ... 0: 21 thresholds with IoU = area; above 0 nothing, IoU 0.
+    zero = np.zeros((4, 4))
+    assert mean_iou(zero, INSIDE, PAPER_THRESHOLDS) == pytest.approx(21 * 0.25 / 41)
+
+
+def test_mean_iou_of_an_empty_union_is_zero():
+    assert mean_iou(np.zeros((4, 4)), np.zeros((4, 4), dtype=bool), BIOVIL_THRESHOLDS) == 0.0
+
+
+def test_biovil_thresholds_are_blind_to_the_clamp_at_zero():
+    heatmap = np.linspace(-1, 1, 16).reshape(4, 4)
+    clamped = np.maximum(heatmap, 0)
+    both = [mean_iou(h, INSIDE, BIOVIL_THRESHOLDS) for h in (heatmap, clamped)]
+    assert both[0] == both[1]
+
+
+def test_pointing_asks_where_the_maximum_lies():
+    assert is_pointed_at(HEATMAP, INSIDE) is True
+    assert is_pointed_at(HEATMAP, ~INSIDE) is False
+
+
+def test_pointing_at_inside_and_outside_alike_is_a_miss():
+    assert is_pointed_at(np.zeros((4, 4)), INSIDE) is False
+
+
+def test_no_scores_point_nowhere():
+    assert is_pointed_at(np.full((4, 4), np.nan), INSIDE) is None
+    assert mean_iou(np.full((4, 4), np.nan), INSIDE, PAPER_THRESHOLDS) is None
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_heatmap_and_mask_must_have_one_shape():
+    with pytest.raises(MetricError, match="differ"):
+        signed_cnr(HEATMAP, INSIDE[:3])
