@@ -4,7 +4,7 @@
 
 First the recipe's jobs up to the likelihoods run, once; then every row and seed in a folder
 of its own under `table1`. What is done is not done again; a killed table goes on where it
-was. Beside each figure stand half its 95 % interval, over patients and seeds, and in
+was. Next to each figure stand half its 95 % interval, over patients and seeds, and in
 brackets the paper's value. Every row is compared with the uncorrected one.
 """
 
@@ -23,7 +23,6 @@ from medclip_dcl.config import Config
 from medclip_dcl.errors import JobFailed
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
-    Estimate,
     compare_measured,
     describe_difference,
     measure_sides,
@@ -44,14 +43,7 @@ _WIDTH = 21
 
 
 def build(job: Job) -> None:
-    """Run what is missing and print the table.
-
-    Args:
-        job: the job.
-
-    Raises:
-        MedclipError: a job of the preparation, or a run, failed.
-    """
+    """Run what is missing and print the table."""
     config, folder = job.config, job.work / FOLDER
     rows = chosen_rows(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,11 +71,8 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
 
     Returns:
         `rows`: for each its title, seeds, costs, figures with intervals, the paper's
-        values, and figure by figure the verdict against the uncorrected row; `images` and
-        `patients` that they rest on.
-
-    Raises:
-        MedclipError: results are damaged, or were asked other cases.
+        values, and figure by figure the verdict against the uncorrected row; `patients`
+        that they rest on, and `samples`.
     """
     of_row = {row.name: [run for run in runs if run.row.name == row.name] for row in rows}
     sides = [
@@ -100,19 +89,21 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
         tree[row.name] = {
             "title": row.title,
             "seeds": [run.seed for run in of_row[row.name]],
-            "cost": {name: _mean([note[name] for note in notes]) for name in _costs(notes[0])},
+            "cost": {
+                name: round(float(np.mean([note[name] for note in notes])), 2)
+                for name in _costs(notes[0])
+            },
             "paper": dict(row.paper),
             "figures": {
-                name: _plain(found)
+                name: {key: getattr(found, key) for key in ("value", "low", "high", "reason")}
                 for name, found in side_estimates(measured[row.name], _generator()).items()
             },
         }
         if row.name != BASELINE and BASELINE in measured:
+            both = measured[row.name].keys() & measured[BASELINE].keys()
+            chosen = [name for name in COLUMNS.values() if name in both]
             differences = compare_measured(
-                measured[row.name],
-                measured[BASELINE],
-                [name for name in COLUMNS.values() if _both(measured, row.name, name)],
-                _generator(),
+                measured[row.name], measured[BASELINE], chosen, _generator()
             )
             tree[row.name]["against_baseline"] = {
                 name: {
@@ -128,14 +119,7 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
 
 
 def table_text(tree: Mapping[str, Any]) -> str:
-    """Lay out the table as the paper does.
-
-    Args:
-        tree: from `measure_table`.
-
-    Returns:
-        Title, one line per row, and per row what differs from the uncorrected one.
-    """
+    """Lay out the tree of `measure_table` as the paper does."""
     columns = {**COLUMNS, **DOUBLES}
     head = f"{'Method':34}" + "".join(f"{name:>{_WIDTH}}" for name in columns) + "   seeds  cpu s"
     lines = [
@@ -168,8 +152,8 @@ def table_text(tree: Mapping[str, Any]) -> str:
         if "against_baseline" in row:
             words = ", ".join(reported) or "no difference shown"
             alone = min(len(row["seeds"]), len(tree["rows"][BASELINE]["seeds"])) < 2
-            beside = "  (one seed: two models, not two recipes)" if alone else ""
-            lines.append(f"{row['title']:34} against no correction: {words}{beside}")
+            caveat = "  (one seed: two models, not two recipes)" if alone else ""
+            lines.append(f"{row['title']:34} against no correction: {words}{caveat}")
     return "\n".join(lines)
 
 
@@ -185,23 +169,13 @@ def _prepare(config: Config, folder: Path) -> None:
             if code == STOPPED:
                 raise Stopped
             if code:
-                raise JobFailed(f"{name} failed; mend what it names and run again to go on", code)
-
-
-def _both(measured: Mapping[str, Mapping[str, Any]], name: str, figure: str) -> bool:
-    return figure in measured[name] and figure in measured[BASELINE]
+                raise JobFailed(
+                    f"{name} failed; correct what it names and run again to go on", code
+                )
 
 
 def _costs(note: Mapping[str, Any]) -> dict[str, float]:
     return {name: note[name] for name in ("wall_s", "cpu_s", "model_mb") if name in note}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(float(np.mean(values)), 2)
-
-
-def _plain(found: Estimate) -> dict[str, Any]:
-    return {"value": found.value, "low": found.low, "high": found.high, "reason": found.reason}
 
 
 def _cell(found: Mapping[str, Any] | None, paper: float | None) -> str:
@@ -209,8 +183,10 @@ def _cell(found: Mapping[str, Any] | None, paper: float | None) -> str:
         return "-"
     digits = 1 if found["value"] >= 10 else 3
     half = "" if found["high"] is None else f"+-{found['high'] - found['value']:.{digits}f}"
-    beside = "" if paper is None else f" ({paper:.{2 if paper < 10 else 0}f})".replace("(0.", "(.")
-    return f"{found['value']:.{digits}f}{half}{beside}"
+    in_brackets = (
+        "" if paper is None else f" ({paper:.{2 if paper < 10 else 0}f})".replace("(0.", "(.")
+    )
+    return f"{found['value']:.{digits}f}{half}{in_brackets}"
 
 
 def _generator() -> np.random.Generator:

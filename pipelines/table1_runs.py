@@ -2,7 +2,7 @@
 
 A run has its own eta, model and results; what all share it links to. It is done once its
 note says so, written after its results were sealed: the note names the settings and inputs
-that it was made from, so that a changed recipe is run anew. A killed run goes on from its
+that it was made from, so that a changed recipe is run again. A killed run goes on from its
 newest checkpoint.
 """
 
@@ -10,22 +10,23 @@ import fcntl
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from threadpoolctl import threadpool_limits
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
@@ -45,13 +46,8 @@ from pipelines.table1_rows import Row
 SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 """Artifacts that all runs read."""
 
-NOTE = "run.json"
-CONFIG_FILE = "config.yaml"
-LOG = "log.txt"
-SPENT = "spent.json"
-_POLL_S = 0.2
+NOTE, CONFIG_FILE, LOG, SPENT = "run.json", "config.yaml", "log.txt", "spent.json"
 _NOTHING_SPENT = {"wall_s": 0.0, "cpu_s": 0.0, "model": ""}
-_WORK = re.compile(r"\$\{WORK\}")
 
 
 @dataclass(frozen=True)
@@ -65,42 +61,30 @@ class Run:
     digest: str
 
     def note(self) -> dict[str, Any] | None:
-        """Give what the run noted when it was done.
+        """Give `digest`, `name`, `model_mb`, and `wall_s` and `cpu_s` over all attempts.
 
-        Returns:
-            Its `digest`, `name`, `model_mb`, and `wall_s` and `cpu_s` over all attempts; None
-            where it is not done, or was done with other settings.
+        None where the run is not done, or was done with other settings.
         """
         try:
-            tree = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+            tree: dict[str, Any] = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
             open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT, verify=False)
         except (OSError, ValueError, ArtifactError):
             return None
-        done: dict[str, Any] | None = tree if tree.get("digest") == self.digest else None
-        return done
+        return tree if tree.get("digest") == self.digest else None
 
 
 def plan_runs(config: Config, rows: Sequence[Row], folder: Path) -> list[Run]:
-    """List the runs, every row of a seed before the next seed.
-
-    Args:
-        config: the recipe.
-        rows: the rows; other people's models are evaluated once.
-        folder: folder of the table.
-
-    Returns:
-        The runs.
-    """
+    """List the runs, every row of a seed before the next seed; other people's models once."""
     work = resolve_path(config.work, config)
     inputs = {
-        item.KIND.name: read_artifact_header(item.KIND.at(work)).digest
+        item.ARTIFACT.name: read_artifact_header(item.ARTIFACT.at(work)).digest
         for item in SHARED
-        if (item.KIND.at(work) / HEADER).is_file()
+        if (item.ARTIFACT.at(work) / HEADER).is_file()
     }
     runs = []
-    for row_number, seed in enumerate(config.table1.seeds):
+    for seed in config.table1.seeds:
         for row in rows:
-            if row.is_trained or row_number == 0:
+            if row.is_trained or seed == config.table1.seeds[0]:
                 own = folder / row.name / f"seed-{seed}"
                 settings = _settings(config, row, seed, own, work)
                 digest = json_digest({"settings": settings, "inputs": inputs})
@@ -109,14 +93,11 @@ def plan_runs(config: Config, rows: Sequence[Row], folder: Path) -> list[Run]:
 
 
 def do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
-    """Do what is not done yet.
+    """Do what is not done yet, and yield every run as it is done.
 
     Args:
         runs: the runs.
         processes: how many at a time; 1: in this process.
-
-    Yields:
-        Every run as it is done; those that were done before are left out.
 
     Raises:
         Stopped: a signal asked for it; the workers have saved and ended.
@@ -130,24 +111,26 @@ def do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
             _raise_for(do_run(run), run)
             yield run
         return
-    with _workers(waiting, processes) as workers:
-        missing = list(waiting)
-        while missing:
-            for run in [run for run in missing if run.note() is not None]:
-                missing.remove(run)
-                yield run
-            for worker in workers:
-                if worker.exitcode:
-                    _raise_for(worker.exitcode, None)
-            if missing and all(worker.exitcode == 0 for worker in workers):
-                missing = [run for run in missing if run.note() is None]
-                if missing:
-                    _raise_for(1, missing[0])
-            time.sleep(_POLL_S)
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    with ProcessPoolExecutor(processes, context, _obey_parent, (stop,)) as pool:
+        try:
+            run_of = {pool.submit(_do_unless_stopped, run): run for run in waiting}
+            for future in as_completed(run_of):
+                try:
+                    code = future.result()
+                except BrokenProcessPool:  # killed from outside, most likely for its memory
+                    code = 1
+                _raise_for(code, run_of[future])
+                yield run_of[future]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def do_run(run: Run) -> int:
-    """Train and evaluate one run; what it prints goes into its log.
+    """Train and evaluate one run on one thread; what it prints goes into its log.
 
     Args:
         run: the run, its folder laid out.
@@ -160,18 +143,20 @@ def do_run(run: Run) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a killed table's worker may still be saving
         if run.note() is not None:
             return 0
-        with _metered(run.folder):
+        with _metered(run.folder), threadpool_limits(1):
             jobs = (build_eta_cache, train, evaluate) if run.row.is_trained else (evaluate,)
             for job in jobs:
                 with redirect_stdout(log), redirect_stderr(log):
                     code: int = job.main(["--config", str(run.folder / CONFIG_FILE)])
                 if code:
                     return code
+        model = model_package.ARTIFACT.at(run.folder)
+        size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
         note = {
             "name": run.row.name,
             "seed": run.seed,
             "digest": run.digest,
-            "model_mb": round(_bytes(model_package.ARTIFACT.at(run.folder)) / 1e6, 2),
+            "model_mb": round(size / 1e6, 2),
             **_read_spent(run.folder),
         }
         write_text(run.folder / NOTE, json.dumps(note, indent=1) + "\n")
@@ -211,13 +196,13 @@ def _model(folder: Path) -> str:
         return ""
 
 
-def _raise_for(code: int, run: Run | None) -> None:
+def _raise_for(code: int, run: Run) -> None:
     if code == STOPPED:
         raise Stopped
     if code:
-        name = "a run" if run is None else f"run {run.folder}"
         raise JobFailed(
-            f"{name} ended with exit code {code}; its {LOG} says why; mend that and run again",
+            f"run {run.folder} ended with exit code {code}; its {LOG} says why; correct that and "
+            "run again",
             code,
         )
 
@@ -230,9 +215,8 @@ def _settings(config: Config, row: Row, seed: int, own: Path, work: Path) -> dic
         part = tree["model"][section] if section == "similarity" else tree[section]
         part |= changes
     tree["train"] |= {"torch_threads": 1, "loader_workers": 0}
-    if row.is_trained:
-        tree["evaluate"]["adapter"] = {}
-    else:
+    tree["evaluate"]["adapter"] = {}
+    if not row.is_trained:
         adapter = next(item.adapter for item in config.table1.models if item.name == row.name)
         tree["evaluate"]["adapter"] = _written_out(adapter.model_dump(mode="json"), str(work))
     return tree
@@ -243,7 +227,7 @@ def _written_out(tree: Any, work: str) -> Any:
         return {name: _written_out(value, work) for name, value in tree.items()}
     if isinstance(tree, list):
         return [_written_out(value, work) for value in tree]
-    return _WORK.sub(lambda _: work, tree) if isinstance(tree, str) else tree
+    return tree.replace("${WORK}", work) if isinstance(tree, str) else tree
 
 
 def _lay_out(run: Run) -> None:
@@ -257,57 +241,34 @@ def _lay_out(run: Run) -> None:
             (run.folder / SPENT).unlink(missing_ok=True)
     shared = run.folder.parents[2]
     for item in SHARED:
-        link, target = item.KIND.at(run.folder), item.KIND.at(shared)
+        link, target = item.ARTIFACT.at(run.folder), item.ARTIFACT.at(shared)
         if target.is_dir() and not link.is_symlink():
             link.symlink_to(os.path.relpath(target, run.folder))
     write_text(config_file, text)
 
 
-@contextmanager
-def _workers(runs: Sequence[Run], processes: int) -> Iterator[list[SpawnProcess]]:
-    """Start workers that take one run after the other; stop them on the way out."""
-    context = multiprocessing.get_context("spawn")
-    following = context.Value("i", 0)
-    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(threads, "1"))  # a spawned process reads them as it starts
-    workers: list[SpawnProcess] = []
-    try:
-        for _ in range(min(processes, len(runs))):
-            worker = context.Process(target=_take_runs, args=(list(runs), following))
-            worker.start()
-            workers.append(worker)
-        yield workers
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-        for worker in workers:
-            worker.join()
-        for name, value in threads.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+_STOPPED = threading.Event()
+"""In a worker: its run was stopped and has saved. Runs that are queued in it must not start."""
 
 
-def _take_runs(runs: list[Run], following: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and tells
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    while True:
-        with following.get_lock():
-            index = following.value
-            following.value += 1
-        if index >= len(runs):
-            return
-        code = do_run(runs[index])
-        if code:
-            sys.exit(code)
+def _do_unless_stopped(run: Run) -> int:
+    code = STOPPED if _STOPPED.is_set() else do_run(run)
+    if code == STOPPED:
+        _STOPPED.set()
+    return code
 
 
-def _follow_parent() -> None:
-    """End in good order when the parent is killed."""
+def _obey_parent(stop: Event) -> None:
+    """Let a worker save and end when the table is stopped, or is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and sets `stop`
+    threading.Thread(target=_follow_parent, args=(stop,), daemon=True).start()
+
+
+def _follow_parent(stop: Event) -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    while parent is not None and not stop.is_set():
+        if connection.wait([parent.sentinel], timeout=0.2):
+            break
+    os.kill(os.getpid(), signal.SIGTERM)  # ends an idle worker; a job saves and returns 75
+    _STOPPED.wait()
+    os._exit(STOPPED)  # concurrent.futures would wait for a dead parent's next task
