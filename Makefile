@@ -42,7 +42,7 @@ containers: $(INSTALLED) ## docker/ built and run by real engines, as its page s
 	$(BIN)/python -m tests.docker --engine docker --full
 	$(BIN)/python -m tests.docker --engine podman --full
 
-lock: ## write requirements.lock anew
+lock: ## write requirements.lock again
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
 	bash .ci/lock .venv-lock/bin/uv
 	rm -rf .venv-lock

@@ -23,7 +23,7 @@ class ConcurrencyLimiter:
     Args:
         count: questions that are inside at once.
         room: bytes of all bodies that are held at once.
-        figures: Prometheus figures.
+        metrics: Prometheus metrics.
     """
 
     def __init__(self, count: int, room: int, metrics: Metrics) -> None:
@@ -102,7 +102,7 @@ class WorkerSlots:
             What the work returns.
 
         Raises:
-            Refusal: the deadline passed or the client left before the work began, or
+            ApiError: the deadline passed or the client left before the work began, or
                 there is no memory for it.
         """
         timings, asked = state_of(request.scope).timings, time.monotonic()
@@ -142,7 +142,7 @@ class WorkerSlots:
 
 
 async def has_left(request: Request) -> bool:
-    """Say whether the client has closed the connection by now.
+    """Return whether the client has closed the connection by now.
 
     Args:
         request: its body has been read.

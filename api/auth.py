@@ -31,7 +31,7 @@ OPEN_PATHS = frozenset(
 
 
 class ApiKeys:
-    """The API keys of a file. A file that changes is read anew; a bad one changes nothing.
+    """The API keys of a file. A file that changes is read again; a bad one changes nothing.
 
     Only hashes are kept. What a request sends is compared with every one of them, in time
     that does not depend on the key.
@@ -53,7 +53,7 @@ class ApiKeys:
 
         Returns:
             The first eight digits of its SHA-256, under which the log knows it; None where it
-            is no key of the file.
+            is not a key of the file.
         """
         self._refresh()
         hashed = hashlib.sha256(key).digest()
@@ -137,7 +137,7 @@ def read_auth(settings: ServeSettings) -> Auth:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address is reachable from this machine alone.
+    """Return whether an address is reachable from this machine alone.
 
     Args:
         host: address that is to be bound.

@@ -47,7 +47,7 @@ class MicroBatcher:
 
     Args:
         most: images in one forward pass.
-        figures: Prometheus figures.
+        metrics: Prometheus metrics.
     """
 
     def __init__(self, most: int, metrics: Metrics) -> None:
@@ -82,7 +82,7 @@ class MicroBatcher:
             The answer.
 
         Raises:
-            Refusal: the deadline passed or the client left before the forward pass, or the
+            ApiError: the deadline passed or the client left before the forward pass, or the
                 device has no memory for it.
         """
         return await self._asked(request, model, image, answer, batched)
@@ -98,7 +98,7 @@ class MicroBatcher:
             The answer.
 
         Raises:
-            Refusal: as for `submit`.
+            ApiError: as for `submit`.
         """
         return await self._asked(request, None, None, lambda _none: answer())
 
@@ -215,18 +215,18 @@ def _answers(batch: Sequence[_Question]) -> list[_Told]:
     return [answered.get(question, (None, ApiError("deadline"))) for question in batch]
 
 
-def _parts(batcher: Sequence[_Question]) -> dict[_Question, Any]:
+def _parts(asking: Sequence[_Question]) -> dict[_Question, Any]:
     """Encode images in one forward pass: what the answer to each question is made of."""
-    images = [question.image for question in batcher if question.image is not None]
-    model = batcher[0].model if batcher else None
+    images = [question.image for question in asking if question.image is not None]
+    model = asking[0].model if asking else None
     if model is None:
         return {}
     regions = model.embed_images(np.stack(images))
-    parts: dict[_Question, Any] = dict(zip(batcher, regions, strict=True))
-    for batched in {question.batched for question in batcher if question.batched}:
-        rows = [row for row, question in enumerate(batcher) if question.batched == batched]
+    parts: dict[_Question, Any] = dict(zip(asking, regions, strict=True))
+    for batched in {question.batched for question in asking if question.batched}:
+        rows = [row for row, question in enumerate(asking) if question.batched == batched]
         for row, part in zip(rows, batched(regions[rows]), strict=True):
-            parts[batcher[row]] = part
+            parts[asking[row]] = part
     return parts
 
 

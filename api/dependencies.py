@@ -44,7 +44,7 @@ async def get_image(request: Request, serving: CurrentState, image: ImageFile) -
 
     Raises:
         ImageError: the image is refused.
-        Refusal: the service is not ready, or too busy.
+        ApiError: the service is not ready, or too busy.
     """
     decoder, images = serving.decoder, serving.predictor.config.images
     data = await read_upload(request, image)
@@ -70,7 +70,7 @@ async def get_optional_image(
 
     Raises:
         ImageError: the image is refused.
-        Refusal: the service is not ready, or too busy.
+        ApiError: the service is not ready, or too busy.
     """
     return None if image is None else await get_image(request, serving, image)
 
@@ -88,7 +88,7 @@ async def get_whole_image(request: Request, serving: CurrentState, image: ImageF
 
     Raises:
         ImageError: the image is refused.
-        Refusal: the service is not ready, or too busy.
+        ApiError: the service is not ready, or too busy.
     """
     decoder = serving.decoder
     data = await read_upload(request, image)
@@ -110,7 +110,7 @@ async def get_image_to_draw(
 
     Raises:
         ImageError: the image is refused.
-        Refusal: the service is not ready, or too busy.
+        ApiError: the service is not ready, or too busy.
     """
     return await get_whole_image(request, serving, image) if wants_picture(request) else None
 
@@ -127,7 +127,7 @@ async def get_phrases(
         The phrases, whitespace collapsed.
 
     Raises:
-        Refusal: there are too many, or one is empty, too long or no text.
+        ApiError: there are too many, or one is empty, too long or no text.
     """
     if len(phrase) > MAX_PHRASES:
         raise ApiError("invalid_request")

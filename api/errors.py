@@ -17,7 +17,7 @@ from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.schemas import FailureAnswer
 
 ERRORS: dict[str, tuple[int, str]] = {
-    "malformed_body": (400, "the body is no well-formed multipart form within the limits"),
+    "malformed_body": (400, "the body is not a well-formed multipart form within the limits"),
     "unauthorized": (401, "send the key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"),
     "loopback_only": (403, "requests without a key are answered on loopback alone"),
     "not_found": (404, "there is no such route, or no such indexed image with a picture"),
@@ -172,7 +172,7 @@ def documented(
     """Describe failures for the OpenAPI schema.
 
     Args:
-        codes: keys of `ERRORS` that a route can answer with, beside those of every route.
+        codes: keys of `ERRORS` that a route can answer with, besides those of every route.
         has_form: whether the route reads a form.
         has_image: whether that form can hold an image.
 

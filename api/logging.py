@@ -1,4 +1,4 @@
-"""What the service says about itself: JSON lines and Prometheus figures, without contents.
+"""What the service says about itself: JSON lines and Prometheus metrics, without contents.
 
 A line holds ids, routes, codes and times. Bodies, file names, texts, query strings and
 messages of exceptions, which may hold any of these, appear nowhere.
@@ -95,7 +95,7 @@ def configure_logging() -> None:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Prometheus figures of one service."""
+    """Prometheus metrics of one service."""
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     requests: Counter = field(init=False)

@@ -1,6 +1,6 @@
 """How this process keeps and gives back memory: the activations of a forward pass are reused.
 
-glibc maps large blocks anew for every forward pass and gives its other threads small heaps of
+glibc maps large blocks again for every forward pass and gives its other threads small heaps of
 their own, which costs a sixth of the time of a ResNet-18. One heap that is neither mapped nor
 trimmed is as fast in a thread as in the main thread. What it holds is given back when the
 service is idle. Elsewhere than on glibc all this does nothing.

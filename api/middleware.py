@@ -123,7 +123,7 @@ class _Body:
             The body as one ASGI message, or the word that the client has left.
 
         Raises:
-            Refusal: it is too large or too slow, or there is no room for it.
+            ApiError: it is too large or too slow, or there is no room for it.
         """
         pieces = []
         try:

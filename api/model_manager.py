@@ -42,7 +42,7 @@ class ServingState:
 
     Attributes:
         settings: of the service.
-        figures: Prometheus figures.
+        metrics: Prometheus metrics.
         decoding: turns of the decode workers.
         asking: the queue to the model.
         searching: turns of the retrieval index.
@@ -66,7 +66,7 @@ class ServingState:
         """The model.
 
         Raises:
-            Refusal: it is not loaded.
+            ApiError: it is not loaded.
         """
         if self.model is None:
             raise ApiError(self.state)
@@ -77,7 +77,7 @@ class ServingState:
         """Facts about the model.
 
         Raises:
-            Refusal: it is not loaded.
+            ApiError: it is not loaded.
         """
         if self.model is None:
             raise ApiError(self.state)
@@ -88,7 +88,7 @@ class ServingState:
         """The decode workers, held to the limits that the model was published with.
 
         Raises:
-            Refusal: the model is not loaded.
+            ApiError: the model is not loaded.
         """
         if self.workers is None:
             raise ApiError(self.state)
@@ -99,7 +99,7 @@ class ServingState:
         """The retrieval index.
 
         Raises:
-            Refusal: there is none, it is not open yet, or it cannot be.
+            ApiError: there is none, it is not open yet, or it cannot be.
         """
         if self.images is None:
             raise ApiError(self.index_state)
@@ -111,10 +111,10 @@ class ServingState:
         return {self.state, self.index_state} <= _FINE
 
     def check(self) -> None:
-        """Say whether everything that is configured answers.
+        """Return whether everything that is configured answers.
 
         Raises:
-            Refusal: something does not; the code says what.
+            ApiError: something does not; the code says what.
         """
         for state in (self.state, self.index_state):
             if state not in _FINE:
@@ -122,7 +122,7 @@ class ServingState:
 
 
 class ModelManager:
-    """Loads model and index, and exchanges both where others lie in their folders.
+    """Loads model and index, and exchanges both where others are in their folders.
 
     Attributes:
         now: what requests are answered with from here on.

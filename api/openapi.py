@@ -23,7 +23,7 @@ _ABOUT = (
     "fields count as absent ones. Nothing that is sent is stored."
 )
 _WORDS = r"^[^\u0000]*([^\s\u0000\u001c-\u001f\u0085]|\ufeff)[^\u0000]*$"
-"""What is no text: nothing but spaces, or a zero character."""
+"""What is not text: nothing but spaces, or a zero character."""
 _IMAGES = "application/dicom, image/png, image/jpeg"
 _EITHER = {
     "oneOf": [{"required": ["text"]}, {"required": ["image"]}],

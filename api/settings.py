@@ -101,7 +101,7 @@ def read_settings(
     Args:
         file: YAML file whose keys are those of `ServeSettings`; None: none.
         environment: variables; `MEDCLIP_QUEUE=8` sets `queue`. Values are parsed as
-            JSON, and taken as plain strings where they are no JSON.
+            JSON, and taken as plain strings where they are not JSON.
         overrides: settings that stand above both; None is left out.
 
     Returns:
@@ -116,7 +116,7 @@ def read_settings(
     given = {name for name in environment if name.upper().startswith(PREFIX)}
     unknown = sorted(given - set(known) - {FILE_VARIABLE})
     if unknown:
-        raise ConfigError(f"variables {unknown} are no settings; unset them or correct the names")
+        raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")
     tree |= {known[name]: _value(environment[name]) for name in given & set(known)}
     tree |= {name: value for name, value in overrides.items() if value is not None}
     try:

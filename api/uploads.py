@@ -66,7 +66,7 @@ async def read_upload(request: Request, upload: UploadFile) -> bytes | memoryvie
 
 
 def wants_picture(request: Request) -> bool:
-    """Say whether a picture is asked for instead of JSON.
+    """Return whether a picture is asked for instead of JSON.
 
     Args:
         request: the request.
@@ -87,7 +87,7 @@ def plain_text(text: str) -> str:
         The text with every run of whitespace replaced by one space.
 
     Raises:
-        Refusal: it is empty, too long, or holds what is no text.
+        ApiError: it is empty, too long, or holds what is not text.
     """
     words = " ".join(text.split())
     surrogate = any(0xD800 <= ord(character) < 0xE000 for character in words)
@@ -97,7 +97,7 @@ def plain_text(text: str) -> str:
 
 
 def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float]:
-    """Read a box that lies on an image.
+    """Read a box that is on an image.
 
     Args:
         text: JSON list [x, y, width, height], pixels of the image.
@@ -107,7 +107,7 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
         x, y, width and height as shares of the image's width and height.
 
     Raises:
-        Refusal: it is malformed, empty, or leaves the image.
+        ApiError: it is malformed, empty, or leaves the image.
     """
     tree = _strict_json(text)
     is_list = isinstance(tree, list) and len(tree) == 4
@@ -135,7 +135,7 @@ def parse_findings(text: str | None) -> tuple[Finding, ...] | None:
         The findings; None for the model's own.
 
     Raises:
-        Refusal: it is no JSON, or beyond a limit.
+        ApiError: it is not JSON, or beyond a limit.
         QueryError: an entry is malformed.
     """
     if not text:
@@ -157,4 +157,4 @@ def _strict_json(text: str) -> Any:
 
 
 def _refuse(_constant: str) -> None:
-    raise ValueError("not a number is no JSON")
+    raise ValueError("not a number is not JSON")

@@ -1,4 +1,4 @@
-"""What every benchmark says of its machine, and the JSON line with which it ends."""
+"""What every benchmark says about its machine, and the JSON line with which it ends."""
 
 import json
 import platform

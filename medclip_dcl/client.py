@@ -47,7 +47,7 @@ class Client:
             patience_s: seconds within which a busy service is asked again.
 
         Raises:
-            ServiceError: the address is no http or https URL.
+            ServiceError: the address is not an http or https URL.
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")

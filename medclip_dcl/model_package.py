@@ -156,7 +156,7 @@ INPUT_RANGE_FILE = "input_range.json"
 
 @dataclass(frozen=True)
 class InputRange:
-    """How far an image may lie from those that a model was trained on.
+    """How far an image may be from those that a model was trained on.
 
     Attributes:
         mean: of each feature.

@@ -38,7 +38,7 @@ class ImageFacts(Schema):
     """dicom, png or jpeg."""
     flags: list[str]
     """`inverted`: MONOCHROME1 was turned round; `constant`: all pixels are equal;
-    `low_contrast`: greys lie close together; `odd_shape`: more than twice as long as wide;
+    `low_contrast`: greys are close together; `odd_shape`: more than twice as long as wide;
     `out_of_range`: unlike the images that the model was trained on, of which it says so of one
     in a hundred."""
 

@@ -1,7 +1,7 @@
 """Turn a model's scores into probabilities, by the validation images whose truth is known.
 
 Reads the model, manifest and prepared images; writes `calibration.json` into the model,
-which is sealed again: its digest changes with its answers, and so results and index are made
+which is committed again: its digest changes with its answers, and so results and index are made
 again too. A finding with too few images keeps its score alone, with the reason. A probability
 holds where a finding is as common as among those images.
 """

@@ -1,11 +1,11 @@
-"""Say which of two recipes is better, in which figure, and whether other seeds would agree.
+"""Say which of two configs is better, in which figure, and whether other seeds would agree.
 
     python -m pipelines compare RUN_A RUN_B [--figure NAME ...] [--samples 1000] [--json FILE]
 
 A run is a folder that holds `results` (or `results` itself). A side with several seeds is
 a folder of such folders, or folders joined by commas. Patients are resampled for all runs
 together, runs of each side by themselves; p is corrected for the number of figures (Holm).
-With one run on a side the verdict is on two models, not on two recipes.
+With one run on a side the verdict is on two models, not on two configs.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def compare_runs(
     seed: int = 0,
     figures: Sequence[str] = (),
 ) -> dict[str, Difference]:
-    """Compare the runs of two recipes.
+    """Compare the runs of two configs.
 
     Args:
         a: folders of results of one recipe.
@@ -111,7 +111,7 @@ def comparison_table(
     for name, item in differences.items():
         found = item.estimate
         if item.a is None or item.b is None or found.value is None:
-            lines.append(f"{name:38} not told: {found.reason}")
+            lines.append(f"{name:38} undecided: {found.reason}")
             continue
         span = (
             ""
@@ -129,8 +129,8 @@ def comparison_table(
     )
     if min(runs) < 2:
         lines.append(
-            "one side has one run: this compares two models, and says little of two recipes; "
-            "two seeds of one recipe often differ by patients alone"
+            "one side has one run: this compares two models, and says little of two configs; "
+            "two seeds of one config often differ by patients alone"
         )
     return "\n".join(lines)
 
@@ -138,8 +138,8 @@ def comparison_table(
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare two sides and print the table; 0 whatever the verdict."""
     parser = command_parser("compare", config=None)
-    parser.add_argument("a", metavar="RUN_A", help="folder of a run, or of runs of one recipe")
-    parser.add_argument("b", metavar="RUN_B", help="the same of the other recipe")
+    parser.add_argument("a", metavar="RUN_A", help="folder of a run, or of runs of one config")
+    parser.add_argument("b", metavar="RUN_B", help="the same of the other config")
     parser.add_argument("--figure", action="append", default=[], help="this one; may be repeated")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="draws of patients and runs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")

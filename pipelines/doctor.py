@@ -1,10 +1,10 @@
-"""Say whether this machine can run a recipe: torch, decoders, disk, processes, network.
+"""Return whether this machine can run a config: torch, decoders, disk, processes, network.
 
     python -m pipelines.doctor [--config FILE [--set key=value ...]]
     python -m pipelines.doctor --gpu     # the GPU alone, also inside the service's container
 
 Each line is one question with its answer: `ok`, `note` (something to know) or `fault`
-(something that will break or mislead a run), with the remedy beside it. Exit code 0
+(something that will break or mislead a run), with the remedy next to it. Exit code 0
 without faults, 2 with one.
 """
 
@@ -40,7 +40,7 @@ def check_environment(config: Config | None = None) -> Iterator[Finding]:
     """Put every question to this machine.
 
     Args:
-        config: a recipe whose folder and process count are asked about as well.
+        config: a config whose folder and process count are asked about as well.
 
     Yields:
         One finding per question.
@@ -197,10 +197,10 @@ def _disk(work: Path) -> Finding:
         parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists()
     )
     if not os.access(folder, os.W_OK):
-        return Finding("disk", "fault", "the recipe's folder cannot be written; change `work`")
+        return Finding("disk", "fault", "the config's folder cannot be written; change `work`")
     free_gib = shutil.disk_usage(folder).free / 2**30
     state: Literal["ok", "note"] = "ok" if free_gib >= _LEAST_FREE_GIB else "note"
-    return Finding("disk", state, f"{free_gib:.0f} GiB free where the recipe writes")
+    return Finding("disk", state, f"{free_gib:.0f} GiB free where the config writes")
 
 
 def _processes(config: Config) -> Finding:

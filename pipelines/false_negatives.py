@@ -1,4 +1,4 @@
-"""The table of N eta: how many false negatives a recipe expects at batches of several sizes."""
+"""The table of N eta: how many false negatives a config expects at batches of several sizes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def expected_rows(etas: dict[str, float], batches: Sequence[int]) -> list[tuple[
 
 
 def false_negatives(config: Config) -> str:
-    """Give the table of a recipe, at its own batch, larger ones, and the paper's.
+    """Give the table of a config, at its own batch, larger ones, and the paper's.
 
     Rows are quantiles of eta over the training sentences where the cache is there, else
     likelihoods.

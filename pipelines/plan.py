@@ -1,4 +1,4 @@
-"""Say what a recipe will take before it is started: memory, hours, disk, false negatives.
+"""Say what a config will take before it is started: memory, hours, disk, false negatives.
 
     python -m pipelines.plan --config FILE [--set key=value ...]
         [--studies N] [--images N] [--images-per-s R] [--seconds S]
@@ -43,13 +43,13 @@ from pipelines.cli import command_parser, config_of, run_command
 from pipelines.doctor import Finding
 from pipelines.false_negatives import PAPER_BATCH, false_negatives
 
-_SLACK = 1.2  # allocator, kernels and interpreter beside what is counted
+_SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
 _THUMBNAIL = 12_000  # bytes of a grey JPEG of 256 px
 
 
 class Asked(NamedTuple):
-    """What the command line says beside the recipe."""
+    """What the command line says besides the recipe."""
 
     studies: int | None = None
     images: int | None = None
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """What is known of the recipe's studies; None: nothing."""
+    """What is known of the config's studies; None: nothing."""
 
     studies: int | None
     """Training studies."""
@@ -74,13 +74,13 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
 
     Args:
         config: the recipe.
-        asked: what the command line says beside it.
+        asked: what the command line says next to it.
 
     Yields:
         One finding per question.
 
     Raises:
-        ConfigError: a path of the recipe cannot be resolved.
+        ConfigError: a path of the config cannot be resolved.
     """
     data = _data(config, asked)
     yield from _steps(config, data)
@@ -169,7 +169,7 @@ def _text_sizes(config: Config) -> tuple[BertConfig, str]:
     else:
         own = config.language_model
         vocabulary, width, layers, heads = own.vocabulary, own.hidden_size, own.layers, own.heads
-        words = f"not fitted yet; a BERT of {layers} layers of {width}, as the recipe asks"
+        words = f"not fitted yet; a BERT of {layers} layers of {width}, as the config asks"
     sizes = BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,

@@ -43,7 +43,9 @@ def stages_of(config: Config) -> tuple[str, ...]:
     """
     unknown = set(config.jobs) - set(STAGES)
     if unknown:
-        raise ConfigError(f"jobs names {sorted(unknown)}, which are no jobs; use those of {STAGES}")
+        raise ConfigError(
+            f"jobs names {sorted(unknown)}, which are not jobs; use those of {STAGES}"
+        )
     if config.jobs:
         return tuple(name for name in STAGES if name in config.jobs)
     return tuple(name for name, always in _STAGES.items() if always)

@@ -2,7 +2,7 @@
 
     python -m pipelines table1 --config FILE [--set table1.processes=2]
 
-First the recipe's jobs up to the likelihoods run, once; then every row and seed in a folder
+First the config's jobs up to the likelihoods run, once; then every row and seed in a folder
 of its own under `table1`. What is done is not done again; a killed table goes on where it
 was. Next to each figure stand half its 95 % interval, over patients and seeds, and in
 brackets the paper's value. Every row is compared with the uncorrected one.
@@ -152,13 +152,13 @@ def table_text(tree: Mapping[str, Any]) -> str:
         if "against_baseline" in row:
             words = ", ".join(reported) or "no difference shown"
             alone = min(len(row["seeds"]), len(tree["rows"][BASELINE]["seeds"])) < 2
-            caveat = "  (one seed: two models, not two recipes)" if alone else ""
+            caveat = "  (one seed: two models, not two configs)" if alone else ""
             lines.append(f"{row['title']:34} against no correction: {words}{caveat}")
     return "\n".join(lines)
 
 
 def _prepare(config: Config, folder: Path) -> None:
-    """Run the recipe's jobs up to the likelihoods; each leaves alone what is valid."""
+    """Run the config's jobs up to the likelihoods; each leaves alone what is valid."""
     config_file = folder / "config.yaml"
     write_text(config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     for name in stages_of(config):

@@ -1,4 +1,4 @@
-"""The rows of Table 1: what each changes in a recipe, and what the paper reports for it."""
+"""The rows of Table 1: what each changes in a config, and what the paper reports for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Row:
     Attributes:
         name: short name, that of its folder.
         title: as the table calls it.
-        changes: section -> setting -> value, in place of the recipe's.
+        changes: section -> setting -> value, in place of the config's.
         paper: what the paper reports, by column; empty: it has no such row.
         is_trained: whether it is trained here, rather than somebody's model.
     """
@@ -129,7 +129,7 @@ VARIANTS = (
 
 
 def chosen_rows(config: Config) -> tuple[Row, ...]:
-    """Give the rows that a recipe asks for, in the table's order, other people's models last.
+    """Give the rows that a config asks for, in the table's order, other people's models last.
 
     Raises:
         ConfigError: `table1.rows` names one that there is not.

@@ -1,8 +1,8 @@
 """The runs of Table 1: a folder each, some at a time, none twice.
 
 A run has its own eta, model and results; what all share it links to. It is done once its
-note says so, written after its results were sealed: the note names the settings and inputs
-that it was made from, so that a changed recipe is run again. A killed run goes on from its
+note says so, written after its results were committed: the note names the settings and inputs
+that it was made from, so that a changed config is run again. A killed run goes on from its
 newest checkpoint.
 """
 
@@ -208,7 +208,7 @@ def _raise_for(code: int, run: Run) -> None:
 
 
 def _settings(config: Config, row: Row, seed: int, own: Path, work: Path) -> dict[str, Any]:
-    """Turn the recipe into that of a run: plain values, the shared folder's name written out."""
+    """Turn the config into that of a run: plain values, the shared folder's name written out."""
     tree: dict[str, Any] = _written_out(config.model_dump(mode="json"), str(work))
     tree |= {"work": str(own), "seed": seed, "jobs": [], "table1": {}}
     for section, changes in row.changes.items():
@@ -231,12 +231,12 @@ def _written_out(tree: Any, work: str) -> Any:
 
 
 def _lay_out(run: Run) -> None:
-    """Make the folder of a run: its recipe, and links to what all share."""
+    """Make the folder of a run: its config, and links to what all share."""
     run.folder.mkdir(parents=True, exist_ok=True)
     config_file = run.folder / CONFIG_FILE
     text = yaml.safe_dump(dict(run.settings), sort_keys=False)
     if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
-        shutil.rmtree(checkpoint.ARTIFACT.at(run.folder), ignore_errors=True)  # another recipe's
+        shutil.rmtree(checkpoint.ARTIFACT.at(run.folder), ignore_errors=True)  # another config's
         if not _model(run.folder):
             (run.folder / SPENT).unlink(missing_ok=True)
     shared = run.folder.parents[2]

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Train with every GPU of this machine, or of several, by torchrun.
 #
-#   bash pipelines/train_torchrun.sh RECIPE [--set key=value ...]
-#   NODES=2 HEAD=node1:29500 bash pipelines/train_torchrun.sh RECIPE    (the same on each node)
+#   bash pipelines/train_torchrun.sh CONFIG [--set key=value ...]
+#   NODES=2 HEAD=node1:29500 bash pipelines/train_torchrun.sh CONFIG    (the same on each node)
 #
-# GPUS: processes on each node. The global batch stays the recipe's, whatever their number.
+# GPUS: processes on each node. The global batch stays the config's, whatever their number.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-recipe=${1:?usage: train_torchrun.sh RECIPE [--set key=value ...]}
+config=${1:?usage: train_torchrun.sh CONFIG [--set key=value ...]}
 shift
 nodes=${NODES:-1}
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
@@ -18,4 +18,4 @@ if ((nodes > 1)); then
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec "${PYTHON:-python3}" -m torch.distributed.run "${meeting[@]}" --nproc-per-node "$gpus" -m pipelines.train \
-  --config "$recipe" --set "train.processes=$((nodes * gpus))" "$@"
+  --config "$config" --set "train.processes=$((nodes * gpus))" "$@"

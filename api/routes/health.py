@@ -31,6 +31,6 @@ async def ready(serving: CurrentState) -> State:
     responses={200: {"content": {"text/plain": {}}, "description": "the figures"}, **documented()},
 )
 async def metrics(serving: CurrentState) -> Response:
-    """Give Prometheus figures."""
+    """Give Prometheus metrics."""
     figures = generate_latest(serving.metrics.registry)
     return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -24,7 +24,9 @@ def model(serving: CurrentState) -> ModelAnswer:
     published = serving.published
     try:
         artifact = serving.index.artifact
-        index = {"digest": artifact.digest, **artifact.summary}
+        counts = artifact.summary
+        # "films" is what clients of earlier versions read.
+        index = {"digest": artifact.digest, **counts, "films": counts["images"]}
     except ApiError:
         index = None
     fitted = published.calibration

@@ -261,7 +261,7 @@ function showHits() {
 function imageItem(hit) {
   const item = make("li", "image"), button = make("button"), picture = make("img");
   button.type = "button";
-  button.title = "Show beside the image";
+  button.title = "Show next to the image";
   button.setAttribute("aria-pressed", "false");
   picture.alt = "";
   const words = make("div", "words", hit.texts.slice(0, 4).join(" "));
@@ -284,7 +284,7 @@ function imageItem(hit) {
 
 const nameOf = (hit) => [hit.id.length > 12 ? `${hit.id.slice(0, 8)}…` : hit.id, hit.view, hit.split].filter(Boolean).join(" · ");
 
-// A similar image beside the one on screen, with its texts.
+// A similar image next to the one on screen, with its texts.
 function setBeside(hit, picture) {
   for (const other of find("cases").querySelectorAll("button")) other.setAttribute("aria-pressed", "false");
   find("beside").hidden = !hit;

@@ -1,4 +1,4 @@
-"""Which objective wins, on known truth, with controls beside: the table as it falls.
+"""Which objective wins, on known truth, with controls: the table as it falls.
 
     python -m benchmarks.method [--quick] [--bed phantom] [--work FOLDER]
 
@@ -30,8 +30,16 @@ import torch
 
 from benchmarks.method.bars import held_against
 from benchmarks.method.comparison import print_table, summary
-from benchmarks.method.run_log import Ledger
-from benchmarks.method.suites import BEDS, CONSTANTS, GOALS, METRICS, Size, run_beds, settings_of
+from benchmarks.method.run_log import RunLog
+from benchmarks.method.suites import (
+    CONSTANTS,
+    GOALS,
+    METRICS,
+    SUITES,
+    Size,
+    run_suites,
+    settings_of,
+)
 from benchmarks.record import finish, machine
 
 
@@ -46,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method")
     parser.add_argument("--quick", action="store_true", help="two other seeds, few rows")
-    parser.add_argument("--bed", choices=BEDS, action="append", help="this bed; may be repeated")
+    parser.add_argument("--bed", choices=SUITES, action="append", help="this bed; may be repeated")
     parser.add_argument("--work", type=Path, default=Path("runs/method"), help="finished runs")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     arguments = parser.parse_args(argv)
@@ -58,19 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(arguments: argparse.Namespace, size: Size) -> int:
-    ledger = Ledger(size.work / "runs.jsonl")
+    run_log = RunLog(size.work / "runs.jsonl")
     if not arguments.tables:
-        run_beds(arguments.bed or BEDS, size, ledger)
+        run_suites(arguments.bed or SUITES, size, run_log)
     tables: dict[str, Any] = {}
-    for bed in BEDS:
-        for setting in settings_of(bed):
-            runs, title = ledger.of(bed, setting), f"{bed} {setting}".strip()
+    for suite in SUITES:
+        for setting in settings_of(suite):
+            runs, title = run_log.of(suite, setting), f"{suite} {setting}".strip()
             if runs:
-                print_table(title, runs, METRICS[bed], CONSTANTS[bed], GOALS[bed])
-                tables[title] = summary(runs, METRICS[bed], CONSTANTS[bed])
-    figures, bars = held_against(ledger)
-    figures["runs"] = len(ledger.figures)
-    figures["cpu_seconds"] = sum(run["cpu s"] for run in ledger.figures.values())
+                print_table(title, runs, METRICS[suite], CONSTANTS[suite], GOALS[suite])
+                tables[title] = summary(runs, METRICS[suite], CONSTANTS[suite])
+    figures, bars = held_against(run_log)
+    figures["runs"] = len(run_log.figures)
+    figures["cpu_seconds"] = sum(run["cpu s"] for run in run_log.figures.values())
     print()
     for name, (bar, met) in bars.items():
         print(f"{name:48} {figures[name]:7.3f}  bar {bar}  {'met' if met else 'MISSED'}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from benchmarks.method import suites
 from benchmarks.method.comparison import Runs, best_constant, paired
-from benchmarks.method.run_log import Ledger
+from benchmarks.method.run_log import RunLog
 
 GOAL = suites.GOALS[suites.PHANTOM]
 GOAL_METRICS = ("auc", "acc", "r1", "cnr")
@@ -17,21 +17,21 @@ Bars = dict[str, tuple[str, bool]]
 Figures = dict[str, float]
 
 
-def held_against(ledger: Ledger) -> tuple[Figures, Bars]:
+def held_against(run_log: RunLog) -> tuple[Figures, Bars]:
     """Compare what has been run with its bars.
 
     Args:
-        ledger: the finished runs; a bar whose runs are missing is left out.
+        run_log: the finished runs; a bar whose runs are missing is left out.
 
     Returns:
         Figures, and bars by the name of their figure.
     """
     metrics: Figures = {}
     bars: Bars = {}
-    for bed in (suites.PHANTOM, suites.STUDIES):
-        _goal(bed, ledger.of(bed, ""), metrics, bars)
-    _tradeoff(ledger, metrics, bars)
-    paper = ledger.of(suites.STUDIES, "").get(THE_PAPER, {})
+    for suite in (suites.PHANTOM, suites.STUDIES):
+        _goal(suite, run_log.of(suite, ""), metrics, bars)
+    _tradeoff(run_log, metrics, bars)
+    paper = run_log.of(suites.STUDIES, "").get(THE_PAPER, {})
     for metric, least in DEMO_BARS.items():
         if paper:
             name = f"studies the paper {metric}"
@@ -40,31 +40,31 @@ def held_against(ledger: Ledger) -> tuple[Figures, Bars]:
     return metrics, bars
 
 
-def _goal(bed: str, runs: Runs, metrics: Figures, bars: Bars) -> None:
+def _goal(suite: str, runs: Runs, metrics: Figures, bars: Bars) -> None:
     """The fewest wins of the goal row over its three rivals, metric by metric."""
     for metric in GOAL_METRICS:
-        best = best_constant(runs, suites.CONSTANTS[bed], metric)
-        rivals = {"infonce": "infonce", "infonce, early": "infonce, early"}
-        rivals |= {"best constant": best} if best else {}
+        best = best_constant(runs, suites.CONSTANTS[suite], metric)
+        baselines = {"infonce": "infonce", "infonce, early": "infonce, early"}
+        baselines |= {"best constant": best} if best else {}
         wins = []
-        for name, rival in rivals.items():
-            found = paired(runs, GOAL, rival, metric)
+        for name, baseline in baselines.items():
+            found = paired(runs, GOAL, baseline, metric)
             if found is None:
                 continue
             wins += [found.wins] if len(found.differences) == len(suites.PHANTOM_SEEDS) else []
-            metrics[f"{bed} goal {metric} over {name}"] = found.mean
-            metrics[f"{bed} goal {metric} over {name}, wins"] = found.wins
+            metrics[f"{suite} goal {metric} over {name}"] = found.mean
+            metrics[f"{suite} goal {metric} over {name}, wins"] = found.wins
         found = paired(runs, f"{GOAL}, early", "infonce, early", metric)
         if found is not None:
-            metrics[f"{bed} goal {metric}, both early"] = found.mean
-            metrics[f"{bed} goal {metric}, both early, wins"] = found.wins
-        if bed == suites.PHANTOM and len(wins) == 3:
+            metrics[f"{suite} goal {metric}, both early"] = found.mean
+            metrics[f"{suite} goal {metric}, both early, wins"] = found.wins
+        if suite == suites.PHANTOM and len(wins) == 3:
             name = f"phantom goal {metric}, fewest wins"
             metrics[name] = min(wins)
             bars[name] = (f">= {GOAL_WINS} of 8", min(wins) >= GOAL_WINS)
 
 
-def _tradeoff(ledger: Ledger, metrics: Figures, bars: Bars) -> None:
+def _tradeoff(run_log: RunLog, metrics: Figures, bars: Bars) -> None:
     """Medians and wins of one constant against InfoNCE on the phantom of one class an image."""
     asked = (
         ("gamma^2 = 2", "const 0.1", "auc", 0.008, 8),
@@ -72,7 +72,7 @@ def _tradeoff(ledger: Ledger, metrics: Figures, bars: Bars) -> None:
         ("gamma^2 = 14", "const 0.05", "r1", 0.005, 7),
     )
     for setting, row, metric, least, wins in asked:
-        found = paired(ledger.of(suites.TRADEOFF, setting), row, "infonce", metric)
+        found = paired(run_log.of(suites.TRADEOFF, setting), row, "infonce", metric)
         if found is not None:
             name = f"tradeoff {setting} {row} {metric}"
             metrics[name], metrics[f"{name}, wins"] = found.median, found.wins
@@ -80,7 +80,7 @@ def _tradeoff(ledger: Ledger, metrics: Figures, bars: Bars) -> None:
             if len(found.differences) == len(suites.TRADEOFF_SEEDS):
                 bars[f"{name}, wins"] = (f">= {wins} of 10", found.wins >= wins)
     for metric in ("r1 rare", "cnr"):
-        runs = ledger.of(suites.TRADEOFF, "gamma^2 = 5")
+        runs = run_log.of(suites.TRADEOFF, "gamma^2 = 5")
         found = paired(runs, "const 0.1", "infonce", metric)
         if found is not None:
             name = f"tradeoff gamma^2 = 5 const 0.1 {metric}"

@@ -9,7 +9,7 @@ mean difference between a loss and the ideal one, whose negative term is the exa
 over images of other classes. Reported is its mean over classes, for InfoNCE, for one
 constant eta of either kind of class, and for eta = rho of the anchor's class.
 
-The failure case stands beside it: v is no fair draw from the anchor's class but a
+The failure case stands next to it: v is not a fair draw from the anchor's class but a
 near-copy of the anchor, as an augmented view is. The correction then takes away too much.
 """
 

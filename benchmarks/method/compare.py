@@ -1,10 +1,10 @@
-"""Does `compare` stay silent on two halves of one recipe, and speak up on a control?
+"""Does `compare` stay silent on two halves of one config, and speak up on a control?
 
     python -m benchmarks.method.compare [--quick] [--work FOLDER]
 
 Eight runs of the uncorrected row of `configs/table1.yaml`, one seed each, are split at random
 into halves, twenty times; four runs with shuffled reports are held against four of the
-eight, twenty times. Patients, runs and their correction are those of `compare`. Beside it,
+eight, twenty times. Patients, runs and their correction are those of `compare`. Next to it,
 how often patients alone, with one run a side, would call two seeds different. Runs are those
 of `table1` and are not done twice. `--quick`: a small corpus, six runs and three controls.
 """
@@ -40,7 +40,7 @@ def measure_pool(work: Path, pool: int, controls: int, samples: int) -> tuple[Si
     """Measure the runs of the pool and of the control on the same draws of patients.
 
     Args:
-        work: folder of the recipe.
+        work: folder of the config.
         pool: runs of the recipe.
         controls: runs with shuffled reports.
         samples: draws of patients.
@@ -74,7 +74,7 @@ def count_trials(pool: Side, control: Side, trials: int, seed: int = 0) -> dict[
 
     Returns:
         `silent_on_halves` and `different_from_control`, of `trials`; and the share of pairs
-        of single runs of the recipe that patients alone call different.
+        of single runs of the config that patients alone call different.
     """
     generator = np.random.default_rng(seed)
     size = len(next(iter(pool.values())))
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.compare")
     parser.add_argument("--quick", action="store_true", help="few patients, short runs")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of the recipe")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the config")
     arguments = parser.parse_args(argv)
     try:
         if arguments.quick:

@@ -50,22 +50,22 @@ def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def paired(runs: Runs, row: str, rival: str, metric: str) -> Paired | None:
+def paired(runs: Runs, row: str, baseline: str, metric: str) -> Paired | None:
     """Compare two rows on the seeds that both have.
 
     Args:
         runs: the runs of one table.
         row: a row.
-        rival: another.
+        baseline: another.
         metric: a metric; more is better.
 
     Returns:
         The differences; None where no seed has both.
     """
-    both = sorted(runs.get(row, {}).keys() & runs.get(rival, {}).keys())
+    both = sorted(runs.get(row, {}).keys() & runs.get(baseline, {}).keys())
     if not both:
         return None
-    return Paired(tuple(runs[row][seed][metric] - runs[rival][seed][metric] for seed in both))
+    return Paired(tuple(runs[row][seed][metric] - runs[baseline][seed][metric] for seed in both))
 
 
 def best_constant(runs: Runs, constants: Iterable[str], metric: str) -> str | None:
@@ -131,7 +131,7 @@ def summary(runs: Runs, metrics: Sequence[str], constants: Sequence[str]) -> dic
 
     Returns:
         Row -> metric -> [mean, sd, mean difference to infonce, its sd, wins, mean
-        difference to the best constant, its sd, wins]; `seeds` and `floor` beside them.
+        difference to the best constant, its sd, wins]; `seeds` and `floor` next to them.
     """
     tree: dict[str, Any] = {}
     for row, seeds in runs.items():
@@ -143,8 +143,8 @@ def summary(runs: Runs, metrics: Sequence[str], constants: Sequence[str]) -> dic
             values = [figures[metric] for figures in seeds.values()]
             cells: list[float] = [_mean(seeds, metric), spread(values)]
             best = best_constant(runs, constants, metric)
-            for rival in ("infonce", best):
-                found = paired(runs, row, rival, metric) if rival else None
+            for baseline in ("infonce", best):
+                found = paired(runs, row, baseline, metric) if baseline else None
                 if found is not None:
                     cells += [found.mean, found.sd, found.wins]
             tree[row][metric] = [round(cell, 4) for cell in cells]

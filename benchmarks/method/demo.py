@@ -2,7 +2,7 @@
 
     make demo && python -m benchmarks.method.demo [--quick]
 
-Reads the results of the demo, then trains the same recipe on the same artifacts with every
+Reads the results of the demo, then trains the same config on the same artifacts with every
 image paired with another study's report, once per seed (`--quick`: one seed). Seeds, sizes
 and bars were fixed before the first run.
 """
@@ -38,7 +38,7 @@ def read_figures(work: Path) -> dict[str, float]:
     """Read the headline figures of an evaluated recipe.
 
     Args:
-        work: folder of the recipe.
+        work: folder of the config.
 
     Returns:
         Figure -> value: mean AUC, CNR, R@5 in the gallery and what chance gives.
@@ -54,7 +54,7 @@ def read_figures(work: Path) -> dict[str, float]:
 
 
 def train_control(work: Path, seed: int) -> dict[str, float]:
-    """Train and evaluate the recipe with shuffled reports, reusing the demo's artifacts.
+    """Train and evaluate the config with shuffled reports, reusing the demo's artifacts.
 
     Args:
         work: folder of the finished demo.
@@ -66,9 +66,9 @@ def train_control(work: Path, seed: int) -> dict[str, float]:
     folder = work.with_name(f"{work.name}-shuffled-{seed}")
     folder.mkdir(exist_ok=True)
     for artifact in SHARED:
-        link = artifact.KIND.at(folder)
+        link = artifact.ARTIFACT.at(folder)
         if not link.exists():
-            link.symlink_to(os.path.relpath(artifact.KIND.at(work), folder))
+            link.symlink_to(os.path.relpath(artifact.ARTIFACT.at(work), folder))
     settings = [
         f"work={folder}",
         f"seed={seed}",
@@ -84,7 +84,7 @@ def train_control(work: Path, seed: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the demo beside its controls.
+    """Print the demo next to its controls.
 
     Args:
         argv: arguments; None: those of the process.

@@ -3,7 +3,7 @@
 The labels are people's (Demner-Fushman et al. 2016), per report: NIH's 14 findings, and
 `normal`. Rules and words were tuned on the errors in one half of the reports, chosen by
 a hash of the report's id; of the other half some fifty texts were seen before that, and
-its counts were printed beside. A finding is read at the level of our own concepts, which
+its counts were printed next to them. A finding is read at the level of our own concepts, which
 are as fine as the labels, and once more as CheXpert's names, where mass and nodule are
 one and a nodular opacity or an infection counts.
 """

@@ -107,7 +107,7 @@ def _grounded(
     sentences: NDArray[np.float32],
     regions: NDArray[np.float32],
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Whether the best region of each finding lies in its box, and how far the box stands out."""
+    """Whether the best region of each finding is in its box, and how far the box stands out."""
     pointed, contrasts = [], []
     for row, fine in enumerate(owner.tolist()):
         heatmap = (regions[row] @ sentences[fine]).reshape(GRID, GRID)

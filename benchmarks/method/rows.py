@@ -61,9 +61,9 @@ BOTH = (
     Row("infonce, both", directions="both"),
     Row("multipositive claims, both", "multipositive", relation="claims", directions="both"),
 )
-"""The generated studies once more, with images as anchors beside texts."""
+"""The generated studies once more, with images as anchors next to texts."""
 
-RIVALS = (
+BASELINES = (
     Row("remove similar", negatives="remove_similar"),
     Row("resample similar", negatives="resample_similar"),
     Row("reweight similar", negatives="reweight_similar"),
@@ -85,7 +85,7 @@ def factorial() -> tuple[Row, ...]:
         The rows, main ones first, each once.
     """
     first: dict[tuple[object, ...], Row] = {}
-    for row in (*MAIN, *RIVALS, *EARLY, *_crossed()):
+    for row in (*MAIN, *BASELINES, *EARLY, *_crossed()):
         first.setdefault(_settings(row), row)
     return tuple(first.values())
 

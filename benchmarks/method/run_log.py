@@ -18,7 +18,7 @@ class Run:
     seed: int
 
 
-class Ledger:
+class RunLog:
     """Finished runs of a work folder.
 
     Args:

@@ -99,8 +99,8 @@ def measure(
     shutil.rmtree(own, ignore_errors=True)  # a killed run's; rows are short
     own.mkdir(parents=True)
     for artifact in _SHARED:
-        link = artifact.KIND.at(own)
-        link.symlink_to(os.path.relpath(artifact.KIND.at(folder / "shared"), own))
+        link = artifact.ARTIFACT.at(own)
+        link.symlink_to(os.path.relpath(artifact.ARTIFACT.at(folder / "shared"), own))
     if row.relation == "shuffled":
         labels.ARTIFACT.at(own).unlink()
         _shuffle_claims(folder / "shared", own, seed)

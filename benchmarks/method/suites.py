@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.method import digits, phantom, studies, tradeoff
 from benchmarks.method.phantom_examination import examine
 from benchmarks.method.rows import BOTH, MAIN, Row, factorial
-from benchmarks.method.run_log import Ledger, Run
+from benchmarks.method.run_log import Run, RunLog
 
 PHANTOM_SEEDS = tuple(range(300, 308))
 STUDIES_SEEDS = tuple(range(310, 315))
@@ -22,7 +22,7 @@ TRADEOFF_SEEDS = tuple(range(330, 340))
 SHARES = (0.1, 0.25, 0.5)
 
 PHANTOM, STUDIES, DIGITS, TRADEOFF = "phantom", "studies", "digits", "tradeoff"
-BEDS = (PHANTOM, TRADEOFF, STUDIES, DIGITS)
+SUITES = (PHANTOM, TRADEOFF, STUDIES, DIGITS)
 """In the order in which they are run."""
 METRICS: Mapping[str, tuple[str, ...]] = {
     PHANTOM: (
@@ -78,29 +78,29 @@ class Size:
         return (0, 1) if self.quick else full
 
 
-def settings_of(bed: str) -> tuple[str, ...]:
+def settings_of(suite: str) -> tuple[str, ...]:
     """Give the settings of a bed; each has a table of its own.
 
     Args:
-        bed: the bed.
+        suite: its name.
 
     Returns:
         Their names.
     """
-    if bed == DIGITS:
+    if suite == DIGITS:
         return tuple(f"r = {r}" for r in SHARES)
-    if bed == TRADEOFF:
+    if suite == TRADEOFF:
         return tuple(f"gamma^2 = {gamma_squared:g}" for gamma_squared, _, _ in tradeoff.SETTINGS)
     return ("",)
 
 
-def run_beds(beds: Iterable[str], size: Size, ledger: Ledger) -> None:
+def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
     """Run what is not done yet.
 
     Args:
-        beds: the beds.
+        suites: the beds.
         size: how much of them.
-        ledger: receives the runs.
+        run_log: receives the runs.
     """
     runs = {
         PHANTOM: _phantom_runs,
@@ -109,9 +109,9 @@ def run_beds(beds: Iterable[str], size: Size, ledger: Ledger) -> None:
         TRADEOFF: _tradeoff_runs,
     }
     for main in (True, False):
-        for bed in beds:
-            for run, work in runs[bed](size, main=main):
-                ledger.measure(run, work)
+        for suite in suites:
+            for run, work in runs[suite](size, main=main):
+                run_log.measure(run, work)
 
 
 Work = functools.partial[dict[str, float]]

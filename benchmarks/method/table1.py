@@ -2,7 +2,7 @@
 
     python -m benchmarks.method.table1 [--quick] [--work FOLDER]
 
-The recipe is `configs/table1.yaml`: the paper's nine rows, five seeds, two one-thread
+The config is `configs/table1.yaml`: the paper's nine rows, five seeds, two one-thread
 processes. Finished runs are not done again, so that the time of the whole is that which the
 runs noted. `--quick`: two rows of two seeds on a corpus of 120 patients.
 """
@@ -39,7 +39,7 @@ def run_table(work: Path, settings: Sequence[str]) -> dict[str, Any]:
     """Run what is missing of a table.
 
     Args:
-        work: folder of the recipe.
+        work: folder of the config.
         settings: further `key=value` settings.
 
     Returns:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.table1")
     parser.add_argument("--quick", action="store_true", help="two rows, two seeds, few patients")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of the recipe")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of the config")
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
     try:

@@ -1,7 +1,7 @@
 """The trade-off of one constant eta, on a phantom with one class an image.
 
 Class 0 is normal (40 %), fifteen others are Zipf-distributed, so that class probabilities
-are exact; 16 regions; a text names its image's class by one of three words beside three of
+are exact; 16 regions; a text names its image's class by one of three words next to three of
 eight idle ones. A constant eta is said to help the classification of common classes and to
 cost retrieval of rare ones; at gamma squared 14 with the fallback it is said to help both.
 """
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 def measure(gamma_squared: float, eta: float, floor: Floor, seed: int) -> dict[str, float]:
-    """Train with one constant and examine the model.
+    """Train with one constant and evaluate the model.
 
     Args:
         gamma_squared: fixed scale of the score.

@@ -2,9 +2,9 @@
 
     python -m benchmarks.reliability.archive [--quick]
 
-Draws a MIMIC-CXR-shaped tree with the release's own tables and a ledger of its faults,
+Draws a MIMIC-CXR-shaped tree with the release's own tables and a list of its faults,
 then runs `build_manifest` and `check_data` on it as a user would. What they name is held
-against the ledger and the truth of the tree, id by id: `missed` faults that nobody named,
+against the fault list and the truth of the tree, id by id: `missed` faults that nobody named,
 `invented` ones that nobody planted. Leaks are patients in two splits of the manifest, and
 patients with boxes in its training split. `--quick`: 2,000 studies.
 """
@@ -27,7 +27,7 @@ from benchmarks.record import finish
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.data_check import read_preflight
-from medclip_dcl.data.synthetic.faults import Planted, read_ledger
+from medclip_dcl.data.synthetic.faults import Planted, read_fault_list
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.data.synthetic.tables import BOX_TABLE
@@ -67,7 +67,7 @@ def run(job: str, config_file: Path) -> tuple[int, float, float]:
 
 
 def write_config(work: Path, tier: str) -> Path:
-    """Write the recipe of the archive.
+    """Write the config of the archive.
 
     Args:
         work: its folder.
@@ -93,7 +93,7 @@ def expected_rejects(planted: Sequence[Planted], images: Sequence[dict[str, str]
     """Say what the manifest must leave out.
 
     Args:
-        planted: the ledger.
+        planted: the fault list.
         images: the tree's table of images.
 
     Returns:
@@ -111,7 +111,7 @@ def expected_findings(
     """Say what the check must find.
 
     Args:
-        planted: the ledger.
+        planted: the fault list.
         images: the tree's table of images.
         same_text: studies whose text an earlier study has.
 
@@ -147,7 +147,7 @@ def studies_with_same_text(
     """Find studies that repeat an earlier one's text, from the plan and not from the files.
 
     Args:
-        planted: the ledger.
+        planted: the fault list.
         images: the tree's table of images.
         usable: studies that are in the manifest.
 
@@ -172,15 +172,15 @@ def studies_with_same_text(
 
 
 def compare(work: Path) -> tuple[dict[str, float], list[str]]:
-    """Hold what both jobs named against the ledger and the truth.
+    """Hold what both jobs named against the fault list and the truth.
 
     Args:
-        work: folder of the recipe.
+        work: folder of the config.
 
     Returns:
         Figures, and the lines of a table: per code what was there and what was found.
     """
-    planted = read_ledger(work / "studies")
+    planted = read_fault_list(work / "studies")
     with (work / "studies/truth/images.csv").open(encoding="utf-8", newline="") as stream:
         drawn_images = list(csv.DictReader(stream))
     folder = manifest.ARTIFACT.at(work)
@@ -220,7 +220,7 @@ def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[s
     """Count patients on both sides of a split of the manifest.
 
     Args:
-        work: folder of the recipe.
+        work: folder of the config.
         images: rows of its images.
         reports: rows of its reports.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fixtures.corpus import write_corpus
-from benchmarks.reliability.index_swap import write_scene
+from benchmarks.reliability.index_swap import write_fixture
 from medclip_dcl.errors import ArtifactCorrupt
 from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import scoring
@@ -38,25 +38,25 @@ Facts = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Victim:
+class CrashTarget:
     """A job to kill."""
 
     job: str
     artifact: str
     needs: tuple[str, ...]
     traces: str
-    """Files that show that it is under way, below the recipe's folder."""
+    """Files that show that it is under way, below the config's folder."""
     staged: str
     """Folders in which a file half written shows that something is being acknowledged."""
     acknowledged: Callable[[Path], list[tuple[str, str]]]
-    """Reads what is acknowledged, below the recipe's folder, while the artifact is a draft."""
+    """Reads what is acknowledged, below the config's folder, while the artifact is a draft."""
     final: Callable[[Path], Facts]
     """Reads the same of the finished artifact."""
     quick_share: float = 1.0
     """Share of the quick kills that a job gets whose restarts are long."""
     flush_share: float = 1 / 3
     """Share of the kills that must hit a flush."""
-    scene: Callable[[Path, Callable[[Path], None]], Path] | None = None
+    fixture: Callable[[Path, Callable[[Path], None]], Path] | None = None
     """Writes what the job reads, with a way to run it, where no job of `needs` does."""
     replaces: bool = False
     """Whether an old index stands in its place, which must serve until the new one does."""
@@ -90,7 +90,7 @@ def scores(folder: Path) -> Facts:
 
 
 def vectors(folder: Path) -> list[tuple[str, str]]:
-    """Shards that a build keeps and does not make anew, so that the time of writing stays too."""
+    """Shards that a build keeps and does not make again, so that the time of writing stays too."""
     pooled = {path.stem[-5:] for path in folder.glob("pooled-*")}  # the last of a shard of images
     return [
         (path.name, f"{sha256_file(path)} {path.stat().st_mtime_ns}")
@@ -103,8 +103,8 @@ def checkpoints(_work: Path) -> list[tuple[str, str]]:
     return []  # a run keeps its newest ones alone; its losses tell whether one was lost
 
 
-VICTIMS = (
-    Victim(
+CRASH_TARGETS = (
+    CrashTarget(
         "prepare_images",
         "prepared",
         ("generate_studies", "build_manifest"),
@@ -113,7 +113,7 @@ VICTIMS = (
         lambda work: shards(work / ".prepared.draft"),
         lambda work: dict(shards(work / "prepared")),
     ),
-    Victim(
+    CrashTarget(
         "score_sentences",
         "likelihoods",
         ("generate_studies", "build_manifest", "split_sentences", "fit_language_model"),
@@ -122,7 +122,7 @@ VICTIMS = (
         spans,
         lambda work: scores(work / "likelihoods"),
     ),
-    Victim(
+    CrashTarget(
         "train",
         "model",
         (),
@@ -132,9 +132,9 @@ VICTIMS = (
         lambda _work: {},
         quick_share=1 / 3,
         flush_share=1 / 2,
-        scene=lambda work, _: write_corpus(work),
+        fixture=lambda work, _: write_corpus(work),
     ),
-    Victim(
+    CrashTarget(
         "build_index",
         "index",
         (),
@@ -142,7 +142,7 @@ VICTIMS = (
         ".index.draft",
         lambda work: vectors(work / ".index.draft"),
         lambda work: dict(vectors(work / "index")),
-        scene=write_scene,
+        fixture=write_fixture,
         replaces=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Is a run what its recipe says, cut anywhere and started again, on one process or on two?
+"""Is a run what its config says, cut anywhere and started again, on one process or on two?
 
     python -m benchmarks.reliability.exactness [--quick]
 
@@ -47,7 +47,7 @@ LOOP = {
     "global_batch": 8,
     "save_every_steps": 5,
     "warmup_steps": 4,
-    "image_frozen_steps": 11,  # so cuts lie on both sides of a thaw
+    "image_frozen_steps": 11,  # so cuts are on both sides of a thaw
 }
 EPOCH = 6
 CURVE_STEPS = 50
@@ -145,7 +145,7 @@ def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, 
     """Start the trainer in its processes.
 
     Args:
-        work: the recipe's folder.
+        work: the config's folder.
         processes: how many.
         cut: where they end; None: nowhere.
         sections: settings of the recipe.
@@ -288,7 +288,7 @@ def _twice_in_an_epoch(run: End) -> int:
 
 
 def _refuses(work: Path) -> int:
-    """Say whether a run of one process refuses to go on with two."""
+    """Return whether a run of one process refuses to go on with two."""
     codes = end_of(start(work, 2, None))
     output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
     return int(codes[0] == 4 and "settings.train.processes: 1 -> 2" in output)
@@ -300,7 +300,7 @@ def curve(folder: Path, seed: int) -> float:
         "steps": CURVE_STEPS,
         "freeze_batchnorm": True,
         "learning_rate": 1e-3,
-        "image_frozen_steps": 10,  # the distributed wrapper is made anew at the thaw
+        "image_frozen_steps": 10,  # the distributed wrapper is made again at the thaw
     }
     objective = {"directions": "both", "relation": "claims"}
     torch.manual_seed(seed)  # of the language model that both start from

@@ -8,9 +8,9 @@ Three trials of the likelihoods and the eta cache on a small generated corpus:
               build_eta_cache, for each n: once with EIO, once with ENOSPC from there on,
               the last write cut in half (`failing_disk.c`, which needs a C compiler)
     full      no file may grow beyond so many bytes, for sizes up to that of the largest
-    corrupt   one bit of one file of a sealed artifact is flipped, or the file is cut short
+    corrupt   one bit of one file of a committed artifact is flipped, or the file is cut short
 
-A failing job must end with exit code 4 and say so in one line; what was sealed before must
+A failing job must end with exit code 4 and say so in one line; what was committed before must
 open; the same commands must then end with the content of an undisturbed run. A corrupt
 artifact must be refused by name where it is opened, or where it is first used.
 """
@@ -62,7 +62,7 @@ BEFORE = (
 JOBS = ("score_sentences", "build_eta_cache")
 KINDS = (scoring.ARTIFACT, eta.ARTIFACT)
 OLD = ("likelihood.variant=within_word_l2r", "eta.a=0.1")
-"""Settings of the artifacts that lie there before the disk fails."""
+"""Settings of the artifacts that are there before the disk fails."""
 EVERY = {"quick": 20, "normal": 10, "long": 1}
 SIZES = {"quick": 3, "normal": 6, "long": 24}
 CORRUPTIONS = {"quick": 50, "normal": 100, "long": 500}
@@ -225,7 +225,7 @@ def full_disk(bench: Bench, sizes: int) -> Count:
 
 
 def corrupt(bench: Bench, corruptions: int, rng: random.Random) -> dict[str, int]:
-    """Harm sealed artifacts, one file at a time, and use them."""
+    """Harm committed artifacts, one file at a time, and use them."""
     keys, expected = _use(bench, KINDS)
     found = {"corruptions": 0, "detected": 0, "unnamed": 0, "silent": 0}
     files = [(kind, path) for kind in KINDS for path in sorted(kind.at(bench.base).iterdir())]

@@ -30,7 +30,7 @@ def start(
         job: its name.
         arguments: those of its command line.
         log: file that receives what it prints.
-        environment: variables to set beside those of this process.
+        environment: variables to set besides those of this process.
         before: name of a function, `module:function`, and its arguments; called in the new
             process before the job.
 

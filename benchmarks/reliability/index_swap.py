@@ -26,7 +26,7 @@ _OLD_MODEL, _MODEL = "old_model", "model"
 _HITS = 5
 
 
-def write_scene(work: Path, build: Callable[[Path], None]) -> Path:
+def write_fixture(work: Path, build: Callable[[Path], None]) -> Path:
     """Write a tiny corpus, an index of it, and the other model that the next index is built with.
 
     Args:
@@ -62,7 +62,7 @@ def arm(name: str) -> None:
 
 
 @dataclass
-class Standing:
+class IndexSwap:
     """What the index in its place must answer, and how often it did not.
 
     Attributes:
@@ -104,10 +104,10 @@ class Standing:
         return cls(read_artifact_header(ARTIFACT.at(base)).digest, old, new)
 
     def is_replaced(self, work: Path) -> bool:
-        """Say whether another index than the old one bears its name.
+        """Return whether another index than the old one bears its name.
 
         Args:
-            work: folder of the recipe.
+            work: folder of the config.
 
         Returns:
             False also where none can be read: the old one must serve until there is another.
@@ -118,10 +118,10 @@ class Standing:
             return False
 
     def lacks(self, work: Path, kills: int) -> bool:
-        """Say whether the next kill should come while one index replaces the other.
+        """Return whether the next kill should come while one index replaces the other.
 
         Args:
-            work: folder of the recipe.
+            work: folder of the config.
             kills: how many there will have been with it.
 
         Returns:
@@ -150,7 +150,7 @@ class Standing:
         """Open what a kill left in the index's place, every byte checked, and ask it.
 
         Args:
-            work: folder of the recipe.
+            work: folder of the config.
         """
         self.asked += 1
         self.replacing += (work / _RETIRED).exists()

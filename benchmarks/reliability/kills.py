@@ -9,7 +9,7 @@ seen, and killed where that file is still there, else let go on. What had been a
 a kill must be there after the next one, once, with the same bytes; and the end must have the
 content of a run that nobody killed. For training the losses of every logged step are compared
 as well; every checkpoint that can be seen after a kill must open, and no more steps may be lost
-than lie between two of them. Half of its kills hit a save. An index is built where an old one of
+than are between two of them. Half of its kills hit a save. An index is built where an old one of
 another model stands: after every kill the old one must open whole and answer as before, and from
 the moment at which the new one bears its name, so must that. Some kills come between the two
 renames of that moment, or right after them.
@@ -36,15 +36,15 @@ from benchmarks.record import finish
 from benchmarks.reliability import forkserver
 from benchmarks.reliability.crash_targets import (
     CONFIG,
+    CRASH_TARGETS,
     SAVED_EVERY,
     SMALL,
     TINY,
-    VICTIMS,
+    CrashTarget,
     Facts,
-    Victim,
 )
 from benchmarks.reliability.exactness import newest, unreadable
-from benchmarks.reliability.index_swap import REPLACING_SHARE, Standing
+from benchmarks.reliability.index_swap import REPLACING_SHARE, IndexSwap
 from medclip_dcl.files import STAGED
 from medclip_dcl.training.logging import read_metrics
 
@@ -58,7 +58,7 @@ def start(
 
     Args:
         job: its name.
-        work: folder of the recipe.
+        work: folder of the config.
         before: what is called in the new process before the job, as in `warm.start`.
 
     Returns:
@@ -76,7 +76,7 @@ def run(job: str, work: Path) -> None:
 
     Args:
         job: its name.
-        work: folder of the recipe.
+        work: folder of the config.
 
     Raises:
         RuntimeError: it ended with another code than 0.
@@ -92,38 +92,38 @@ def _must_have_ended(process: ForkServerProcess, job: str, work: Path) -> None:
         raise RuntimeError(f"{job} ended with exit code {process.exitcode}: {said}")
 
 
-def content(victim: Victim, work: Path) -> tuple[str, list[dict[str, float]]]:
+def content(target: CrashTarget, work: Path) -> tuple[str, list[dict[str, float]]]:
     """Read what a job made.
 
     Args:
-        victim: the job.
-        work: folder of the recipe.
+        target: the job.
+        work: folder of the config.
 
     Returns:
         Content digest of its artifact, and the losses of every step where it trains.
     """
-    digest = json.loads((work / victim.artifact / "artifact.json").read_text())["digest"]
-    log = next(iter(sorted(work.glob("**/metrics.jsonl"))), None) if victim.job == "train" else None
+    digest = json.loads((work / target.artifact / "artifact.json").read_text())["digest"]
+    log = next(iter(sorted(work.glob("**/metrics.jsonl"))), None) if target.job == "train" else None
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log else []
     kept = ("step", "loss", "uncorrected_loss", "frac_floor")
     return digest, [{name: line[name] for name in kept if name in line} for line in lines]
 
 
-def half_written(victim: Victim, work: Path) -> bool:
-    """Say whether something is being acknowledged.
+def half_written(target: CrashTarget, work: Path) -> bool:
+    """Return whether something is being acknowledged.
 
     Args:
-        victim: the job.
-        work: folder of the recipe.
+        target: the job.
+        work: folder of the config.
 
     Returns:
-        True where a file that has not yet been renamed lies beside those that have.
+        True where a file that has not yet been renamed is next to those that have.
     """
-    return seen(work, f"{victim.staged}/{STAGED}*")
+    return seen(work, f"{target.staged}/{STAGED}*")
 
 
 def seen(work: Path, pattern: str) -> bool:
-    """Say whether a folder that a process works in holds such a file."""
+    """Return whether a folder that a process works in holds such a file."""
     try:
         return any(work.glob(pattern))
     except FileNotFoundError:  # a folder on the way was removed meanwhile
@@ -131,13 +131,13 @@ def seen(work: Path, pattern: str) -> bool:
 
 
 def kill_once(
-    victim: Victim, work: Path, seconds: float, rng: random.Random, aimed: bool
+    target: CrashTarget, work: Path, seconds: float, rng: random.Random, aimed: bool
 ) -> ForkServerProcess:
     """Start a job and kill it at a random moment, or in a flush.
 
     Args:
-        victim: the job.
-        work: folder of the recipe.
+        target: the job.
+        work: folder of the config.
         seconds: how long an uninterrupted run writes.
         rng: where the moment comes from.
         aimed: whether the first flush after that moment is waited for.
@@ -145,19 +145,19 @@ def kill_once(
     Returns:
         The process; one that came to its end before has exit code 0.
     """
-    process = start(victim.job, work)
+    process = start(target.job, work)
     pid = process.pid
     assert pid is not None
-    while process.is_alive() and not seen(work, victim.traces):
+    while process.is_alive() and not seen(work, target.traces):
         time.sleep(_POLL_S)
     moment = time.monotonic() + rng.uniform(0, seconds)
     while process.is_alive() and time.monotonic() < moment:
         time.sleep(_POLL_S)
     while process.is_alive():
-        if aimed and not half_written(victim, work):
+        if aimed and not half_written(target, work):
             continue
         _signal(pid, signal.SIGSTOP)
-        if not aimed or half_written(victim, work):
+        if not aimed or half_written(target, work):
             break
         _signal(pid, signal.SIGCONT)
     _signal(pid, signal.SIGKILL)
@@ -183,14 +183,14 @@ class Count:
     lost: int = 0
     duplicates: int = 0
     acknowledged: int = 0
-    """Most that was acknowledged at a kill and not yet sealed."""
+    """Most that was acknowledged at a kill and not yet committed."""
     unreadable: int = 0
     """Checkpoints that could be seen after a kill and not be opened."""
     steps_lost: int = 0
     """Most steps that were logged and that no checkpoint held."""
 
     def suffices(self, kills: int, flushes: int) -> bool:
-        """Say whether there were kills enough, and enough of them within a flush."""
+        """Return whether there were kills enough, and enough of them within a flush."""
         return self.kills >= kills and self.in_flush >= flushes
 
     def inspect(self, work: Path) -> None:
@@ -210,11 +210,11 @@ class Count:
         return now
 
 
-def try_victim(victim: Victim, base: Path, tier: str, rng: random.Random) -> dict[str, float]:
+def try_target(target: CrashTarget, base: Path, tier: str, rng: random.Random) -> dict[str, float]:
     """Kill a job many times and compare each end with an uninterrupted run's.
 
     Args:
-        victim: the job.
+        target: the job.
         base: folder with the artifacts that the job reads; it is left unchanged.
         tier: how many kills must hit.
         rng: where the moments come from.
@@ -222,64 +222,68 @@ def try_victim(victim: Victim, base: Path, tier: str, rng: random.Random) -> dic
     Returns:
         Counts, those of an old index among them, and seconds of the uninterrupted run.
     """
-    reference = base.with_name(f"reference-{victim.job}")
+    reference = base.with_name(f"reference-{target.job}")
     shutil.copytree(base, reference)
     begun = time.monotonic()
-    process = start(victim.job, reference)
-    while process.is_alive() and not seen(reference, victim.traces):
+    process = start(target.job, reference)
+    while process.is_alive() and not seen(reference, target.traces):
         time.sleep(_POLL_S)
     writing = time.monotonic()
     process.join()
-    _must_have_ended(process, victim.job, reference)
+    _must_have_ended(process, target.job, reference)
     ended = time.monotonic()
-    expected = content(victim, reference)
+    expected = content(target, reference)
     count = Count()
-    standing = Standing.between(base, reference) if victim.replaces else None
-    limits = (victim.kills(tier), victim.flushes(tier))
+    index_swap = IndexSwap.between(base, reference) if target.replaces else None
+    limits = (target.kills(tier), target.flushes(tier))
     while not count.suffices(*limits):
         work = base.with_name("trial")
         shutil.copytree(base, work)
-        _kill_until_done(victim, work, (*limits, ended - writing), count, standing, rng)
+        _kill_until_done(target, work, (*limits, ended - writing), count, index_swap, rng)
         count.ends += 1
-        count.different += content(victim, work) != expected
+        count.different += content(target, work) != expected
         shutil.rmtree(work)
     shutil.rmtree(reference)
-    served = standing.counts() if standing else {}
+    served = index_swap.counts() if index_swap else {}
     return {**vars(count), **served, "seconds": round(ended - begun, 2)}
 
 
 def _kill_until_done(
-    victim: Victim,
+    target: CrashTarget,
     work: Path,
     limits: tuple[int, int, float],
     count: Count,
-    standing: Standing | None,
+    index_swap: IndexSwap | None,
     rng: random.Random,
 ) -> None:
     kills, flushes, seconds = limits
     before: Facts = {}
     while True:
         if count.suffices(kills, flushes):
-            run(victim.job, work)
+            run(target.job, work)
         else:
-            aimed = count.in_flush < victim.flush_share * (count.kills + 1)
-            if standing and not aimed and standing.lacks(work, count.kills + 1):
-                process = start(victim.job, work, standing.arming())
+            aimed = count.in_flush < target.flush_share * (count.kills + 1)
+            if index_swap and not aimed and index_swap.lacks(work, count.kills + 1):
+                process = start(target.job, work, index_swap.arming())
                 process.join()
             else:
-                process = kill_once(victim, work, seconds, rng, aimed=aimed)
+                process = kill_once(target, work, seconds, rng, aimed=aimed)
             if process.exitcode == -signal.SIGKILL:
                 count.kills += 1
-                count.in_flush += half_written(victim, work)
-                if standing:
-                    standing.ask(work)
-                if standing.is_replaced(work) if standing else (work / victim.artifact).exists():
-                    continue  # sealed a moment before
+                count.in_flush += half_written(target, work)
+                if index_swap:
+                    index_swap.ask(work)
+                if (
+                    index_swap.is_replaced(work)
+                    if index_swap
+                    else (work / target.artifact).exists()
+                ):
+                    continue  # committed a moment before
                 count.inspect(work)
-                before = count.compare(before, victim.acknowledged(work))
+                before = count.compare(before, target.acknowledged(work))
                 continue
-            _must_have_ended(process, victim.job, work)
-        final = victim.final(work)
+            _must_have_ended(process, target.job, work)
+        final = target.final(work)
         count.lost += sum(final[name] != value for name, value in before.items() if name in final)
         return
 
@@ -296,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
-    parser.add_argument("--job", choices=[victim.job for victim in VICTIMS])
+    parser.add_argument("--job", choices=[target.job for target in CRASH_TARGETS])
     arguments = parser.parse_args(argv)
     tier = arguments.tier or "normal"
     rng = random.Random(0)
@@ -304,34 +308,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         made: set[str] = set()
-        for victim in VICTIMS:
-            if arguments.job not in {None, victim.job}:
+        for target in CRASH_TARGETS:
+            if arguments.job not in {None, target.job}:
                 continue
-            for job in victim.needs:
+            for job in target.needs:
                 if job not in made:
                     run(job, base)
                     made.add(job)
             start_from = base
-            if victim.scene:
-                scene = base.with_name(f"scene-{victim.job}")
-                start_from = victim.scene(scene, partial(run, victim.job))
-            found = try_victim(victim, start_from, tier, rng)
+            if target.fixture:
+                scene = base.with_name(f"scene-{target.job}")
+                start_from = target.fixture(scene, partial(run, target.job))
+            found = try_target(target, start_from, tier, rng)
             shown = ", ".join(f"{name} {value}" for name, value in found.items())
-            print(f"{victim.job:18}{shown}", flush=True)
-            figures |= {f"{victim.job}_{name}": value for name, value in found.items()}
+            print(f"{target.job:18}{shown}", flush=True)
+            figures |= {f"{target.job}_{name}": value for name, value in found.items()}
     bars = {}
     for name in ("different", "lost", "duplicates", "unreadable", "unserved"):
-        counts = [figures.get(f"{victim.job}_{name}", 0) for victim in VICTIMS]
+        counts = [figures.get(f"{target.job}_{name}", 0) for target in CRASH_TARGETS]
         bars[name] = ("0", not any(counts))
-    for victim in VICTIMS:
-        if f"{victim.job}_kills" in figures:
-            least = victim.flushes(tier)
-            hits = figures[f"{victim.job}_in_flush"]
-            bars[f"{victim.job}_in_flush"] = (f">= {least}", hits >= least)
-            if victim.replaces:
-                least = int(victim.kills(tier) * REPLACING_SHARE)
-                hits = figures[f"{victim.job}_replacing"]
-                bars[f"{victim.job}_replacing"] = (f">= {least}", hits >= least)
+    for target in CRASH_TARGETS:
+        if f"{target.job}_kills" in figures:
+            least = target.flushes(tier)
+            hits = figures[f"{target.job}_in_flush"]
+            bars[f"{target.job}_in_flush"] = (f">= {least}", hits >= least)
+            if target.replaces:
+                least = int(target.kills(tier) * REPLACING_SHARE)
+                hits = figures[f"{target.job}_replacing"]
+                bars[f"{target.job}_replacing"] = (f">= {least}", hits >= least)
     if "train_steps_lost" in figures:
         bars["train_steps_lost"] = (f"<= {SAVED_EVERY}", figures["train_steps_lost"] <= SAVED_EVERY)
     return finish("kills", figures, bars)

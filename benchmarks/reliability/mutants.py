@@ -42,7 +42,7 @@ _TAGS = tuple(
         *((2, 0x10), (8, 5), (0x18, 0x1164), (0x60, 0x3000), (0x6000, 0x3000), (9, 0x1010)),
     )
 )
-_WEIGHTS = {"stream": 5, "value": 3}  # what lies behind the header is reached less often
+_WEIGHTS = {"stream": 5, "value": 3}  # what is behind the header is reached less often
 _LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
 _UNDEFINED = 0xFFFFFFFF
 _DEFLATED = "1.2.840.10008.1.2.1.99"
@@ -228,7 +228,7 @@ def _element(
     implicit: bool,
     order: Literal["little", "big"],
 ) -> int:
-    """Note one element's fields; give the offset of the next, which may lie inside it."""
+    """Note one element's fields; give the offset of the next, which may be inside it."""
     tag = struct.unpack("<HH" if order == "little" else ">HH", data[at : at + 4])
     fields.append(Field("tag", at, at + 4))
     if implicit or tag[0] == 0xFFFE:

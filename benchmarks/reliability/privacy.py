@@ -275,7 +275,7 @@ def broken_sources(base: Path) -> dict[str, Path]:
         base: folder that receives them.
 
     Returns:
-        Name -> recipe; the manifest of each ends with exit code 3.
+        Name -> config; the manifest of each ends with exit code 3.
     """
     tables = {
         "split": f"id,text,fold\np1,{HEADER},{HEADER}\n",

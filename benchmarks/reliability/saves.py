@@ -146,7 +146,7 @@ class Bench:
 
 
 def is_clear(code: int, output: str) -> bool:
-    """Say whether a failing trainer said what the disk refused, in one line and no trace.
+    """Return whether a failing trainer said what the disk refused, in one line and no trace.
 
     Args:
         code: its exit code.

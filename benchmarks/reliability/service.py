@@ -272,7 +272,7 @@ def _faults(
     route = str(request.path).removeprefix("/v1")
     known = documented.get((route, str(request.method).lower()))
     if known is not None and request.raw is None and answer.status >= 400:
-        code = _code(answer)  # the server itself refuses what is no HTTP, in a plain line
+        code = _code(answer)  # the server itself refuses what is not HTTP, in a plain line
         if code and f"{answer.status} {code}" not in known:
             yield "undocumented"
 

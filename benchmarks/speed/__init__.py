@@ -1,1 +1,1 @@
-"""How fast, beside peers and limits: loss, likelihood, training, preparing, serving, retrieval."""
+"""How fast, next to peers and limits: loss, likelihood, training, preparing, serving, retrieval."""

@@ -117,11 +117,13 @@ def _similarity_rivals() -> dict[str, Callable[[], None]]:
     return {"its matrix products": products, "LSE+NL": ours}
 
 
-def _interleaved(rivals: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+def _interleaved(
+    baselines: Mapping[str, Callable[[], None]], repeats: int
+) -> dict[str, list[float]]:
     """CPU seconds of each rival in each round, after three rounds to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    times: dict[str, list[float]] = {name: [] for name in baselines}
     for round_ in range(repeats + 3):
-        for name, run in rivals.items():
+        for name, run in baselines.items():
             start = time.process_time()
             run()
             if round_ >= 3:
@@ -129,9 +131,9 @@ def _interleaved(rivals: Mapping[str, Callable[[], None]], repeats: int) -> dict
     return times
 
 
-def _ratio(times: Mapping[str, list[float]], ours: str, rival: str) -> float:
+def _ratio(times: Mapping[str, list[float]], ours: str, baseline: str) -> float:
     return statistics.median(
-        mine / theirs for mine, theirs in zip(times[ours], times[rival], strict=True)
+        mine / theirs for mine, theirs in zip(times[ours], times[baseline], strict=True)
     )
 
 

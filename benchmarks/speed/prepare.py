@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ):
                 files[kind].append(Path(folder) / f"{number}.{kind}")
                 files[kind][-1].write_bytes(data)
-        for kind, rival in (("dicom", rival_dicom), ("jpeg", rival_jpeg)):
-            found = compare(decoder, rival, files[kind], rounds)
+        for kind, baseline in (("dicom", rival_dicom), ("jpeg", rival_jpeg)):
+            found = compare(decoder, baseline, files[kind], rounds)
             figures |= {f"{kind}_{name}": value for name, value in found.items()}
             bars[f"{kind}_ratio"] = (f">= {BARS[kind]}", found["ratio"] >= BARS[kind])
             bars |= difference_bars(kind, found)
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(
     decoder: Decoder,
-    rival: Callable[[Path], npt.NDArray[np.float32]],
+    baseline: Callable[[Path], npt.NDArray[np.float32]],
     paths: Sequence[Path],
     rounds: int,
 ) -> dict[str, float]:
@@ -108,20 +108,20 @@ def compare(
 
     Args:
         decoder: ours, with one worker.
-        rival: the plain loop.
+        baseline: the plain loop.
         paths: images of one format.
         rounds: how often each image is read by each, after one round to warm up.
 
     Returns:
         Milliseconds an image, CPU and wall, ratio of CPU times, differences in levels of 255.
     """
-    found = differences(decoder, rival, paths)
+    found = differences(decoder, baseline, paths)
     worker = _worker()
     ours: list[tuple[float, float]] = []
     theirs: list[tuple[float, float]] = []
     for _ in range(rounds):
         for path in paths:
-            theirs.append(_timed(lambda path=path: rival(path), None))
+            theirs.append(_timed(lambda path=path: baseline(path), None))
             ours.append(_timed(lambda path=path: _ours(decoder, path), worker))
     (our_cpu, our_wall), (their_cpu, their_wall) = (
         tuple(1e3 * statistics.median(column) for column in zip(*times, strict=True))
@@ -139,10 +139,10 @@ def compare(
 
 
 def differences(
-    decoder: Decoder, rival: Callable[[Path], npt.NDArray[np.float32]], paths: Sequence[Path]
+    decoder: Decoder, baseline: Callable[[Path], npt.NDArray[np.float32]], paths: Sequence[Path]
 ) -> dict[str, float]:
     """Give the largest and the mean difference over images, in levels of 255."""
-    gaps = [np.abs(_ours(decoder, path) - rival(path)) for path in paths]
+    gaps = [np.abs(_ours(decoder, path) - baseline(path)) for path in paths]
     return {
         "max_difference": max(float(gap.max()) for gap in gaps),
         "mean_difference": max(float(gap.mean()) for gap in gaps),

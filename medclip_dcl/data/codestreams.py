@@ -231,7 +231,7 @@ _END = b"\xff\xd9"
 
 @dataclass
 class _Scan:
-    """What the headers of a baseline stream of one component say of its only scan."""
+    """What the headers of a baseline stream of one component say about its only scan."""
 
     codes: dict[int, bytes] = field(default_factory=dict)
     """Class and number of a Huffman table -> its sixteen counts and its symbols."""

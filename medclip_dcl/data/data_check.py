@@ -125,7 +125,7 @@ CODES: dict[str, tuple[str, str]] = {
 """Code -> kind and meaning, beyond the reasons of manifest and gate."""
 
 ANSWERS = ("present", "absent", "uncertain")
-"""What a study may say of a finding; nothing said is none of them."""
+"""What a study may say about a finding; nothing said is none of them."""
 
 
 class Found(NamedTuple):

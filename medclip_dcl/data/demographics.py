@@ -44,7 +44,7 @@ def read_demographics(
 
     Returns:
         `sex` and `age`, where the settings name their column: one value per image, empty
-        where the table does not tell. Of several rows about one thing the first counts.
+        where the table does not say. Of several rows about one thing the first counts.
 
     Raises:
         ConfigError: neither sex nor age has a column.

@@ -9,7 +9,7 @@ HEAD = 132
 
 
 def is_dicom(data: bytes) -> bool:
-    """Say whether a file starts as DICOM does.
+    """Return whether a file starts as DICOM does.
 
     Args:
         data: at least its first `HEAD` bytes.
@@ -24,7 +24,7 @@ def is_dicom(data: bytes) -> bool:
 
 
 def is_image(data: bytes) -> bool:
-    """Say whether a file starts as one of the accepted formats does.
+    """Return whether a file starts as one of the accepted formats does.
 
     Args:
         data: at least its first `HEAD` bytes.
@@ -41,7 +41,7 @@ POINTER_BYTES = 1024
 
 
 def is_pointer(head: bytes) -> bool:
-    """Say whether bytes are those of a pointer file.
+    """Return whether bytes are those of a pointer file.
 
     Args:
         head: the first bytes of a file, 64 or more where it has them.

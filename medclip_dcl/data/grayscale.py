@@ -115,7 +115,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
 def padding_mask(
     values: Values, layout: Layout, padding: int | None, limit: int | None
 ) -> npt.NDArray[np.bool_]:
-    """Mark the stored values that are no padding.
+    """Mark the stored values that are not padding.
 
     Args:
         values: stored values.

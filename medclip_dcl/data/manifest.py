@@ -190,7 +190,7 @@ REASONS: dict[str, str] = {
 """Reason code of a manifest's reject -> what it means."""
 
 VIEW_REASONS = {"lateral", "no_view", "modality", "not_dicom"}
-"""Reasons that are no fault of the source and count towards no threshold."""
+"""Reasons that are not a fault of the source and count towards no threshold."""
 
 
 @dataclass(frozen=True)

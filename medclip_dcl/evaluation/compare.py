@@ -1,4 +1,4 @@
-"""Two recipes, several runs each, on the same patients: which figures differ?
+"""Two configs, several runs each, on the same patients: which figures differ?
 
 What `evaluate` keeps case by case is enough to measure a run on any draw of patients, without
 its model. A figure varies because other patients might have been examined, and because another
@@ -80,7 +80,7 @@ class Difference:
 
 
 def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
-    """Estimate what a recipe would give with other seeds and on other patients.
+    """Estimate what a config would give with other seeds and on other patients.
 
     Args:
         runs: the figure of each run; NaN where it is undefined.
@@ -96,7 +96,7 @@ def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
 def compare_sides(
     a: Mapping[str, Runs], b: Mapping[str, Runs], generator: np.random.Generator
 ) -> dict[str, Difference]:
-    """Compare two recipes in every figure that both have.
+    """Compare two configs in every figure that both have.
 
     Args:
         a: figure -> its values in the runs of one recipe.
@@ -369,7 +369,7 @@ _FIGURES: tuple[tuple[TableFormat, Callable[[SampleResults, np.ndarray], Named]]
 
 
 Side = Mapping[str, Float[np.ndarray, "_ samples_and_one"]]
-"""Figure -> its values in every run of a recipe, on every draw of patients."""
+"""Figure -> its values in every run of a config, on every draw of patients."""
 
 _DOUBLES = ".own_"
 
@@ -377,15 +377,15 @@ _DOUBLES = ".own_"
 def measure_sides(
     sides: Sequence[Sequence[SampleResults]], samples: int, generator: np.random.Generator
 ) -> list[Side]:
-    """Measure the runs of several recipes on the same draws of patients.
+    """Measure the runs of several configs on the same draws of patients.
 
     Args:
-        sides: runs of each recipe, at least one each.
+        sides: runs of each config, at least one each.
         samples: draws of patients.
         generator: source of the draws.
 
     Returns:
-        For each recipe, the figures that all of its runs have.
+        For each config, the figures that all of its runs have.
 
     Raises:
         ArtifactStale: the runs were not asked the same cases, or nobody was.
@@ -406,10 +406,10 @@ def measure_sides(
 def compare_measured(
     a: Side, b: Side, figures: Collection[str], generator: np.random.Generator
 ) -> dict[str, Difference]:
-    """Compare two recipes.
+    """Compare two configs.
 
     Args:
-        a: one recipe, from `measure_sides`.
+        a: one config, from `measure_sides`.
         b: the other, from the same call.
         figures: the figures that are compared, and corrected for their number; empty: all
             but those that count a query's doubles as wrong.
@@ -419,7 +419,7 @@ def compare_measured(
         Figure -> difference a - b.
 
     Raises:
-        ConfigError: a figure is asked for that one of the recipes lacks.
+        ConfigError: a figure is asked for that one of the configs lacks.
     """
     both = [name for name in a if name in b]
     unknown = sorted(set(figures) - set(both))
@@ -430,7 +430,7 @@ def compare_measured(
 
 
 def side_estimates(side: Side, generator: np.random.Generator) -> dict[str, Estimate]:
-    """Estimate every figure of a recipe, from `measure_sides`, over patients and runs."""
+    """Estimate every figure of a config, from `measure_sides`, over patients and runs."""
     return {name: estimate_side(runs, generator) for name, runs in side.items()}
 
 

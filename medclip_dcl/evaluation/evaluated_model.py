@@ -13,7 +13,7 @@ so has a small class around any other, such as one of open_clip or BioViL:
         ...
 
 A model without regions gives one of each image: (images, 1, 1, dim). Vectors need not have
-unit length. The two sides must lie in one space.
+unit length. The two sides must be in one space.
 """
 
 import hashlib

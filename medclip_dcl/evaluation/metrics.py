@@ -142,7 +142,7 @@ def mean_over_findings(
 
 @dataclass(frozen=True)
 class Bin:
-    """Images whose probability lies in one interval.
+    """Images whose probability is in one interval.
 
     Attributes:
         images: how many.
@@ -300,7 +300,7 @@ def _check_scores(scores: np.ndarray, positive: np.ndarray) -> None:
 
 
 def _bins(probability: np.ndarray, positive: np.ndarray, bins: int) -> np.ndarray:
-    """Number of the interval that each probability lies in."""
+    """Number of the interval that each probability is in."""
     if probability.shape != positive.shape or probability.ndim != 1 or bins < 1:
         raise MetricError(
             f"{probability.shape} probabilities, {positive.shape} labels, {bins} bins; give one of "
@@ -330,7 +330,7 @@ def box_mask(
         width_px: width of the image.
 
     Returns:
-        True for every pixel whose centre lies in at least one box.
+        True for every pixel whose centre is in at least one box.
     """
     rows, columns = np.arange(height_px) + 0.5, np.arange(width_px) + 0.5
     mask = np.zeros((height_px, width_px), dtype=bool)
@@ -406,7 +406,7 @@ def mean_iou(
 def is_pointed_at(
     heatmap: Float[np.ndarray, "height width"], mask: Bool[np.ndarray, "height width"]
 ) -> bool | None:
-    """Pointing game: whether the highest score lies in a box.
+    """Pointing game: whether the highest score is in a box.
 
     Args:
         heatmap: scores; NaN where there is none.

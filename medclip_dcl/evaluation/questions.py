@@ -32,7 +32,7 @@ from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 
 SEED = 0
-"""Seed of the images that are drawn and of the resamples. It is not the recipe's, so that runs
+"""Seed of the images that are drawn and of the resamples. It is not the config's, so that runs
 of several seeds are asked the same and can be compared patient by patient."""
 
 _NO_IMAGES = "the split has no image"
@@ -96,7 +96,7 @@ class Evaluation:
             with the reason.
 
         Raises:
-            ConfigError: a file that the recipe names cannot be read.
+            ConfigError: a file that the config names cannot be read.
         """
         encoded = self.encode(rows)
         answers = Answers(dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES)))
@@ -110,7 +110,7 @@ class Evaluation:
         return encoded, answers
 
     def encode(self, rows: Rows) -> EncodedImages:
-        """Show images to the model, in the recipe's geometry."""
+        """Show images to the model, in the config's geometry."""
         return inputs.encode(self.model, rows, self.images, self.config.evaluate.geometry)
 
     def truth_of(self, rows: Rows, findings: Sequence[Finding]) -> tuple[Truth, str]:
@@ -244,7 +244,7 @@ class Evaluation:
 
 
 def source_root(config: Config) -> Path:
-    """Give the folder of the recipe's source."""
+    """Give the folder of the config's source."""
     return resolve_path(config.source.root, config)
 
 

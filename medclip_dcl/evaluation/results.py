@@ -68,7 +68,7 @@ GROUNDINGS = TableFormat(
         Column("cnr", pa.float64(), "signed contrast-to-noise ratio; null: undefined"),
         Column("miou", pa.float64(), "mean IoU over the paper's 41 thresholds"),
         Column("miou_biovil", pa.float64(), "mean IoU over the thresholds .1 to .5"),
-        Column("pointed", pa.bool_(), "whether the best point lies in a box"),
+        Column("pointed", pa.bool_(), "whether the best point is in a box"),
         Column("area", pa.float64(), "share of the image that the boxes cover"),
         Column("rows", pa.int32(), "rows of the grid"),
         Column("grid", pa.list_(pa.float32()), "region-sentence cosines, row by row"),
@@ -164,7 +164,7 @@ def read_figures(artifact: Artifact) -> dict[str, Any]:
         The tree that the module's docstring describes.
 
     Raises:
-        ArtifactCorrupt: it is no JSON object.
+        ArtifactCorrupt: it is not a JSON object.
     """
     return read_object(artifact, FIGURES, ARTIFACT)
 

@@ -40,7 +40,7 @@ def box_vectors(
     Args:
         regions: unit vectors.
         boxes: x, y, width, height, each as a share of the image's width or height, (0, 1].
-        image_of_box: row of `regions` that each box lies on.
+        image_of_box: row of `regions` that each box is on.
 
     Returns:
         Unit vectors.

@@ -12,7 +12,7 @@ class AdapterConfig(Section):
     """Other people's model, put to the same questions (`evaluate`)."""
 
     model: str = ""
-    """`module:callable` that builds it; empty: the recipe's own model. The module's code runs
+    """`module:callable` that builds it; empty: the config's own model. The module's code runs
     as it is: name what you trust."""
     weights: str = ""
     """File or folder that the callable is given, and that names the model in the results."""

@@ -1,4 +1,4 @@
-"""Does an image lie within the range of the images that a model was trained on?
+"""Is an image within the range of the images that a model was trained on?
 
 An image's features are the mean greys of 8 x 8 blocks, which hold the layout of a chest, and the
 strength of detail at three scales. Their squared Mahalanobis distance is held against a quantile
@@ -85,7 +85,7 @@ def fit_input_range(
     Args:
         images: square images of one size.
         patients: whose image each is; a patient's images are all fitted to, or all held back.
-        rate: share of like images that may lie beyond the threshold.
+        rate: share of like images that may be beyond the threshold.
 
     Returns:
         The range. With fewer than 1 / rate images held back the farthest of them is the
@@ -112,7 +112,7 @@ def fit_input_range(
 
 
 def is_out_of_range(image: npt.NDArray[np.uint8], known: InputRange) -> bool:
-    """Say whether an image lies beyond the range.
+    """Return whether an image is beyond the range.
 
     Args:
         image: square image of the size that the range was learnt at.
@@ -208,13 +208,13 @@ class Predictor:
         return torch.cat(vectors)[rows]
 
     def is_out_of_range(self, image: UInt8[np.ndarray, "size size"]) -> bool:
-        """Say whether an image is unlike those that the model was trained on.
+        """Return whether an image is unlike those that the model was trained on.
 
         Args:
             image: prepared image from `square`.
 
         Returns:
-            Whether it lies beyond the range that the model was published with; False where
+            Whether it is beyond the range that the model was published with; False where
             it was published without one.
         """
         return self._known is not None and is_out_of_range(image, self._known)

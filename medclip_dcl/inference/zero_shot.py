@@ -110,7 +110,7 @@ UNCALIBRATED = "no calibration was fitted for this model"
 
 @dataclass(frozen=True)
 class FindingScore:
-    """What the model says of one finding on one image.
+    """What the model says about one finding on one image.
 
     Attributes:
         name: the finding.

@@ -16,7 +16,7 @@ Symbols
     table      column `eta` (or `rho`) of `eta.table`
     oracle     the same; says that the table holds true class probabilities
 
-A sealed cache holds the result, sorted by text key and read by memory map.
+A committed cache holds the result, sorted by text key and read by memory map.
 """
 
 import math
@@ -131,7 +131,7 @@ def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, "
     Source: ours; a sentence that is true of most images would leave no negatives.
     """
     if not 0 < eta_max < 1:
-        raise ScoreError(f"eta_max must lie in (0, 1), got {eta_max}")
+        raise ScoreError(f"eta_max must be in (0, 1), got {eta_max}")
     wrong = int((~(eta >= 0)).sum())
     if wrong:
         raise ScoreError(f"{wrong} etas are negative or not a number; correct their source")
@@ -418,7 +418,7 @@ class EtaCache:
     """Gives the eta of a sentence by its key; keys and values stay in the mapped file.
 
     Args:
-        artifact: a sealed eta cache.
+        artifact: a committed eta cache.
 
     Raises:
         ArtifactCorrupt: the file cannot be read.

@@ -17,7 +17,7 @@ Everything is computed relative to e^{s_p} and in logarithms, so that no scale o
     ell     log of   N g / e^{s_p} = A + log(1 - e^{C-A}) - log(1-eta)      where C < A
     phi     log of   N e^{-gamma**2} / e^{s_p}                              the floor
 
-What the correction does to a batch: the numbers to watch beside the loss.
+What the correction does to a batch: the numbers to watch next to the loss.
 
 The corrected loss alone can fall while nothing is learned: anchors on the floor have
 no gradient, and the lower the uncorrected loss, the larger the gradient of the rest.

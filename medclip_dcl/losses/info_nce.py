@@ -96,9 +96,9 @@ def log_negatives(
 
     Args:
         s: similarities with their scale.
-        positive: column of each anchor's positive, which is no negative.
+        positive: column of each anchor's positive, which is not a negative.
         weights: factor on e^s of each negative, no gradient.
-        excluded: further candidates that are no negatives.
+        excluded: further candidates that are not negatives.
 
     Returns:
         log sum_n w_n e^{s_n}; minus infinity, without gradient, where none is left.
@@ -127,9 +127,9 @@ def negative_count(
 
     Args:
         s: similarities; read for their shape, dtype and device alone.
-        positive: column of each anchor's positive, which is no negative.
+        positive: column of each anchor's positive, which is not a negative.
         weights: factor on e^s of each negative; N is then their sum.
-        excluded: further candidates that are no negatives.
+        excluded: further candidates that are not negatives.
 
     Returns:
         N per anchor, or one number where it is the same for all.

@@ -149,7 +149,7 @@ def relation_gauges(
         positive: column of each anchor's own image.
 
     Returns:
-        Scalars: `mates`, mean number of SAME images beside the anchor's own; `unclear`,
+        Scalars: `mates`, mean number of SAME images besides the anchor's own; `unclear`,
         share of UNCLEAR among the others; `with_claims`, share of anchors with claims;
         `alone`, share of anchors for which every other image is UNCLEAR.
     """

@@ -28,7 +28,7 @@ from medclip_dcl.models.pretrained import (
 from medclip_dcl.models.settings import ImageEncoderConfig
 
 BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
-"""Prefixes of heads and last norms that a classifier's checkpoint has beside its backbone."""
+"""Prefixes of heads and last norms that a classifier's checkpoint has besides its backbone."""
 
 BACKBONE_FRESH = ("hidden_states_norms.",)
 """Prefixes of norms that a backbone adds to its maps, and that no classifier's file holds."""
@@ -57,8 +57,8 @@ def build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
     known = sorted(set(MODEL_FOR_BACKBONE_MAPPING_NAMES) - set(_NEEDS_TIMM))
     if kind not in known:
         raise ConfigError(
-            f"model.image.backbone.model_type {kind} is no backbone of transformers; give one of "
-            f"{', '.join(known)}"
+            f"model.image.backbone.model_type {kind} is not a backbone of transformers; give one "
+            f"of {', '.join(known)}"
         )
     try:
         config = AutoConfig.for_model(kind, **fields, num_channels=CHANNELS)

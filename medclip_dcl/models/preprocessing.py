@@ -62,7 +62,7 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
 
     Returns:
         Sizes in pixels, normalisation and intensity transforms, JSON-serialisable. Another
-        version of this package that gives other facts for the same recipe would feed the
+        version of this package that gives other facts for the same config would feed the
         model other numbers than it was trained on.
     """
     return {

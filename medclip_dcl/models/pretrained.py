@@ -2,7 +2,7 @@
 
 Releases of CXR-BERT, BioViL and torchvision come as torch files, which are pickles. They
 are opened here and nowhere else, by torch's tensors-only unpickler, and only where a
-recipe names one to start from. Models that this project publishes hold none.
+config names one to start from. Models that this project publishes hold none.
 
 Pretrained weights -> a module, with an account of every key.
 
@@ -79,8 +79,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             state = load_file(file)
     except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(
-            f"{file} cannot be read as plain tensors; it is no readable safetensors or torch file, "
-            "or holds code"
+            f"{file} cannot be read as plain tensors; it is not a readable safetensors or torch "
+            "file, or holds code"
         ) from error
     if not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(f"{file} holds more than tensors; save its state_dict alone")

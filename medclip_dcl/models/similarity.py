@@ -181,7 +181,7 @@ def roi_align(
     Args:
         features: maps.
         boxes: (x0, y0, x1, y1) in pixels of the model's input, x1 > x0 and y1 > y0.
-        image_of_box: row of `features` that each box lies on.
+        image_of_box: row of `features` that each box is on.
         spatial_scale: cells per input pixel: one over the encoder's stride.
         output_size: bins along each side of a box.
 

@@ -1,6 +1,6 @@
 """Retrieval index: vectors of images and sentences, and the tables that say whose they are.
 
-Rows of `images.parquet` and `texts.parquet` number the vectors, which lie in shards of
+Rows of `images.parquet` and `texts.parquet` number the vectors, which are in shards of
 equal length (the last may be shorter):
 
     regions-00000.npy    float16 (images, rows, columns, dim), unit region vectors

@@ -1,7 +1,7 @@
 """Checkpoints: weights, optimiser state and place of a run that is not finished.
 
-Each is a sealed folder `checkpoints/step-00001000`, staged, flushed, hashed and renamed
-like every artifact; nothing in it is pickled. Its recipe is that of the model to be
+Each is a committed folder `checkpoints/step-00001000`, staged, flushed, hashed and renamed
+like every artifact; nothing in it is pickled. Its fingerprint is that of the model to be
 published, so a run cannot go on with other settings or data than it began with.
 """
 
@@ -58,7 +58,7 @@ class Found:
     """What a search for a checkpoint came to."""
 
     snapshot: Snapshot | None
-    """The newest whole checkpoint; None: the run begins anew."""
+    """The newest whole checkpoint; None: the run starts from the beginning."""
     skipped: tuple[str, ...]
     """Names of checkpoints that are damaged and were passed over."""
 
@@ -68,7 +68,7 @@ class CheckpointStore:
 
     Args:
         folder: receives them.
-        recipe: recipe of the model that the run makes.
+        fingerprint: fingerprint of the model that the run makes.
         steps: steps of the whole run.
     """
 
@@ -105,8 +105,8 @@ class CheckpointStore:
             The snapshot, and the damaged ones that are newer.
 
         Raises:
-            ArtifactStale: it belongs to an unfinished run of another recipe.
-            CheckpointError: its bytes are those that were sealed, and yet cannot be read.
+            ArtifactStale: it belongs to an unfinished run of another fingerprint.
+            CheckpointError: its bytes are those that were committed, and yet cannot be read.
         """
         skipped = []
         for path in reversed(self._paths()):
@@ -143,7 +143,7 @@ class CheckpointStore:
         except ArtifactUnwritable:
             self._remove_traces(path)
             raise
-        # Those of a run that began anew may be newer by name.
+        # Those of a run that started from the beginning may be newer by name.
         others = [old for old in self._paths() if old != path]
         newer = [old for old in others if old.name > path.name]
         for old in newer + others[: max(0, len(others) - len(newer) - keep + 1)]:
@@ -162,7 +162,7 @@ class CheckpointStore:
             Parameters and buffers by name; None where it is not there or not whole.
 
         Raises:
-            CheckpointError: its bytes are those that were sealed, and yet cannot be read.
+            CheckpointError: its bytes are those that were committed, and yet cannot be read.
         """
         try:
             artifact = open_artifact(self._path(step), ARTIFACT)
@@ -187,7 +187,7 @@ class CheckpointStore:
         self._remove_traces(path)
 
     def _remove_traces(self, path: Path) -> None:
-        """Remove what a save leaves beside its checkpoint; harmless where the disk keeps it."""
+        """Remove what a save leaves next to its checkpoint; harmless where the disk keeps it."""
         shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
         with suppress(OSError):
             path.with_name(f".{path.name}.lock").unlink()
@@ -210,7 +210,7 @@ class CheckpointStore:
         raise ArtifactStale(
             f"the run in {self._folder} stopped at step {artifact.summary['step']} of "
             f"{artifact.summary['steps']} and was begun otherwise: {differences}; set these back "
-            "to go on, or remove that folder to begin anew"
+            "to go on, or remove that folder to begin over"
         )
 
 

@@ -113,7 +113,7 @@ def read_corpus(
     if split == "train":
         _refuse_boxed(manifest, subjects)
     image_ids = images["image_id"].to_pylist()
-    study_of_image = _limiter(images["study_id"], study_ids)
+    study_of_image = _indices(images["study_id"], study_ids)
     return Corpus(
         study_ids=tuple(study_ids.to_pylist()),
         subject_ids=subjects,
@@ -121,8 +121,8 @@ def read_corpus(
         image_ids=tuple(image_ids),
         study_of_image=study_of_image,
         image_rows=np.array([prepared.row_of[name] for name in image_ids], dtype=np.int64),
-        sentences=RaggedIndex(_limiter(said["study_id"], study_ids), len(study_ids)),
-        text_of=_limiter(said["text_key"], pa.array(keys, pa.string())),
+        sentences=RaggedIndex(_indices(said["study_id"], study_ids), len(study_ids)),
+        text_of=_indices(said["text_key"], pa.array(keys, pa.string())),
         texts=tuple(texts),
         text_keys=tuple(keys.tolist()),
         eta=_eta_of(eta, keys.tolist()),
@@ -138,7 +138,7 @@ def _common(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Array:
     return ids.take(pc.array_sort_indices(ids))
 
 
-def _limiter(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " values"]:
+def _indices(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " values"]:
     indices: np.ndarray = pc.index_in(values, among).to_numpy()
     return indices.astype(np.int64)
 
@@ -173,7 +173,7 @@ class Supervision:
 
 
 def needs_claims(settings: ObjectiveConfig) -> bool:
-    """Tell whether an objective reads the claims artifact.
+    """Return whether an objective reads the claims artifact.
 
     Args:
         settings: the objective.

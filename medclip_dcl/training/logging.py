@@ -1,8 +1,8 @@
 """The metrics log: one JSON line per logged step, cut back when a run is resumed.
 
-Trackers beside the metrics log: TensorBoard, and what else Accelerate knows by name.
+Trackers besides the metrics log: TensorBoard, and what else Accelerate knows by name.
 
-What is told of a run while it goes on: figures to log and trackers, and a word of warning.
+What is reported of a run while it goes on: figures to log and trackers, and a word of warning.
 """
 
 import json
@@ -113,7 +113,7 @@ def _line(figures: Mapping[str, Any]) -> str:
 
 
 FOLDER = "trackers"
-"""Where trackers write that keep files, below the recipe's folder."""
+"""Where trackers write that keep files, below the config's folder."""
 
 _RUN = "medclip-dcl"
 _PACKAGES = {"tensorboard": "tensorboardX", "comet_ml": "comet-ml"}
@@ -124,7 +124,7 @@ def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
 
     Args:
         settings: which ones.
-        work: the recipe's folder; None: nothing is tracked.
+        work: the config's folder; None: nothing is tracked.
 
     Returns:
         Arguments of `Accelerator`.
@@ -160,7 +160,7 @@ def open_trackers(accelerator: Accelerator, config: Config, step: int) -> None:
 
 
 def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    """Flatten settings; where weights lie on this machine is nobody's business."""
+    """Flatten settings; where weights are on this machine is nobody's business."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -217,7 +217,7 @@ class TrainLogger:
             output: loss and gauges of this process's anchors.
 
         Returns:
-            Figures to show beside the progress; empty where no line was due.
+            Figures to show next to the progress; empty where no line was due.
         """
         if step % self._settings.log_every_steps and step != self._settings.steps:
             return {}
@@ -247,7 +247,7 @@ class TrainLogger:
             figures: losses and answers by name; None: not known.
         """
         self._write({"step": step, **figures})
-        self._marked_s = time.monotonic()  # validation is no part of the training speed
+        self._marked_s = time.monotonic()  # validation is not part of the training speed
         self._marked_step = step
 
     def sync(self) -> None:

@@ -73,7 +73,7 @@ class ObjectiveInputs:
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """The loss, and what to log beside it."""
+    """The loss, and what to log with it."""
 
     loss: Float[Tensor, ""]
     """Scalar with gradient, mean over anchors."""

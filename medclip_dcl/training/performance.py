@@ -144,7 +144,7 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     Returns:
         Images per second of one process by wall time, a median, and the pairs in a timed
         step: a process's share of the batch, fewer where a step is slow. The paper's loss
-        stands in for the recipe's, which costs no more than a hundredth of the step.
+        stands in for the config's, which costs no more than a hundredth of the step.
 
     Raises:
         ConfigError: several processes were started.

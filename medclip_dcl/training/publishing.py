@@ -27,7 +27,7 @@ _RANGE_IMAGES = 2048
 LIMITS = (
     "Frontal chest images alone; other views, body parts and ages outside the training data are "
     "not recognised as such.",
-    "Scores compare prompts with an image; they are no probabilities of disease.",
+    "Scores compare prompts with an image; they are not probabilities of disease.",
     "Reports say what their author found worth saying; the model learns that habit as well.",
 )
 

@@ -74,7 +74,7 @@ class EpochOrder:
     Args:
         items: number of items.
         global_batch: items in a batch, over all processes; at most all items.
-        seed: the recipe's seed.
+        seed: the config's seed.
 
     Attributes:
         steps_per_epoch: full global batches in one pass over the items.
@@ -113,7 +113,7 @@ class ImageTextSampler:
         images: images of each study.
         sentences: usable sentences of each study.
         global_batch: pairs in a batch, over all processes.
-        seed: the recipe's seed.
+        seed: the config's seed.
         shuffle_reports: pair every image with the report of another study.
 
     Raises:

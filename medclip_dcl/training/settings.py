@@ -58,7 +58,7 @@ class TrainConfig(Section):
     compile_backend: Literal["none", "inductor", "aot_eager"] = "none"
     """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
     GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from
-    the plain run's, so this is part of the recipe; a resumed run follows within rounding."""
+    the plain run's, so this is part of the config; a resumed run follows within rounding."""
     gradient_checkpointing: Annotated[Literal["none", "text", "both"], NO_EFFECT] = "none"
     """Encoders that compute their activations twice instead of keeping them: less memory, a
     third more time, the same numbers."""
@@ -78,8 +78,8 @@ class TrainConfig(Section):
     best_metric: BestMetric = ""
     """Figure of validation that chooses the published step; empty: the last step."""
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
-    """Where figures go beside the metrics log, by Accelerate's names; `tensorboard` writes to
-    `trackers/` in the recipe's folder, most others send figures away."""
+    """Where figures go besides the metrics log, by Accelerate's names; `tensorboard` writes to
+    `trackers/` in the config's folder, most others send figures away."""
     loader_workers: Annotated[int, Field(ge=0), NO_EFFECT] = 1
     """Threads that read ahead, one batch each; 0: in the loop itself."""
     shuffle_reports: bool = False
@@ -94,7 +94,7 @@ class TrainConfig(Section):
     def _batch_divides(self) -> Self:
         if self.global_batch % self.processes:
             raise ValueError(
-                f"global_batch {self.global_batch} is no multiple of processes {self.processes}"
+                f"global_batch {self.global_batch} is not a multiple of processes {self.processes}"
             )
         return self
 

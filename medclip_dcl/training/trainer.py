@@ -70,7 +70,7 @@ from medclip_dcl.training.validation import (
 CLIP_NORM = 1.0
 """Largest gradient norm: above it one batch would undo what the warm-up protects."""
 MOST_SKIPPED = 10
-"""Steps in a row without a finite loss or gradient that stop a run: so many are no accident."""
+"""Steps in a row without a finite loss or gradient that stop a run: so many are not accident."""
 
 _IDS_SHOWN = 8
 _COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
@@ -147,10 +147,10 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
 
     Args:
         settings: the training loop.
-        work: the recipe's folder, for trackers that keep files; None: nothing is tracked.
+        work: the fingerprint's folder, for trackers that keep files; None: nothing is tracked.
 
     Raises:
-        ConfigError: there are more or fewer processes than the recipe expects, or a tracker
+        ConfigError: there are more or fewer processes than the fingerprint expects, or a tracker
             is not installed.
     """
     accelerator = Accelerator(
@@ -334,7 +334,7 @@ class Trainer:
         optimizer: moves the weights.
 
     Raises:
-        ArtifactStale: an unfinished run of another recipe is in the store.
+        ArtifactStale: an unfinished run of another fingerprint is in the store.
         CheckpointError: the newest checkpoint does not fit the model.
     """
 
@@ -579,7 +579,7 @@ class TrainStep:
         set_learning_rate(self._optimizer, share)
 
     def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
-        """Tell whether any process met a number that is not finite, or is to stop."""
+        """Return whether any process met a number that is not finite, or is to stop."""
         broken = ~(loss.detach().isfinite() & norm.isfinite())
         if self._accelerator.num_processes == 1:
             return bool(broken), stop

@@ -12,7 +12,7 @@ from benchmarks.fixtures.service import Service, running, store
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sealed model and index."""
+    """A committed model and index."""
     return store(tmp_path_factory.mktemp("service"))
 
 

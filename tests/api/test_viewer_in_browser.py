@@ -265,7 +265,7 @@ CONTRAST = """(() => {
       return (one + 0.05) / (two + 0.05);
     }));
 })()"""
-"""Least contrast of a text with what lies behind it."""
+"""Least contrast of a text with what is behind it."""
 
 
 def test_two_fingers_zoom_and_one_opens_the_window(page: Page, keyed: Service, image: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every recipe loads, and names jobs and files that exist."""
+"""Every config loads, and names jobs and files that exist."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_the_recipe_of_a_table_reads_one(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def assert_first_jobs(config_file: str, work: Path, expected: int) -> None:
-    """Manifest and sentences of a recipe, made by its own jobs."""
+    """Manifest and sentences of a config, made by its own jobs."""
     arguments = [
         "--config",
         str(ROOT / f"configs/train/{config_file}.yaml"),

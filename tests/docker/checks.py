@@ -68,8 +68,8 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     engine.shell(page.pop("Build and"))
     report.that("page: build and start", True, f"{time.monotonic() - started:.0f} s")
     report.that("ready", _until_ready(60), f"{time.monotonic() - started:.0f} s")
-    told = engine.shell(page.pop("Ask"))
-    report.that("page: ask", '"findings"' in told)
+    output = engine.shell(page.pop("Ask"))
+    report.that("page: ask", '"findings"' in output)
 
     key = (engine.tree / "docker/secrets/api_key").read_text().strip()
     keyed = {"X-API-Key": key}
@@ -93,8 +93,8 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     _stopping(engine, report, headers | keyed, body)
     if full:
         _rebuild(engine, report)
-    told = engine.shell(page.pop("Look at it"))
-    report.that("page: look", '"event"' in told)
+    output = engine.shell(page.pop("Look at it"))
+    report.that("page: look", '"event"' in output)
     logs = engine.shell("docker compose logs 2>&1")
     report.equal("names in the logs", [name for name in CANARIES if name in logs], [])
     report.equal("keys in the logs", logs.count(key), 0)
@@ -166,8 +166,8 @@ def _network(engine: Engine, report: Report) -> None:
     """A port that the host opens on every address is out of the service's reach."""
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        told = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
-        addresses = [item for item in told.stdout.split() if ":" not in item]
+        reported = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
+        addresses = [item for item in reported.stdout.split() if ":" not in item]
         own = engine.inside("cpu", "hostname -i").split()[0]
         addresses.append(f"{own.rpartition('.')[0]}.1")  # the bridge's, where it has one
         probe = "import socket, sys\nfor a in sys.argv[2:]:\n try: socket.create_connection((a, "
@@ -235,9 +235,9 @@ def _publishing(
             cwd=ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         report.that(
-            "seal another model as a job does", sealed.returncode == 0, sealed.stderr[-300:]
+            "commit another model as a job does", sealed.returncode == 0, sealed.stderr[-300:]
         )
-        report.that("what a job sealed is served", _logged(engine, '"swapped"', 2))
+        report.that("what a job committed is served", _logged(engine, '"swapped"', 2))
     finally:
         done.set()
         asker.join()
@@ -276,8 +276,8 @@ def _replicas(engine: Engine, report: Report, page: dict[str, str]) -> None:
 
 
 def _requests_since(engine: Engine, container: str, since: float) -> int:
-    told = engine.shell(f"docker logs --since {int(since)} {container} 2>&1")
-    return told.count('"/ready"')
+    reported = engine.shell(f"docker logs --since {int(since)} {container} 2>&1")
+    return reported.count('"/ready"')
 
 
 def _failures(engine: Engine, report: Report, keyed: dict[str, str]) -> None:

@@ -86,8 +86,8 @@ def trickle(headers: Mapping[str, str], seconds: float) -> tuple[int, float]:
         sender.settimeout(1)
         while time.monotonic() - started < seconds:
             try:
-                told = sender.recv(4096)
-                return int(told[9:12] or 0), time.monotonic() - started
+                reported = sender.recv(4096)
+                return int(reported[9:12] or 0), time.monotonic() - started
             except TimeoutError:
                 with contextlib.suppress(OSError):
                     sender.sendall(b"x")

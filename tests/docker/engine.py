@@ -1,6 +1,6 @@
 """A container engine of its own, and base images made of Debian's packages: no image is pulled.
 
-Needs root, Debian's and Python's package indexes, and no other engine running. Everything lies in
+Needs root, Debian's and Python's package indexes, and no other engine running. Everything is in
 one folder, which is deleted at the end; Debian's packages stay installed.
 """
 
@@ -283,8 +283,8 @@ class Engine:
             "| docker import - debian"
         )
         shutil.rmtree(root)
-        for name, recipe in _BASES.items():
-            lines = "\n".join(line.strip() for line in recipe.strip().splitlines())
+        for name, config_file in _BASES.items():
+            lines = "\n".join(line.strip() for line in config_file.strip().splitlines())
             lines = lines.format(install=_INSTALL, clean=_CLEAN)
             host = "--network host" if self.name == "docker" else ""
             self.shell(f"docker build -q {host} -t {name} - <<'END'\n{lines}\nEND")

@@ -404,7 +404,7 @@ def official_loss(z: Tensor, eta: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("values", [(0.1, 0.1, 0.1), (0.02, 0.18, 0.1), (0.0, 0.6, 0.8)])
 def test_the_loss_is_the_dcl_papers_over_both_views(values: tuple[float, ...]) -> None:
-    """The last case lies partly on the floor."""
+    """The last case is partly on the floor."""
     z, eta = unit_vectors().requires_grad_(), torch.tensor(values)
     expected = official_loss(z, eta[LABELS].repeat(2))
     found = loss_of(z, eta)

@@ -82,7 +82,7 @@ def false_negatives_table() -> str:
 
 
 def artifacts_text() -> str:
-    """One paragraph or more per artifact: what its module says of it."""
+    """One paragraph or more per artifact: what its module says about it."""
     parts = []
     for kind, module in _artifacts():
         head = f"### `{kind.name}`, format {kind.version}, made by `{kind.job}`"

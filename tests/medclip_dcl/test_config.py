@@ -1,4 +1,4 @@
-"""A recipe is read as it is written, and a misspelt key never passes."""
+"""A config is read as it is written, and a misspelt key never passes."""
 
 from pathlib import Path
 

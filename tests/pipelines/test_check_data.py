@@ -14,7 +14,7 @@ from benchmarks.reliability.archive import compare
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import read_preflight
-from medclip_dcl.data.synthetic.faults import read_ledger
+from medclip_dcl.data.synthetic.faults import read_fault_list
 from medclip_dcl.data.synthetic.tables import BOX_TABLE
 from medclip_dcl.tables import read_table
 from pipelines.build_manifest import main as build_manifest
@@ -82,13 +82,15 @@ def test_every_planted_fault_is_named_and_none_is_invented(archive: Path) -> Non
 
 
 def test_a_fault_beside_the_ledger_is_told(archive: Path, tmp_path: Path) -> None:
-    ledger = archive / "studies/truth/faults.csv"
-    whole = ledger.read_text()
-    ledger.write_text("".join(line for line in whole.splitlines(True) if "wrong_split" not in line))
+    fault_list = archive / "studies/truth/faults.csv"
+    whole = fault_list.read_text()
+    fault_list.write_text(
+        "".join(line for line in whole.splitlines(True) if "wrong_split" not in line)
+    )
     try:
         figures, _ = compare(archive)
     finally:
-        ledger.write_text(whole)
+        fault_list.write_text(whole)
     assert figures["check_invented"] == 1
     assert figures["check_missed"] == figures["manifest_invented"] == 0
 
@@ -105,7 +107,7 @@ def test_the_page_and_the_output_hold_no_id(
 ) -> None:
     assert main(["--config", str(archive.with_suffix(".yaml"))]) == 3
     printed = capsys.readouterr()
-    ids = {getattr(p, name) for p in read_ledger(archive / "studies") for name in p._fields[1:]}
+    ids = {getattr(p, name) for p in read_fault_list(archive / "studies") for name in p._fields[1:]}
     assert len(ids - {""}) > 40
     for text in (printed.out, printed.err, (archive / PAGE).read_text()):
         assert not [name for name in ids - {""} if name in text]

@@ -1,4 +1,4 @@
-"""What a recipe will take, before anything is prepared and after."""
+"""What a config will take, before anything is prepared and after."""
 
 from pathlib import Path
 

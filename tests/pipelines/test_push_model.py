@@ -1,4 +1,4 @@
-"""Only what may leave the house reaches the hub, and what arrives is a model."""
+"""Only what may leave the institution reaches the hub, and what arrives is a model."""
 
 import json
 import os

@@ -46,7 +46,7 @@ def config_of(work, rows, seeds, processes=1, **sections):
         },
     )
     with config_file.open("a") as stream:
-        stream.write("jobs: [train]\n")  # everything before it lies there
+        stream.write("jobs: [train]\n")  # everything before it is there
     return config_file
 
 

@@ -74,7 +74,7 @@ class Options:
     method: str = "capped"
     """`capped` or `censored`, as `fit` explains."""
     min_studies: int = 5
-    """Other studies that a share must rest on; a smaller one is only known to lie below."""
+    """Other studies that a share must rest on; a smaller one is only known to be below."""
     resamples: int = 200
     """Bootstrap samples of patients for 95 % intervals; 0: none."""
 

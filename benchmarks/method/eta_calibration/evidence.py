@@ -106,7 +106,7 @@ class MatchTable:
         return np.concatenate(sums) if sums else np.empty(0)
 
     def own(self, occurrences: Occurrences) -> Bool[np.ndarray, " pairs"]:
-        """Tell whether a sentence fits the study that says it.
+        """Return whether a sentence fits the study that says it.
 
         Args:
             occurrences: who says what.

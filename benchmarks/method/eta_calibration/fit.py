@@ -278,7 +278,7 @@ def best_constant(evidence: Evidence, cap: float) -> float:
 
 
 def log_error(eta: Floats, evidence: Evidence, cap: float) -> float:
-    """Measure how far etas lie from the capped class probabilities, on the log scale.
+    """Measure how far etas are from the capped class probabilities, on the log scale.
 
     Args:
         eta: an eta for each sentence, above 0; it is capped here.
@@ -314,7 +314,7 @@ def eta_of_line(pll_nats: Floats, line: Line, cap: float) -> Floats:
 def _check(evidence: Evidence, cap: float) -> None:
     if not 0 < evidence.floor < cap < 1:
         raise ScoreError(
-            f"the smallest share that counts as measured, {evidence.floor:.4g}, must lie above 0 "
+            f"the smallest share that counts as measured, {evidence.floor:.4g}, must be above 0 "
             f"and below the cap, {cap:.4g}; lower --min-studies or add studies"
         )
     columns = (evidence.pll_nats, evidence.share, evidence.weight)

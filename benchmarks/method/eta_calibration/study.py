@@ -1,4 +1,4 @@
-"""How far do fitted, paper and true class probabilities lie apart? On generated studies.
+"""How far apart are fitted, paper and true class probabilities? On generated studies.
 
     python -m benchmarks.method.eta_calibration.study [--quick]
 

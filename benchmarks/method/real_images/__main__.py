@@ -164,7 +164,7 @@ def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures
     """Bring boxes of lungs to the grid and back; see where the model points.
 
     Args:
-        config: recipe whose source has the boxes.
+        config: config whose source has the boxes.
         predictor: the model.
         effort: how many samples.
 
@@ -273,7 +273,7 @@ def _print_label(found: labels.LabelledImages, aucs: Mapping[str, Figure]) -> No
     print(f"the prompts: {_DIRECTIONS[labels.direction_of(aucs['zero_shot'])]}")
     print(
         "The label can be read from 32 x 32 grey levels, and from the file's shape: a high AUC "
-        "of this set is no skill."
+        "of this set is not skill."
     )
 
 

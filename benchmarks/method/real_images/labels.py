@@ -208,7 +208,7 @@ def shuffled_aucs(
 
     Args:
         features: what is known of each image.
-        labels: 1 or 0; dealt anew to the images of each fold, so that the classes stay even.
+        labels: 1 or 0; dealt again to the images of each fold, so that the classes stay even.
         folds: fold of each image.
         times: how often.
         seed: of the deals.

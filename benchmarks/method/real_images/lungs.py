@@ -57,10 +57,10 @@ class LungImage:
 
 
 def read_lung_images(config: Config) -> list[LungImage]:
-    """Read the images with boxes that a recipe's source names.
+    """Read the images with boxes that a config's source names.
 
     Args:
-        config: the recipe; the category of its boxes is `Left Lung` or `Right Lung`.
+        config: the config; the category of its boxes is `Left Lung` or `Right Lung`.
 
     Returns:
         Those that have the box of either lung, in the source's order.
@@ -89,7 +89,7 @@ def read_lung_images(config: Config) -> list[LungImage]:
 
 
 def mask_of(image: LungImage, side: str) -> Mask:
-    """Mark the pixels of an image that lie in the box of a lung."""
+    """Mark the pixels of an image that are in the box of a lung."""
     return metrics.box_mask(image.boxes[side], *image.image.pixels.shape)
 
 
@@ -122,9 +122,9 @@ def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
         geometry: what of the image the grid covers.
 
     Returns:
-        `pointed`: whether the peak lies in the box; `mirrored`: the same of the map turned
+        `pointed`: whether the peak is in the box; `mirrored`: the same of the map turned
         left to right, which is to fail; `iou`: of the map above its best level; `cells_iou`:
-        of the best choice of whole cells; `off`: how far the map's middle lies from the
+        of the best choice of whole cells; `off`: how far the map's middle is from the
         box's, cells; `peak`: the peak's place from left to right, share of the width.
     """
     height, width = mask.shape
@@ -153,7 +153,7 @@ def located(grid: Grid, mask: Mask) -> Figures:
         mask: the box.
 
     Returns:
-        `pointed`: whether its peak lies in the box; `iou`: of the box that it traces.
+        `pointed`: whether its peak is in the box; `iou`: of the box that it traces.
     """
     height, width = mask.shape
     answer = locate(grid, height, width, None)
@@ -194,7 +194,7 @@ def perfect_figures(images: Sequence[LungImage], geometry: Geometry, shape: Shap
 
 
 def located_figures(images: Sequence[LungImage], shape: Shape) -> Figures:
-    """Average what `located` says of every box.
+    """Average what `located` says about every box.
 
     Args:
         images: the images.

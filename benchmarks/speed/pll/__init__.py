@@ -1,1 +1,1 @@
-"""Speed, exactness and memory of pseudo-log-likelihoods beside their peers."""
+"""Speed, exactness and memory of pseudo-log-likelihoods against their peers."""

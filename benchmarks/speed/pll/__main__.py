@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods beside minicons and mlm-scoring's algorithm: speed, exactness, memory.
+"""Pseudo-log-likelihoods against minicons and mlm-scoring's algorithm: speed, exactness, memory.
 
     python -m benchmarks.pll [--quick | --long]
 

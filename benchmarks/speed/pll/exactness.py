@@ -26,7 +26,7 @@ def reference(model: BertForMaskedLM, words: BertTokenizer, text: str, variant: 
         model: the model, in float64.
         words: its tokenizer; a piece that goes on with a word starts with "##".
         text: the sentence.
-        variant: what is masked beside the piece that is scored.
+        variant: what is masked besides the piece that is scored.
 
     Returns:
         The sum, nats.

@@ -43,7 +43,7 @@ def random_bert(size: Size, vocabulary: int = VOCABULARY) -> BertForMaskedLM:
 
     Returns:
         The same weights every time, in eval mode: matrices drawn with variance 2 / inputs,
-        so that log-probabilities lie nats apart.
+        so that log-probabilities are nats apart.
     """
     config = BertConfig(
         vocab_size=vocabulary,
@@ -80,7 +80,7 @@ def corpus() -> tuple[str, ...]:
 
 
 def has_data() -> bool:
-    """Tell whether there are reports to take sentences from, and say so where not."""
+    """Return whether there are reports to take sentences from, and say so where not."""
     if "TEST_DATA" in os.environ:
         return True
     print("set TEST_DATA to the folder of real images and reports", file=sys.stderr)

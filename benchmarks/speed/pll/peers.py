@@ -1,4 +1,4 @@
-"""Peers that are timed beside ours: minicons, and mlm-scoring's algorithm.
+"""Peers that are timed against ours: minicons, and mlm-scoring's algorithm.
 
 mlm-scoring itself cannot be installed any more (it needs MXNet and transformers 3.3); its
 algorithm is written out here from its source: copies of all sentences in buckets of a

@@ -32,17 +32,17 @@ class Rounds:
     """Largest difference of a score from minicons', nats."""
     prepare_s: float
 
-    def ratio(self, rival: str, ours: str = OURS) -> float:
+    def ratio(self, baseline: str, ours: str = OURS) -> float:
         """Divide medians.
 
         Args:
-            rival: the slower one, it is hoped.
+            baseline: the slower one, it is hoped.
             ours: the other.
 
         Returns:
             How many times the rival's CPU time ours goes into.
         """
-        return median(self.seconds[rival]) / median(self.seconds[ours])
+        return median(self.seconds[baseline]) / median(self.seconds[ours])
 
     @property
     def over_floor(self) -> float:

@@ -3,7 +3,7 @@
     make demo && python -m benchmarks.retrieve [--quick] [--made-up N] [--keep FOLDER]
 
 Recall: the demo's images in nine augmented views each (about 22,000; --quick: one view) are
-embedded by the demo's model and asked for by sentences of patients that no recipe drew, and
+embedded by the demo's model and asked for by sentences of patients that no config drew, and
 sentences by images of theirs. The truth is the exact score of every image. K is the least number of
 candidates whose recall@10 reaches the bar, for both directions.
 

@@ -76,10 +76,10 @@ class MadeUpEncoder:
 
 
 def build(folder: Path, images: int, encoder: MadeUpEncoder) -> Artifact:
-    """Seal an index of made-up images.
+    """Commit an index of made-up images.
 
     Args:
-        folder: the index's folder; one of the same recipe is taken as it is.
+        folder: the index's folder; one of the same config is taken as it is.
         images: number of images.
         encoder: makes them up.
 

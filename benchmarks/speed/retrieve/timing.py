@@ -9,19 +9,19 @@ import numpy as np
 Times = dict[str, list[tuple[float, float]]]
 
 
-def interleaved(rivals: Mapping[str, Callable[[int], object]], rounds: int) -> Times:
+def interleaved(baselines: Mapping[str, Callable[[int], object]], rounds: int) -> Times:
     """Time rivals in turn, after two rounds to warm up.
 
     Args:
-        rivals: name -> what is called with the number of the round.
+        baselines: name -> what is called with the number of the round.
         rounds: how often.
 
     Returns:
         Name -> CPU and wall seconds of each round.
     """
-    times: Times = {name: [] for name in rivals}
+    times: Times = {name: [] for name in baselines}
     for round_ in range(-2, rounds):
-        for name, run in rivals.items():
+        for name, run in baselines.items():
             wall, cpu = time.perf_counter(), time.process_time()
             run(round_)
             spent = (time.process_time() - cpu, time.perf_counter() - wall)
@@ -40,8 +40,8 @@ def wall_ms(times: Times, name: str, percent: float) -> float:
     return 1e3 * float(np.percentile([wall for _, wall in times[name]], percent))
 
 
-def cpu_ratio(times: Times, ours: str, rival: str) -> float:
+def cpu_ratio(times: Times, ours: str, baseline: str) -> float:
     """Give the median ratio of CPU times within a round."""
     return median(
-        mine / theirs for (mine, _), (theirs, _) in zip(times[ours], times[rival], strict=True)
+        mine / theirs for (mine, _), (theirs, _) in zip(times[ours], times[baseline], strict=True)
     )

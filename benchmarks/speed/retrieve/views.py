@@ -31,7 +31,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
 SEED = 20_002
-"""Of patients that no recipe has drawn: they ask."""
+"""Of patients that no config has drawn: they ask."""
 
 _WHITE = 65535
 _LEAST_SHARE = 0.8
@@ -70,11 +70,11 @@ class Views:
 def build(
     folder: Path, work: Path, predictor: Predictor, views: int, settings: IndexConfig
 ) -> Path:
-    """Embed views of all images of a recipe, and its sentences, and seal the index.
+    """Embed views of all images of a config, and its sentences, and commit the index.
 
     Args:
-        folder: receives the index; one of the same recipe that it holds is taken as it is.
-        work: folder of the recipe, with its images and sentences.
+        folder: receives the index; one of the same config that it holds is taken as it is.
+        work: folder of the config, with its images and sentences.
         predictor: the trained model.
         views: views of each image.
         settings: of the index.

@@ -186,7 +186,7 @@ async def _until_closed(reader: asyncio.StreamReader, patience_s: float) -> bool
 
 
 def figures_of(service: Service) -> Mapping[str, float]:
-    """Read the service's Prometheus figures.
+    """Read the service's Prometheus metrics.
 
     Args:
         service: a running one.

@@ -1,1 +1,1 @@
-"""Speed and memory of the training loop beside its own bare step."""
+"""Speed and memory of the training loop against its own bare step."""

@@ -1,4 +1,4 @@
-"""The training loop beside its own bare step; the loader alone; memory over many steps.
+"""The training loop against its own bare step; the loader alone; memory over many steps.
 
     python -m benchmarks.train [--quick]
     python -m benchmarks.train --against FOLDER [--work FOLDER] [--quick]
@@ -28,7 +28,7 @@ from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.record import finish
 from benchmarks.speed.train import steps
 from benchmarks.speed.train.checkouts import compare_checkouts
-from benchmarks.speed.train.fixtures import set_scene
+from benchmarks.speed.train.fixtures import make_fixture
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120
@@ -43,7 +43,7 @@ class Bar(NamedTuple):
     value: float
 
     def met(self, found: float) -> bool:
-        """Tell whether a figure reaches it."""
+        """Return whether a figure reaches it."""
         return found >= self.value if self.sign == ">=" else found <= self.value
 
 
@@ -116,11 +116,11 @@ def _measure(tier: Tier, folder: Path) -> tuple[dict[str, float], Bars]:
             print(f"{name:26} {value:10.3f}  {words}", flush=True)
 
     work = write_corpus(folder / "images", tier.studies, PREPARED_PX)
-    note(steps.loader_alone(set_scene(work, 64, INPUT_PX), tier.loaded))
-    note(steps.compare(set_scene(work, tier.batch, INPUT_PX), folder, tier.rounds, tier.steps))
+    note(steps.loader_alone(make_fixture(work, 64, INPUT_PX), tier.loaded))
+    note(steps.compare(make_fixture(work, tier.batch, INPUT_PX), folder, tier.rounds, tier.steps))
     prepared_px, input_px = SMALL_PX
     work = write_corpus(folder / "small", tier.studies, prepared_px)
-    base = set_scene(work, 4, input_px, BertConfig())
+    base = make_fixture(work, 4, input_px, BertConfig())
     note(steps.memory(base, folder / "memory", tier.memory_steps))
     return figures, bars
 

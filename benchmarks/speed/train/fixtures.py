@@ -35,7 +35,7 @@ _REPEATS = 8  # sentences of 5 to some 60 word pieces: the padded batch differs 
 
 
 @dataclass(frozen=True)
-class Scene:
+class TrainFixture:
     """What a training run needs, before its first step."""
 
     config: Config
@@ -52,7 +52,7 @@ class Watched(ContrastiveObjective):
     """An objective that looks at something whenever a step asks for its loss.
 
     Args:
-        scene: what is trained.
+        fixture: what is trained.
         encoder: the model before its first step.
         look: what to look at.
 
@@ -60,8 +60,10 @@ class Watched(ContrastiveObjective):
         seen: what it gave, one entry a step.
     """
 
-    def __init__(self, scene: Scene, encoder: DualEncoder, look: Callable[[], Seen]) -> None:
-        super().__init__(scene.config.objective, scene.config.seed, encoder)
+    def __init__(
+        self, fixture: TrainFixture, encoder: DualEncoder, look: Callable[[], Seen]
+    ) -> None:
+        super().__init__(fixture.config.objective, fixture.config.seed, encoder)
         self._look = look
         self.seen: list[Seen] = []
 
@@ -73,7 +75,9 @@ class Watched(ContrastiveObjective):
         return super().compute_loss(network, encoder, batch)
 
 
-def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = None) -> Scene:
+def make_fixture(
+    work: Path, batch: int, input_px: int, text: BertConfig | None = None
+) -> TrainFixture:
     """Put the trainer's parts together.
 
     Args:
@@ -83,7 +87,7 @@ def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = N
         text: sizes of the text encoder; None: those of the corpus's own language model.
 
     Returns:
-        ResNet-18, the recipe's defaults, one thread of torch, a line in the log every step.
+        ResNet-18, the config's defaults, one thread of torch, a line in the log every step.
     """
     config = Config.model_validate(
         {
@@ -113,14 +117,16 @@ def set_scene(work: Path, batch: int, input_px: int, text: BertConfig | None = N
         seed=config.seed,
         mine=slice(0, batch),
     )
-    return Scene(config, dataset, text or read_config(folder))
+    return TrainFixture(config, dataset, text or read_config(folder))
 
 
-def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -> list[Seen]:
+def run_loop(
+    fixture: TrainFixture, folder: Path, steps: int, look: Callable[[], Seen]
+) -> list[Seen]:
     """Train by the trainer's own loop.
 
     Args:
-        scene: what is trained.
+        fixture: what is trained.
         folder: empty; receives the log and the last checkpoint.
         steps: steps to do.
         look: called when a step asks for its loss.
@@ -128,11 +134,11 @@ def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -
     Returns:
         What it gave at each step.
     """
-    config = scene.config.model_copy(
-        update={"train": scene.config.train.model_copy(update={"steps": steps})}
+    config = fixture.config.model_copy(
+        update={"train": fixture.config.train.model_copy(update={"steps": steps})}
     )
-    encoder = scene.encoder()
-    watched = Watched(scene, encoder, look)
+    encoder = fixture.encoder()
+    watched = Watched(fixture, encoder, look)
     accelerator: Accelerator = start_accelerator(config.train)
     folder.mkdir()
     store = CheckpointStore(folder, {"steps": steps}, steps)
@@ -141,7 +147,7 @@ def run_loop(scene: Scene, folder: Path, steps: int, look: Callable[[], Seen]) -
         logger = TrainLogger(
             accelerator, encoder, trainer.optimizer, config.train, log, 0, lambda **_facts: None
         )
-        trainer.run(scene.dataset.batch, logger)
+        trainer.run(fixture.dataset.batch, logger)
     return watched.seen
 
 

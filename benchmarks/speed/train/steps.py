@@ -1,4 +1,4 @@
-"""The loop beside the bare step, the loader alone, and memory step by step."""
+"""The loop against the bare step, the loader alone, and memory step by step."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
-from benchmarks.speed.train.fixtures import Scene, run_loop
+from benchmarks.speed.train.fixtures import TrainFixture, run_loop
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
@@ -37,7 +37,7 @@ class BareStep:
     No reading, no augmentation, no schedule, no look at whether a number is finite, no log.
     """
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: TrainFixture) -> None:
         encoder = scene.encoder()
         encoder.image.to(memory_format=torch.channels_last)
         self.encoder: DualEncoder = encoder.train()
@@ -57,7 +57,7 @@ class BareStep:
         self.optimizer.zero_grad()
 
 
-def compare(scene: Scene, folder: Path, rounds: int, steps: int) -> dict[str, float]:
+def compare(scene: TrainFixture, folder: Path, rounds: int, steps: int) -> dict[str, float]:
     """Time the loop and the bare step in turn.
 
     Args:
@@ -93,7 +93,7 @@ def compare(scene: Scene, folder: Path, rounds: int, steps: int) -> dict[str, fl
     }
 
 
-def loader_alone(scene: Scene, rounds: int) -> dict[str, float]:
+def loader_alone(scene: TrainFixture, rounds: int) -> dict[str, float]:
     """Read, crop and augment batches in one thread, without a model.
 
     Args:
@@ -121,7 +121,7 @@ def loader_alone(scene: Scene, rounds: int) -> dict[str, float]:
     }
 
 
-def memory(scene: Scene, folder: Path, steps: int) -> dict[str, float]:
+def memory(scene: TrainFixture, folder: Path, steps: int) -> dict[str, float]:
     """Follow this process's memory through a run.
 
     Args:

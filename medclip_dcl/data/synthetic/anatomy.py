@@ -25,7 +25,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Pose:
-    """How the chest lies on the detector."""
+    """How the chest is on the detector."""
 
     shift_x: float
     shift_y: float

@@ -1,4 +1,4 @@
-"""Faults planted in a generated tree, each in a ledger: what a check must find, and no more.
+"""Faults planted in a generated tree, each in a fault list: what a check must find, and no more.
 
 Every fault falls on a patient of its own, so that none hides another. What each spoils
 is written again from the plan of the study, so a killed run plants the same again.
@@ -29,8 +29,8 @@ from medclip_dcl.data.synthetic.tables import Item, Row, TableFaults, to_csv
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_bytes
 
-LEDGER = "truth/faults.csv"
-"""The ledger, relative to the tree's root."""
+FAULT_LIST = "truth/faults.csv"
+"""The fault list, relative to the tree's root."""
 
 _OTHER_SPLIT = {"train": "test", "validate": "train", "test": "validate"}
 """Patients of the test split have boxes: put in train they would be a second fault."""
@@ -123,7 +123,7 @@ def plant_faults(
     planted: Sequence[Planted],
     size_px: int,
 ) -> list[Patient]:
-    """Spoil the files that the ledger names.
+    """Spoil the files that the fault list names.
 
     Args:
         folder: the draft's directory, all images and reports written.
@@ -186,8 +186,8 @@ def table_faults(patients: Sequence[Patient], planted: Sequence[Planted]) -> Tab
     )
 
 
-def write_ledger(planted: Sequence[Planted]) -> bytes:
-    """Write the ledger.
+def write_fault_list(planted: Sequence[Planted]) -> bytes:
+    """Write the fault list.
 
     Returns:
         UTF-8 CSV: fault, ids, the copied image, and the code by which a check names it.
@@ -195,13 +195,13 @@ def write_ledger(planted: Sequence[Planted]) -> bytes:
     return to_csv([item._asdict() | {"code": item.code} for item in planted])
 
 
-def read_ledger(root: Path) -> list[Planted]:
-    """Read the ledger of a generated tree.
+def read_fault_list(root: Path) -> list[Planted]:
+    """Read the fault list of a generated tree.
 
     Returns:
-        The planted faults; none where the tree has no ledger.
+        The planted faults; none where the tree has no fault list.
     """
-    path = root / LEDGER
+    path = root / FAULT_LIST
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as stream:
@@ -317,4 +317,4 @@ _PLANS: dict[str, Callable[[Item, Item, int], tuple[Item, DrawnImage]]] = {
     "blank_view": _blank_view,
     "copied_study": _copied,
 }
-"""Faults that change what the tables say of the image, too."""
+"""Faults that change what the tables say about the image, too."""

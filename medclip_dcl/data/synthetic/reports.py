@@ -37,7 +37,7 @@ class Meaning:
     uncertain: bool = False
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
-        """Tell whether the sentence is true of an image.
+        """Return whether the sentence is true of an image.
 
         Returns:
             True where each asserted finding is there and no denied one is.
@@ -113,7 +113,7 @@ def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
     sentences = []
     for noun in words.fine or words.coarse:
         article, _, phrase = noun.partition("|")
-        for choice in range(len(_limiter(finding)) if "{" in phrase else 1):
+        for choice in range(len(_locations(finding)) if "{" in phrase else 1):
             filled = _filled(phrase, finding, choice)
             sentences.append(_sentence("There {is} {a_np}.", article, filled))
     return tuple(dict.fromkeys(sentences))
@@ -168,7 +168,7 @@ def _sentence(carrier: str, article: str, phrase: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _limiter(finding: FineFinding) -> tuple[str, ...]:
+def _locations(finding: FineFinding) -> tuple[str, ...]:
     if not finding.zone:
         return ("",)
     table = wording.RIB_ADJECTIVES if finding.type == "rib fracture" else wording.ZONE_ADJECTIVES
@@ -176,13 +176,13 @@ def _limiter(finding: FineFinding) -> tuple[str, ...]:
 
 
 def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:
-    return _filled(phrase, finding, int(generator.integers(len(_limiter(finding)))))
+    return _filled(phrase, finding, int(generator.integers(len(_locations(finding)))))
 
 
 def _filled(phrase: str, finding: FineFinding, choice: int) -> str:
-    place = _limiter(finding)[choice]
+    location = _locations(finding)[choice]
     side = finding.side
-    return phrase.format(place=place, rib=place, side=side, Side=side.capitalize())
+    return phrase.format(place=location, rib=location, side=side, Side=side.capitalize())
 
 
 def _pick(options: Sequence[str], generator: np.random.Generator) -> str:
@@ -244,7 +244,7 @@ class Report:
 
 
 def draw_report(findings: dict[FineFinding, float], generator: np.random.Generator) -> Report:
-    """Write what a radiologist would say of a study.
+    """Write what a radiologist would say about a study.
 
     Args:
         findings: everything that the study shows -> severity in [0, 1].

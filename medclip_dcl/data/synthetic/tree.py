@@ -13,13 +13,13 @@ from threadpoolctl import threadpool_limits
 
 from medclip_dcl.artifact import ArtifactType, ArtifactWriter
 from medclip_dcl.data.synthetic.faults import (
-    LEDGER,
+    FAULT_LIST,
     Planted,
     choose_faults,
     describe_image,
     plant_faults,
     table_faults,
-    write_ledger,
+    write_fault_list,
 )
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS
 from medclip_dcl.data.synthetic.patients import (
@@ -90,7 +90,7 @@ def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> d
     spoilt = table_faults(patients, planted)
     tables = release_tables(patients, drawn, spoilt) | truth_tables(patients, drawn)
     if planted:
-        tables[LEDGER] = write_ledger(planted)
+        tables[FAULT_LIST] = write_fault_list(planted)
     for name, content in tables.items():
         write_bytes(folder / name, content)
     shutil.rmtree(folder / _PARTS)

@@ -1,7 +1,7 @@
 """What radiologists write: nouns, places, carriers and negations per type of finding.
 
 A noun is written `article|phrase`: `a` takes an article, `` (mass) takes none and `+` is
-a plural. `{place}`, `{rib}`, `{side}` and `{Side}` are filled from the fine finding.
+a plural. `{write_to}`, `{rib}`, `{side}` and `{Side}` are filled from the fine finding.
 """
 
 from dataclasses import dataclass

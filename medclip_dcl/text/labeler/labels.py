@@ -1,4 +1,4 @@
-"""Labels: what a sentence or a report says of the 13 CheXpert findings.
+"""Labels: what a sentence or a report says about the 13 CheXpert findings.
 
 The rules, in the order in which they are applied:
     1  A text is cut into sentences at full stops that are not in a number, at semicolons,
@@ -155,7 +155,7 @@ _CHECKED_WHERE_NORMAL = (
 
 @dataclass(frozen=True)
 class ReportLabels:
-    """What a text says of the findings.
+    """What a text says about the findings.
 
     Attributes:
         asserted: finding -> sides ("left", "right"); empty where no side is named.
@@ -194,7 +194,7 @@ class ReportLabels:
 
 
 def read_claims(text: str) -> ReportLabels:
-    """Read what a sentence or a whole report says of the findings.
+    """Read what a sentence or a whole report says about the findings.
 
     Args:
         text: findings, impression or one sentence; any text is allowed.

@@ -3,7 +3,7 @@
 Of the side words between two concepts, those after the last joint ("and", "with", a
 comma, a verb ...) belong to the later concept and the rest to the earlier. A concept
 without a side takes its neighbour's, where only "and", "or", "with" and words of size
-lie between them: "left effusion and atelectasis", "effusion and atelectasis on the left".
+are between them: "left effusion and atelectasis", "effusion and atelectasis on the left".
 """
 
 from collections.abc import Sequence

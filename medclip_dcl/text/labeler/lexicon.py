@@ -1,4 +1,4 @@
-"""What reports call the findings, and the words that decide what is said of them, as data.
+"""What reports call the findings, and the words that decide what is said about them, as data.
 
 Our own lists. A cue stands for what it does, and the reading rules know only that. A concept
 is the finest thing told apart; several concepts may be one CheXpert finding, and some are

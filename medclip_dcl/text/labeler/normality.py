@@ -1,8 +1,8 @@
-"""Clause -> what it says of parts of the image: "heart size is normal", "lungs are clear".
+"""Clause -> what it says about parts of the image: "heart size is normal", "lungs are clear".
 
 A part that is called normal denies its concepts; one that is called enlarged asserts its
-own. "No abnormality" makes the part that it is said of normal, and the image where it is
-said of none. The parts meant stand before the quality ("heart and lungs are normal"),
+own. "No abnormality" makes the part that it is said about normal, and the image where it is
+said about none. The parts meant stand before the quality ("heart and lungs are normal"),
 else just after it ("normal heart size and mediastinal contours").
 """
 
@@ -25,7 +25,7 @@ _NEAR = 3
 def read_regions(
     clause: Sequence[Mark], polarities: Sequence[Polarity]
 ) -> tuple[list[Mention], bool]:
-    """Read what a clause says of parts of the image.
+    """Read what a clause says about parts of the image.
 
     Args:
         clause: marks of one clause.

@@ -156,7 +156,7 @@ def _singular(word: str) -> str:
 
 
 class Polarity(Enum):
-    """What a sentence says of a concept that it names."""
+    """What a sentence says about a concept that it names."""
 
     ASSERTED = "asserted"
     NEGATED = "negated"

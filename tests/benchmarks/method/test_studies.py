@@ -1,4 +1,4 @@
-"""The rows of the generated studies are recipes that the product accepts."""
+"""The rows of the generated studies are configs that the product accepts."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.reliability.crash_targets import TINY
-from benchmarks.reliability.index_swap import Standing, arm, write_scene
+from benchmarks.reliability.index_swap import IndexSwap, arm, write_fixture
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
 from medclip_dcl.files import write_text
 from pipelines.build_index import main
@@ -23,37 +23,37 @@ def build(work: Path) -> None:
 
 
 def test_an_index_that_is_gone_damaged_or_answers_otherwise_is_counted(tmp_path: Path) -> None:
-    base = write_scene(tmp_path / "base", build)
+    base = write_fixture(tmp_path / "base", build)
     new = Path(shutil.copytree(base, tmp_path / "new"))
     build(new)
-    standing = Standing.between(base, new)
+    index_swap = IndexSwap.between(base, new)
     for work in (base, new):
-        standing.ask(work)
+        index_swap.ask(work)
     (base / "index").rename(base / ".index.retired")
-    standing.ask(base)
-    assert standing.counts() == {"asked": 3, "unserved": 0, "replacing": 1}
+    index_swap.ask(base)
+    assert index_swap.counts() == {"asked": 3, "unserved": 0, "replacing": 1}
 
     for part in ("pooled-00003.npy", "artifact.json"):
         path = new / "index" / part
         whole = path.read_bytes()
         path.write_bytes(whole[:-2] + b"00")
-        standing.ask(new)
+        index_swap.ask(new)
         path.write_bytes(whole)
-    assert standing.unserved == 2
+    assert index_swap.unserved == 2
     shutil.rmtree(base / ".index.retired")
-    standing.ask(base)
-    assert standing.unserved == 3
-    otherwise = Standing(standing.digest, old=standing.new, new=standing.old)
+    index_swap.ask(base)
+    assert index_swap.unserved == 3
+    otherwise = IndexSwap(index_swap.digest, old=index_swap.new, new=index_swap.old)
     otherwise.ask(new)
     assert otherwise.unserved == 1
 
 
 def test_an_old_index_that_answers_as_the_new_one_proves_nothing(tmp_path: Path) -> None:
-    work = write_scene(tmp_path / "base", build)
+    work = write_fixture(tmp_path / "base", build)
     shutil.rmtree(work / "model")
     shutil.copytree(work / "old_model", work / "model")
     with pytest.raises(ValueError, match="give them other models"):
-        Standing.between(work, work)
+        IndexSwap.between(work, work)
 
 
 def write(work: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.reliability.crash_targets import KILLS, VICTIMS, vectors
+from benchmarks.reliability.crash_targets import CRASH_TARGETS, KILLS, vectors
 from benchmarks.reliability.kills import Count
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 
@@ -26,9 +26,9 @@ def test_kills_suffice_when_enough_of_them_hit_a_flush() -> None:
 
 
 def test_the_long_count_kills_every_job_sixty_times() -> None:
-    assert {victim.kills("long") for victim in VICTIMS} == {KILLS["long"]} == {60}
-    assert all(victim.kills("quick") >= 1 for victim in VICTIMS)
-    assert {victim.job: victim.flushes("long") for victim in VICTIMS} == {
+    assert {target.kills("long") for target in CRASH_TARGETS} == {KILLS["long"]} == {60}
+    assert all(target.kills("quick") >= 1 for target in CRASH_TARGETS)
+    assert {target.job: target.flushes("long") for target in CRASH_TARGETS} == {
         "prepare_images": 20,
         "score_sentences": 20,
         "train": 30,

@@ -22,8 +22,8 @@ def test_differences_are_levels_between_the_same_images(tmp_path: Path) -> None:
     dicom.write_bytes(dicom_bytes(ramp(600, 700)))
     jpeg.write_bytes(raster_bytes(ramp(600, 700, 255).astype(np.uint8), "jpeg", quality=95))
     with Decoder(ImagesConfig(), 1) as decoder:
-        for path, rival in ((dicom, prepare.rival_dicom), (jpeg, prepare.rival_jpeg)):
-            found = prepare.differences(decoder, rival, [path])
+        for path, baseline in ((dicom, prepare.rival_dicom), (jpeg, prepare.rival_jpeg)):
+            found = prepare.differences(decoder, baseline, [path])
             assert 0 < found["mean_difference"] < 0.5
             assert found["max_difference"] < 2
         found = prepare.differences(decoder, lambda path: 255 - prepare.rival_dicom(path), [dicom])

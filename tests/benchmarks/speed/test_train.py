@@ -5,26 +5,30 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fixtures.corpus import write_corpus
-from benchmarks.speed.train.fixtures import Scene, run_loop, set_scene
+from benchmarks.speed.train.fixtures import TrainFixture, make_fixture, run_loop
 from benchmarks.speed.train.steps import BareStep, loader_alone, memory
 from medclip_dcl.training.logging import read_metrics
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+def train_fixture(tmp_path_factory: pytest.TempPathFactory) -> TrainFixture:
     work = write_corpus(tmp_path_factory.mktemp("images") / "work", size_px=40, dropout=0.0)
-    return set_scene(work, batch=4, input_px=32)
+    return make_fixture(work, batch=4, input_px=32)
 
 
-def test_the_loop_is_the_trainer_s_and_is_seen_at_every_step(scene: Scene, tmp_path: Path) -> None:
-    seen = run_loop(scene, tmp_path / "run", 3, look=lambda: "step")
+def test_the_loop_is_the_trainer_s_and_is_seen_at_every_step(
+    train_fixture: TrainFixture, tmp_path: Path
+) -> None:
+    seen = run_loop(train_fixture, tmp_path / "run", 3, look=lambda: "step")
     assert seen == ["step"] * 3
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
 
 
-def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(scene: Scene, tmp_path: Path) -> None:
-    run_loop(scene, tmp_path / "run", 1, look=lambda: None)
-    bare = BareStep(scene)
+def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(
+    train_fixture: TrainFixture, tmp_path: Path
+) -> None:
+    run_loop(train_fixture, tmp_path / "run", 1, look=lambda: None)
+    bare = BareStep(train_fixture)
     batch = bare.batch
     regions, sentences = bare.encoder(bare.pixels, batch.input_ids, batch.attention_mask)
     loss = bare.objective(bare.encoder, regions, sentences, batch).loss
@@ -35,17 +39,19 @@ def test_the_bare_step_has_the_loss_of_the_loop_s_first_step(scene: Scene, tmp_p
     assert bare.encoder.gamma.item() != before
 
 
-def test_the_sentences_differ_in_length_from_step_to_step(scene: Scene) -> None:
-    assert len({scene.dataset.batch(step).input_ids.shape[1] for step in range(6)}) > 1
+def test_the_sentences_differ_in_length_from_step_to_step(train_fixture: TrainFixture) -> None:
+    assert len({train_fixture.dataset.batch(step).input_ids.shape[1] for step in range(6)}) > 1
 
 
-def test_the_loader_s_parts_make_up_its_speed(scene: Scene) -> None:
-    found = loader_alone(scene, 5)
+def test_the_loader_s_parts_make_up_its_speed(train_fixture: TrainFixture) -> None:
+    found = loader_alone(train_fixture, 5)
     per_image = 1e-6 * (found["read_us"] + found["augment_us"])
     assert found["loader_images_per_core_s"] == pytest.approx(1 / per_image)
 
 
-def test_memory_is_followed_after_the_first_ten_steps(scene: Scene, tmp_path: Path) -> None:
-    found = memory(scene, tmp_path / "run", 12)
+def test_memory_is_followed_after_the_first_ten_steps(
+    train_fixture: TrainFixture, tmp_path: Path
+) -> None:
+    found = memory(train_fixture, tmp_path / "run", 12)
     assert found["memory_peak_mb"] > 100
     assert abs(found["memory_mb_per_step"]) < 20

@@ -58,7 +58,7 @@ def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
 
 
 def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
-    # 100 x 200 pixels: a crop of 93, from (53, 3); its cells are 23.25 wide. The finding lies in
+    # 100 x 200 pixels: a crop of 93, from (53, 3); its cells are 23.25 wide. The finding is in
     # cell (0, 1), x 76.25 to 99.5.
     crop = replace(shown({(0, 1): "fluid"}, size_px=(100, 200)), geometry="biovil")
     assert crop.window(0) == Window(53, 3, 93, 93)

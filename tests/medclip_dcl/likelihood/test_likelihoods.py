@@ -37,8 +37,8 @@ def test_parts_are_read_back_and_leave_nothing_else(tmp_path):
 def test_a_damaged_part_is_left_out_and_counted(tmp_path, harm):
     for key in KEYS:
         write_part(tmp_path, rows(key))
-    victim = next(tmp_path.iterdir())
-    victim.write_bytes(harm(victim.read_bytes()))
+    target = next(tmp_path.iterdir())
+    target.write_bytes(harm(target.read_bytes()))
     table, damaged = read_parts(tmp_path)
     assert (table.num_rows, damaged) == (1, 1)
 

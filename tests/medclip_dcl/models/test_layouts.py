@@ -16,7 +16,7 @@ BOTTLENECK = ImageEncoderConfig(depths=(1, 2), widths=(16, 32), layer="bottlenec
 
 
 def biovil(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """BioViL: the trunk two modules down, its own projector beside it."""
+    """BioViL: the trunk two modules down, its own projector next to it."""
     trunk = {f"encoder.encoder.{key}": value for key, value in state.items()}
     head = {"projector.model.0.weight": torch.zeros(4, 16, 1, 1)}
     return trunk | head | {"projector.model.1.running_mean": torch.zeros(4)}

@@ -80,5 +80,5 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
         fill_text_encoder(text_encoder(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(CheckpointError, match="no readable safetensors"):
+    with pytest.raises(CheckpointError, match="not a readable safetensors"):
         fill_text_encoder(text_encoder(), tmp_path)

@@ -26,7 +26,7 @@ CAP, FLOOR = 0.2, 0.004
 
 
 def simulate(a, k, sigma, seed, sentences=3000):
-    """Sentences whose log rho lies about log a + k log p; rho above 1 is cut off there."""
+    """Sentences whose log rho is about log a + k log p; rho above 1 is cut off there."""
     rng = np.random.default_rng(seed)
     pll_nats = -rng.gamma(2, 6, sentences)
     rho = np.exp(math.log(a) + k * pll_nats + sigma * rng.normal(size=sentences))
@@ -34,7 +34,7 @@ def simulate(a, k, sigma, seed, sentences=3000):
 
 
 def assume_told(evidence):
-    """A line can be found where a quarter of the shares lie between floor and cap."""
+    """A line can be found where a quarter of the shares are between floor and cap."""
     assume(np.mean((evidence.share >= FLOOR) & (evidence.share < CAP)) >= 0.25)
 
 

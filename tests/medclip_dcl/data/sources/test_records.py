@@ -1,4 +1,4 @@
-"""What the contract says of inputs is what the readers read."""
+"""What the contract says about inputs is what the readers read."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Planted faults: as many as asked, where the ledger says, and what it says."""
+"""Planted faults: as many as asked, where the fault list says, and what it says."""
 
 import csv
 import gzip
@@ -11,7 +11,7 @@ import pytest
 
 from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_header, write_artifact
 from medclip_dcl.data.synthetic import tree
-from medclip_dcl.data.synthetic.faults import FAULTS, LEDGER, Planted, read_ledger
+from medclip_dcl.data.synthetic.faults import FAULT_LIST, FAULTS, Planted, read_fault_list
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.data.synthetic.tables import BOX_TABLE
 from medclip_dcl.errors import ConfigError
@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planted(root: Path) -> dict[str, Planted]:
-    return {item.fault: item for item in read_ledger(root)}
+    return {item.fault: item for item in read_fault_list(root)}
 
 
 def image(root: Path, item: Planted, image_id: str = "") -> Path:
@@ -55,13 +55,13 @@ def report(root: Path, item: Planted) -> Path:
 
 
 def test_the_ledger_names_every_kind_once_and_no_patient_twice(root: Path) -> None:
-    planted_faults = read_ledger(root)
+    planted_faults = read_fault_list(root)
     assert Counter(item.fault for item in planted_faults) == dict.fromkeys(FAULTS, 1)
     assert len({item.subject_id for item in planted_faults}) == len(FAULTS)
 
 
 def test_the_codes_of_the_ledger_are_those_of_the_kinds(root: Path) -> None:
-    assert {row["fault"]: row["code"] for row in rows(root / LEDGER)} == {
+    assert {row["fault"]: row["code"] for row in rows(root / FAULT_LIST)} == {
         name: fault.code for name, fault in FAULTS.items()
     }
 
@@ -139,8 +139,8 @@ def test_the_same_faults_are_planted_after_a_kill(
 def test_a_tree_without_faults_has_no_ledger(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"patients": 3, "faults": 0})
     artifact = write(tmp_path / "studies", settings)
-    assert LEDGER not in artifact.files
-    assert read_ledger(artifact.path) == []
+    assert FAULT_LIST not in artifact.files
+    assert read_fault_list(artifact.path) == []
 
 
 def test_more_faults_than_patients_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The mood at every concept of a clause."""
+"""The polarity at every concept of a clause."""
 
 import pytest
 
