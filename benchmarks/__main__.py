@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "evaluation")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
-METHOD = ("bias", "calibration", "compare", "demo", "labeler", "method")
-METHOD += ("real_images", "table1")
+METHOD = ("bias", "compare", "demo", "labeler", "method")
+METHOD += ("real_images", "table1", "eta_calibration.study")
 
 LONG = ("kills", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")
 LONG += ("compare", "service", "serve", "retrieve")
