@@ -18,7 +18,7 @@ from torch.nn import functional
 Images = Float[Tensor, "images channels height width"]
 
 
-class CropParams(NamedTuple):
+class Views(NamedTuple):
     """How each view of each image is seen: tensors (2, images), on the CPU."""
 
     top: Tensor  # crop, pixels
@@ -33,7 +33,7 @@ class CropParams(NamedTuple):
     blur_px: Tensor  # deviation of the Gaussian; 0: none
 
 
-def draw_views(rng: np.random.Generator, images: int, args: Namespace) -> CropParams:
+def draw_views(rng: np.random.Generator, images: int, args: Namespace) -> Views:
     """Draw two views of every image of a global batch; each process takes its part.
 
     Args:
@@ -60,13 +60,13 @@ def draw_views(rng: np.random.Generator, images: int, args: Namespace) -> CropPa
     blur_px = np.where(blurred, rng.uniform(0.1, 2.0, shape), 0.0)
     drawn = (*corner, *sides, angle, flipped, order, factors, grayed, blur_px)
     plain = (value.astype(np.float32) if value.dtype.kind == "f" else value for value in drawn)
-    return CropParams(*map(torch.from_numpy, plain))
+    return Views(*map(torch.from_numpy, plain))
 
 
-def show(pixels: UInt8[Tensor, "images channels size size"], views: CropParams) -> Images:
+def show(pixels: UInt8[Tensor, "images channels size size"], views: Views) -> Images:
     """Show both views of each image, normalized: all first ones before all second ones."""
     order = views.order.flatten(0, 1)  # stays on the CPU, so that no device is waited for
-    views = CropParams(*(value.flatten(0, 1).to(pixels.device) for value in views))
+    views = Views(*(value.flatten(0, 1).to(pixels.device) for value in views))
     seen = crop((pixels / 255).repeat(2, 1, 1, 1), views)
     seen = jitter_colors(seen, order, views.factors)
     seen = torch.where(_each(views.grayed), luma(seen), seen)
@@ -78,7 +78,7 @@ def normalize(images: Images) -> Images:
     return images * 4 - 2
 
 
-def crop(images: Images, views: CropParams) -> Images:
+def crop(images: Images, views: Views) -> Images:
     """Cut out, turn and mirror each image's crop and scale it up: bilinear, edges repeated."""
     size = images.shape[-1]
     top, left, height, width, angle, flipped = (value.view(-1, 1, 1) for value in views[:6])
