@@ -4,7 +4,7 @@ Geometry `paper`: the whole image is stretched onto the model's input, so cell (
 column j) of an R x C grid covers the rectangle [j W/C, (j+1) W/C) x [i H/R, (i+1) H/R) of
 an H x W image. Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 
-Where on the image the grid of regions lies: all of it, or BioViL's central crop.
+Where on the image the grid of regions is: all of it, or BioViL's central crop.
 
 Pixel (y, x) covers [x, x + 1) x [y, y + 1), as boxes are measured.
 """
@@ -241,7 +241,7 @@ def heatmap(
     Args:
         grid: one score per cell of the window.
         geometry: `biovil` smooths the grid first.
-        window: where the grid lies, within the image.
+        window: position of the grid on the image.
         height_px: height of the image.
         width_px: width of the image.
 

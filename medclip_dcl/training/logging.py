@@ -120,7 +120,7 @@ _PACKAGES = {"tensorboard": "tensorboardX", "comet_ml": "comet-ml"}
 
 
 def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
-    """Give what an `Accelerator` must be told of trackers.
+    """Give the arguments about trackers that an `Accelerator` takes.
 
     Args:
         settings: which ones.
@@ -149,7 +149,7 @@ def open_trackers(accelerator: Accelerator, config: Config, step: int) -> None:
 
     Args:
         accelerator: with the arguments of `tracker_options`.
-        config: the configuration; trackers are told seed, model, objective and loop.
+        config: the configuration; trackers record seed, model, objective and loop.
         step: steps that the run has done; TensorBoard drops what a killed run wrote later.
     """
     if not accelerator.log_with:

@@ -86,7 +86,7 @@ class Objective:
     """The configured loss."""
 
     settings: ObjectiveConfig
-    """Kind of loss and what it is told about negatives."""
+    """Kind of loss, and what it knows about negatives."""
 
     def __call__(self, inputs: ObjectiveInputs) -> ObjectiveOutput:
         """Compute loss and gauges of one direction.

@@ -109,7 +109,7 @@ class TrainConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """The loss and what it is told about negatives."""
+    """The loss, and what it knows about negatives."""
 
     kind: Literal["infonce", "debiased", "multipositive", "sigmoid"] = "debiased"
     """`debiased` with `eta.source: pll` is the paper's."""
