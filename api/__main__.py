@@ -2,10 +2,10 @@
 
 import sys
 
-from api.memory import keep_memory
+from .memory import keep_memory
 
 if __name__ == "__main__":
     keep_memory()  # before a library starts its first thread, which would get a heap of its own
-    from api.launcher import main
+    from .launcher import main
 
     sys.exit(main())

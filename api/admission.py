@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from api.errors import ApiError
-from api.logging import Metrics
-from api.request_state import state_of
+from .errors import ApiError
+from .logging import Metrics
+from .request_state import state_of
 
 _Answer = TypeVar("_Answer")
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
 
-from api.admission import ConcurrencyLimiter
-from api.auth import read_auth
-from api.errors import add_handlers
-from api.logging import Metrics
-from api.middleware import AdmissionMiddleware, RequestContextMiddleware, close_silent
-from api.model_manager import ModelManager
-from api.openapi import install_openapi
-from api.routes import classify, ground, health, model, pixels, retrieve, viewer
-from api.settings import FILE_VARIABLE, MAX_FIELD_KB, MAX_FIELDS, ServeSettings, read_settings
+from .admission import ConcurrencyLimiter
+from .auth import read_auth
+from .errors import add_handlers
+from .logging import Metrics
+from .middleware import AdmissionMiddleware, RequestContextMiddleware, close_silent
+from .model_manager import ModelManager
+from .openapi import install_openapi
+from .routes import classify, ground, health, model, pixels, retrieve, viewer
+from .settings import FILE_VARIABLE, MAX_FIELD_KB, MAX_FIELDS, ServeSettings, read_settings
 
 _ROUTERS = (classify, ground, retrieve, pixels, model, health)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from api.logging import log
-from api.request_state import state_of
-from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
+
+from .logging import log
+from .request_state import state_of
+from .settings import ServeSettings
 
 SHORTEST_KEY = 32
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

@@ -20,11 +20,12 @@ import torch
 from fastapi import Request
 from torch import Tensor
 
-from api.admission import has_left, outcome
-from api.errors import ApiError
-from api.logging import Metrics
-from api.request_state import state_of
 from medclip_dcl.inference.predictor import Predictor
+
+from .admission import has_left, outcome
+from .errors import ApiError
+from .logging import Metrics
+from .request_state import state_of
 
 _Answer = TypeVar("_Answer")
 _Square = npt.NDArray[np.uint8]

@@ -4,12 +4,13 @@ from typing import Annotated
 
 from fastapi import Depends, File, Form, Request, UploadFile
 
-from api.errors import ApiError
-from api.model_manager import ModelManager, ServingState
-from api.settings import MAX_PHRASES
-from api.uploads import plain_text, read_upload, wants_picture
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import SquareImage
+
+from .errors import ApiError
+from .model_manager import ModelManager, ServingState
+from .settings import MAX_PHRASES
+from .uploads import plain_text, read_upload, wants_picture
 
 
 async def get_serving(request: Request) -> ServingState:

@@ -11,10 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from api.request_state import state_of
 from medclip_dcl.data.images import REASONS
 from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.schemas import FailureAnswer
+
+from .request_state import state_of
 
 ERRORS: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is not a well-formed multipart form within the limits"),

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import uvicorn
 
-from api.app import create_app
-from api.auth import is_loopback
-from api.logging import configure_logging
-from api.settings import ServeSettings, read_settings
 from medclip_dcl import model_package
 from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
+
+from .app import create_app
+from .auth import is_loopback
+from .logging import configure_logging
+from .settings import ServeSettings, read_settings
 
 _BACKLOG = 1024
 _LONGEST_HEAD = 16 * 1024

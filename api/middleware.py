@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.admission import ConcurrencyLimiter
-from api.auth import Auth
-from api.errors import ApiError, error_response
-from api.logging import Metrics, log, log_fault
-from api.request_state import RequestState, state_of
-from api.settings import ServeSettings
-from api.uploads import set_image_aside
+from .admission import ConcurrencyLimiter
+from .auth import Auth
+from .errors import ApiError, error_response
+from .logging import Metrics, log, log_fault
+from .request_state import RequestState, state_of
+from .settings import ServeSettings
+from .uploads import set_image_aside
 
 
 class AdmissionMiddleware:

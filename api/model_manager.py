@@ -15,18 +15,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from api.admission import WorkerSlots
-from api.batching import MicroBatcher
-from api.errors import ApiError
-from api.logging import Metrics, log, log_fault
-from api.memory import give_memory_back
-from api.settings import ServeSettings
 from medclip_dcl.artifact import HEADER
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ArtifactStale, ArtifactUnreadable, MedclipError
 from medclip_dcl.inference.predictor import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
+
+from .admission import WorkerSlots
+from .batching import MicroBatcher
+from .errors import ApiError
+from .logging import Metrics, log, log_fault
+from .memory import give_memory_back
+from .settings import ServeSettings
 
 _WARM_UP_PX = 64
 _IDLE_S = 10.0

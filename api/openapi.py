@@ -5,8 +5,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.auth import OPEN_PATHS
-from api.settings import (
+from medclip_dcl.data.sources.records import SPLITS
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+from .auth import OPEN_PATHS
+from .settings import (
     MAX_FIELD_KB,
     MAX_FIELDS,
     MAX_FINDINGS,
@@ -15,8 +18,6 @@ from api.settings import (
     MAX_TEXT_CHARS,
     ServeSettings,
 )
-from medclip_dcl.data.sources.records import SPLITS
-from medclip_dcl.text.labeler.lexicon import LABELS
 
 _ABOUT = (
     "Research use only, not a medical device. Every route is reachable under `/v1` too. Empty "

@@ -7,11 +7,12 @@ from typing import Any
 
 from fastapi import Request, UploadFile
 
-from api.errors import ApiError
-from api.request_state import state_of
-from api.settings import MAX_FINDINGS, MAX_TEXT_CHARS
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference.zero_shot import Finding, parse_prompts
+
+from .errors import ApiError
+from .request_state import state_of
+from .settings import MAX_FINDINGS, MAX_TEXT_CHARS
 
 _LARGE = 256 * 1024
 _LONGEST_HEAD = 4096

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.stages import STAGES, TOOLS
+from .stages import STAGES, TOOLS
 
 
 def job_summaries(names: Sequence[str] = (*STAGES, *TOOLS)) -> dict[str, str]:

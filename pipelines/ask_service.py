@@ -21,7 +21,8 @@ from medclip_dcl.files import path_under, write_text
 from medclip_dcl.retrieval import embeddings
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 ANSWERS = "service_answers.json"
 _SETTINGS = Path("configs/serve.yaml")

@@ -14,7 +14,8 @@ from medclip_dcl.errors import ArtifactMissing, ConfigError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.text import sentences
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import Source, write_manifest
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def read_source(config: Config) -> Source:

@@ -24,7 +24,8 @@ from medclip_dcl.evaluation.questions import source_root
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 SPLIT = "validate"
 """Training images do not show what the model can do, and test images must stay unseen."""

@@ -28,8 +28,9 @@ from medclip_dcl.progress import Progress
 from medclip_dcl.reporting.page import render_check
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text.sentences import SPLITTER, used_sections
-from pipelines.build_manifest import read_source
-from pipelines.job import Job, run_job
+
+from .build_manifest import read_source
+from .job import Job, run_job
 
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""

@@ -29,7 +29,8 @@ from medclip_dcl.evaluation.compare import (
     read_sample_results,
 )
 from medclip_dcl.files import write_text
-from pipelines.cli import command_parser, run_command
+
+from .cli import command_parser, run_command
 
 SAMPLES = 1000
 

@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
-from pipelines.cli import command_parser, config_of, run_command
+
+from .cli import command_parser, config_of, run_command
 
 _PYTHON = (3, 11), (3, 14)
 _LEAST_FREE_GIB = 5

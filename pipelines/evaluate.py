@@ -21,7 +21,8 @@ from medclip_dcl.files import sha256_file
 from medclip_dcl.inference.predictor import load
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

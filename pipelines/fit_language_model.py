@@ -14,7 +14,8 @@ from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood import fitting, masked_lm
 from medclip_dcl.text import sentences
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

@@ -7,7 +7,8 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, writ
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data.synthetic.tree import ARTIFACT, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

@@ -22,7 +22,8 @@ from medclip_dcl.artifact import (
 )
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
-from pipelines.cli import command_parser, config_of, run_command
+
+from .cli import command_parser, config_of, run_command
 
 STOPPED = 75
 

@@ -39,9 +39,10 @@ from medclip_dcl.training.performance import (
     estimate_training_memory,
     measure_throughput,
 )
-from pipelines.cli import command_parser, config_of, run_command
-from pipelines.doctor import Finding
-from pipelines.false_negatives import PAPER_BATCH, false_negatives
+
+from .cli import command_parser, config_of, run_command
+from .doctor import Finding
+from .false_negatives import PAPER_BATCH, false_negatives
 
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.manifest import stamp_files
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

@@ -28,7 +28,8 @@ from medclip_dcl.artifact import HEADER, Artifact, open_artifact
 from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError, HubError
 from medclip_dcl.export import cards_of, export_model
-from pipelines.cli import command_parser, config_of, run_command
+
+from .cli import command_parser, config_of, run_command
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:

@@ -8,7 +8,8 @@ from medclip_dcl.artifact import ArtifactWriter
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

@@ -18,7 +18,8 @@ from medclip_dcl.distributed import joined
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.text import sentences
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

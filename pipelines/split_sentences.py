@@ -12,7 +12,8 @@ from medclip_dcl.data import manifest
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import SPLITTER
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

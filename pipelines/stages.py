@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
-from pipelines.cli import command_parser, config_of, run_command
+
+from .cli import command_parser, config_of, run_command
 
 _ALWAYS, _ON_REQUEST = True, False
 _STAGES = {

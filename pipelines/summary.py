@@ -9,8 +9,9 @@ from medclip_dcl.artifact import HEADER, read_artifact_header
 from medclip_dcl.config import resolve_path
 from medclip_dcl.evaluation import results
 from medclip_dcl.retrieval import embeddings
-from pipelines.cli import command_parser, config_of, run_command
-from pipelines.write_report import REPORT
+
+from .cli import command_parser, config_of, run_command
+from .write_report import REPORT
 
 
 def summary_lines(work: Path) -> list[str]:

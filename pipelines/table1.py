@@ -31,10 +31,11 @@ from medclip_dcl.evaluation.compare import (
 )
 from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
-from pipelines.job import STOPPED, Job, Stopped, run_job
-from pipelines.stages import STAGES, stages_of
-from pipelines.table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
-from pipelines.table1_runs import Run, do_runs, plan_runs
+
+from .job import STOPPED, Job, Stopped, run_job
+from .stages import STAGES, stages_of
+from .table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
+from .table1_runs import Run, do_runs, plan_runs
 
 FOLDER = "table1"
 FIGURES = "table1.json"

@@ -39,9 +39,10 @@ from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
-from pipelines import build_eta_cache, evaluate, train
-from pipelines.job import STOPPED, Stopped
-from pipelines.table1_rows import Row
+
+from . import build_eta_cache, evaluate, train
+from .job import STOPPED, Stopped
+from .table1_rows import Row
 
 SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 """Artifacts that all runs read."""

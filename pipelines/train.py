@@ -41,7 +41,8 @@ from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.trainer import TrainInputs, TrainResult, start_accelerator, train
-from pipelines.job import Job, Stopped, run_job
+
+from .job import Job, Stopped, run_job
 
 
 def build(job: Job) -> None:

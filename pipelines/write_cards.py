@@ -20,7 +20,8 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_text
 from medclip_dcl.reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
 from medclip_dcl.reporting.sources import find_sources
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 
 def build(job: Job) -> None:

@@ -14,7 +14,8 @@ from medclip_dcl.files import write_text
 from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.reporting.page import render_report
 from medclip_dcl.reporting.sources import find_sources
-from pipelines.job import Job, run_job
+
+from .job import Job, run_job
 
 REPORT = "report.html"
 """Name of the page, in the run's folder."""

@@ -8,14 +8,15 @@ import numpy.typing as npt
 from fastapi import APIRouter, Form, Request
 from torch import Tensor
 
-from api.dependencies import CurrentState, FormImage
-from api.errors import documented
-from api.uploads import parse_findings
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference.heatmap import Grounding
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.inference.zero_shot import Finding, FindingScore
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, ImageFacts
+
+from ..dependencies import CurrentState, FormImage
+from ..errors import documented
+from ..uploads import parse_findings
 
 router = APIRouter(tags=["questions"])
 

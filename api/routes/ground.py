@@ -6,12 +6,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from api.dependencies import CurrentState, FormImage, ImageToDraw, Phrases
-from api.errors import ApiError, documented
-from api.rendering import overlay_png
-from api.uploads import wants_picture
 from medclip_dcl.inference.heatmap import Grounding
 from medclip_dcl.schemas import GroundAnswer, ImageFacts, PhraseAnswer
+
+from ..dependencies import CurrentState, FormImage, ImageToDraw, Phrases
+from ..errors import ApiError, documented
+from ..rendering import overlay_png
+from ..uploads import wants_picture
 
 router = APIRouter(tags=["questions"])
 

@@ -3,9 +3,10 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.dependencies import CurrentState
-from api.errors import documented
 from medclip_dcl.schemas import State
+
+from ..dependencies import CurrentState
+from ..errors import documented
 
 router = APIRouter(tags=["service"])
 

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter
 
-from api.dependencies import CurrentState
-from api.errors import ApiError, documented
-from api.settings import MAX_FIELD_KB, MAX_FINDINGS, MAX_HITS, MAX_PHRASES, MAX_TEXT_CHARS
 from medclip_dcl.schemas import ModelAnswer
+
+from ..dependencies import CurrentState
+from ..errors import ApiError, documented
+from ..settings import MAX_FIELD_KB, MAX_FINDINGS, MAX_HITS, MAX_PHRASES, MAX_TEXT_CHARS
 
 router = APIRouter(tags=["service"])
 

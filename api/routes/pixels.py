@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
-from api.dependencies import WholeImage
-from api.errors import documented
-from api.rendering import image_bytes, image_facts, image_png
+from ..dependencies import WholeImage
+from ..errors import documented
+from ..rendering import image_bytes, image_facts, image_png
 
 router = APIRouter(tags=["viewer"])
 

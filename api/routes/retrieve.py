@@ -6,17 +6,18 @@ import torch
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from api.dependencies import CurrentState, OptionalImage
-from api.errors import ApiError, documented
-from api.model_manager import ServingState
-from api.settings import MAX_HITS, MAX_ID_CHARS
-from api.uploads import parse_box, plain_text
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.evaluation.retrieval import box_vectors
 from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import HitAnswer, RetrieveAnswer
 from medclip_dcl.text.labeler.lexicon import LABELS
+
+from ..dependencies import CurrentState, OptionalImage
+from ..errors import ApiError, documented
+from ..model_manager import ServingState
+from ..settings import MAX_HITS, MAX_ID_CHARS
+from ..uploads import parse_box, plain_text
 
 router = APIRouter(tags=["questions"])
 

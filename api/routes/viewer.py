@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Response
 
-from api.errors import ApiError
+from ..errors import ApiError
 
 router = APIRouter(tags=["viewer"], include_in_schema=False)
 
