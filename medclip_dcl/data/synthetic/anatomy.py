@@ -9,6 +9,7 @@ Fields are float32 arrays (rows, columns) with one value per pixel.
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -43,18 +44,8 @@ class Canvas:
     x: Field
     y: Field
 
-    @property
-    def pixel(self) -> float:
-        """Side of a pixel in anatomical units."""
-        return 2.0 / self.width / self.pose.scale
-
     def pixel_at(self, x: float, y: float) -> tuple[float, float]:
-        """Find row and column, fractional, of an anatomical point.
-
-        Args:
-            x: anatomical x.
-            y: anatomical y.
-        """
+        """Row and column, fractional, of an anatomical point."""
         pose = self.pose
         cos, sin = math.cos(pose.angle), math.sin(pose.angle)
         u = pose.scale * (x * cos - y * sin) + pose.shift_x
@@ -63,30 +54,13 @@ class Canvas:
         return v * half + (self.height - 1) / 2, u * half + (self.width - 1) / 2
 
     def window(self, x0: float, y0: float, x1: float, y1: float) -> tuple[slice, slice]:
-        """Give the slices that hold an anatomical rectangle, whatever the pose.
-
-        Args:
-            x0: least anatomical x.
-            y0: least anatomical y.
-            x1: greatest anatomical x.
-            y1: greatest anatomical y.
-
-        Returns:
-            Row and column slices inside the image, at least one pixel each.
-        """
+        """Slices of the image, one pixel at least, that hold an anatomical rectangle in any pose."""
         corners = [self.pixel_at(x, y) for x in (x0, x1) for y in (y0, y1)]
         rows, columns = zip(*corners, strict=True)
         return _clipped(rows, self.height), _clipped(columns, self.width)
 
     def cut(self, area: tuple[slice, slice]) -> "Canvas":
-        """Narrow the coordinates to an area of the image; `pixel_at` stays that of the image.
-
-        Args:
-            area: rows and columns.
-
-        Returns:
-            A canvas whose fields are views of that area.
-        """
+        """Narrow the coordinates to an area; `pixel_at` stays that of the image."""
         return replace(self, x=self.x[area], y=self.y[area])
 
 
@@ -102,14 +76,9 @@ def make_canvas(height: int, width: int, pose: Pose) -> Canvas:
 
 
 def inside(distance: Reals, softness: float) -> Field:
-    """Turn a signed distance into a mask with a soft edge.
+    """Turn a signed distance, negative inside, into a mask from 0 to 1.
 
-    Args:
-        distance: negative inside the shape.
-        softness: half-width of the edge, same unit.
-
-    Returns:
-        1 inside, 0 outside, a smooth step between.
+    `softness` is the half-width of its edge, in the unit of the distance.
     """
     t: Field = np.multiply(distance, np.float32(-0.5 / softness), dtype=np.float32)
     t += np.float32(0.5)
@@ -124,11 +93,6 @@ def inside(distance: Reals, softness: float) -> Field:
 def join(one: Reals, other: Reals, rounding: float) -> Field:
     """Unite two shapes, given as signed distances, with a rounded groove between them.
 
-    Args:
-        one: negative inside the first shape.
-        other: negative inside the second.
-        rounding: width of the blend.
-
     Source: Quilez, polynomial smooth minimum.
     """
     overlap = np.maximum(rounding - np.abs(one - other), 0)
@@ -138,13 +102,7 @@ def join(one: Reals, other: Reals, rounding: float) -> Field:
 def smooth_noise(
     shape: tuple[int, int], cells: tuple[int, int], generator: np.random.Generator
 ) -> Field:
-    """Draw smooth noise with standard deviation near 1.
-
-    Args:
-        shape: rows and columns.
-        cells: bumps along each axis.
-        generator: source of randomness.
-    """
+    """Draw noise with standard deviation near 1 and `cells` bumps along each axis."""
     knots = generator.standard_normal((cells[0] + 3, cells[1] + 3), dtype=np.float32)
     rows, columns = _spline(shape[0], cells[0]), _spline(shape[1], cells[1])
     return np.asarray(2.0 * (rows @ knots @ columns.T), dtype=np.float32)
@@ -153,16 +111,7 @@ def smooth_noise(
 def distance_to_path(
     canvas: Canvas, area: tuple[slice, slice], path: list[tuple[float, float]]
 ) -> Field:
-    """Measure the distance of each pixel of an area to a polyline.
-
-    Args:
-        canvas: the canvas.
-        area: rows and columns to measure.
-        path: its corners, anatomical x and y.
-
-    Returns:
-        Distance in anatomical units, one value per pixel of the area.
-    """
+    """Distance of each pixel of an area to a polyline, anatomical units."""
     x, y = canvas.x[area], canvas.y[area]
     nearest = np.full(x.shape, np.inf, dtype=np.float32)
     for (ax, ay), (bx, by) in itertools.pairwise(path):
@@ -173,15 +122,9 @@ def distance_to_path(
 
 
 def box_of(mask: Field, area: tuple[slice, slice] | None = None, level: float = 0.3) -> Box | None:
-    """Bound the pixels of a mask.
+    """Bound the pixels of a mask from `level` times its maximum on; None for an empty mask.
 
-    Args:
-        mask: a finding's share in each pixel, 0 to 1.
-        area: where on the image the mask is; None: it covers the image.
-        level: share of its maximum from which a pixel counts.
-
-    Returns:
-        The exact bounding box; None for an empty mask.
+    `area` is where on the image the mask is; None: it covers the image.
     """
     peak = float(mask.max()) if mask.size else 0.0
     if peak <= 0:
@@ -264,16 +207,8 @@ def draw_body(generator: np.random.Generator) -> Body:
     )
 
 
-def with_findings(body: Body, findings: dict[FineFinding, float]) -> Body:
-    """Reshape a body by the findings that change its outlines.
-
-    Args:
-        body: the healthy chest.
-        findings: finding -> severity in [0, 1].
-
-    Returns:
-        The chest with its large heart, high diaphragm, curved spine or wide aorta.
-    """
+def with_findings(body: Body, findings: Mapping[FineFinding, float]) -> Body:
+    """Reshape a body by the findings, with severities in [0, 1], that change its outlines."""
     for finding, severity in findings.items():
         if finding.type == "cardiomegaly":
             body = replace(
@@ -300,37 +235,26 @@ class Chest:
     """The fields of one projected chest, all of the image's shape."""
 
     body: Body
-    m: Field
-    across: Field
-    outer: Field
+    m: Field  # signed distance from the midline, bent with the spine
+    across: Field  # distance from the midline
+    outer: Field  # where a lung ends, as a distance from the midline
     inner: Field
-    depth: Field
-    core: Field
+    depth: Field  # thickness of a lung, 0.5 to 1
+    core: Field  # heart and great vessels, 0 to 1
     heart: Field
     aorta: Field
-    domes: Field
-    lungs: Field
-    lung_outline: Field
+    domes: Field  # signed distance from the diaphragm, negative above
+    lungs: Field  # air that shows, 0 to 1
+    lung_outline: Field  # all of the lungs, also what lies behind the heart
 
     def cut(self, area: tuple[slice, slice]) -> "Chest":
-        """Narrow every field to an area of the image.
-
-        Args:
-            area: rows and columns.
-
-        Returns:
-            A chest whose fields are views of that area.
-        """
+        """Narrow every field to an area of the image."""
         parts = {item.name: getattr(self, item.name)[area] for item in fields(self)[1:]}
         return Chest(self.body, **parts)
 
 
 def project(canvas: Canvas, body: Body) -> Chest:
-    """Lay a body over the canvas.
-
-    Returns:
-        Distances from the midline, boundaries of lung, heart and diaphragm.
-    """
+    """Lay a body over the canvas: boundaries of lung, heart and diaphragm."""
     x, y = canvas.x, canvas.y
     bend = body.curve * np.cos(2.6 * (y + 0.1))
     m = x - bend
@@ -351,20 +275,8 @@ def project(canvas: Canvas, body: Body) -> Chest:
     outline = inside(walls, 0.016) * inside(domes, 0.012) * (y > LUNG_TOP)
     depth = 0.5 + 0.5 * inside(across - outer + 0.16, 0.16)
     lungs = outline * (1 - core)
-    return Chest(
-        body,
-        m,
-        across,
-        outer,
-        inner,
-        depth,
-        core,
-        inside(heart, 0.02),
-        inside(aorta, 0.02),
-        domes,
-        lungs,
-        outline,
-    )
+    organs = inside(heart, 0.02), inside(aorta, 0.02)
+    return Chest(body, m, across, outer, inner, depth, core, *organs, domes, lungs, outline)
 
 
 def _heart(m: Field, y: Field, body: Body) -> Field:
@@ -380,11 +292,7 @@ def _heart(m: Field, y: Field, body: Body) -> Field:
 
 
 def ribs(canvas: Canvas, chest: Chest) -> Field:
-    """Draw posterior and anterior ribs as curved bands with bright edges.
-
-    Returns:
-        Bone, 0 to about 1.
-    """
+    """Posterior and anterior ribs as curved bands with bright edges, 0 to about 1."""
     body, y, across = chest.body, canvas.y, chest.across
     cage = inside(across - chest.outer - 0.03, 0.02) * inside(0.05 - across, 0.03)
     reach = across / body.wall
@@ -398,11 +306,7 @@ def ribs(canvas: Canvas, chest: Chest) -> Field:
 
 
 def spine(canvas: Canvas, chest: Chest) -> Field:
-    """Draw the vertebral column with its discs and spinous processes.
-
-    Returns:
-        Bone, 0 to about 1.
-    """
+    """The vertebral column with its discs and spinous processes, 0 to about 1."""
     step = canvas.y / (0.85 * chest.body.rib_spacing)
     disc = np.cos(2 * np.pi * step)
     m = np.abs(chest.m)
@@ -413,11 +317,7 @@ def spine(canvas: Canvas, chest: Chest) -> Field:
 
 
 def clavicles(canvas: Canvas, chest: Chest) -> Field:
-    """Draw both clavicles and a hint of the scapulae.
-
-    Returns:
-        Bone, 0 to about 1.
-    """
+    """Both clavicles and a hint of the scapulae, 0 to about 1."""
     x, y = chest.across, canvas.y
     middle = chest.body.clavicle - 0.20 * (x - 0.1) + 0.05 * np.sin(5.5 * (x - 0.1))
     off = np.abs(y - middle)
@@ -429,11 +329,7 @@ def clavicles(canvas: Canvas, chest: Chest) -> Field:
 
 
 def airways(canvas: Canvas, chest: Chest) -> Field:
-    """Draw trachea and main bronchi.
-
-    Returns:
-        Air, 0 to 1.
-    """
+    """Air of trachea and main bronchi, 0 to 1."""
     y, m = canvas.y, chest.m
     trachea = inside(np.abs(m + 0.012) - 0.036, 0.012) * inside(y + 0.16, 0.02)
     spread = (y + 0.18) * np.where(m < 0, np.float32(0.9), np.float32(1.3))
@@ -443,11 +339,7 @@ def airways(canvas: Canvas, chest: Chest) -> Field:
 
 
 def vessels(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Field:
-    """Draw the branching markings that fan out from each hilum.
-
-    Returns:
-        Vessels, 0 to about 1: thin ridges in polar coordinates about the hila.
-    """
+    """Markings that fan out from each hilum, 0 to about 1: ridges in polar coordinates."""
     dx, dy = chest.across - 0.15, canvas.y - 0.0
     radius = np.hypot(dx, dy)
     angle = np.arctan2(dy, dx) / np.pi  # -1..1; the two lungs read different rows
@@ -463,11 +355,7 @@ def vessels(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Fie
 
 
 def torso(canvas: Canvas) -> Field:
-    """Draw the outline of neck, shoulders and trunk, thinner towards its edge.
-
-    Returns:
-        Thickness of soft tissue, 0 outside the body to 1.
-    """
+    """Soft tissue of neck, shoulders and trunk, 1 in the middle, 0 outside the body."""
     y, across = canvas.y, np.abs(canvas.x)
     rise = np.clip((y + 1.12) / 0.42, 0, 1)
     edge = 0.27 + 0.95 * rise * rise * (3 - 2 * rise)
