@@ -54,7 +54,7 @@ class Canvas:
         return v * half + (self.height - 1) / 2, u * half + (self.width - 1) / 2
 
     def window(self, x0: float, y0: float, x1: float, y1: float) -> tuple[slice, slice]:
-        """Slices of the image, one pixel at least, that hold an anatomical rectangle in any pose."""
+        """Slices of one pixel at least that hold an anatomical rectangle in any pose."""
         corners = [self.pixel_at(x, y) for x in (x0, x1) for y in (y0, y1)]
         rows, columns = zip(*corners, strict=True)
         return _clipped(rows, self.height), _clipped(columns, self.width)
