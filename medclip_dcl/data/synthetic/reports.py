@@ -2,22 +2,96 @@
 
 import json
 import textwrap
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from medclip_dcl.data.synthetic import wording
-from medclip_dcl.data.synthetic.findings import COMMON_TYPES, LUNG_TYPES, TYPES, FineFinding
-from medclip_dcl.data.synthetic.wording import WORDS
+from medclip_dcl.data.synthetic.findings import COMMON_TYPES, TYPES, FineFinding
 
-_REGIONS = {
-    "lungs": LUNG_TYPES,
-    "mediastinum": ("cardiomegaly", "enlarged aorta", "hilar enlargement", "hiatal hernia"),
-    "bones": ("rib fracture", "scoliosis"),
+_OMITTED_SHARE = 0.08
+_COARSE_SHARE = 0.35
+_HEDGED_SHARE = 0.06
+_DENIED_SHARE = 0.3
+_COMBINED_SHARE = 0.5
+_COLUMNS = 79
+
+_ZONE_ADJECTIVES = {
+    ("right", "lower"): ("right lower lobe", "right basilar", "right lower lung"),
+    ("right", "mid"): ("right middle lobe", "right mid lung", "right midlung zone"),
+    ("right", "upper"): ("right upper lobe", "right upper lung", "right upper zone"),
+    ("left", "lower"): ("left lower lobe", "left basilar", "left lower lung"),
+    ("left", "mid"): ("lingular", "left mid lung", "left midlung zone"),
+    ("left", "upper"): ("left upper lobe", "left upper lung", "left upper zone"),
 }
-_SUGGESTED = ("pneumonia", "edema", "cardiomegaly")
+_RIB_ADJECTIVES = {
+    ("right", "lower"): ("right lower lateral", "right eighth"),
+    ("right", "upper"): ("right upper lateral", "right fifth"),
+    ("left", "lower"): ("left lower lateral", "left eighth"),
+    ("left", "upper"): ("left upper lateral", "left fifth"),
+}
+# Sentences around an asserted noun; `{np}` has no article.
+_CARRIERS = (
+    "{np}.",
+    "There {is} {a_np}.",
+    "{a_np} {is} present.",
+    "{a_np} {is} seen.",
+    "{a_np} {is} noted.",
+    "Again seen {is} {a_np}.",
+)
+_SUGGESTING = ("Findings suggesting {np}.", "Findings consistent with {np}.")
+_SUGGESTED = ("pneumonia", "edema", "cardiomegaly")  # where their noun is a mass noun
+_HEDGES = ("Possible {np}.", "{a_np} cannot be excluded.", "Findings may represent {np}.")
+_DENIALS = ("No {list}.", "There is no {list}.", "No evidence of {list}.", "No {list} is seen.")
+_NORMAL = (
+    "No acute cardiopulmonary process.",
+    "No acute cardiopulmonary abnormality.",
+    "No acute intrathoracic process.",
+    "Normal chest radiograph.",
+    "Unremarkable chest radiograph.",
+    "No radiographic evidence of acute disease.",
+)
+# Types of a region, and sentences that deny all of them.
+_REGIONS = (
+    (
+        (
+            *("effusion", "edema", "pneumonia", "pneumothorax", "atelectasis"),
+            *("nodule", "granuloma", "cavitary mass"),
+        ),
+        (
+            "The lungs are clear.",
+            "Lungs are clear.",
+            "The lungs are well expanded and clear.",
+            "Both lungs are clear.",
+        ),
+    ),
+    (
+        ("cardiomegaly", "enlarged aorta", "hilar enlargement", "hiatal hernia"),
+        (
+            "Cardiomediastinal silhouette is normal.",
+            "The cardiac, mediastinal and hilar contours are normal.",
+            "Cardiomediastinal contours are within normal limits.",
+        ),
+    ),
+    (
+        ("rib fracture", "scoliosis"),
+        (
+            "Osseous structures are unremarkable.",
+            "No acute osseous abnormality.",
+            "Imaged bony structures are intact.",
+        ),
+    ),
+)
+# Clinical questions; they say nothing about the image.
+_INDICATIONS = (
+    "___ year old {sex} with cough and fever  // evaluate for pneumonia",
+    "___ year old {sex} with shortness of breath  // ? acute process",
+    "___ year old {sex} with chest pain, please evaluate",
+    "___ year old {sex} status post fall  // ? fracture",
+    "___ year old {sex} with hypoxia  // interval change",
+    "___ {sex} with dyspnea, assess for effusion or edema.",
+)
 
 
 @dataclass(frozen=True)
@@ -37,11 +111,7 @@ class Meaning:
     uncertain: bool = False
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
-        """Return whether the sentence is true of an image.
-
-        Returns:
-            True where each asserted finding is there and no denied one is.
-        """
+        """Return whether each asserted finding is there and no denied one is."""
         if self.normal:
             return not findings
         if any(finding.type in self.negated for finding in findings):
@@ -50,15 +120,8 @@ class Meaning:
 
     def to_json(self) -> str:
         """Write the meaning as a JSON object with the attributes as keys."""
-        tree = {
-            "asserted": [
-                dict(zip(("type", "side", "zone"), claim, strict=True)) for claim in self.asserted
-            ],
-            "negated": list(self.negated),
-            "normal": self.normal,
-            "uncertain": self.uncertain,
-        }
-        return json.dumps(tree)
+        claims = [dict(zip(("type", "side", "zone"), item, strict=True)) for item in self.asserted]
+        return json.dumps(asdict(self) | {"asserted": claims})
 
 
 @dataclass(frozen=True)
@@ -80,12 +143,10 @@ def state_finding(
 ) -> Statement:
     """Write one sentence about a finding; severity, 0 to 1, chooses its adjective.
 
-    A coarse sentence names the type alone, a hedged one leaves the finding open.
-
-    Returns:
-        The statement; of a type without side and zone, its kind is always fine.
+    A coarse sentence names the type alone, a hedged one leaves the finding open. A type without
+    side and zone has fine sentences alone.
     """
-    words = WORDS[finding.type]
+    words = TYPES[finding.type]
     located = bool(finding.side)
     coarse = coarse and located
     claim = (finding.type, "", "") if coarse else (finding.type, finding.side, finding.zone)
@@ -99,22 +160,23 @@ def state_finding(
     if words.degrees and generator.random() < 0.5:
         degree = words.degrees[min(int(severity * 3), 2)]
         phrase = f"{degree} {phrase}".strip()
-    carrier = _pick(_carriers(finding, article, hedged=hedged), generator)
-    return Statement(_sentence(carrier, article, phrase), kind, meaning)
+    carriers = _HEDGES if hedged else _CARRIERS
+    if not hedged and finding.type in _SUGGESTED and not article:
+        carriers += _SUGGESTING
+    return Statement(_sentence(_pick(carriers, generator), article, phrase), kind, meaning)
 
 
 def gallery_sentences(finding: FineFinding) -> tuple[str, ...]:
-    """Give the canonical sentences of a fine finding, plainest first.
+    """Give the canonical sentences of a fine finding, plainest first, without adjectives of degree.
 
-    Returns:
-        Sentences without adjectives of degree; no other fine finding has any of them.
+    No other fine finding has any of them.
     """
-    words = WORDS[finding.type]
+    words = TYPES[finding.type]
     sentences = []
     for noun in words.fine or words.coarse:
         article, _, phrase = noun.partition("|")
-        for choice in range(len(_locations(finding)) if "{" in phrase else 1):
-            filled = _filled(phrase, finding, choice)
+        for location in _locations(finding) if "{" in phrase else ("",):
+            filled = _filled(phrase, finding, location)
             sentences.append(_sentence("There {is} {a_np}.", article, filled))
     return tuple(dict.fromkeys(sentences))
 
@@ -123,41 +185,31 @@ def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
     """Write one sentence that denies one type or several."""
     meaning = Meaning(negated=tuple(types))
     if len(types) == 1:
-        return Statement(_pick(WORDS[types[0]].absent, generator), "negated", meaning)
-    nouns = [_pick(WORDS[name].denied, generator) for name in types]
+        return Statement(_pick(TYPES[types[0]].absent, generator), "negated", meaning)
+    nouns = [_pick(TYPES[name].denied, generator) for name in types]
     joined = " or ".join(nouns) if len(nouns) == 2 else f"{', '.join(nouns[:-1])}, or {nouns[-1]}"
-    return Statement(_pick(wording.DENIALS, generator).format(list=joined), "combined", meaning)
+    return Statement(_pick(_DENIALS, generator).format(list=joined), "combined", meaning)
 
 
-def call_normal(generator: np.random.Generator) -> Statement:
-    """Write a sentence that denies every finding."""
-    return Statement(_pick(wording.NORMAL, generator), "normal", Meaning(normal=True))
+def _call_normal(generator: np.random.Generator) -> Statement:
+    return Statement(_pick(_NORMAL, generator), "normal", Meaning(normal=True))
 
 
-def clear_regions(
+def _clear_regions(
     findings: Collection[FineFinding], generator: np.random.Generator
 ) -> list[Statement]:
-    """Write about regions that show nothing, at most one statement of kind normal for each."""
+    """At most one statement for each region that shows nothing."""
     shown = {finding.type for finding in findings}
-    statements = []
-    for region, types in _REGIONS.items():
-        if shown.isdisjoint(types) and generator.random() < 0.3:
-            text = _pick(wording.CLEAR[region], generator)
-            statements.append(Statement(text, "normal", Meaning(negated=types)))
-    return statements
+    return [
+        Statement(_pick(sentences, generator), "normal", Meaning(negated=types))
+        for types, sentences in _REGIONS
+        if shown.isdisjoint(types) and generator.random() < 0.3
+    ]
 
 
 def _matches(claim: tuple[str, str, str], finding: FineFinding) -> bool:
     kind, side, zone = claim
     return kind == finding.type and side in {"", finding.side} and zone in {"", finding.zone}
-
-
-def _carriers(finding: FineFinding, article: str, *, hedged: bool) -> tuple[str, ...]:
-    if hedged:
-        return wording.HEDGES
-    if finding.type in _SUGGESTED and not article:
-        return wording.CARRIERS + wording.SUGGESTING
-    return wording.CARRIERS
 
 
 def _sentence(carrier: str, article: str, phrase: str) -> str:
@@ -171,16 +223,15 @@ def _sentence(carrier: str, article: str, phrase: str) -> str:
 def _locations(finding: FineFinding) -> tuple[str, ...]:
     if not finding.zone:
         return ("",)
-    table = wording.RIB_ADJECTIVES if finding.type == "rib fracture" else wording.ZONE_ADJECTIVES
+    table = _RIB_ADJECTIVES if finding.type == "rib fracture" else _ZONE_ADJECTIVES
     return table[finding.side, finding.zone]
 
 
 def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:
-    return _filled(phrase, finding, int(generator.integers(len(_locations(finding)))))
+    return _filled(phrase, finding, _pick(_locations(finding), generator))
 
 
-def _filled(phrase: str, finding: FineFinding, choice: int) -> str:
-    location = _locations(finding)[choice]
+def _filled(phrase: str, finding: FineFinding, location: str) -> str:
     side = finding.side
     return phrase.format(place=location, rib=location, side=side, Side=side.capitalize())
 
@@ -189,122 +240,89 @@ def _pick(options: Sequence[str], generator: np.random.Generator) -> str:
     return options[int(generator.integers(len(options)))]
 
 
-assert set(WORDS) == set(TYPES), "every type has words and every word a type"
-
-_OMITTED_SHARE = 0.08
-_COARSE_SHARE = 0.35
-_HEDGED_SHARE = 0.06
-_DENIED_SHARE = 0.3
-_COMBINED_SHARE = 0.5
-_COLUMNS = 79
-
-
-Layout = Literal["both", "impression", "plain"]
-
-
 @dataclass(frozen=True)
 class Report:
     """What a report says, section by section.
 
     Attributes:
         findings: statements of the findings.
-        impression: statements of the impression.
+        impression: statements of the impression, with their numbers where it is a list.
         layout: both sections; all in the impression; or plain, without either header.
         numbered: whether the impression is a numbered list.
     """
 
     findings: tuple[Statement, ...]
     impression: tuple[Statement, ...]
-    layout: Layout
+    layout: Literal["both", "impression", "plain"]
     numbered: bool
 
     @property
     def statements(self) -> tuple[Statement, ...]:
         """All statements, in order, as they stand in the text."""
-        return self.findings + self._listed
-
-    @property
-    def _listed(self) -> tuple[Statement, ...]:
-        if not self.numbered:
-            return self.impression
-        return tuple(
-            replace(item, text=f"{index}. {item.text}")
-            for index, item in enumerate(self.impression, 1)
-        )
+        return self.findings + self.impression
 
     @property
     def sections(self) -> dict[str, str]:
         """Header -> text; the header of a plain report is empty."""
         findings = "  ".join(item.text for item in self.findings)
-        impression = ("\n" if self.numbered else "  ").join(item.text for item in self._listed)
+        impression = ("\n" if self.numbered else "  ").join(item.text for item in self.impression)
         if self.layout == "both":
             return {"FINDINGS": findings, "IMPRESSION": impression}
         header = "IMPRESSION" if self.layout == "impression" else ""
         return {header: f"{findings}  {impression}".strip()}
 
 
-def draw_report(findings: dict[FineFinding, float], generator: np.random.Generator) -> Report:
-    """Write what a radiologist would say about a study.
+def draw_report(findings: Mapping[FineFinding, float], generator: np.random.Generator) -> Report:
+    """Write what a radiologist would say about a study with these findings and severities.
 
-    Args:
-        findings: everything that the study shows -> severity in [0, 1].
-        generator: source of randomness.
-
-    Returns:
-        True statements alone; a share of the findings is left out, never all of them.
-
-    Source: ours.
+    All statements are true; a share of the findings is left out, never all of them.
     """
     reported = {
         item: level for item, level in findings.items() if generator.random() > _OMITTED_SHARE
     }
-    reported = reported or findings
+    reported = dict(reported or findings)
     positive = [_state(item, level, generator) for item, level in reported.items()]
-    body = positive + _denials(findings, generator) + clear_regions(findings, generator)
+    body = positive + _denials(findings, generator) + _clear_regions(findings, generator)
     if not findings and (not body or generator.random() < 0.35):
-        body.append(call_normal(generator))
-    order = generator.permutation(len(body))
-    body = [body[int(index)] for index in order]
+        body.append(_call_normal(generator))
+    body = [body[index] for index in generator.permutation(len(body))]
     if not findings:
-        summary = [call_normal(generator)]
+        summary = [_call_normal(generator)]
     else:
         summary = [_state(item, level, generator) for item, level in list(reported.items())[:2]]
     draw = float(generator.random())
-    layout: Layout = "plain" if draw < 0.03 else "impression" if draw < 0.13 else "both"
-    if not body:
-        layout = "impression"
+    layout: Literal["both", "impression", "plain"] = "both"
+    if draw < 0.13 or not body:
+        layout = "plain" if draw < 0.03 and body else "impression"
     numbered = layout == "both" and len(summary) > 1 and draw > 0.7
+    if numbered:
+        summary = [replace(item, text=f"{n}. {item.text}") for n, item in enumerate(summary, 1)]
     return Report(tuple(body), tuple(summary), layout, numbered)
 
 
 def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
-    """Set a report as text.
+    """Set a report as text: headers, hard wraps, one leading space a line.
 
-    Returns:
-        Text with a FINAL REPORT line, headers, one leading space a line, hard wraps
-        at 79 columns and `___` for what de-identification took.
+    `___` stands for what de-identification took.
     """
-    sex = ("man", "woman")[int(generator.integers(2))]
-    question = wording.INDICATIONS[int(generator.integers(len(wording.INDICATIONS)))]
-    question = question.format(sex=sex)
+    sex = _pick(("man", "woman"), generator)
+    question = _pick(_INDICATIONS, generator).format(sex=sex)
     exam = "CHEST (PORTABLE AP)" if view == "AP" else "CHEST (PA AND LAT)"
-    lines = [" " * 32 + " FINAL REPORT", *_section("EXAMINATION", exam)]
-    lines += _section("INDICATION", question)
+    lines = [" " * 32 + " FINAL REPORT", "", *_wrapped(f"EXAMINATION:  {exam}")]
+    lines += ["", *_wrapped(f"INDICATION:  {question}")]
     if generator.random() < 0.5:
-        lines += _section("TECHNIQUE", f"Chest, {view} view.")
+        lines += ["", *_wrapped(f"TECHNIQUE:  Chest, {view} view.")]
     if generator.random() < 0.6:
-        lines += _section("COMPARISON", "Chest radiograph ___.")
+        lines += ["", *_wrapped("COMPARISON:  Chest radiograph ___.")]
     for header, text in report.sections.items():
-        lines += _section(header, text, apart=True) if header else ["", *_wrapped(text)]
+        lines += ["", f" {header}: ", "", *_wrapped(text)] if header else ["", *_wrapped(text)]
     return "\n".join(line or " " for line in lines) + "\n"
 
 
 def study_labels(report: Report) -> dict[str, int]:
-    """Read off the CheXpert labels that a report earns.
+    """Read off the CheXpert labels that a report earns: 1 asserted, -1 hedged, 0 denied.
 
-    Returns:
-        Label -> 1 asserted, -1 hedged, 0 denied; labels not mentioned are left out.
-        "No Finding" is 1 where nothing is asserted.
+    Labels not mentioned are left out; "No Finding" is 1 where nothing is asserted.
     """
     labels: dict[str, int] = {}
     for statement in report.statements:
@@ -328,12 +346,12 @@ def _state(finding: FineFinding, severity: float, generator: np.random.Generator
     return state_finding(finding, severity, coarse=coarse, hedged=hedged, generator=generator)
 
 
-def _denials(findings: dict[FineFinding, float], generator: np.random.Generator) -> list[Statement]:
+def _denials(findings: Collection[FineFinding], generator: np.random.Generator) -> list[Statement]:
     shown = {finding.type for finding in findings}
     absent = [
         name for name in COMMON_TYPES if name not in shown and generator.random() < _DENIED_SHARE
     ]
-    order = [absent[int(index)] for index in generator.permutation(len(absent))]
+    order = [absent[index] for index in generator.permutation(len(absent))]
     listed: list[str] = []
     if len(order) > 1 and generator.random() < _COMBINED_SHARE:
         listed, order = order[:3], order[3:]
@@ -341,21 +359,12 @@ def _denials(findings: dict[FineFinding, float], generator: np.random.Generator)
     return [*statements, deny(listed, generator)] if listed else statements
 
 
-def _section(header: str, text: str, *, apart: bool = False) -> list[str]:
-    if apart:
-        return ["", f" {header}: ", "", *_wrapped(text)]
-    return ["", *_wrapped(f"{header}:  {text}")]
-
-
 def _wrapped(text: str) -> list[str]:
-    lines = []
-    for paragraph in text.split("\n"):
-        lines += textwrap.wrap(
-            paragraph,
-            _COLUMNS,
-            initial_indent=" ",
-            subsequent_indent=" ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return lines
+    wrapper = textwrap.TextWrapper(
+        _COLUMNS,
+        initial_indent=" ",
+        subsequent_indent=" ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line for paragraph in text.split("\n") for line in wrapper.wrap(paragraph)]
