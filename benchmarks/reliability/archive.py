@@ -30,7 +30,7 @@ from medclip_dcl.data.data_check import read_preflight
 from medclip_dcl.data.synthetic.faults import Planted, read_fault_list
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.data.synthetic.tables import BOX_TABLE
+from medclip_dcl.data.synthetic.tree import BOX_TABLE
 from medclip_dcl.tables import TableFormat, read_table
 
 PATIENTS = {"quick": 1_480, "full": 14_800}

@@ -15,7 +15,7 @@ from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import read_preflight
 from medclip_dcl.data.synthetic.faults import read_fault_list
-from medclip_dcl.data.synthetic.tables import BOX_TABLE
+from medclip_dcl.data.synthetic.tree import BOX_TABLE
 from medclip_dcl.tables import read_table
 from pipelines.build_manifest import main as build_manifest
 from pipelines.check_data import PAGE, main

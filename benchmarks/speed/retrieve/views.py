@@ -14,14 +14,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.sources.records import SPLITS
-from medclip_dcl.data.synthetic.patients import (
-    NATURAL,
-    ImagePlan,
-    Patient,
-    Study,
-    draw_image,
-    draw_patient,
-)
+from medclip_dcl.data.synthetic.patients import NATURAL, Item, Patient, Study, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.inference.predictor import Predictor
 from medclip_dcl.retrieval.embeddings import ARTIFACT
@@ -142,13 +135,13 @@ def asking_images(predictor: Predictor, images: int) -> npt.NDArray[np.uint8]:
     Returns:
         (images, size, size).
     """
-    plans: list[tuple[Patient, Study, ImagePlan]] = []
+    plans: list[Item] = []
     for patient in _patients():
-        plans += [(patient, *item) for item in _frontal(patient)]
+        plans += [item for item in patient.items() if item.image.is_frontal]
         if len(plans) >= images:
             break
     size_px = predictor.config.images.size_px
-    drawn = [draw_image(*plan, size_px).pixels for plan in plans[:images]]
+    drawn = [item.draw(size_px).pixels for item in plans[:images]]
     return np.stack([predictor.square(GreyImage(_words(item), 16, "dicom")) for item in drawn])
 
 
@@ -158,13 +151,6 @@ def _patients() -> Iterator[Patient]:
     while True:
         yield draw_patient(NATURAL, number, SEED, settings)
         number += 1
-
-
-def _frontal(patient: Patient) -> Iterator[tuple[Study, ImagePlan]]:
-    for study in patient.studies:
-        for plan in study.images:
-            if plan.is_frontal:
-                yield study, plan
 
 
 def _said(study: Study) -> list[str]:

@@ -12,28 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from medclip_dcl.data.synthetic.dicom_files import encode_image
-from medclip_dcl.data.synthetic.patients import (
-    NATURAL,
-    ImagePlan,
-    Patient,
-    Study,
-    draw_image,
-    image_bytes,
-    image_path,
-    image_tags,
-    report_path,
-)
+from medclip_dcl.data.synthetic.patients import NATURAL, Item, Patient
 from medclip_dcl.data.synthetic.radiograph import DrawnImage
-from medclip_dcl.data.synthetic.tables import Item, Row, TableFaults, to_csv
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import write_bytes
 
 FAULT_LIST = "truth/faults.csv"
 """The fault list, relative to the tree's root."""
-
-_OTHER_SPLIT = {"train": "test", "validate": "train", "test": "validate"}
-"""Patients of the test split have boxes: put in train they would be a second fault."""
 
 _STREAM = 2  # next to those of natural and coverage patients
 _POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 5242880\n"
@@ -95,10 +80,7 @@ class Planted(NamedTuple):
 def choose_faults(
     patients: Sequence[Patient], drawn: Mapping[str, Any], each: int, seed: int
 ) -> list[Planted]:
-    """Choose where faults are planted.
-
-    Returns:
-        `each` faults of every kind, no two on one patient.
+    """Choose where `each` faults of every kind are planted, no two on one patient.
 
     Raises:
         ConfigError: the tree has too few patients that fit.
@@ -106,13 +88,17 @@ def choose_faults(
     generator = np.random.default_rng((seed, _STREAM))
     order = [patients[int(entry)] for entry in generator.permutation(len(patients))]
     free = {patient.subject_id: patient for patient in order if patient.origin == NATURAL}
+    fitting = {
+        "wrong_split": lambda patient: len(patient.studies) > 1,
+        "trained_box": lambda patient: _has_box_in_train(patient, drawn),
+    }
     planted = []
     for fault in FAULTS:
         for _ in range(each):
-            item = _take(free, _FITS.get(fault, _is_plain), drawn)
-            donor = _take(free, _is_plain, drawn) if fault == "copied_study" else None
-            ids = item.patient.subject_id, item.study.study_id, item.image.dicom_id
-            planted.append(Planted(fault, *ids, donor.image.dicom_id if donor else ""))
+            patient = _take(free, fitting.get(fault, _is_plain))
+            other = _image_id(_take(free, _is_plain)) if fault == "copied_study" else ""
+            ids = patient.subject_id, patient.studies[-1].study_id, _image_id(patient)
+            planted.append(Planted(fault, *ids, other))
     return planted
 
 
@@ -123,7 +109,7 @@ def plant_faults(
     planted: Sequence[Planted],
     size_px: int,
 ) -> list[Patient]:
-    """Spoil the files that the fault list names.
+    """Spoil the files that the fault list names; give the patients as they are then.
 
     Args:
         folder: the draft's directory, all images and reports written.
@@ -133,74 +119,25 @@ def plant_faults(
         size_px: longer side of an image, pixels.
     """
     found = {patient.subject_id: patient for patient in patients}
-    owner = {
-        image.dicom_id: Item(patient, study, image)
-        for patient in patients
-        for study in patient.studies
-        for image in study.images
-    }
+    items = {item.image.dicom_id: item for patient in patients for item in patient.items()}
     for entry in planted:
-        item = owner[entry.image_id]
+        item = items[entry.image_id]
         if entry.fault in _REPORTS:
-            _write(folder / report_path(item.patient, item.study), _REPORTS[entry.fault](item))
+            _write(folder / item.study.report_path, _REPORTS[entry.fault](item))
         elif entry.fault in _FILES:
-            data = _FILES[entry.fault](item, _drawn_image(item, size_px))
-            _write(folder / image_path(item.patient, item.study, item.image), data)
+            _write(folder / item.path, _FILES[entry.fault](item, item.draw(size_px)))
         elif entry.fault in _PLANS:
-            item, image = _PLANS[entry.fault](item, owner.get(entry.other, item), size_px)
-            path = image_path(item.patient, item.study, item.image)
-            _write(folder / path, image_bytes(item.patient, item.study, item.image, image))
-            _write(folder / report_path(item.patient, item.study), item.study.text.encode())
-            drawn[item.image.dicom_id] = describe_image(image)
+            item, image = _PLANS[entry.fault](item, items.get(entry.other, item), size_px)
+            _write(folder / item.path, item.encode(image.pixels))
+            _write(folder / item.study.report_path, item.study.text.encode())
+            drawn[item.image.dicom_id] = image.facts()
             study = replace(item.study, images=(item.image,))
             found[item.patient.subject_id] = replace(item.patient, studies=(study,))
     return list(found.values())
 
 
-def describe_image(image: DrawnImage) -> Row:
-    """Say of a drawn image what the tables need.
-
-    Returns:
-        Height and width, pixels, and boxes by the name of their finding.
-    """
-    height, width = image.pixels.shape
-    boxes = {finding.name: found for finding, found in image.boxes.items()}
-    return {"height": height, "width": width, "boxes": boxes}
-
-
-def table_faults(patients: Sequence[Patient], planted: Sequence[Planted]) -> TableFaults:
-    """Say what is wrong with the tables.
-
-    Returns:
-        Rows to repeat, images to move to another split, images to give boxes.
-    """
-    split_of = {patient.subject_id: patient.split for patient in patients}
-    return TableFaults(
-        repeated=frozenset(p.image_id for p in planted if p.fault == "repeated_row"),
-        boxed=frozenset(p.image_id for p in planted if p.fault == "trained_box"),
-        split_of={
-            p.image_id: _OTHER_SPLIT[split_of[p.subject_id]]
-            for p in planted
-            if p.fault == "wrong_split"
-        },
-    )
-
-
-def write_fault_list(planted: Sequence[Planted]) -> bytes:
-    """Write the fault list.
-
-    Returns:
-        UTF-8 CSV: fault, ids, the copied image, and the code by which a check names it.
-    """
-    return to_csv([item._asdict() | {"code": item.code} for item in planted])
-
-
 def read_fault_list(root: Path) -> list[Planted]:
-    """Read the fault list of a generated tree.
-
-    Returns:
-        The planted faults; none where the tree has no fault list.
-    """
+    """Read the fault list of a generated tree; none where it has no list."""
     path = root / FAULT_LIST
     if not path.is_file():
         return []
@@ -209,48 +146,28 @@ def read_fault_list(root: Path) -> list[Planted]:
     return [Planted(*(row[name] for name in Planted._fields)) for row in rows]
 
 
-Fits = Callable[[Patient, Mapping[str, Any]], Item | None]
-
-
-def _take(free: dict[str, Patient], fits: Fits, drawn: Mapping[str, Any]) -> Item:
+def _take(free: dict[str, Patient], fits: Callable[[Patient], bool]) -> Patient:
     for subject, patient in free.items():
-        item = fits(patient, drawn)
-        if item is not None:
-            del free[subject]
-            return item
+        if fits(patient):
+            return free.pop(subject)
     raise ConfigError(
         "generate.faults asks for more faults than there are patients to plant them on; "
         "raise generate.patients or lower it"
     )
 
 
-def _is_plain(patient: Patient, _drawn: Mapping[str, Any]) -> Item | None:
-    """Fit patients whose one study has one frontal image."""
-    (study, *more) = patient.studies
-    if more or len(study.images) != 1:
-        return None
-    return Item(patient, study, study.images[0])
+def _is_plain(patient: Patient) -> bool:
+    """Whether the one study has one frontal image."""
+    return len(list(patient.items())) == 1
 
 
-def _has_two_studies(patient: Patient, _drawn: Mapping[str, Any]) -> Item | None:
-    if len(patient.studies) == 1:
-        return None
-    study = patient.studies[-1]
-    return Item(patient, study, study.images[0])
+def _has_box_in_train(patient: Patient, drawn: Mapping[str, Any]) -> bool:
+    plain = patient.split == "train" and _is_plain(patient)
+    return plain and bool(drawn[_image_id(patient)]["boxes"])
 
 
-def _has_box_in_train(patient: Patient, drawn: Mapping[str, Any]) -> Item | None:
-    item = _is_plain(patient, drawn)
-    if item is None or patient.split != "train":
-        return None
-    return item if drawn[item.image.dicom_id]["boxes"] else None
-
-
-_FITS: dict[str, Fits] = {"wrong_split": _has_two_studies, "trained_box": _has_box_in_train}
-
-
-def _drawn_image(item: Item, size_px: int) -> DrawnImage:
-    return draw_image(item.patient, item.study, item.image, size_px)
+def _image_id(patient: Patient) -> str:
+    return patient.studies[-1].images[0].dicom_id
 
 
 def _write(path: Path, data: bytes | None) -> None:
@@ -260,42 +177,33 @@ def _write(path: Path, data: bytes | None) -> None:
         write_bytes(path, data)
 
 
-def _truncated(item: Item, image: DrawnImage) -> bytes:
+def _stored_natively(item: Item) -> Item:
     storage = replace(item.image.storage, syntax="native")
-    data = encode_image(image.pixels, storage, image_tags(item.patient, item.study, item.image))
+    return replace(item, image=replace(item.image, storage=storage))
+
+
+def _truncated(item: Item, image: DrawnImage) -> bytes:
+    data = _stored_natively(item).encode(image.pixels)
     return data[: len(data) * 2 // 3]
-
-
-def _constant(item: Item, image: DrawnImage) -> bytes:
-    flat = replace(image, pixels=np.full_like(image.pixels, 0.5))
-    return image_bytes(item.patient, item.study, item.image, flat)
-
-
-def _burned_in(item: Item, image: DrawnImage) -> bytes:
-    tags = replace(image_tags(item.patient, item.study, item.image), burned_in=True)
-    return encode_image(image.pixels, item.image.storage, tags)
 
 
 def _lateral(item: Item, _other: Item, size_px: int) -> tuple[Item, DrawnImage]:
     item = replace(item, image=replace(item.image, view="LATERAL"))
-    return item, _drawn_image(item, size_px)
+    return item, item.draw(size_px)
 
 
 def _blank_view(item: Item, _other: Item, size_px: int) -> tuple[Item, DrawnImage]:
-    image = _drawn_image(item, size_px)
-    return replace(item, image=replace(item.image, view="")), image
+    return replace(item, image=replace(item.image, view="")), item.draw(size_px)
 
 
 def _copied(item: Item, other: Item, size_px: int) -> tuple[Item, DrawnImage]:
     """Put the other study under this one's ids, its image the other way round in the file."""
-    storage = replace(
-        other.image.storage, monochrome1=not other.image.storage.monochrome1, syntax="native"
-    )
-    plan: ImagePlan = replace(item.image, view=other.image.view, storage=storage)
-    study: Study = replace(
-        item.study, findings=other.study.findings, report=other.study.report, text=other.study.text
-    )
-    return Item(item.patient, study, plan), _drawn_image(other, size_px)
+    storage = _stored_natively(other).image.storage
+    storage = replace(storage, monochrome1=not storage.monochrome1)
+    image = replace(item.image, view=other.image.view, storage=storage)
+    shown = other.study
+    study = replace(item.study, findings=shown.findings, report=shown.report, text=shown.text)
+    return Item(item.patient, study, image), other.draw(size_px)
 
 
 _REPORTS: dict[str, Callable[[Item], bytes | None]] = {
@@ -309,12 +217,12 @@ _FILES: dict[str, Callable[[Item, DrawnImage], bytes | None]] = {
     "pointer_image": lambda item, _image: _POINTER % int(item.study.study_id),
     "page_for_image": lambda _item, _image: _WEB_PAGE,
     "truncated_image": _truncated,
-    "constant_image": _constant,
-    "burned_in_image": _burned_in,
+    "constant_image": lambda item, image: item.encode(np.full_like(image.pixels, 0.5)),
+    "burned_in_image": lambda item, image: item.encode(image.pixels, burned_in=True),
 }
+# Faults that change what the tables say about the image, too.
 _PLANS: dict[str, Callable[[Item, Item, int], tuple[Item, DrawnImage]]] = {
     "lateral_view": _lateral,
     "blank_view": _blank_view,
     "copied_study": _copied,
 }
-"""Faults that change what the tables say about the image, too."""

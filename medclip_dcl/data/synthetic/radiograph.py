@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,12 @@ class DrawnImage:
 
     pixels: Field
     boxes: dict[FineFinding, list[Box]]
+
+    def facts(self) -> dict[str, Any]:
+        """Give what the tables need: height and width, pixels, and boxes by finding."""
+        height, width = self.pixels.shape
+        boxes = {finding.name: found for finding, found in self.boxes.items()}
+        return {"height": height, "width": width, "boxes": boxes}
 
 
 def draw_frontal(

@@ -160,9 +160,9 @@ def state_finding(
     if words.degrees and generator.random() < 0.5:
         degree = words.degrees[min(int(severity * 3), 2)]
         phrase = f"{degree} {phrase}".strip()
-    carriers = _HEDGES if hedged else _CARRIERS
+    carriers: Sequence[str] = _HEDGES if hedged else _CARRIERS
     if not hedged and finding.type in _SUGGESTED and not article:
-        carriers += _SUGGESTING
+        carriers = _CARRIERS + _SUGGESTING
     return Statement(_sentence(_pick(carriers, generator), article, phrase), kind, meaning)
 
 

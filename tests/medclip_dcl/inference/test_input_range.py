@@ -8,7 +8,7 @@ from sklearn.datasets import load_sample_image
 
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import publish
-from medclip_dcl.data.synthetic.patients import NATURAL, draw_image, draw_patient
+from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.inference.predictor import describe_image, fit_input_range, is_out_of_range, load
@@ -21,13 +21,10 @@ def generated(patients: range) -> tuple[list[npt.NDArray[np.uint8]], list[str]]:
     images, names = [], []
     for number in patients:
         patient = draw_patient(NATURAL, number, 11, GenerateConfig())
-        study = patient.studies[0]
-        plan = next((plan for plan in study.images if plan.is_frontal), None)
-        if plan is not None:
-            pixels = draw_image(patient, study, plan, SIZE_PX).pixels
-            grey = Image.fromarray(np.rint(pixels / pixels.max() * 255).astype(np.uint8))
-            images.append(np.asarray(grey.resize((SIZE_PX, SIZE_PX))))
-            names.append(patient.subject_id)
+        pixels = next(patient.items()).draw(SIZE_PX).pixels
+        grey = Image.fromarray(np.rint(pixels / pixels.max() * 255).astype(np.uint8))
+        images.append(np.asarray(grey.resize((SIZE_PX, SIZE_PX))))
+        names.append(patient.subject_id)
     return images, names
 
 

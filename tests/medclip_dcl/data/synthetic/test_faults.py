@@ -13,7 +13,6 @@ from medclip_dcl.artifact import Artifact, make_fingerprint, read_artifact_heade
 from medclip_dcl.data.synthetic import tree
 from medclip_dcl.data.synthetic.faults import FAULT_LIST, FAULTS, Planted, read_fault_list
 from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.data.synthetic.tables import BOX_TABLE
 from medclip_dcl.errors import ConfigError
 
 SETTINGS = GenerateConfig(patients=36, coverage_images=0, size_px=64, workers=1, faults=1)
@@ -122,7 +121,7 @@ def test_tables_are_wrong_as_the_ledger_says(root: Path, planted: dict[str, Plan
         splits.setdefault(row["subject_id"], set()).add(row["split"])
     both = [subject for subject, found in splits.items() if len(found) > 1]
     assert both == [planted["wrong_split"].subject_id]
-    boxed = {row["path"].split("/")[2][1:] for row in rows(root / BOX_TABLE)}
+    boxed = {row["path"].split("/")[2][1:] for row in rows(root / tree.BOX_TABLE)}
     assert [who for who in boxed if "train" in splits[who]] == [planted["trained_box"].subject_id]
 
 

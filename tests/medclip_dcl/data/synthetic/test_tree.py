@@ -16,7 +16,6 @@ from medclip_dcl.data.synthetic.findings import FINE_FINDINGS
 from medclip_dcl.data.synthetic.patients import COVERAGE, NATURAL, Patient, draw_patient
 from medclip_dcl.data.synthetic.reports import Meaning
 from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.data.synthetic.tables import BOX_TABLE
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 SETTINGS = GenerateConfig(
@@ -89,7 +88,7 @@ def test_labels_have_one_row_per_study(root: Path) -> None:
 
 
 def test_boxes_are_of_test_patients_and_cover_every_fine_finding(root: Path) -> None:
-    boxes = rows(root / BOX_TABLE)
+    boxes = rows(root / tree.BOX_TABLE)
     split = {row["dicom_id"]: row["split"] for row in table(root, "split")}
     assert {split[row["dicom_id"]] for row in boxes} == {"test"}
     sentences = [json.loads(row["sentences"])[0] for row in rows(root / "truth/fine.csv")]
@@ -127,7 +126,7 @@ def test_rho_is_the_share_of_training_images(root: Path) -> None:
 
 
 def test_findings_table_matches_the_box_table(root: Path) -> None:
-    boxes = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / BOX_TABLE)}
+    boxes = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / tree.BOX_TABLE)}
     found = {(row["dicom_id"], row["x"], row["y"]) for row in rows(root / "truth/findings.csv")}
     assert boxes < found
 

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import imagecodecs
 import numpy as np
@@ -7,20 +8,27 @@ import pytest
 from pydicom.encaps import generate_frames
 
 from medclip_dcl.data.images import open_image
-from medclip_dcl.data.synthetic.dicom_files import (
+from medclip_dcl.data.synthetic.patients import (
+    NATURAL,
+    Item,
     Storage,
-    Tags,
+    draw_patient,
     draw_storage,
-    encode_image,
     quantize,
 )
+from medclip_dcl.data.synthetic.settings import GenerateConfig
 
-TAGS = Tags("0a-0b", "50000001", "10000001", "PA", "21200229", "101112")
+ITEM = next(draw_patient(NATURAL, 0, 0, GenerateConfig()).items())
 DECODERS = {
     "jpeg2000": imagecodecs.jpeg2k_decode,
     "jpegls": imagecodecs.jpegls_decode,
     "jpeg_lossless": imagecodecs.ljpeg_decode,
 }
+
+
+def encode_image(storage: Storage) -> bytes:
+    item: Item = replace(ITEM, image=replace(ITEM.image, storage=storage))
+    return item.encode(ramp())
 
 
 def ramp() -> np.ndarray:
@@ -32,7 +40,7 @@ def ramp() -> np.ndarray:
 @pytest.mark.parametrize("bits", [12, 16])
 def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
     storage = Storage(16 if syntax == "jpegls" else bits, False, syntax, 0.05, 0.95)
-    dataset = pydicom.dcmread(io.BytesIO(encode_image(ramp(), storage, TAGS)))
+    dataset = pydicom.dcmread(io.BytesIO(encode_image(storage)))
     if syntax in DECODERS:
         frame = next(generate_frames(dataset.PixelData, number_of_frames=1))
         pixels = DECODERS[syntax](frame)
@@ -45,26 +53,23 @@ def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
 def test_monochrome1_is_stored_inverted() -> None:
     plain, turned = Storage(12, False, "native", 0, 1), Storage(12, True, "native", 0, 1)
     assert np.array_equal(quantize(ramp(), turned), 4095 - quantize(ramp(), plain))
-    dataset = pydicom.dcmread(io.BytesIO(encode_image(ramp(), turned, TAGS)))
+    dataset = pydicom.dcmread(io.BytesIO(encode_image(turned)))
     assert dataset.PhotometricInterpretation == "MONOCHROME1"
 
 
 def test_header_is_that_of_a_chest_image() -> None:
-    dataset = pydicom.dcmread(
-        io.BytesIO(encode_image(ramp(), Storage(12, False, "native", 0, 1), TAGS))
-    )
+    dataset = pydicom.dcmread(io.BytesIO(encode_image(Storage(12, False, "native", 0, 1))))
     assert (dataset.Rows, dataset.Columns) == (33, 47)
     assert (dataset.BitsStored, dataset.HighBit, dataset.BitsAllocated) == (12, 11, 16)
-    assert dataset.ViewPosition == "PA"
-    assert dataset.PatientID == "10000001"
+    assert dataset.ViewPosition == ITEM.image.view
+    assert dataset.PatientID == ITEM.patient.subject_id
     assert dataset.file_meta.MediaStorageSOPInstanceUID == dataset.SOPInstanceUID
 
 
 @pytest.mark.parametrize("syntax", ["native", "rle", "jpeg2000", "jpegls", "jpeg_lossless"])
 def test_the_gate_opens_what_the_generator_writes(syntax: str) -> None:
     images = [
-        open_image(encode_image(ramp(), Storage(16, inverted, syntax, 0, 1), TAGS))
-        for inverted in (False, True)
+        open_image(encode_image(Storage(16, inverted, syntax, 0, 1))) for inverted in (False, True)
     ]
     assert images[0].source == "dicom"
     assert images[1].inverted
