@@ -26,7 +26,7 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
 
     Source: ours; the adjoint of all-gather is reduce-scatter, here all-reduce and slice.
     """
-    if world_size() == 1:
+    if _world_size() == 1:
         return tensor
     gathered: Tensor = _AllGather.apply(tensor)  # type: ignore[no-untyped-call]
     return gathered
@@ -34,38 +34,23 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
 
 @torch.no_grad()
 def gather_constant(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """Join a tensor over all processes, in rank order, without gradient.
+    """Join a tensor of ids, eta or claims over all processes, in rank order, without gradient.
 
-    Args:
-        tensor: local rows of ids, eta or claims; every process has the same shape.
-
-    Returns:
-        The rows of all processes. Without a process group of two or more, `tensor`
-        itself, detached.
+    Every process has the same shape. Without a process group of two or more: `tensor`, detached.
     """
-    return tensor.detach() if world_size() == 1 else _all_gather(tensor)
+    return tensor.detach() if _world_size() == 1 else _all_gather(tensor)
 
 
 def positive_columns(rows: int, device: torch.device) -> Shaped[Tensor, " rows"]:
     """Find the columns that local anchors are paired with among gathered candidates.
 
-    Args:
-        rows: local anchors, the same number in every process.
-        device: where the result lives.
-
-    Returns:
-        rank * rows + 0 ... rows - 1.
+    `rows` is the number of local anchors, the same in every process.
     """
-    rank = dist.get_rank() if world_size() > 1 else 0
+    rank = dist.get_rank() if _world_size() > 1 else 0
     return torch.arange(rank * rows, (rank + 1) * rows, device=device)
 
 
-def world_size() -> int:
-    """Count the processes that take part.
-
-    Returns:
-        1 where no process group is set up.
-    """
+def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
