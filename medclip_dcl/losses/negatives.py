@@ -3,8 +3,12 @@
 Every function returns w of shape (anchors, candidates) for
 `L = log(1 + sum_n w_n e^{s_n - s_p})`: w multiplies e^s, never s, so that a weight of
 0 takes a candidate out. No weight carries a gradient. The positive's own entry is 0.
-
 Removal keeps weights 0 or 1; the others sum to N, the number of negatives.
+
+Arguments in common
+    positive          column of each anchor's positive
+    text_similarity   cosine of the two texts under a frozen encoder
+    beta              sharpness, at least 0; 0 treats all negatives alike
 """
 
 import math
@@ -19,14 +23,7 @@ Pairs = Float[Tensor, "anchors candidates"]
 def remove_by_labels(
     label_overlap: Bool[Tensor, "anchors candidates"], positive: Int[Tensor, " anchors"]
 ) -> Pairs:
-    """Drop negatives that share a label with the anchor.
-
-    Args:
-        label_overlap: whether anchor and candidate have a finding in common.
-        positive: column of each anchor's positive.
-
-    Returns:
-        1 for kept negatives, 0 elsewhere.
+    """Drop negatives that share a label with the anchor: 1 for those kept, 0 elsewhere.
 
     Source: Wang et al. 2023, Table 1, "Remove by CheX5"; uncertain counts as absent.
     """
@@ -36,15 +33,7 @@ def remove_by_labels(
 def remove_by_similarity(
     text_similarity: Pairs, positive: Int[Tensor, " anchors"], threshold: float
 ) -> Pairs:
-    """Drop negatives whose text is close to the anchor's.
-
-    Args:
-        text_similarity: cosine of the two texts under a frozen encoder.
-        positive: column of each anchor's positive.
-        threshold: largest cosine that is kept.
-
-    Returns:
-        1 for kept negatives, 0 elsewhere.
+    """Drop negatives whose text is close to the anchor's: 1 up to the threshold, 0 elsewhere.
 
     Source: Wang et al. 2023, Table 1, "Remove by Text Sim."; Zhou et al. 2022 with the
         weight on e^s instead of s.
@@ -61,21 +50,16 @@ def resample_by_similarity(
 ) -> Pairs:
     """Keep a random share of the negatives, far texts more often.
 
-    Args:
-        text_similarity: cosine of the two texts under a frozen encoder.
-        positive: column of each anchor's positive.
-        beta: sharpness; 0 draws uniformly.
-        keep_share: share of the N negatives that is kept, rounded up to K.
-        generator: source of the draw, on the CPU.
-
     Returns:
-        N / K for the K kept negatives, 0 elsewhere.
+        N / K for the K = ceil(keep_share N) negatives that `generator`, on the CPU, draws;
+        0 elsewhere.
 
     Source: Wang et al. 2023, Table 1, "Resample by Text Sim."; the draw without
         replacement in proportion to e^{-beta cos} is ours.
     """
     N = text_similarity.shape[1] - 1
     K = math.ceil(keep_share * N)
+    # In proportion to e^{-beta cos}; drawn on the CPU, so that every device draws alike.
     odds = _without(positive, torch.exp(-beta * text_similarity.detach().float()))
     if K == 0:
         return torch.zeros_like(odds)
@@ -88,11 +72,6 @@ def reweight_by_similarity(
 ) -> Pairs:
     """Weigh negatives down whose text is close to the anchor's.
 
-    Args:
-        text_similarity: cosine of the two texts under a frozen encoder.
-        positive: column of each anchor's positive.
-        beta: sharpness; 0 leaves all weights at 1.
-
     Returns:
         N * softmax_n(-beta cos) over the negatives.
 
@@ -102,12 +81,7 @@ def reweight_by_similarity(
 
 
 def reweight_hard(s: Pairs, positive: Int[Tensor, " anchors"], beta: float) -> Pairs:
-    """Weigh negatives up that the model finds close to the anchor.
-
-    Args:
-        s: similarities with their scale.
-        positive: column of each anchor's positive.
-        beta: sharpness; 0 leaves all weights at 1.
+    """Weigh negatives up that the model finds close to the anchor, by s with its scale.
 
     Returns:
         N * softmax_n(beta s) over the negatives.
@@ -121,6 +95,7 @@ def _softmax_weights(logits: Pairs, positive: Int[Tensor, " anchors"]) -> Pairs:
     N = logits.shape[1] - 1
     if N == 0:
         return torch.zeros_like(logits)
+    # The positive is out before the softmax, or it would take most of the weight.
     return N * logits.scatter(1, positive.unsqueeze(1), -torch.inf).softmax(dim=1)
 
 
