@@ -43,14 +43,7 @@ CODES = len(FINDINGS) + 1
 
 
 def encode_claims(claims: Sequence[ReportLabels]) -> Int8[Tensor, "texts codes"]:
-    """Turn claims into rows of small integers.
-
-    Args:
-        claims: what each sentence or report says.
-
-    Returns:
-        One row per text: bits of each finding in order of `FINDINGS`, then normal.
-    """
+    """Turn what each sentence or report says into bits of each of `FINDINGS`, then normal."""
     codes = torch.zeros(len(claims), CODES, dtype=torch.int8)
     for row, said in enumerate(claims):
         for name in said.negated:
@@ -73,9 +66,6 @@ def encode_labels(labels: Sequence[Mapping[str, int | None]]) -> Int8[Tensor, "s
         labels: per study, label -> 1 present, 0 absent, -1 uncertain, None or left out:
             not mentioned; `No Finding` 1 means normal.
 
-    Returns:
-        One row per study, as `encode_claims` gives it.
-
     Source: labels of MIMIC-CXR-JPG (Johnson et al. 2019) and CheXpert (Irvin et al. 2019).
     """
     bits = {1: ASSERTED, 0: NEGATED, -1: HEDGED}
@@ -89,13 +79,9 @@ def encode_labels(labels: Sequence[Mapping[str, int | None]]) -> Int8[Tensor, "s
 
 
 def encode_truth(present: Sequence[Mapping[str, Set[str]]]) -> Int8[Tensor, "studies codes"]:
-    """Turn known truth into codes of reports: what is not present is absent.
+    """Turn the findings that each study has, with their sides, into codes of reports.
 
-    Args:
-        present: per study, the findings that it has, each with its sides.
-
-    Returns:
-        One row per study, as `encode_claims` gives it; no finding is left unmentioned.
+    What is not present is absent: no finding is left unmentioned.
     """
     codes = torch.full((len(present), CODES), NEGATED, dtype=torch.int8)
     for row, study in enumerate(present):
@@ -119,9 +105,7 @@ def relation_matrix(
         report_claims: codes of the candidates' whole reports, from any `encode_*`.
 
     Returns:
-        DIFFERENT, SAME or UNCLEAR, as the module's table says.
-
-    Source: ours.
+        DIFFERENT, SAME or UNCLEAR, as the module's table says. Source: ours.
     """
     anchor, report = _sets(anchor_claims, dim=1), _sets(report_claims, dim=0)
     is_different, is_unclear = _compare(anchor, report)
@@ -143,11 +127,6 @@ def relation_gauges(
 ) -> dict[str, Tensor]:
     """Measure what the relation adds to the pairing.
 
-    Args:
-        relation: from `relation_matrix`.
-        anchor_claims: codes of the anchor sentences.
-        positive: column of each anchor's own image.
-
     Returns:
         Scalars: `mates`, mean number of SAME images besides the anchor's own; `unclear`,
         share of UNCLEAR among the others; `with_claims`, share of anchors with claims;
@@ -165,7 +144,7 @@ def relation_gauges(
 
 
 class _Sets(NamedTuple):
-    """Findings of every text as sets: one integer each, with one bit per finding."""
+    # Findings of every text as sets, one bit each: whole reports are compared by one operation.
 
     asserted: Int[Tensor, "rows columns"]
     negated: Int[Tensor, "rows columns"]
@@ -175,7 +154,7 @@ class _Sets(NamedTuple):
 
 
 def _sets(codes: Int8[Tensor, "texts codes"], dim: int) -> _Sets:
-    """Pack codes into sets that stand along rows (`dim` 1) or columns (`dim` 0)."""
+    # Along rows (`dim` 1) or columns (`dim` 0), so that two of them broadcast to all pairs.
     bits = 2 ** torch.arange(len(FINDINGS), device=codes.device, dtype=torch.int32)
     findings = codes[:, :-1]
     return _Sets(
@@ -189,13 +168,14 @@ def _sets(codes: Int8[Tensor, "texts codes"], dim: int) -> _Sets:
 def _compare(
     anchor: _Sets, report: _Sets
 ) -> tuple[Bool[Tensor, "anchors candidates"], Bool[Tensor, "anchors candidates"]]:
-    """Where a claim makes the pair different, and where unclear (different goes first)."""
+    # Where a claim makes the pair different, and where unclear; different goes first.
     absent = ~(report.asserted | report.hedged)
     both = anchor.asserted & report.asserted
     lacks_side = both & (anchor.left & ~report.left | anchor.right & ~report.right)
     other_side = lacks_side & (report.left | report.right)
     different = (anchor.asserted | anchor.hedged) & absent | anchor.negated & report.asserted
     unclear = anchor.negated & ~report.negated | anchor.hedged | anchor.asserted & report.hedged
+    # Whichever finding it is: one claim that differs makes the whole sentence differ.
     return (different | other_side) != 0, (unclear | lacks_side) != 0
 
 
