@@ -29,10 +29,9 @@ from benchmarks.method.phantom_world import (
 from benchmarks.method.rows import Row
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
-from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import SAME, UNCLEAR
-from medclip_dcl.losses.sigmoid import sigmoid_loss
 
 IMAGES, NATURAL, PER_FINDING = 800, 1500, 25
 BATCH, STEPS, EARLY_STEPS = 64, 2000, 700

@@ -55,6 +55,37 @@ class DebiasedTerms(NamedTuple):
     """Part of the negative term that is expected to be false, in [0, 1); 0 where ell is not."""
     N: Float[Tensor, "..."]
     """Negatives: their count, or the sum of their weights; one for all where it is the same."""
+    eta: Float[Tensor, "..."]
+    """Chance that a random candidate is of the anchor's class; one for all where it is the same."""
+
+    def loss(self, floor: Floor, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
+        """Compute the loss, Eq. 7; arguments as in `debiased_contrastive_loss`."""
+        if floor == "floor":
+            log_ratio = torch.where(self.ell <= self.phi, self.phi, self.ell)
+        elif floor == "zero":
+            log_ratio = self.ell
+        elif floor == "fallback":
+            log_ratio = torch.where(self.ell <= self.phi, self.A, self.ell)
+        else:
+            raise ObjectiveError(f"floor is {floor!r}; it must be floor, zero or fallback")
+        return reduce(softplus(log_ratio), ~self.A.isneginf(), reduction)
+
+    @torch.no_grad()
+    def gauges(self) -> dict[str, Float[Tensor, ""]]:
+        """Measure what the correction does: the scalars of `debiasing_gauges`."""
+        A, ell, phi, share, N, eta = self
+        lively = ~A.isneginf()
+        off_floor = lively & ~(ell <= phi)
+        eta = eta.expand_as(A)
+        # Chain rule: dL/d(negatives) = sigmoid(ell) / (1 - share); InfoNCE's is sigmoid(A).
+        weight = ell.sigmoid() / ((1 - share) * A.sigmoid())
+        return {
+            "frac_floor": 1 - _mean(off_floor.to(A), lively),
+            "mean_weight": _mean(weight, off_floor),
+            "mean_eta": _mean(eta, lively),
+            "expected_false_negatives": _mean(eta * N, lively),
+            "uncorrected_loss": _mean(softplus(A), lively),
+        }
 
 
 def debiased_contrastive_loss(
@@ -101,35 +132,7 @@ def debiased_contrastive_loss(
     terms = debiased_terms(
         s, positive, eta, gamma, weights=weights, known_positives=known_positives
     )
-    return debiased_loss_of(terms, floor, reduction)
-
-
-def debiased_loss_of(
-    terms: DebiasedTerms, floor: Floor, reduction: Reduction = "mean"
-) -> Float[Tensor, "..."]:
-    """Compute the loss, Eq. 7, from terms at hand.
-
-    Args:
-        terms: the result of `debiased_terms`.
-        floor: what stands in for g at its least value.
-        reduction: `mean` over anchors that have a negative, `sum`, or `none`.
-
-    Returns:
-        The loss, at least 0.
-
-    Raises:
-        ObjectiveError: `floor` or `reduction` is unknown.
-    """
-    A, ell, phi, _, _ = terms
-    if floor == "floor":
-        log_ratio = torch.where(ell <= phi, phi, ell)
-    elif floor == "zero":
-        log_ratio = ell
-    elif floor == "fallback":
-        log_ratio = torch.where(ell <= phi, A, ell)
-    else:
-        raise ObjectiveError(f"floor is {floor!r}; it must be floor, zero or fallback")
-    return reduce(softplus(log_ratio), A, reduction)
+    return terms.loss(floor, reduction)
 
 
 def debiased_terms(
@@ -141,54 +144,39 @@ def debiased_terms(
     weights: Float[Tensor, "anchors candidates"] | None = None,
     known_positives: Bool[Tensor, "anchors candidates"] | None = None,
 ) -> DebiasedTerms:
-    """Compute the terms of Eq. 7 and 8 for each anchor.
+    """Compute the terms of Eq. 7 and 8, with gradient towards `s`.
 
-    Args:
-        s: similarities with their scale.
-        positive: column of each anchor's positive; None: the diagonal.
-        eta: chance that a random candidate is of the anchor's class, in [0, 1).
-        gamma: root of the scale of s.
-        weights: factor on e^s of each negative, no gradient.
-        known_positives: candidates that leave the negatives and join v.
-
-    Returns:
-        The terms, with gradient towards `s`.
-
-    Raises:
-        ObjectiveError: shapes do not fit, or `eta` is a number outside [0, 1).
+    Arguments and errors are those of `debiased_contrastive_loss`.
     """
     s, positive = checked(s, positive)
-    log_eta, log_not_eta = _log_eta(eta, s)
+    eta = _checked_eta(eta, s)
     s_p = s.gather(1, positive.unsqueeze(1)).squeeze(1)
     N = negative_count(s, positive, weights=weights, excluded=known_positives)
     A = log_negatives(s, positive, weights=weights, excluded=known_positives) - s_p
-    C = N.log() + log_eta + _log_mean_positive(s, positive, known_positives, s_p)
+    C = N.log() + eta.log() + _log_mean_positive(s, positive, known_positives, s_p)
 
     dead = C >= A  # Eq. 8 is not positive, or there is no negative
     gap = torch.where(dead, -1.0, C - A)  # -1: any value, it keeps the gradient finite
-    ell = torch.where(dead, 0.0, A) + torch.log(-torch.expm1(gap)) - log_not_eta
+    ell = torch.where(dead, 0.0, A) + torch.log(-torch.expm1(gap)) - torch.log1p(-eta)
     ell = torch.where(dead, -torch.inf, ell)
     scale = gamma.detach() if isinstance(gamma, Tensor) else gamma  # or it would grow by itself
     phi = N.log() - scale**2 - s_p
-    return DebiasedTerms(A, ell, phi, torch.where(dead, 0.0, gap.exp()), N)
+    return DebiasedTerms(A, ell, phi, torch.where(dead, 0.0, gap.exp()), N, eta)
 
 
-def _log_eta(
+def _checked_eta(
     eta: Float[Tensor, " anchors"] | float, s: Float[Tensor, "anchors candidates"]
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Logarithms of eta and of 1 - eta."""
+) -> Float[Tensor, "..."]:
     if isinstance(eta, Tensor):
         if eta.shape not in {(), s.shape[:1]}:
             raise ObjectiveError(
                 f"eta has shape {tuple(eta.shape)} for {len(s)} anchors; give one an anchor, "
                 "in the order of the rows of s"
             )
-        eta = eta.detach().to(s)
-    elif 0 <= eta < 1:
-        eta = s.new_full((), eta)
-    else:
-        raise ObjectiveError(f"eta is {eta}; it is a probability below 1, give [0, 1)")
-    return eta.log(), torch.log1p(-eta)
+        return eta.detach().to(s)  # a constant of the data, whoever computed it
+    if 0 <= eta < 1:
+        return s.new_full((), eta)
+    raise ObjectiveError(f"eta is {eta}; it is a probability below 1, give [0, 1)")
 
 
 def _log_mean_positive(
@@ -216,14 +204,6 @@ def debiasing_gauges(
 ) -> dict[str, Float[Tensor, ""]]:
     """Measure what `debiased_contrastive_loss` does with the same arguments.
 
-    Args:
-        s: similarities with their scale.
-        positive: column of each anchor's positive; None: the diagonal.
-        eta: chance that a random candidate is of the anchor's class, in [0, 1).
-        gamma: root of the scale of s.
-        weights: factor on e^s of each negative.
-        known_positives: candidates that leave the negatives and join v.
-
     Returns:
         Scalars without gradient, over anchors that have a negative:
         `frac_floor`: share whose Eq. 8 is at or below its floor;
@@ -243,35 +223,7 @@ def debiasing_gauges(
         terms = debiased_terms(
             s, positive, eta, gamma, weights=weights, known_positives=known_positives
         )
-        return gauges_of_terms(terms, eta)
-
-
-@torch.no_grad()
-def gauges_of_terms(
-    terms: DebiasedTerms, eta: Float[Tensor, " anchors"] | float
-) -> dict[str, Float[Tensor, ""]]:
-    """Measure what the correction does, from terms at hand.
-
-    Args:
-        terms: the result of `debiased_terms`.
-        eta: the eta that they were computed with.
-
-    Returns:
-        The scalars of `debiasing_gauges`.
-    """
-    A, ell, phi, share, N = terms
-    lively = ~A.isneginf()
-    off_floor = lively & ~(ell <= phi)
-    eta = torch.as_tensor(eta).to(A).expand_as(A)
-    # Chain rule: dL/d(negatives) = sigmoid(ell) / (1 - share); InfoNCE's is sigmoid(A).
-    weight = ell.sigmoid() / ((1 - share) * A.sigmoid())
-    return {
-        "frac_floor": 1 - _mean(off_floor.to(A), lively),
-        "mean_weight": _mean(weight, off_floor),
-        "mean_eta": _mean(eta, lively),
-        "expected_false_negatives": _mean(eta * N, lively),
-        "uncorrected_loss": _mean(softplus(A), lively),
-    }
+        return terms.gauges()
 
 
 def _mean(

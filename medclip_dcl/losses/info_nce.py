@@ -1,4 +1,4 @@
-"""The uncorrected baseline: InfoNCE, with optional weights on the negatives.
+"""The uncorrected baselines: InfoNCE, with optional weights on negatives, and the sigmoid loss.
 
 Axes and symbols
     anchors, candidates   rows and columns of s
@@ -6,7 +6,7 @@ Axes and symbols
     p       column of the anchor's positive x+
     w       weight of each negative, 1 by default
     N       sum of w over the negatives
-    A       log( sum_n w_n e^{s_n} / e^{s_p} ) over the negatives; the loss is log(1 + e^A)
+    A       log( sum_n w_n e^{s_n} / e^{s_p} ) over the negatives; InfoNCE is log(1 + e^A)
 """
 
 from typing import Literal
@@ -50,24 +50,41 @@ def info_nce_loss(
     s, positive = checked(s, positive)
     s_positive = s.gather(1, positive.unsqueeze(1)).squeeze(1)
     A = log_negatives(s, positive, weights=weights) - s_positive
-    return reduce(softplus(A), A, reduction)
+    return reduce(softplus(A), ~A.isneginf(), reduction)
+
+
+def sigmoid_loss(
+    s: Float[Tensor, "anchors candidates"],
+    positive: Int[Tensor, " anchors"] | None = None,
+    *,
+    bias: Float[Tensor, ""] | float,
+) -> Float[Tensor, ""]:
+    """Decide for every pair by itself whether it belongs together; no global batch is needed.
+
+    Args:
+        s: similarities with their scale.
+        positive: column of each anchor's positive; None: the diagonal.
+        bias: added to s; about minus the log of the number of candidates, so that a
+            pair is a negative until the model says otherwise.
+
+    Returns:
+        Sum over candidates of -log sigmoid(z (s + bias)), z = 1 for the positive and
+        -1 elsewhere, mean over anchors.
+
+    Raises:
+        ObjectiveError: shapes do not fit.
+
+    Source: Zhai et al. 2023, Algorithm 1; the paper learns the bias, from -10.
+    """
+    s, positive = checked(s, positive)
+    z = torch.full_like(s, -1.0).scatter(1, positive.unsqueeze(1), 1.0)
+    return -functional.logsigmoid(z * (s + bias)).sum(dim=1).mean()
 
 
 def checked(
     s: Float[Tensor, "anchors candidates"], positive: Int[Tensor, " anchors"] | None
 ) -> tuple[Float[Tensor, "anchors candidates"], Int[Tensor, " anchors"]]:
-    """Bring similarities to float32 at least and name every anchor's positive.
-
-    Args:
-        s: similarities with their scale.
-        positive: column of each anchor's positive; None: the diagonal.
-
-    Returns:
-        `s` and `positive`.
-
-    Raises:
-        ObjectiveError: shapes do not fit.
-    """
+    """Bring similarities to float32 at least, and name the column of every anchor's positive."""
     anchors, candidates = s.shape
     if positive is None:
         if anchors > candidates:
@@ -81,7 +98,7 @@ def checked(
             f"positive has shape {tuple(positive.shape)} for {anchors} anchors; give "
             "one column each"
         )
-    # Nothing below is on autocast's list of half-precision operations: float32 stays float32.
+    # What the losses do next is not among autocast's half-precision operations: float32 stays.
     return (s if s.dtype == torch.float64 else s.float()), positive
 
 
@@ -92,16 +109,9 @@ def log_negatives(
     weights: Float[Tensor, "anchors candidates"] | None = None,
     excluded: Bool[Tensor, "anchors candidates"] | None = None,
 ) -> Float[Tensor, " anchors"]:
-    """Sum up each anchor's negatives.
+    """Compute log sum_n w_n e^{s_n} over all candidates but the positive and the excluded ones.
 
-    Args:
-        s: similarities with their scale.
-        positive: column of each anchor's positive, which is not a negative.
-        weights: factor on e^s of each negative, no gradient.
-        excluded: further candidates that are not negatives.
-
-    Returns:
-        log sum_n w_n e^{s_n}; minus infinity, without gradient, where none is left.
+    An anchor with no negative left gets minus infinity, without gradient.
     """
     if weights is not None:
         s = s + weights.detach().to(s.dtype).log()  # 0 becomes minus infinity: really gone
@@ -109,7 +119,7 @@ def log_negatives(
         s = s.masked_fill(excluded, -torch.inf)
     negatives = s.scatter(1, positive.unsqueeze(1), -torch.inf)
     if weights is None and excluded is None and s.shape[1] > 1:
-        return negatives.logsumexp(dim=1)
+        return negatives.logsumexp(dim=1)  # no row can be empty: the common case, in one pass
     empty = (negatives == -torch.inf).all(dim=1)
     # A dead row is summed over zeros instead: its own gradient would not be a number.
     lively = negatives.masked_fill(empty.unsqueeze(1), 0).logsumexp(dim=1)
@@ -123,16 +133,9 @@ def negative_count(
     weights: Float[Tensor, "anchors candidates"] | None = None,
     excluded: Bool[Tensor, "anchors candidates"] | None = None,
 ) -> Float[Tensor, "..."]:
-    """Count the negatives of each anchor, N.
+    """Compute N, the sum of the negatives' weights: per anchor, or once where all are alike.
 
-    Args:
-        s: similarities; read for their shape, dtype and device alone.
-        positive: column of each anchor's positive, which is not a negative.
-        weights: factor on e^s of each negative; N is then their sum.
-        excluded: further candidates that are not negatives.
-
-    Returns:
-        N per anchor, or one number where it is the same for all.
+    Of `s` shape, dtype and device are read.
     """
     if weights is None and excluded is None:
         return s.new_full((), s.shape[1] - 1)
@@ -143,37 +146,16 @@ def negative_count(
 
 
 def softplus(x: Float[Tensor, " anchors"]) -> Float[Tensor, " anchors"]:
-    """Compute log(1 + e^x) to the last digit of float64.
-
-    Args:
-        x: any number; minus infinity gives 0.
-
-    Returns:
-        log(1 + e^x); beyond 40 the 1 is below rounding and x itself is returned.
-    """
-    return functional.softplus(x, threshold=40.0)
+    """Compute log(1 + e^x) to the last digit of float64; 0 at minus infinity."""
+    return functional.softplus(x, threshold=40.0)  # beyond it the 1 is below rounding
 
 
 def reduce(
-    losses: Float[Tensor, " anchors"],
-    A: Float[Tensor, " anchors"],
-    reduction: Reduction,
+    losses: Float[Tensor, " anchors"], counted: Bool[Tensor, " anchors"], reduction: Reduction
 ) -> Float[Tensor, "..."]:
-    """Reduce the losses of the anchors.
-
-    Args:
-        losses: one an anchor.
-        A: minus infinity marks an anchor without negatives; its loss is 0.
-        reduction: `mean` over the other anchors, `sum`, or `none`.
-
-    Returns:
-        A scalar, or `losses`.
-
-    Raises:
-        ObjectiveError: `reduction` is unknown.
-    """
+    """Reduce the losses of the anchors; those that are not counted are 0 and leave the mean."""
     if reduction == "mean":
-        return losses.sum() / (~A.isneginf()).sum().clamp_min(1)
+        return losses.sum() / counted.sum().clamp_min(1)
     if reduction == "sum":
         return losses.sum()
     if reduction == "none":

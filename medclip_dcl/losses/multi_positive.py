@@ -13,11 +13,11 @@ This is the supervised contrastive loss of Khosla et al. 2020 with three-valued 
 and no form of the debiased loss: the text decides who is who, not a probability.
 """
 
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from medclip_dcl.losses.info_nce import Reduction, checked, reduce
 
 
 def multi_positive_loss(
@@ -26,7 +26,7 @@ def multi_positive_loss(
     excluded: Bool[Tensor, "anchors candidates"] | None = None,
     *,
     positive: Int[Tensor, " anchors"] | None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
+    reduction: Reduction = "mean",
 ) -> Float[Tensor, "..."]:
     """Contrast every positive of an anchor with all candidates that are not excluded.
 
@@ -42,23 +42,16 @@ def multi_positive_loss(
         The loss, a scalar or one value per anchor, at least 0. It is the cross entropy
         where no candidate is `same` or excluded, and 0 where nothing else is left.
 
+    Raises:
+        ObjectiveError: shapes do not fit, or `reduction` is unknown.
+
     Source: Khosla et al. 2020, Eq. 2 (positives stay in the denominator: taking them
         out costs retrieval); the excluded set is ours.
     """
-    with torch.autocast(s.device.type, enabled=False):
-        s = s.float() if s.dtype in {torch.float16, torch.bfloat16} else s
-        rows = torch.arange(len(s), device=s.device)
-        in_p = same.index_put((rows, rows if positive is None else positive), same.new_ones(()))
-        if excluded is not None:
-            s = s.masked_fill(excluded & ~in_p, -torch.inf)
-        log_share = s.log_softmax(dim=1).masked_fill(~in_p, 0.0)
-        loss = -log_share.sum(dim=1) / in_p.sum(dim=1)
-    return _reduce(loss, reduction)
-
-
-def _reduce(
-    loss: Float[Tensor, " anchors"], reduction: Literal["mean", "sum", "none"]
-) -> Float[Tensor, "..."]:
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
+    s, positive = checked(s, positive)
+    in_p = same.scatter(1, positive.unsqueeze(1), True)
+    if excluded is not None:
+        s = s.masked_fill(excluded & ~in_p, -torch.inf)
+    # An excluded candidate's share is log 0: it is masked, since 0 times it is not a number.
+    log_share = s.log_softmax(dim=1).masked_fill(~in_p, 0.0)
+    return reduce(-log_share.sum(dim=1) / in_p.sum(dim=1), in_p.any(dim=1), reduction)

@@ -1,10 +1,4 @@
-"""ObjectiveConfig -> the loss of one direction, with its gauges.
-
-An objective knows anchors and candidates, not texts and images: for both directions
-it is called once with texts and once with images as anchors, and `mean_of` joins the
-two outputs. An image anchor takes the eta of its paired sentence.
-
-Region and sentence vectors of every process -> the loss of this process's anchors.
+"""The configured loss of a global batch, and its gauges.
 
 Axes
     batch  places in the global batch
@@ -14,6 +8,10 @@ Each process scores all sentences against its own images, and the columns of sco
 gathered: batch x batch numbers travel, instead of every region of every image. Anchors
 stay local and the loss is their mean, so that gradients averaged over processes are
 those of one process with the whole batch.
+
+`direction_loss` knows anchors and candidates, not texts and images: for both directions it
+is called once with texts and once with images as anchors. An image anchor takes the eta of
+its paired sentence.
 """
 
 import copy
@@ -27,11 +25,11 @@ from torch.nn import functional
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses import negatives
-from medclip_dcl.losses.debiased import debiased_loss_of, debiased_terms, gauges_of_terms
+from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_constant, gather_with_grad
+from medclip_dcl.losses.info_nce import sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
-from medclip_dcl.losses.sigmoid import sigmoid_loss
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.text_encoder import TextEncoder
 from medclip_dcl.rng import RngStream, torch_generator_for
@@ -39,17 +37,14 @@ from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.settings import ObjectiveConfig
 
-SIMILARITY_THRESHOLD = 0.9
-"""Text cosine above which `remove_similar` drops a negative."""
-KEEP_SHARE = 0.5
-"""Share of negatives that `resample_similar` keeps."""
-SIGMOID_BIAS = -10.0
-"""Added to s by `sigmoid`; fixed, at the value that Zhai et al. 2023 start from."""
+_SIMILARITY_THRESHOLD = 0.9  # text cosine above which `remove_similar` drops a negative
+_KEEP_SHARE = 0.5  # of the negatives, by `resample_similar`
+_SIGMOID_BIAS = -10.0  # added to s by `sigmoid`; fixed, where Zhai et al. 2023 start from
 
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """One batch, as one direction sees it."""
+    """One batch, as one direction sees it: local anchors, gathered candidates."""
 
     s: Float[Tensor, "anchors candidates"]
     """Similarities with their scale gamma**2."""
@@ -63,8 +58,6 @@ class ObjectiveInputs:
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
     """Cosine of the two texts under a frozen encoder; needed by the `*_similar` negatives."""
-    known_positives: Bool[Tensor, "anchors candidates"] | None = None
-    """Candidates known to be of the anchor's class whatever the relation; `debiased` reads it."""
     label_overlap: Bool[Tensor, "anchors candidates"] | None = None
     """Whether both have a finding in common; needed by `remove_labels`."""
     generator: torch.Generator | None = None
@@ -81,87 +74,62 @@ class ObjectiveOutput:
     """Scalars without gradient: those of `debiasing_gauges`, for what the loss did."""
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The configured loss."""
+def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
+    """Compute loss and gauges of one direction.
 
-    settings: ObjectiveConfig
-    """Kind of loss, and what it knows about negatives."""
+    What does not correct for eta reports a mean eta of 0.
 
-    def __call__(self, inputs: ObjectiveInputs) -> ObjectiveOutput:
-        """Compute loss and gauges of one direction.
-
-        Args:
-            inputs: the batch; local anchors, gathered candidates.
-
-        Returns:
-            Loss and gauges. What does not correct for eta reports a mean eta of 0.
-
-        Raises:
-            ObjectiveError: an input that the settings need is None, or shapes do not
-                fit.
-        """
-        kind = self.settings.kind
-        debiased = kind == "debiased"
-        eta = inputs.eta if debiased else torch.zeros_like(inputs.eta)
-        terms = debiased_terms(
-            inputs.s,
-            inputs.positive,
-            eta,
-            inputs.gamma,
-            weights=self._weights(inputs),
-            known_positives=self._mates(inputs) if debiased else None,
-        )
-        gauges = gauges_of_terms(terms, eta)
-        if kind == "multipositive":
-            relation = _needed(inputs.relation, "relation")
-            loss = multi_positive_loss(
-                inputs.s, relation == SAME, relation == UNCLEAR, positive=inputs.positive
-            )
-        elif kind == "sigmoid":
-            loss = sigmoid_loss(inputs.s, inputs.positive, bias=SIGMOID_BIAS)
-        else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
-            loss = debiased_loss_of(terms, self.settings.floor if debiased else "fallback")
-        return ObjectiveOutput(loss, gauges)
-
-    def _mates(self, inputs: ObjectiveInputs) -> Bool[Tensor, "anchors candidates"] | None:
-        known = inputs.known_positives
-        if self.settings.relation == "none":
-            return known
+    Raises:
+        ObjectiveError: an input that the settings need is None, or shapes do not fit.
+    """
+    debiased = settings.kind == "debiased"
+    relation = None
+    if settings.relation != "none":
         relation = _needed(inputs.relation, "relation")
-        mates = (relation == SAME) | (relation == UNCLEAR)
-        return mates if known is None else mates | known
+    mates = None if relation is None else (relation == SAME) | (relation == UNCLEAR)
+    terms = debiased_terms(
+        inputs.s,
+        inputs.positive,
+        inputs.eta if debiased else 0.0,
+        inputs.gamma,
+        weights=_weights(settings, inputs),
+        known_positives=mates if debiased else None,
+    )
+    if settings.kind == "multipositive":
+        relation = _needed(relation, "relation")
+        same, unclear = relation == SAME, relation == UNCLEAR
+        loss = multi_positive_loss(inputs.s, same, unclear, positive=inputs.positive)
+    elif settings.kind == "sigmoid":
+        loss = sigmoid_loss(inputs.s, inputs.positive, bias=_SIGMOID_BIAS)
+    else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
+        loss = terms.loss(settings.floor if debiased else "fallback")
+    return ObjectiveOutput(loss, terms.gauges())
 
-    def _weights(self, inputs: ObjectiveInputs) -> Float[Tensor, "anchors candidates"] | None:
-        settings, positive = self.settings, inputs.positive
-        if settings.negatives == "all":
-            return None
-        if settings.negatives == "hard":
-            return negatives.reweight_hard(inputs.s, positive, settings.beta)
-        if settings.negatives == "remove_labels":
-            overlap = _needed(inputs.label_overlap, "label_overlap")
-            return negatives.remove_by_labels(overlap, positive)
-        similarity = _needed(inputs.text_similarity, "text_similarity")
-        if settings.negatives == "remove_similar":
-            return negatives.remove_by_similarity(similarity, positive, SIMILARITY_THRESHOLD)
-        if settings.negatives == "reweight_similar":
-            return negatives.reweight_by_similarity(similarity, positive, settings.beta)
-        if inputs.generator is None:
-            raise ObjectiveError("resample_similar draws at random; hand it a generator")
-        return negatives.resample_by_similarity(
-            similarity, positive, settings.beta, KEEP_SHARE, inputs.generator
-        )
+
+def _weights(
+    settings: ObjectiveConfig, inputs: ObjectiveInputs
+) -> Float[Tensor, "anchors candidates"] | None:
+    positive = inputs.positive
+    if settings.negatives == "all":
+        return None
+    if settings.negatives == "hard":
+        return negatives.reweight_hard(inputs.s, positive, settings.beta)
+    if settings.negatives == "remove_labels":
+        return negatives.remove_by_labels(_needed(inputs.label_overlap, "label_overlap"), positive)
+    similarity = _needed(inputs.text_similarity, "text_similarity")
+    if settings.negatives == "remove_similar":
+        return negatives.remove_by_similarity(similarity, positive, _SIMILARITY_THRESHOLD)
+    if settings.negatives == "reweight_similar":
+        return negatives.reweight_by_similarity(similarity, positive, settings.beta)
+    if inputs.generator is None:
+        raise ObjectiveError("resample_similar draws at random; hand it a generator")
+    return negatives.resample_by_similarity(
+        similarity, positive, settings.beta, _KEEP_SHARE, inputs.generator
+    )
 
 
 def mean_of(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
-    """Join the outputs of several directions.
-
-    Args:
-        outputs: one a direction, at least one.
-
-    Returns:
-        Mean loss and mean gauges.
-    """
+    """Join the outputs of several directions: mean loss and mean gauges."""
     count = len(outputs)
     return ObjectiveOutput(
         torch.stack([output.loss for output in outputs]).sum() / count,
@@ -191,7 +159,6 @@ class ContrastiveObjective(nn.Module):
     def __init__(self, settings: ObjectiveConfig, seed: int, encoder: DualEncoder) -> None:
         super().__init__()
         self._settings, self._seed = settings, seed
-        self._objective = Objective(settings)
         self.frozen_text: TextEncoder | None = None
         if settings.negatives.endswith("_similar"):
             self.frozen_text = copy.deepcopy(encoder.text).eval().requires_grad_(False)
@@ -199,15 +166,12 @@ class ContrastiveObjective(nn.Module):
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
     ) -> ObjectiveOutput:
-        """Run the model on a batch and compute the loss of this process's anchors.
+        """Run the model on a batch and compute the mean loss of this process's anchors.
 
         Args:
             network: the model as it is called: itself, or in its distributed wrapper.
             encoder: the model itself, for its similarity and gamma.
             batch: the batch, on the model's device.
-
-        Returns:
-            Mean loss of the local anchors, and gauges.
         """
         pixels = jitter(batch.crops, batch.brightness, batch.contrast)
         regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
@@ -221,17 +185,7 @@ class ContrastiveObjective(nn.Module):
         sentences: Float[Tensor, "local dim"],
         batch: ImageTextBatch,
     ) -> ObjectiveOutput:
-        """Compute the loss of this process's anchors.
-
-        Args:
-            encoder: the model, for its similarity and gamma.
-            regions: unit vectors of this process's images.
-            sentences: unit vectors of this process's sentences.
-            batch: where they stand in the global batch, and what is known of it.
-
-        Returns:
-            Mean loss of the local anchors, and gauges.
-        """
+        """Compute the mean loss of this process's anchors from unit vectors of both sides."""
         all_sentences = gather_with_grad(sentences)
         columns = encoder.score(regions, all_sentences)  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
@@ -266,7 +220,7 @@ class ContrastiveObjective(nn.Module):
                 self._seed, RngStream.NEGATIVES, batch.step, mine.start, int(from_text)
             ),
         )
-        output = self._objective(inputs)
+        output = direction_loss(self._settings, inputs)
         if inputs.relation is not None and batch.sentence_codes is not None:
             known = relation_gauges(inputs.relation, batch.sentence_codes[mine], positive)
             output.gauges.update(known)

@@ -7,11 +7,10 @@ from pydantic import ValidationError
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses.debiased import debiased_contrastive_loss, debiasing_gauges
-from medclip_dcl.losses.info_nce import info_nce_loss
+from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import DIFFERENT, SAME, UNCLEAR
-from medclip_dcl.losses.sigmoid import sigmoid_loss
-from medclip_dcl.training.objective import Objective, ObjectiveInputs, mean_of
+from medclip_dcl.training.objective import ObjectiveInputs, direction_loss, mean_of
 from medclip_dcl.training.settings import ObjectiveConfig
 
 GAUGES = {
@@ -43,7 +42,7 @@ def inputs() -> ObjectiveInputs:
 
 def test_default_is_the_papers_loss_with_its_gauges() -> None:
     batch = inputs()
-    output = Objective(ObjectiveConfig())(batch)
+    output = direction_loss(ObjectiveConfig(), batch)
     expected = debiased_contrastive_loss(batch.s, batch.positive, batch.eta, batch.gamma)
     assert torch.equal(output.loss, expected)
     gauges = debiasing_gauges(batch.s, batch.positive, batch.eta, batch.gamma)
@@ -53,7 +52,7 @@ def test_default_is_the_papers_loss_with_its_gauges() -> None:
 
 def test_infonce_ignores_eta_and_says_so() -> None:
     batch = inputs()
-    output = Objective(ObjectiveConfig(kind="infonce"))(batch)
+    output = direction_loss(ObjectiveConfig(kind="infonce"), batch)
     torch.testing.assert_close(output.loss, info_nce_loss(batch.s, batch.positive))
     assert output.gauges["mean_eta"].item() == 0
     assert output.gauges["mean_weight"].item() == pytest.approx(1)
@@ -68,12 +67,12 @@ def test_debiased_loss_takes_same_and_unclear_as_class_mates() -> None:
     expected = debiased_contrastive_loss(
         batch.s, batch.positive, batch.eta, batch.gamma, known_positives=known, floor="fallback"
     )
-    assert torch.equal(Objective(settings)(batch).loss, expected)
+    assert torch.equal(direction_loss(settings, batch).loss, expected)
 
 
 def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     batch = inputs()
-    output = Objective(ObjectiveConfig(kind="multipositive", relation="claims"))(batch)
+    output = direction_loss(ObjectiveConfig(kind="multipositive", relation="claims"), batch)
     same = torch.zeros(6, 12, dtype=torch.bool)
     unclear = same.clone()
     same[0, 1] = same[3, 0] = unclear[0, 2] = True
@@ -84,7 +83,7 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
 
 def test_sigmoid_takes_the_bias_that_its_paper_starts_from() -> None:
     batch = inputs()
-    output = Objective(ObjectiveConfig(kind="sigmoid"))(batch)
+    output = direction_loss(ObjectiveConfig(kind="sigmoid"), batch)
     assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-10.0))
 
 
@@ -95,9 +94,9 @@ NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_si
 @pytest.mark.parametrize("kind", ["infonce", "debiased"])
 def test_every_rival_changes_the_loss_and_stays_finite(kind: str, negatives: str) -> None:
     batch = dataclasses.replace(inputs(), s=inputs().s.requires_grad_())
-    plain = Objective(ObjectiveConfig(kind=kind))(batch).loss
+    plain = direction_loss(ObjectiveConfig(kind=kind), batch).loss
     settings = ObjectiveConfig(kind=kind, negatives=negatives)
-    loss = Objective(settings)(batch).loss
+    loss = direction_loss(settings, batch).loss
     assert loss.isfinite()
     assert loss.item() != plain.item()
     assert torch.autograd.grad(loss, batch.s)[0].isfinite().all()
@@ -118,7 +117,7 @@ def test_input_that_the_settings_need_is_asked_for(
 ) -> None:
     batch = dataclasses.replace(inputs(), **{missing: None})
     with pytest.raises(ObjectiveError, match=message):
-        Objective(ObjectiveConfig.model_validate(settings))(batch)
+        direction_loss(ObjectiveConfig.model_validate(settings), batch)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +135,10 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str
 
 def test_directions_are_joined_by_their_mean() -> None:
     batch = inputs()
-    objective = Objective(ObjectiveConfig())
-    first = objective(batch)
-    second = objective(dataclasses.replace(batch, eta=torch.zeros(6, dtype=torch.float64)))
+    first = direction_loss(ObjectiveConfig(), batch)
+    second = direction_loss(
+        ObjectiveConfig(), dataclasses.replace(batch, eta=torch.zeros(6, dtype=torch.float64))
+    )
     joined = mean_of([first, second])
     torch.testing.assert_close(joined.loss, (first.loss + second.loss) / 2)
     torch.testing.assert_close(joined.gauges["mean_eta"], torch.tensor(0.05, dtype=torch.float64))
