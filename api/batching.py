@@ -20,7 +20,7 @@ import torch
 from fastapi import Request
 from torch import Tensor
 
-from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference import Predictor
 
 from .admission import has_left, outcome
 from .errors import ApiError

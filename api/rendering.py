@@ -8,7 +8,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.inference.heatmap import Grounding, upsample
+from medclip_dcl.inference import Grounding, upsample
 
 LONGEST_PX = 1024
 """Longest side of a picture that is drawn here."""

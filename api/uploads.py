@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request, UploadFile
 
 from medclip_dcl.data.images import SquareImage
-from medclip_dcl.inference.zero_shot import Finding, parse_prompts
+from medclip_dcl.inference import Finding, parse_prompts
 
 from .errors import ApiError
 from .request_state import state_of

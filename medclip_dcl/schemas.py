@@ -12,8 +12,7 @@ if TYPE_CHECKING:  # a client installs pydantic and httpx alone
     import numpy as np
 
     from medclip_dcl.data.images import SquareImage
-    from medclip_dcl.inference.heatmap import Grounding
-    from medclip_dcl.inference.zero_shot import FindingScore
+    from medclip_dcl.inference import FindingScore, Grounding
     from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0

@@ -22,7 +22,7 @@ from medclip_dcl.evaluation.evaluated_model import evaluated_model
 from medclip_dcl.evaluation.inputs import encode, read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.evaluation.questions import source_root
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 
 from .job import Job, run_job

@@ -18,7 +18,7 @@ from medclip_dcl.evaluation.evaluated_model import adapter_digest, evaluated_mod
 from medclip_dcl.evaluation.inputs import read_image_rows, refuse_contaminated
 from medclip_dcl.evaluation.questions import Evaluation, input_files
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference import load
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
 

@@ -9,9 +9,7 @@ from fastapi import APIRouter, Form, Request
 from torch import Tensor
 
 from medclip_dcl.data.images import SquareImage
-from medclip_dcl.inference.heatmap import Grounding
-from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.inference.zero_shot import Finding, FindingScore
+from medclip_dcl.inference import Finding, FindingScore, Grounding, Predictor
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, ImageFacts
 
 from ..dependencies import CurrentState, FormImage

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Request, Response
 from torch import Tensor
 
-from medclip_dcl.inference.heatmap import Grounding
+from medclip_dcl.inference import Grounding
 from medclip_dcl.schemas import GroundAnswer, ImageFacts, PhraseAnswer
 
 from ..dependencies import CurrentState, FormImage, ImageToDraw, Phrases

@@ -25,7 +25,7 @@ from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import read_truth
 from medclip_dcl.evaluation import results
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference import load
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences

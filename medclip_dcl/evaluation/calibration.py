@@ -18,7 +18,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, 
 from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages, EvalResult, Matrix, Truth
 from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
-from medclip_dcl.inference.zero_shot import UNCALIBRATED, Finding, calibrations_of
+from medclip_dcl.inference import UNCALIBRATED, Finding, calibrations_of
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 
 Logits = Float[np.ndarray, " images"]

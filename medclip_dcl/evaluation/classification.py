@@ -21,7 +21,7 @@ from medclip_dcl.evaluation.inputs import (
     Truth,
 )
 from medclip_dcl.evaluation.metrics import CLASSIFICATION, mean, mean_of, mean_over_findings
-from medclip_dcl.inference.zero_shot import Finding, softmax_scores
+from medclip_dcl.inference import Finding, softmax_scores
 
 ONE_CLASS = "no image of one of the two classes"
 NO_FINDING = "no finding has images of both classes"

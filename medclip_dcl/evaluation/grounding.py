@@ -14,10 +14,10 @@ from torch import Tensor
 from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.geometry import heatmap, scaled
 from medclip_dcl.evaluation.inputs import BoxedSentence, EncodedImages, EvalResult, Rows
 from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
 from medclip_dcl.evaluation.retrieval import Direction, box_vectors, rank_directions, rank_samples
-from medclip_dcl.inference.heatmap import heatmap, scaled
 from medclip_dcl.models.similarity import region_scores
 
 GALLERY_LENGTHS = (1, 5)

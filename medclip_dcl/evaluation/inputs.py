@@ -21,8 +21,8 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale
 from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.inference.heatmap import Geometry, Window, cut, window_of
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.evaluation.geometry import Geometry, Window, cut, window_of
+from medclip_dcl.inference import Finding
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import read_table
 

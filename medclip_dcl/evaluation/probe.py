@@ -17,7 +17,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import mean_finding_figures
 from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages, EvalResult, Rows
 from medclip_dcl.evaluation.settings import ProbeConfig
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 Features = Float[np.ndarray, "images features"]
 Labels = Int64[np.ndarray, " images"]

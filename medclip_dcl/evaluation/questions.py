@@ -26,8 +26,7 @@ from medclip_dcl.evaluation.inputs import EncodedImages, EvalResult, Rows, Truth
 from medclip_dcl.evaluation.probe import evaluate_probe
 from medclip_dcl.evaluation.retrieval import evaluate_reports
 from medclip_dcl.evaluation.subgroups import evaluate_paraphrases, evaluate_subgroups
-from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.inference.zero_shot import Finding, read_prompts
+from medclip_dcl.inference import Finding, Predictor, read_prompts
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 

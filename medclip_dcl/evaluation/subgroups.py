@@ -27,7 +27,7 @@ from medclip_dcl.evaluation.inputs import (
     Truth,
 )
 from medclip_dcl.evaluation.metrics import balanced_accuracy, mean_of, roc_auc, value_of
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 _MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
 _NO_GAP = "no finding has images of both classes in every group"

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from medclip_dcl.inference.heatmap import upsample
+from medclip_dcl.inference import upsample
 
 # Stand-ins that the page's own colours replace once the chart is drawn.
 _COLOURS = {

@@ -11,8 +11,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
-from medclip_dcl.inference.predictor import fit_input_range
-from medclip_dcl.inference.zero_shot import read_prompts
+from medclip_dcl.inference import fit_input_range, read_prompts
 from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
 from medclip_dcl.model_package import InputRange, write_input_range, write_model_package
 from medclip_dcl.models.preprocessing import preprocessing_facts

@@ -26,7 +26,7 @@ from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import CheckpointError, ConfigError, TrainingError
-from medclip_dcl.inference.zero_shot import read_prompts
+from medclip_dcl.inference import read_prompts
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights

@@ -23,7 +23,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.inputs import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc, value_of
-from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
+from medclip_dcl.inference import Finding, margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.rng import RngStream, generator_for

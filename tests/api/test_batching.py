@@ -14,7 +14,7 @@ from api.logging import Metrics
 from api.request_state import state_of
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import publish
-from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.inference import Predictor, load
 from tests.api.test_admission import Caller
 
 TOLERANCE = 1e-5

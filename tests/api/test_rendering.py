@@ -5,7 +5,7 @@ from PIL import Image
 
 from api.rendering import LONGEST_PX, image_png, overlay_png
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.inference.heatmap import locate
+from medclip_dcl.inference import locate
 
 
 def grey(height: int, width: int, shade: int = 32768) -> GreyImage:

@@ -18,7 +18,7 @@ from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.service import PATIENCE_S, Service, png, running
 from medclip_dcl.data.images import open_image
-from medclip_dcl.inference.predictor import fit_input_range, load
+from medclip_dcl.inference import fit_input_range, load
 
 JPEG = b"\xff\xd8"
 HEADERS = {

@@ -10,7 +10,7 @@ from benchmarks.fixtures.killed import SHARDS, killed_at_shard
 from benchmarks.fixtures.milvus import milvus_server
 from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference import load
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.search import Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig

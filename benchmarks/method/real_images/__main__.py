@@ -35,10 +35,10 @@ from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, evaluated_model
+from medclip_dcl.evaluation.geometry import Geometry
 from medclip_dcl.evaluation.inputs import EncodedImages
 from medclip_dcl.evaluation.probe import image_features
-from medclip_dcl.inference.heatmap import Geometry
-from medclip_dcl.inference.predictor import Predictor, load
+from medclip_dcl.inference import Predictor, load
 
 DEMO, LUNGS = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
 GEOMETRIES: tuple[Geometry, ...] = ("paper", "biovil")

@@ -20,7 +20,7 @@ from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
 from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
 from medclip_dcl.evaluation.settings import ProbeConfig
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 FOLDS = 5
 THUMBNAIL_PX = 32

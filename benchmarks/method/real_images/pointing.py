@@ -13,9 +13,9 @@ from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
+from medclip_dcl.evaluation.geometry import Geometry, heatmap
 from medclip_dcl.evaluation.grounding import evaluate_grounding, mean_figures
 from medclip_dcl.evaluation.inputs import BoxedSentence, EncodedImages
-from medclip_dcl.inference.heatmap import Geometry, heatmap
 from medclip_dcl.text.sentences import text_key
 
 _HEATMAP_PX = 512

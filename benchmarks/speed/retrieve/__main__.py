@@ -32,7 +32,7 @@ from benchmarks.speed.retrieve.recall import CURVE, K_HITS, Curve, image_curve, 
 from benchmarks.speed.retrieve.timing import Times, cpu_ms, cpu_ratio, interleaved, wall_ms
 from medclip_dcl import model_package
 from medclip_dcl.config import load_config, resolve_path
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference import load
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import IndexConfig

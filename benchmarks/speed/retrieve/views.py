@@ -16,7 +16,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.data.synthetic.patients import NATURAL, Item, Patient, Study, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
-from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference import Predictor
 from medclip_dcl.retrieval.embeddings import ARTIFACT
 from medclip_dcl.retrieval.index import select, write_index
 from medclip_dcl.retrieval.settings import IndexConfig

@@ -16,7 +16,7 @@ from fastapi import Request
 from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
 from medclip_dcl.data.images import limits_of
-from medclip_dcl.inference.predictor import load
+from medclip_dcl.inference import load
 
 BATCH, BATCH_TIMEOUT_S = 8, 0.005
 

@@ -14,7 +14,7 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.inputs import UNKNOWN, EvalResult
 from medclip_dcl.evaluation.results import CLASSES, SCORES
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 IMAGES = shown({(0, 0): "fluid"}, {(1, 2): "cyst"}, {}, {(3, 3): "fluid"})

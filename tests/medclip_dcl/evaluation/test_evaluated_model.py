@@ -6,8 +6,7 @@ from benchmarks.fixtures.clip import build
 from benchmarks.fixtures.published import publish
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, evaluated_model
-from medclip_dcl.inference.predictor import load
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding, load
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.models.settings import SimilarityConfig
 

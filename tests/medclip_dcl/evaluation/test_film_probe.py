@@ -7,7 +7,7 @@ from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
 from medclip_dcl.evaluation.probe import evaluate_probe, image_features
 from medclip_dcl.evaluation.results import PROBES
 from medclip_dcl.evaluation.settings import ProbeConfig
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
 SETTINGS = ProbeConfig(fractions=(0.1, 1.0), draws=2, penalties=(1e-2, 1.0))

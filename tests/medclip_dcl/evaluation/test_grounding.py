@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.geometry import Window
 from medclip_dcl.evaluation.grounding import (
     evaluate_boxes,
     evaluate_gallery,
@@ -13,7 +14,6 @@ from medclip_dcl.evaluation.grounding import (
 )
 from medclip_dcl.evaluation.inputs import BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, GROUNDINGS, RANKS
-from medclip_dcl.inference.heatmap import Window
 
 # Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
 IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})

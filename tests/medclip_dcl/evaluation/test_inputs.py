@@ -10,7 +10,7 @@ from medclip_dcl.evaluation.inputs import (
     labelled_truth,
     reports_of_images,
 )
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 FINDINGS = (
     Finding("effusion", ("a",), ("b",), "Pleural Effusion"),

@@ -11,7 +11,7 @@ from medclip_dcl.evaluation.subgroups import (
     evaluate_subgroups,
     prompt_pairs,
 )
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 from medclip_dcl.models.settings import SimilarityConfig
 
 SAMPLING = BootstrapOptions(samples=40, seed=0)

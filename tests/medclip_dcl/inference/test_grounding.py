@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medclip_dcl.inference.heatmap import Box, grid_affine, locate, upsample
+from medclip_dcl.inference import Box, grid_affine, locate, upsample
 
 
 def delta(row, column, rows=4, columns=4):

@@ -8,8 +8,7 @@ from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
-from medclip_dcl.inference.predictor import build_predictor, load
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding, build_predictor, load
 from medclip_dcl.model_package import ARTIFACT, read_model_package
 
 

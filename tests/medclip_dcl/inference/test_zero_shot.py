@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
-from medclip_dcl.inference.zero_shot import (
+from medclip_dcl.inference import (
     Finding,
-    answers,
     calibrations_of,
+    finding_scores,
     margins,
     prompt_texts,
     softmax_scores,
@@ -36,16 +36,16 @@ def test_the_score_is_the_softmax_of_scaled_prompt_scores():
 
 def test_answers_come_image_by_image_and_decide_at_zero():
     margin = torch.tensor([[0.1, -0.1], [0.0, 0.2]])
-    first, second = answers(margin, torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))
+    first, second = finding_scores(margin, torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))
     assert [(a.name, a.is_present) for a in first] == [("edema", True), ("mass", False)]
     assert [(a.name, a.is_present) for a in second] == [("edema", False), ("mass", True)]
     assert first[1].score == 0.5
 
 
 def test_without_calibration_there_is_no_probability_and_a_word_why():
-    answer = answers(torch.zeros(2, 1), torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None))[0][
-        0
-    ]
+    answer = finding_scores(
+        torch.zeros(2, 1), torch.tensor(1.0), TWO, calibrations_of(TWO, TWO, None)
+    )[0][0]
     assert answer.probability is None
     assert "calibration" in answer.note
 
@@ -64,7 +64,7 @@ def calibration() -> ScoreCalibration:
 
 def test_a_calibrated_finding_has_its_probability_and_another_its_reason():
     margin, gamma = torch.tensor([[0.5], [0.5]]), torch.tensor(3.0)
-    edema, mass = answers(margin, gamma, TWO, calibrations_of(TWO, TWO, calibration()))[0]
+    edema, mass = finding_scores(margin, gamma, TWO, calibrations_of(TWO, TWO, calibration()))[0]
     assert edema.probability == pytest.approx(1 / (1 + math.exp(-(2 * 9 * 0.5 - 1))), rel=1e-12)
     assert edema.note == ""
     assert (mass.probability, mass.note) == (None, "too few images")
@@ -72,7 +72,7 @@ def test_a_calibrated_finding_has_its_probability_and_another_its_reason():
 
 def test_other_prompts_of_the_same_name_get_no_probability():
     other = (Finding("edema", ("p1",), ("n1",)),)
-    answer = answers(
+    answer = finding_scores(
         torch.zeros(1, 1), torch.tensor(1.0), other, calibrations_of(other, TWO, calibration())
     )[0][0]
     assert answer.probability is None

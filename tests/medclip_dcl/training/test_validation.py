@@ -11,7 +11,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.training.dataset import TokenTable

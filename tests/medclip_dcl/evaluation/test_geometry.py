@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from medclip_dcl.inference.heatmap import Window, cut, heatmap, scaled, window_of
+from medclip_dcl.evaluation.geometry import Window, cut, heatmap, scaled, window_of
 
 
 def test_the_paper_sees_the_whole_image():

@@ -1,0 +1,683 @@
+"""A published model that answers: which findings an image shows, and where a phrase is seen.
+
+The same code serves evaluation and the service. In order: prompts, zero-shot scores, where on an
+image a grid of scores lies, the range of images that a model knows, and the `Predictor`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import yaml
+from jaxtyping import Float, UInt8
+from scipy import ndimage
+from sklearn.covariance import LedoitWolf
+from torch import Tensor
+from transformers import BertConfig, BertTokenizer
+
+from medclip_dcl.data.grayscale import GreyImage, square
+from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.model_package import (
+    FindingCalibration,
+    InputRange,
+    PackagedConfig,
+    SavedModel,
+    ScoreCalibration,
+    read_input_range,
+    read_model_package,
+)
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.preprocessing import preprocessing_facts, to_input
+from medclip_dcl.models.similarity import region_scores
+
+# --- Prompts: how each finding is asked for in words
+
+_PROMPTS_VERSION = 1
+_PROMPT_KEYS = {"name", "label", "positive", "negative"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding and its prompts."""
+
+    name: str
+    """How it is called in answers."""
+    positive: tuple[str, ...]
+    """Sentences that assert it, at least one."""
+    negative: tuple[str, ...]
+    """Sentences that deny it, at least one."""
+    label: str = ""
+    """Column of the label table that holds its truth; empty: none."""
+
+
+def parse_prompts(tree: Any) -> tuple[Finding, ...]:
+    """Turn a list of mappings into findings.
+
+    Args:
+        tree: a list; each entry has `name`, `positive` and `negative`, and may have
+            `label`. A side is one sentence or a list of them.
+
+    Raises:
+        QueryError: an entry lacks a key, has an unknown one, an empty side, or a name
+            that was used before. The message gives the entry's number, never its text.
+    """
+    if not isinstance(tree, list) or not tree:
+        raise QueryError("findings must be a list with at least one entry")
+    findings = tuple(_finding(entry, number) for number, entry in enumerate(tree))
+    if len({finding.name for finding in findings}) < len(findings):
+        raise QueryError("two findings bear the same name; give each its own")
+    return findings
+
+
+def read_prompts(path: Path) -> tuple[Finding, ...]:
+    """Read a prompt file such as `configs/prompts/chex5.yaml`.
+
+    Raises:
+        ConfigError: the file cannot be read, is of another version, or an entry is malformed.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = type(error).__name__
+        raise ConfigError(f"prompts {path} cannot be read ({reason}); give a YAML file") from error
+    if not isinstance(tree, Mapping) or tree.get("format_version") != _PROMPTS_VERSION:
+        raise ConfigError(f"prompts {path} must say format_version: {_PROMPTS_VERSION}")
+    try:
+        return parse_prompts(tree.get("findings"))
+    except QueryError as error:
+        raise ConfigError(f"prompts {path}: {error}") from error
+
+
+def _finding(entry: Any, number: int) -> Finding:
+    if not isinstance(entry, Mapping) or not set(entry) <= _PROMPT_KEYS:
+        keys = sorted(_PROMPT_KEYS)
+        raise QueryError(f"finding {number} must be a mapping with keys among {keys}")
+    name, label = entry.get("name"), entry.get("label", "")
+    if not isinstance(name, str) or not name.strip() or not isinstance(label, str):
+        raise QueryError(f"finding {number} needs a name, and a label that is text if any")
+    positive = _side(entry.get("positive"), number)
+    return Finding(name.strip(), positive, _side(entry.get("negative"), number), label)
+
+
+def _side(value: Any, number: int) -> tuple[str, ...]:
+    sentences = [value] if isinstance(value, str) else value
+    if not isinstance(sentences, list | tuple) or not sentences:
+        raise QueryError(f"finding {number} needs a positive and a negative prompt")
+    if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+        raise QueryError(f"finding {number} has a prompt that is empty or no text")
+    return tuple(" ".join(sentence.split()) for sentence in sentences)
+
+
+# --- Zero-shot scores: the prompt that fits the image better decides
+
+OTHER_PROMPTS = "the model is calibrated for the findings and prompts of its card alone"
+UNCALIBRATED = "no calibration was fitted for this model"
+
+
+@dataclass(frozen=True)
+class FindingScore:
+    """What the model says about one finding on one image."""
+
+    name: str
+    """The finding."""
+    score: float
+    """Softmax over the two prompts' scaled scores, in [0, 1]; no probability."""
+    margin: float
+    """Score of the positive prompts minus that of the negative, in [-2, 2]."""
+    is_present: bool
+    """Whether the margin is above 0."""
+    probability: float | None = None
+    """Calibrated probability; None where the model has no calibration."""
+    note: str = UNCALIBRATED
+    """Why the probability is None, else empty."""
+
+
+def prompt_texts(findings: Sequence[Finding]) -> list[str]:
+    """List the prompts as `margins` expects: of each finding the positive, then the negative."""
+    return [text for finding in findings for text in (*finding.positive, *finding.negative)]
+
+
+def margins(
+    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+) -> Float[Tensor, "findings images"]:
+    """Subtract the negative prompts' mean score from the positive prompts'.
+
+    Args:
+        scores: image-sentence scores f of `prompt_texts`, in [-1, 1].
+        findings: the findings, in the same order.
+
+    Returns:
+        f(positive) - f(negative), in [-2, 2].
+
+    Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several prompts
+        are averaged by their scores.
+    """
+    sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
+    means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
+    return means[0::2] - means[1::2]
+
+
+def softmax_scores(
+    margin: Float[Tensor, "findings images"], gamma: Float[Tensor, ""]
+) -> Float[Tensor, "findings images"]:
+    """Give the share of the positive prompt, in [0, 1], in a softmax of scores times gamma**2."""
+    # exp(p) / (exp(p) + exp(n)) = 1 / (1 + exp(n - p))
+    return torch.sigmoid(gamma**2 * margin)
+
+
+def calibrations_of(
+    findings: Sequence[Finding], own: Sequence[Finding], calibration: ScoreCalibration | None
+) -> list[FindingCalibration | str]:
+    """Find the calibration of each finding that is asked for, or why there is none.
+
+    Args:
+        findings: the findings asked for.
+        own: those that the model was published with: a curve holds for the very prompts that
+            it was fitted with.
+        calibration: of the model; None: it has none.
+    """
+    if calibration is None:
+        return [UNCALIBRATED for _ in findings]
+    found = [calibration.of(item.name) if item in own else None for item in findings]
+    return [OTHER_PROMPTS if item is None else item.reason or item for item in found]
+
+
+def finding_scores(
+    margin: Float[Tensor, "findings images"],
+    gamma: Float[Tensor, ""],
+    findings: Sequence[Finding],
+    calibrations: Sequence[FindingCalibration | str],
+) -> list[list[FindingScore]]:
+    """Turn `margins` into one list per image, with one answer per finding, in the rows' order."""
+    score = softmax_scores(margin, gamma)
+    logits = (gamma**2 * margin).double().cpu().numpy()
+    calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
+    return [
+        [
+            FindingScore(
+                name=finding.name,
+                score=float(score[row, image]),
+                margin=float(margin[row, image]),
+                is_present=bool(margin[row, image] > 0),
+                probability=calibrated[row][0][image],
+                note=calibrated[row][1],
+            )
+            for row, finding in enumerate(findings)
+        ]
+        for image in range(margin.shape[1])
+    ]
+
+
+def _probabilities(
+    logits: Float[np.ndarray, " images"], calibration: FindingCalibration | str
+) -> tuple[list[float | None], str]:
+    if isinstance(calibration, str) or calibration.curve is None:
+        reason = calibration if isinstance(calibration, str) else calibration.reason
+        return [None] * len(logits), reason
+    return calibration.curve.probabilities(logits).tolist(), ""
+
+
+# --- Grounding: where on the image a sentence is answered
+#
+# The whole image is stretched onto the model's input, so cell (row i, column j) of an R x C grid
+# covers the rectangle [j W/C, (j+1) W/C) x [i H/R, (i+1) H/R) of an H x W image. Pixel (y, x)
+# covers [x, x + 1) x [y, y + 1), as boxes are measured.
+
+_FINE = 8  # steps per cell at which a box's edge is traced
+_ROUNDING = 1e-6  # of interpolated cosines, float32
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best point: pixels of the image, and its score in [-1, 1]."""
+
+    x: float
+    y: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle, pixels of the image."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """Where one sentence is answered on one image."""
+
+    grid: Float[np.ndarray, "rows columns"]
+    """Region-sentence cosines."""
+    affine: tuple[float, float, float, float, float, float]
+    """(a, b, c, d, e, f): cell (row, column) has its centre at x = a column + b row + c,
+    y = d column + e row + f, pixels of the image."""
+    peak: Peak
+    """Centre of the best cell."""
+    threshold: float
+    """Score from which the box is traced."""
+    box: Box | None
+    """Smallest rectangle around what is connected to the peak and scores at least the threshold;
+    None where the peak is below it."""
+
+
+def grid_affine(
+    rows: int, columns: int, height_px: int, width_px: int
+) -> tuple[float, float, float, float, float, float]:
+    """Map cells of a grid to the centres of their rectangles, as `Grounding.affine` explains."""
+    cell_width, cell_height = width_px / columns, height_px / rows
+    return (cell_width, 0.0, cell_width / 2, 0.0, cell_height, cell_height / 2)
+
+
+def upsample(
+    grid: Float[np.ndarray, "rows columns"], height_px: int, width_px: int
+) -> Float[np.ndarray, "height width"]:
+    """Spread a grid over an image, bilinear between the centres of cells, corners not aligned."""
+    down = _spread(grid.shape[0], height_px)
+    across = _spread(grid.shape[1], width_px)
+    heatmap: np.ndarray = down @ grid.astype(np.float32) @ across.T
+    return heatmap
+
+
+def locate(
+    grid: Float[np.ndarray, "rows columns"],
+    height_px: int,
+    width_px: int,
+    threshold: float | None,
+) -> Grounding:
+    """Turn a grid of scores into a peak and a box on the image.
+
+    Args:
+        grid: region-sentence cosines of one image and one sentence.
+        height_px: height of the image.
+        width_px: width of the image.
+        threshold: score from which the box is traced; None: half way between the
+            grid's mean and its peak.
+
+    Returns:
+        The grounding. The peak is a cell's centre: bilinear scores never exceed those
+        at the centres.
+    """
+    rows, columns = grid.shape
+    affine = grid_affine(rows, columns, height_px, width_px)
+    row, column = np.unravel_index(int(grid.argmax()), grid.shape)
+    best = float(grid[row, column])
+    peak = Peak(affine[0] * column + affine[2], affine[4] * row + affine[5], best)
+    level = (float(grid.mean()) + best) / 2 if threshold is None else threshold
+    box = _box_around(grid, int(row), int(column), level) if best >= level else None
+    if box is not None:
+        box = Box(
+            box.x * affine[0], box.y * affine[4], box.width * affine[0], box.height * affine[4]
+        )
+    return Grounding(grid, affine, peak, level, box)
+
+
+def axis_weights(
+    position: Float[np.ndarray, " positions"], cells: int
+) -> Float[np.ndarray, "positions cells"]:
+    """Weigh cells, whose centres are at 0, 1, 2, ..., at positions along one axis; a row sums to 1.
+
+    Bilinear interpolation is separable; beyond the outer centres their values go on.
+    """
+    away = np.abs(position.clip(0, cells - 1)[:, None] - np.arange(cells))
+    weights: np.ndarray = (1 - away).clip(min=0).astype(np.float32)
+    return weights
+
+
+def _spread(cells: int, pixels: int) -> np.ndarray:
+    return axis_weights((np.arange(pixels) + 0.5) * (cells / pixels) - 0.5, cells)
+
+
+def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:
+    """Trace what is connected to a cell's centre and reaches the level, in cells."""
+    rows, columns = grid.shape
+    fine = upsample(grid, rows * _FINE, columns * _FINE)
+    centre = (slice(row * _FINE, (row + 1) * _FINE), slice(column * _FINE, (column + 1) * _FINE))
+    label, _ = ndimage.label(fine >= level - _ROUNDING)
+    near = fine[centre].argmax()
+    own = label[centre].ravel()[near]
+    if own == 0:  # a peak thinner than one step
+        return Box(column, row, 1, 1)
+    ys, xs = np.nonzero(label == own)
+    x, y = xs.min() / _FINE, ys.min() / _FINE
+    return Box(x, y, (xs.max() + 1) / _FINE - x, (ys.max() + 1) / _FINE - y)
+
+
+# --- Input range: is an image like those that a model was trained on?
+#
+# An image's features are the mean greys of 8 x 8 blocks, which hold the layout of a chest, and the
+# strength of detail at three scales. Their squared Mahalanobis distance is compared with a quantile
+# of images that are like those the mean and the covariance come from, but are not among them; so
+# images of the same kind are called out of range at the stated rate. Pixels alone are looked at: a
+# model does not know its own training images from others by them.
+#
+# Source: ours; the threshold is that of split conformal prediction (Vovk et al. 2005), the
+# covariance that of Ledoit and Wolf 2004.
+
+_RATE = 0.01  # share of images like the training images that is called out of range
+_BLOCKS, _SCALES = 8, 3
+_Reals = npt.NDArray[np.float64]
+
+
+def describe_image(image: npt.NDArray[np.uint8]) -> _Reals:
+    """Give the 67 features of a square image, at least 16 pixels wide.
+
+    Returns:
+        (67,): block means in [0, 1], and logarithms of the detail at three scales.
+    """
+    edge = _BLOCKS * (len(image) // _BLOCKS)
+    level = image[:edge, :edge].astype(np.float64) / 255
+    detail = []
+    blocks = level.reshape(_BLOCKS, edge // _BLOCKS, _BLOCKS, edge // _BLOCKS).mean(axis=(1, 3))
+    for _ in range(_SCALES):
+        even = 2 * (len(level) // 2)
+        level = level[:even, :even]
+        coarse = level.reshape(even // 2, 2, even // 2, 2).mean(axis=(1, 3))
+        detail.append(np.std(level - coarse.repeat(2, axis=0).repeat(2, axis=1)))
+        level = coarse
+    return np.concatenate([blocks.ravel(), np.log(np.array(detail) + 1e-3)])
+
+
+def fit_input_range(
+    images: Sequence[npt.NDArray[np.uint8]], patients: Sequence[str], rate: float = _RATE
+) -> InputRange:
+    """Learn the range of images.
+
+    Args:
+        images: square images of one size.
+        patients: whose image each is; a patient's images are all fitted to, or all held back.
+        rate: share of like images that may be beyond the threshold.
+
+    Returns:
+        The range. With fewer than 1 / rate images held back the farthest of them is the
+        threshold, and the stated rate is 1 / (images held back + 1).
+
+    Raises:
+        QueryError: fewer than two patients.
+    """
+    features = np.stack([describe_image(image) for image in images])
+    index_of = {name: number for number, name in enumerate(sorted(set(patients)))}
+    held_back = np.array([index_of[name] % 2 == 1 for name in patients])
+    if not held_back.any():
+        raise QueryError("the range of images needs two patients or more; give more images")
+    fitted = LedoitWolf().fit(features[~held_back])
+    distances = np.sort(_distances(features[held_back], fitted.location_, fitted.precision_))
+    rank = int(np.ceil((len(distances) + 1) * (1 - rate)))
+    return InputRange(
+        mean=tuple(fitted.location_.tolist()),
+        precision=tuple(map(tuple, fitted.precision_.tolist())),
+        threshold=float(distances[min(rank, len(distances)) - 1]),
+        images=len(images),
+        rate=max(rate, 1 / (len(distances) + 1)),
+    )
+
+
+def is_out_of_range(image: npt.NDArray[np.uint8], known: InputRange) -> bool:
+    """Return whether a square image, of the size that the range was learnt at, is beyond it."""
+    features = describe_image(image)[None]
+    distance = _distances(features, np.array(known.mean), np.array(known.precision))
+    return bool(distance[0] > known.threshold)
+
+
+def _distances(features: _Reals, mean: _Reals, precision: _Reals) -> _Reals:
+    away = features - mean
+    distances: _Reals = np.einsum("nf,fg,ng->n", away, precision, away)
+    return distances
+
+
+# --- The predictor
+
+_TEXTS_PER_PASS = 128
+
+
+class Predictor:
+    """A trained model in evaluation mode on one device.
+
+    Attributes:
+        digest: names the model; SHA-256 of its files.
+        config: settings that it was trained with.
+        findings: the prompt pairs that it was published with.
+        model: both encoders.
+        device: where it runs.
+        calibration: how its scores become probabilities; None: nobody has fitted that.
+    """
+
+    def __init__(
+        self,
+        model: DualEncoder,
+        tokenizer: BertTokenizer,
+        config: PackagedConfig,
+        findings: tuple[Finding, ...],
+        digest: str,
+        device: torch.device,
+        calibration: ScoreCalibration | None = None,
+        known: InputRange | None = None,
+    ) -> None:
+        self.model = model.to(device).eval().requires_grad_(requires_grad=False)
+        # Faster on CPU and GPU; torch's stubs leave this keyword out.
+        self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.digest, self.config, self.findings, self.device = digest, config, findings, device
+        self._known = known
+        self.calibration = calibration
+        self._tokenizer = tokenizer
+
+    @torch.inference_mode()
+    def embed_images(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Encode prepared images, all in one forward pass.
+
+        Args:
+            images: square 8-bit images from `square` or the prepared images.
+
+        Returns:
+            Unit region vectors, on the model's device.
+        """
+        inputs = to_input(images, self.config.model.image.input_px).to(self.device)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return self.model.encode_images(inputs)
+
+    @torch.inference_mode()
+    def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
+        """Encode sentences.
+
+        Args:
+            texts: sentences; longer ones than the model reads are truncated.
+
+        Returns:
+            Unit vectors in the order of the texts, on the model's device.
+
+        Raises:
+            QueryError: there is no text, or one is blank.
+        """
+        plain = [" ".join(text.split()) for text in texts]
+        if not plain or not all(plain):
+            raise QueryError("a sentence is empty; give text with at least one word")
+        distinct = sorted(dict.fromkeys(plain), key=len)  # alike in length: little padding
+        vectors = [
+            self._encode(distinct[start : start + _TEXTS_PER_PASS])
+            for start in range(0, len(distinct), _TEXTS_PER_PASS)
+        ]
+        row_of = {text: row for row, text in enumerate(distinct)}
+        rows = torch.tensor([row_of[text] for text in plain], device=self.device)
+        return torch.cat(vectors)[rows]
+
+    def is_out_of_range(self, image: UInt8[np.ndarray, "size size"]) -> bool:
+        """Return whether a prepared image is unlike those that the model was trained on.
+
+        False where the model was published without a range.
+        """
+        return self._known is not None and is_out_of_range(image, self._known)
+
+    def square(self, image: GreyImage) -> UInt8[np.ndarray, "size size"]:
+        """Prepare a decoded image, by the same code as `prepare_images`."""
+        images = self.config.images
+        prepared: np.ndarray = square(image, images.size_px, images.equalize)
+        return prepared
+
+    @torch.inference_mode()
+    def margins(
+        self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
+    ) -> Float[Tensor, "findings images"]:
+        """Compare the two prompts of each finding on each image: f(positive) - f(negative).
+
+        Args:
+            regions: from `embed_images`.
+            findings: the findings.
+
+        Returns:
+            Margins in [-2, 2].
+        """
+        own = findings is self.findings
+        prompts = self._own_prompts if own else self.embed_sentences(prompt_texts(findings))
+        return margins(self.model.score(regions, prompts), findings)
+
+    def classify(
+        self, image: GreyImage, findings: Sequence[Finding] | None = None
+    ) -> list[FindingScore]:
+        """Answer which findings an image shows.
+
+        Args:
+            image: the image.
+            findings: the findings asked for; None: those that the model was published with.
+
+        Returns:
+            One answer per finding.
+        """
+        return self.classify_regions(self.embed_images(self.square(image)[None]), findings)[0]
+
+    def classify_regions(
+        self,
+        regions: Float[Tensor, "images rows columns dim"],
+        findings: Sequence[Finding] | None = None,
+    ) -> list[list[FindingScore]]:
+        """Answer `classify` for images from `embed_images`, one list per image."""
+        asked = self.findings if findings is None else findings
+        calibrations = calibrations_of(asked, self.findings, self.calibration)
+        gamma = self.model.gamma.detach()
+        return finding_scores(self.margins(regions, asked), gamma, asked, calibrations)
+
+    def ground(
+        self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
+    ) -> list[Grounding]:
+        """Answer where each phrase is seen on an image.
+
+        Args:
+            image: the image.
+            phrases: sentences.
+            threshold: score from which boxes are traced; None: half way between each
+                grid's mean and its peak.
+
+        Returns:
+            One grounding per phrase, in pixels of the image.
+
+        Raises:
+            QueryError: there is no phrase, or one is blank.
+        """
+        regions = self.embed_images(self.square(image)[None])
+        height, width = image.pixels.shape
+        return self.ground_regions(regions[0], phrases, height, width, threshold)
+
+    @torch.inference_mode()
+    def ground_regions(
+        self,
+        regions: Float[Tensor, "rows columns dim"],
+        phrases: Sequence[str],
+        height_px: int,
+        width_px: int,
+        threshold: float | None = None,
+    ) -> list[Grounding]:
+        """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
+        grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0]
+        return [locate(grid, height_px, width_px, threshold) for grid in grids.cpu().numpy()]
+
+    @cached_property
+    def _own_prompts(self) -> Tensor:
+        return self.embed_sentences(prompt_texts(self.findings))  # most questions ask about them
+
+    def _encode(self, texts: list[str]) -> Tensor:
+        tokens = self._tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=self.config.model.text.max_tokens,
+            return_tensors="pt",
+        ).to(self.device)
+        return self.model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
+def load(path: Path | str, device: torch.device | str | None = None) -> Predictor:
+    """Load a published model.
+
+    Args:
+        path: its folder.
+        device: where it shall run; None: the first GPU where there is one, else the CPU.
+
+    Returns:
+        The model, ready for questions.
+
+    Raises:
+        ArtifactError: the folder holds no whole published model.
+        CheckpointError: weights and configuration do not fit each other.
+    """
+    published = read_model_package(Path(path))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return build_predictor(published, torch.device(device))
+
+
+def build_predictor(published: SavedModel, device: torch.device) -> Predictor:
+    """Build the predictor of a published model that has been read already.
+
+    Raises:
+        CheckpointError: weights and configuration do not fit each other, or images were
+            prepared otherwise than this version prepares them.
+    """
+    _check_preprocessing(published)
+    folder = published.text_folder
+    text_config = BertConfig.from_json_file(folder / "config.json")
+    model = build_dual_encoder(published.config.model, text_config, seed=0)
+    try:
+        model.load_state_dict(published.weights())
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
+        ) from error
+    tokenizer = BertTokenizer.from_pretrained(str(folder), local_files_only=True)
+    try:
+        findings = parse_prompts(published.card["prompts"])
+    except (KeyError, QueryError) as error:
+        raise CheckpointError(
+            f"card of model {published.digest[:12]} has no valid prompts; rerun train"
+        ) from error
+    return Predictor(
+        model,
+        tokenizer,
+        published.config,
+        findings,
+        published.digest,
+        device,
+        published.calibration,
+        read_input_range(published.path),
+    )
+
+
+def _check_preprocessing(published: SavedModel) -> None:
+    trained_on = published.card.get("preprocessing", {})
+    here = preprocessing_facts(published.config.images, published.config.model)
+    differing = sorted(name for name in here if trained_on.get(name) != here[name])
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"model {published.digest[:12]} was trained with preprocessing {name} = "
+            f"{trained_on.get(name)}, this version uses {here[name]}; use the version that "
+            "published it, or train again"
+        )
