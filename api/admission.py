@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from .errors import ApiError
-from .logging import Metrics
-from .request_state import state_of
+from .logging import Metrics, state_of
 
 _Answer = TypeVar("_Answer")
 

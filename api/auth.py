@@ -12,8 +12,7 @@ from starlette.types import Scope
 
 from medclip_dcl.errors import ConfigError
 
-from .logging import log
-from .request_state import state_of
+from .logging import log, state_of
 from .settings import ServeSettings
 
 SHORTEST_KEY = 32

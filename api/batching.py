@@ -24,8 +24,7 @@ from medclip_dcl.inference import Predictor
 
 from .admission import has_left, outcome
 from .errors import ApiError
-from .logging import Metrics
-from .request_state import state_of
+from .logging import Metrics, state_of
 
 _Answer = TypeVar("_Answer")
 _Square = npt.NDArray[np.uint8]

@@ -15,7 +15,7 @@ from medclip_dcl.data.images import REASONS
 from medclip_dcl.errors import EngineError, ImageError, QueryError
 from medclip_dcl.schemas import FailureAnswer
 
-from .request_state import state_of
+from .logging import state_of
 
 ERRORS: dict[str, tuple[int, str]] = {
     "malformed_body": (400, "the body is not a well-formed multipart form within the limits"),

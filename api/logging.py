@@ -1,4 +1,4 @@
-"""What the service says about itself: JSON lines and Prometheus metrics, without contents.
+"""What the service knows of a request, and says about itself: JSON lines and Prometheus metrics.
 
 A line holds ids, routes, codes and times. Bodies, file names, texts, query strings and
 messages of exceptions, which may hold any of these, appear nowhere.
@@ -13,59 +13,57 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from starlette.types import Scope
 
 LOGGER = logging.getLogger("medclip.service")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64)
-STAGES = (
-    "receive",
-    "decode_wait",
-    "decode",
-    "model_wait",
-    "model",
-    "search_wait",
-    "search",
-)
-"""What a request goes through: its body arrives, it waits, is decoded, waits, and so on."""
+# What a request goes through: its body arrives, it waits, is decoded, waits, and so on.
+_STAGES = ("receive", "decode_wait", "decode", "model_wait", "model", "search_wait", "search")
+
+
+@dataclass
+class RequestState:
+    """Facts that travel with a request; its log line is written from them."""
+
+    request_id: str
+    """Under which the log knows the request."""
+    key_id: str = ""
+    """First digits of the hash of its API key; empty without one."""
+    code: str = ""
+    """Code of the error that it was answered with; empty without one."""
+    deadline: float = float("inf")
+    """Time on the monotonic clock after which nobody waits, seconds."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Stage -> milliseconds spent in it."""
+    image: memoryview = field(default_factory=lambda: memoryview(b""))
+    """Content of a large file that was taken out of the form."""
+
+
+def state_of(scope: Scope) -> RequestState:
+    """Give the state that `RequestMiddleware` made for a request."""
+    state: RequestState = scope["state"]["request"]
+    return state
 
 
 def log(event: str, level: int = logging.INFO, **facts: Any) -> None:
-    """Write one line.
-
-    Args:
-        event: what happened, in a word or two.
-        level: of the standard library's logging.
-        facts: ids, counts and times; never contents.
-    """
+    """Write one line of ids, counts and times; never of contents."""
     LOGGER.log(level, event, extra={"facts": facts})
 
 
 def log_fault(event: str, error: BaseException, **facts: Any) -> None:
-    """Write one line about an exception: its type and where it arose, not its message.
-
-    Args:
-        event: what happened.
-        error: the exception.
-        facts: ids, counts and times.
-    """
+    """Write one line about an exception: its type and where it arose, not its message."""
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
     log(event, logging.ERROR, error=type(error).__name__, where=where, **facts)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record."""
+    """One JSON object per record, without line breaks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Put a record into one line.
-
-        Args:
-            record: ours, or a library's.
-
-        Returns:
-            A JSON object without line breaks.
-        """
+        """Format a record, ours or a library's."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -79,7 +77,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _event(record: logging.LogRecord) -> str:
-    """What a record says: ours and the server's own words; of other libraries the name alone."""
+    # Our own words and the server's; of other libraries, whose messages may quote, the name alone.
     if record.name == LOGGER.name:
         return str(record.msg)
     return record.getMessage() if record.name.startswith("uvicorn") else f"record of {record.name}"
@@ -93,74 +91,46 @@ def configure_logging() -> None:
     LOGGER.setLevel(logging.INFO)
 
 
-@dataclass(frozen=True)
 class Metrics:
     """Prometheus metrics of one service."""
 
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    requests: Counter = field(init=False)
-    seconds: Histogram = field(init=False)
-    stage_seconds: Histogram = field(init=False)
-    batch_images: Histogram = field(init=False)
-    refusals: Counter = field(init=False)
-    swaps: Counter = field(init=False)
-    inside: Gauge = field(init=False)
-    waiting: Gauge = field(init=False)
-    ready: Gauge = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        here = self.registry
-        figures = {
-            "requests": Counter(
-                "medclip_requests",
-                "Answers by route and status",
-                ("route", "status"),
-                registry=here,
-            ),
-            "seconds": Histogram(
-                "medclip_request_seconds",
-                "Seconds per answer",
-                ("route",),
-                buckets=_SECONDS,
-                registry=here,
-            ),
-            "stage_seconds": Histogram(
-                "medclip_stage_seconds",
-                f"Seconds per stage: {', '.join(STAGES)}",
-                ("stage",),
-                buckets=_SECONDS,
-                registry=here,
-            ),
-            "batch_images": Histogram(
-                "medclip_batch_images",
-                "Images per forward pass",
-                buckets=_IMAGES,
-                registry=here,
-            ),
-            "refusals": Counter(
-                "medclip_refusals", "Requests that failed, by code", ("code",), registry=here
-            ),
-            "swaps": Counter(
-                "medclip_swaps",
-                "New models and indexes found: served, or refused and the old ones kept",
-                ("outcome",),
-                registry=here,
-            ),
-            "inside": Gauge("medclip_inside", "Requests that hold a place", registry=here),
-            "waiting": Gauge("medclip_waiting", "Requests that wait for the model", registry=here),
-            "ready": Gauge("medclip_ready", "1 once the model and index answer", registry=here),
-        }
-        for name, figure in figures.items():
-            object.__setattr__(self, name, figure)
+        self.registry = here = CollectorRegistry()
+        self.requests = Counter(
+            "medclip_requests", "Answers by route and status", ("route", "status"), registry=here
+        )
+        self.seconds = Histogram(
+            "medclip_request_seconds",
+            "Seconds per answer",
+            ("route",),
+            buckets=_SECONDS,
+            registry=here,
+        )
+        self.stage_seconds = Histogram(
+            "medclip_stage_seconds",
+            f"Seconds per stage: {', '.join(_STAGES)}",
+            ("stage",),
+            buckets=_SECONDS,
+            registry=here,
+        )
+        self.batch_images = Histogram(
+            "medclip_batch_images", "Images per forward pass", buckets=_IMAGES, registry=here
+        )
+        self.refusals = Counter(
+            "medclip_refusals", "Requests that failed, by code", ("code",), registry=here
+        )
+        self.swaps = Counter(
+            "medclip_swaps",
+            "New models and indexes found: served, or refused and the old ones kept",
+            ("outcome",),
+            registry=here,
+        )
+        self.inside = Gauge("medclip_inside", "Requests that hold a place", registry=here)
+        self.waiting = Gauge("medclip_waiting", "Requests that wait for the model", registry=here)
+        self.ready = Gauge("medclip_ready", "1 once the model and index answer", registry=here)
 
     def note(self, timings: dict[str, float], stage: str, seconds: float) -> None:
-        """Count what a stage of a request took.
-
-        Args:
-            timings: of the request, milliseconds by stage; for its line in the log.
-            stage: one of `STAGES`.
-            seconds: how long it took.
-        """
+        """Count what a stage of a request took, and add it to the request's timings."""
         self.stage_seconds.labels(stage).observe(seconds)
         timings[stage] = round(1000 * seconds, 1)

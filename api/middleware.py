@@ -12,8 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .admission import ConcurrencyLimiter
 from .auth import Auth
 from .errors import ApiError, error_response
-from .logging import Metrics, log, log_fault
-from .request_state import RequestState, state_of
+from .logging import Metrics, RequestState, log, log_fault, state_of
 from .settings import ServeSettings
 from .uploads import set_image_aside
 

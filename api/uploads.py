@@ -11,7 +11,7 @@ from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference import Finding, parse_prompts
 
 from .errors import ApiError
-from .request_state import state_of
+from .logging import state_of
 from .settings import MAX_FINDINGS, MAX_TEXT_CHARS
 
 _LARGE = 256 * 1024

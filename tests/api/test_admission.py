@@ -6,8 +6,7 @@ import pytest
 
 from api.admission import ConcurrencyLimiter, WorkerSlots
 from api.errors import ApiError
-from api.logging import Metrics
-from api.request_state import RequestState
+from api.logging import Metrics, RequestState
 
 
 class Caller:

@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from api.app import create_app
 from api.auth import is_loopback, read_auth
-from api.request_state import RequestState, state_of
+from api.logging import RequestState, state_of
 from api.settings import ServeSettings
 from medclip_dcl.errors import ConfigError
 

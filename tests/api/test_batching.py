@@ -10,8 +10,7 @@ from torch import Tensor
 
 from api.batching import MicroBatcher
 from api.errors import ApiError
-from api.logging import Metrics
-from api.request_state import state_of
+from api.logging import Metrics, state_of
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import publish
 from medclip_dcl.inference import Predictor, load
