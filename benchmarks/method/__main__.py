@@ -2,11 +2,13 @@
 
     python -m benchmarks.method [--quick] [--bed phantom] [--work FOLDER]
 
-Four beds. `phantom`: images as region vectors, reports as bags of words, a simulated
-imperfect reader of reports; every objective, source of eta, floor, rival and control, eight
-seeds. `tradeoff`: one class an image, constants alone, ten seeds. `studies`: generated images
-and reports through the product's own jobs, with a BERT; the main rows, five seeds.
-`digits`: SimCLR on thinned digits, five seeds at each of three shares.
+Five beds. `phantom`: images as region vectors, reports as bags of words, a simulated imperfect
+reader of reports; every objective, source of eta, floor, rival and control, eight seeds.
+`cross phantom`: the same world on eight other seeds, image anchors of their own, every row
+stopped by one figure that needs no labels. `tradeoff`: one class an image, constants alone,
+ten seeds. `studies`: generated images and reports through the product's own jobs, with a BERT;
+the main rows, five seeds. `digits`: SimCLR on thinned digits, five seeds at each of three
+shares.
 
 Sizes of the phantoms and of digits are those of the pages that they rebuild. Those of
 `studies` were chosen by runs of InfoNCE alone on seed 0, so that a run takes half a minute
@@ -38,6 +40,7 @@ from benchmarks.method.suites import (
     SUITES,
     Size,
     run_suites,
+    runs_of,
     settings_of,
 )
 from benchmarks.record import finish, machine
@@ -72,7 +75,7 @@ def _measure(arguments: argparse.Namespace, size: Size) -> int:
     tables: dict[str, Any] = {}
     for suite in SUITES:
         for setting in settings_of(suite):
-            runs, title = run_log.of(suite, setting), f"{suite} {setting}".strip()
+            runs, title = runs_of(run_log, suite, setting), f"{suite} {setting}".strip()
             if runs:
                 print_table(title, runs, METRICS[suite], CONSTANTS[suite], GOALS[suite])
                 tables[title] = summary(runs, METRICS[suite], CONSTANTS[suite])

@@ -9,6 +9,7 @@ from benchmarks.method.run_log import RunLog
 GOAL = suites.GOALS[suites.PHANTOM]
 GOAL_METRICS = ("auc", "acc", "r1", "cnr")
 GOAL_WINS = 7
+CROSS_METRICS = ("auc", "acc", "r1", "r5", "map", "cnr")
 THE_PAPER = "pll, floor"
 DEMO_BARS: Mapping[str, float] = {"auc": 0.82, "cnr": 1.3, "r1": 0.10, "r5": 0.45}
 """What a pipeline that learns and localises reaches on generated images of 64 pixels."""
@@ -30,6 +31,7 @@ def held_against(run_log: RunLog) -> tuple[Figures, Bars]:
     bars: Bars = {}
     for suite in (suites.PHANTOM, suites.STUDIES):
         _goal(suite, run_log.of(suite, ""), metrics, bars)
+    _cross(run_log, metrics, bars)
     _tradeoff(run_log, metrics, bars)
     paper = run_log.of(suites.STUDIES, "").get(THE_PAPER, {})
     for metric, least in DEMO_BARS.items():
@@ -62,6 +64,29 @@ def _goal(suite: str, runs: Runs, metrics: Figures, bars: Bars) -> None:
             name = f"phantom goal {metric}, fewest wins"
             metrics[name] = min(wins)
             bars[name] = (f">= {GOAL_WINS} of 8", min(wins) >= GOAL_WINS)
+
+
+def _cross(run_log: RunLog, metrics: Figures, bars: Bars) -> None:
+    """Wins of `cross` over the best rival of each metric, all rows stopped alike."""
+    suite, wins = suites.CROSS_PHANTOM, {}
+    runs = suites.runs_of(run_log, suite, suites.STOPPED)
+    for metric in CROSS_METRICS:
+        best = best_constant(runs, suites.CONSTANTS[suite], metric)
+        found = paired(runs, suites.GOALS[suite], best, metric) if best else None
+        if found is None:
+            continue
+        metrics[f"{suite} {metric} over {best}"] = found.mean
+        if len(found.differences) == len(suites.CROSS_SEEDS):
+            wins[metric] = found.wins
+    if len(wins) == len(CROSS_METRICS):
+        metrics["phantom_cross_wins_min"] = min(wins.values())
+        bars["phantom_cross_wins_min"] = (f">= {GOAL_WINS} of 8", min(wins.values()) >= GOAL_WINS)
+    for metric in ("auc", "acc"):
+        found = paired(runs, "cross, shuffled", "infonce", metric)
+        if found is not None:
+            name = f"{suite} shuffled reports {metric} over infonce"
+            metrics[name] = found.mean
+            bars[name] = ("< 0", found.mean < 0)
 
 
 def _tradeoff(run_log: RunLog, metrics: Figures, bars: Bars) -> None:

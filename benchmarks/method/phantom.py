@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.method.phantom_corpus import Corpus, build_corpus
+from benchmarks.method.phantom_corpus import Corpus, build_corpus, read_reports
 from benchmarks.method.phantom_world import (
     PhantomImages,
     Sentence,
@@ -33,8 +33,8 @@ from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import SAME, UNCLEAR
 
-IMAGES, NATURAL, PER_FINDING = 800, 1500, 25
-BATCH, STEPS, EARLY_STEPS = 64, 2000, 700
+IMAGES, NATURAL, PER_FINDING, VALIDATION = 800, 1500, 25, 200
+BATCH, STEPS, EARLY_STEPS, AUGMENTED_STEPS = 64, 2000, 700, 1200
 LEARNING_RATE, GAMMA_SQUARED = 4e-3, 14.0
 GAUGED_EVERY = 20
 SIMILARITY_THRESHOLD, BETA, KEEP_SHARE, SIGMOID_BIAS = 0.9, 1.0, 0.5, -10.0
@@ -61,6 +61,10 @@ class World:
         self.natural: PhantomImages = draw_images(natural, directions, generator)
         balanced = draw_balanced(PER_FINDING, generator)
         self.balanced: PhantomImages = draw_images(balanced, directions, generator)
+        held_out = [draw_findings(generator) for _ in range(VALIDATION)]
+        self.validation: PhantomImages = draw_images(held_out, directions, generator)
+        validation_reports = [draw_report(findings, generator) for findings in held_out]
+        self.validation_claims = read_reports(validation_reports, generator)
 
 
 class Model(nn.Module):
@@ -120,12 +124,16 @@ def world_of(seed: int) -> World:
     return World(seed)
 
 
-def train(row: Row, seed: int) -> tuple[Model, dict[str, float]]:
+def train(
+    row: Row, seed: int, steps: int | None = None, noise: float = 0.0
+) -> tuple[Model, dict[str, float]]:
     """Train with one row's loss.
 
     Args:
         row: the objective.
         seed: seed of the run.
+        steps: training steps; None: 2,000, or 700 where the row stops early.
+        noise: standard deviation of what augmentation adds to the regions of each step.
 
     Returns:
         The model, and gauges over the last quarter of training.
@@ -133,14 +141,17 @@ def train(row: Row, seed: int) -> tuple[Model, dict[str, float]]:
     corpus = world_of(seed).corpus
     torch.manual_seed(seed)
     model = Model(sorted({word for sentence in corpus.sentences for word in sentence}))
-    steps = EARLY_STEPS if row.early else STEPS
+    steps = steps or (EARLY_STEPS if row.early else STEPS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     bags, features = model.bags(list(corpus.sentences)), torch.from_numpy(corpus.images.regions)
     drawn = torch.Generator().manual_seed(seed)
     floors: list[float] = []
     for step, (images, texts) in enumerate(_batches(corpus, seed, steps)):
-        regions, sentences = model.regions(features[images]), model.texts(bags[texts])
+        shown = features[images]
+        if noise:
+            shown = shown + noise * torch.randn(shown.shape, generator=drawn)
+        regions, sentences = model.regions(shown), model.texts(bags[texts])
         s = GAMMA_SQUARED * lse_scores(regions, sentences)
         loss = loss_of(row, corpus, s, images, texts, drawn)
         optimizer.zero_grad()
@@ -166,15 +177,34 @@ def loss_of(
         drawn: source of resampled negatives.
 
     Returns:
-        The loss.
+        The loss; with both directions the mean of the two.
     """
+    from_texts = _direction(row, corpus, s, images, texts, drawn, turned=False)
+    if row.directions == "t2i":
+        return from_texts
+    if row.image_anchor == "own":
+        return (from_texts + info_nce_loss(s.T)) / 2
+    return (from_texts + _direction(row, corpus, s.T, images, texts, drawn, turned=True)) / 2
+
+
+def _direction(
+    row: Row,
+    corpus: Corpus,
+    s: Tensor,
+    images: Tensor,
+    texts: Tensor,
+    drawn: torch.Generator,
+    *,
+    turned: bool,
+) -> Tensor:
+    """The loss of one kind of anchors, which are the rows of `s`; `turned`: images."""
     if row.kind == "multipositive":
-        relation = corpus.relations[row.relation][texts][:, images]
+        relation = _relation(row, corpus, images, texts, turned=turned)
         return multi_positive_loss(s, relation == SAME, relation == UNCLEAR)
     if row.kind == "sigmoid":
         return sigmoid_loss(s, bias=SIGMOID_BIAS)
     if row.kind == "debiased":
-        eta, mates = _correction(row, corpus, images, texts)
+        eta, mates = _correction(row, corpus, images, texts, turned=turned)
         gamma = math.sqrt(GAMMA_SQUARED)
         return debiased_contrastive_loss(
             s, None, eta, gamma, known_positives=mates, floor=row.floor
@@ -182,13 +212,18 @@ def loss_of(
     return info_nce_loss(s, weights=_weights(row, corpus, s, images, texts, drawn))
 
 
+def _relation(row: Row, corpus: Corpus, images: Tensor, texts: Tensor, *, turned: bool) -> Tensor:
+    relation = corpus.relations[row.relation][texts][:, images]
+    return relation.T if turned else relation
+
+
 def _correction(
-    row: Row, corpus: Corpus, images: Tensor, texts: Tensor
+    row: Row, corpus: Corpus, images: Tensor, texts: Tensor, *, turned: bool = False
 ) -> tuple[Tensor | float, Tensor | None]:
     eta = corpus.etas[row.eta][texts] if isinstance(row.eta, str) else row.eta
     if row.relation == "none":
         return eta, None
-    relation = corpus.relations[row.relation][texts][:, images]
+    relation = _relation(row, corpus, images, texts, turned=turned)
     return eta, (relation == SAME) | (relation == UNCLEAR)
 
 

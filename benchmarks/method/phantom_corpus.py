@@ -33,6 +33,8 @@ from medclip_dcl.losses.relations import (
 from medclip_dcl.text.labeler.labels import ReportLabels
 
 MISSED, INVENTED = 0.1, 0.01
+DROPPED_BY_WORSE, INVENTED_BY_WORSE = 0.1, 0.05
+"""What the two worse readers of the controls lose or add on top."""
 ETA_MAX, A, K = 0.2, 0.2, 0.35
 PROXY_CORRELATION = 0.5
 """Correlation of the simulated log-likelihood with the log of the true class probability."""
@@ -104,15 +106,57 @@ def _relations(
 ) -> dict[str, Tensor]:
     read = [own if _is_read(text) else _SILENT for text, own in zip(sentences, meant, strict=True)]
     anchors = encode_claims(read)
-    reports = encode_claims([_report_claims([read[s] for s in row], generator) for row in said])
+    by_report = [_report_claims([read[s] for s in row], generator) for row in said]
+    reports = encode_claims(by_report)
     labels = encode_labels([_labels([meant[s] for s in row]) for row in said])
     shuffled = reports[torch.from_numpy(generator.permutation(len(reports)))]
+    apart = generator.spawn(1)[0]  # what is drawn here moves no other draw
+    dropped = [_worse(claims, apart, dropped=DROPPED_BY_WORSE) for claims in by_report]
+    invented = [_worse(claims, apart, invented=INVENTED_BY_WORSE) for claims in by_report]
     return {
         "claims": relation_matrix(anchors, reports),
         "labels": relation_matrix(anchors, labels),
         "truth": truth,
         "shuffled": relation_matrix(anchors, shuffled),
+        "dropped": relation_matrix(anchors, encode_claims(dropped)),
+        "invented": relation_matrix(anchors, encode_claims(invented)),
     }
+
+
+def read_reports(
+    reports: Sequence[tuple[Sentence, ...]], generator: np.random.Generator
+) -> list[ReportLabels]:
+    """Read whole reports with the errors that the training reports are read with.
+
+    Args:
+        reports: sentences of each.
+        generator: source of the reader's errors.
+
+    Returns:
+        Claims of each.
+    """
+    return [
+        _report_claims([meaning(s) if _is_read(s) else _SILENT for s in report], generator)
+        for report in reports
+    ]
+
+
+def _worse(
+    claims: ReportLabels,
+    generator: np.random.Generator,
+    *,
+    dropped: float = 0.0,
+    invented: float = 0.0,
+) -> ReportLabels:
+    asserted = {
+        name: sides for name, sides in claims.asserted.items() if generator.random() >= dropped
+    }
+    for name in TYPES:
+        if generator.random() < invented:
+            side = frozenset({SIDES[generator.integers(len(SIDES))]})
+            asserted[name] = asserted.get(name, frozenset()) | side
+    negated = claims.negated - asserted.keys()
+    return ReportLabels(asserted, negated, claims.uncertain, claims.normal and not asserted)
 
 
 def _is_read(sentence: Sentence) -> bool:

@@ -1,5 +1,6 @@
 """The rows of the tables: one objective each, under the same name in every bed."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -16,11 +17,14 @@ class Row:
         kind: `infonce`, `debiased`, `multipositive` or `sigmoid`.
         eta: source of eta, or a constant; 0 for none.
         floor: what stands in for Eq. 8 at its minimum.
-        relation: who is known to be positive: `none`, `claims`, `labels`, `truth`, or
-            `shuffled`, the claims of another image's report.
+        relation: who is known to be positive: `none`, `claims`, `labels`, `truth`,
+            `shuffled`, the claims of another image's report, or `dropped` and `invented`,
+            the claims of a worse reader.
         negatives: weights on negatives, as `objective.negatives` names them.
         early: whether training stops early, with a schedule of its own.
         directions: anchors, as `objective.directions` names them.
+        image_anchor: loss of image anchors: `same` as that of texts, or InfoNCE on the
+            `own` pair.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Row:
     negatives: str = "all"
     early: bool = False
     directions: Literal["t2i", "i2t", "both"] = "t2i"
+    image_anchor: Literal["own", "same"] = "same"
 
 
 CONSTANTS = (0.02, 0.05, 0.1, 0.2)
@@ -78,6 +83,55 @@ EARLY = (
 )
 
 
+CROSS_RIVALS = (
+    Row("infonce"),
+    Row("infonce, both", directions="both"),
+    Row("const 0.1", "debiased", 0.1),
+    Row("const 0.2", "debiased", 0.2),
+)
+"""What `cross` is held against, the best of them in each metric."""
+
+CROSS = (
+    *CROSS_RIVALS,
+    Row("const 0.1, known", "debiased", 0.1, relation="claims"),
+    Row("pll, floor", "debiased", "pll", "floor"),
+    Row("relations", "multipositive", relation="claims"),
+    Row("relations, both", "multipositive", relation="claims", directions="both"),
+    Row("cross", "multipositive", relation="claims", directions="both", image_anchor="own"),
+    Row("const 0.1, both", "debiased", 0.1, directions="both"),
+    Row("const 0.1, both, own", "debiased", 0.1, directions="both", image_anchor="own"),
+    Row("pll, floor, both, own", "debiased", "pll", "floor", directions="both", image_anchor="own"),
+    Row(
+        "cross, shuffled",
+        "multipositive",
+        0.0,
+        "fallback",
+        "shuffled",
+        directions="both",
+        image_anchor="own",
+    ),
+    Row(
+        "cross, dropped",
+        "multipositive",
+        0.0,
+        "fallback",
+        "dropped",
+        directions="both",
+        image_anchor="own",
+    ),
+    Row(
+        "cross, invented",
+        "multipositive",
+        0.0,
+        "fallback",
+        "invented",
+        directions="both",
+        image_anchor="own",
+    ),
+)
+"""Rows of the confirmatory round; the last three are controls of the reader."""
+
+
 def factorial() -> tuple[Row, ...]:
     """Give every row of the phantom: source of eta x positives x floor, and all others.
 
@@ -106,4 +160,4 @@ def _crossed() -> Iterator[Row]:
 
 
 def _settings(row: Row) -> tuple[object, ...]:
-    return (row.kind, row.eta, row.floor, row.relation, row.negatives, row.early, row.directions)
+    return dataclasses.astuple(dataclasses.replace(row, name=""))

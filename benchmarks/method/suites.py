@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.method import digits, phantom, studies, tradeoff
+from benchmarks.method.comparison import Runs
 from benchmarks.method.phantom_examination import examine
-from benchmarks.method.rows import BOTH, MAIN, Row, factorial
+from benchmarks.method.rows import BOTH, CROSS, CROSS_RIVALS, MAIN, Row, factorial
 from benchmarks.method.run_log import Run, RunLog
 
 PHANTOM_SEEDS = tuple(range(300, 308))
 STUDIES_SEEDS = tuple(range(310, 315))
 DIGITS_SEEDS = tuple(range(320, 325))
 TRADEOFF_SEEDS = tuple(range(330, 340))
+CROSS_SEEDS = tuple(range(500, 508))
 SHARES = (0.1, 0.25, 0.5)
 
 PHANTOM, STUDIES, DIGITS, TRADEOFF = "phantom", "studies", "digits", "tradeoff"
-SUITES = (PHANTOM, TRADEOFF, STUDIES, DIGITS)
+CROSS_PHANTOM = "cross phantom"
+SUITES = (PHANTOM, CROSS_PHANTOM, TRADEOFF, STUDIES, DIGITS)
 """In the order in which they are run."""
 METRICS: Mapping[str, tuple[str, ...]] = {
     PHANTOM: (
@@ -39,24 +42,48 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "cnr",
         "cnr rare",
     ),
+    CROSS_PHANTOM: (
+        "auc",
+        "acc",
+        "acc offset",
+        "auc rare",
+        "r1",
+        "r5",
+        "r1 rare",
+        "i2s",
+        "map",
+        "point",
+        "cnr",
+        "cnr rare",
+    ),
     STUDIES: ("auc", "acc", "r1", "r5", "b2s10", "s2b10", "map", "cnr", "cnr abs", "miou", "point"),
     DIGITS: ("lp1", "lp5", "mean"),
     TRADEOFF: ("auc", "acc", "r1", "r1 rare", "cnr"),
 }
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     PHANTOM: ("const 0.02", "const 0.05", "const 0.1", "const 0.2", "const 0.3"),
+    CROSS_PHANTOM: tuple(row.name for row in CROSS_RIVALS),
     STUDIES: ("const 0.05", "const 0.1"),
     DIGITS: ("low", "high", "high, fallback"),
     TRADEOFF: (),
 }
-"""Rows that the best constant is picked from."""
+"""Rows that the best rival is picked from, in each metric after the fact."""
 GOALS: Mapping[str, str] = {
     PHANTOM: "multipositive claims",
+    CROSS_PHANTOM: "cross",
     STUDIES: "multipositive claims",
     DIGITS: "true",
     TRADEOFF: "",
 }
-"""Row that is set against the best constant."""
+"""Row that is set against the best rival."""
+STOPPED = "stopped"
+SHORT, LONG, AUGMENTED = "700 steps", "2,000 steps", "augmented"
+_LENGTHS = {
+    SHORT: (phantom.EARLY_STEPS, 0.0),
+    LONG: (phantom.STEPS, 0.0),
+    AUGMENTED: (phantom.AUGMENTED_STEPS, 1.0),
+}
+"""Setting of the confirmatory round -> training steps, noise on the regions of each step."""
 QUICK_MAIN = ("infonce", "multipositive claims", "true")
 QUICK_ROWS = (*QUICK_MAIN, "const 0.1")
 QUICK_STUDIES: tuple[str, ...] = (
@@ -91,7 +118,35 @@ def settings_of(suite: str) -> tuple[str, ...]:
         return tuple(f"r = {r}" for r in SHARES)
     if suite == TRADEOFF:
         return tuple(f"gamma^2 = {gamma_squared:g}" for gamma_squared, _, _ in tradeoff.SETTINGS)
+    if suite == CROSS_PHANTOM:
+        return (STOPPED, *_LENGTHS)
     return ("",)
+
+
+def runs_of(run_log: RunLog, suite: str, setting: str) -> Runs:
+    """Give the runs of one table.
+
+    Args:
+        run_log: the finished runs.
+        suite: a bed.
+        setting: its setting. `stopped` takes of every row and seed the length of training
+            with the better `report auc`, a figure of validation images and their reports.
+
+    Returns:
+        Row -> seed -> figures.
+    """
+    if setting != STOPPED:
+        return run_log.of(suite, setting)
+    lengths = [run_log.of(suite, length) for length in (SHORT, LONG)]
+    short, long = lengths
+    return {
+        row: {
+            seed: max((runs[row][seed] for runs in lengths), key=lambda run: run["report auc"])
+            for seed in short[row].keys() & long[row].keys()
+        }
+        for row in short
+        if row in long
+    }
 
 
 def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
@@ -104,6 +159,7 @@ def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
     """
     runs = {
         PHANTOM: _phantom_runs,
+        CROSS_PHANTOM: _cross_phantom_runs,
         STUDIES: _studies_runs,
         DIGITS: _digits_runs,
         TRADEOFF: _tradeoff_runs,
@@ -125,8 +181,19 @@ def _phantom_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
                 yield Run(PHANTOM, "", row.name, seed), Work(_measure_phantom, row, seed)
 
 
-def _measure_phantom(row: Row, seed: int) -> dict[str, float]:
-    model, gauges = phantom.train(row, seed)
+def _cross_phantom_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
+    for seed in size.seeds(CROSS_SEEDS) if main else ():
+        for setting, (steps, noise) in list(_LENGTHS.items())[: 2 if size.quick else None]:
+            for row in CROSS:
+                if not size.quick or row.name in {*QUICK_MAIN, "cross"}:
+                    work = Work(_measure_phantom, row, seed, steps, noise)
+                    yield Run(CROSS_PHANTOM, setting, row.name, seed), work
+
+
+def _measure_phantom(
+    row: Row, seed: int, steps: int | None = None, noise: float = 0.0
+) -> dict[str, float]:
+    model, gauges = phantom.train(row, seed, steps, noise)
     return examine(model, phantom.world_of(seed)) | gauges
 
 

@@ -33,3 +33,19 @@ def test_goal_asks_for_seven_wins_over_every_rival(tmp_path: Path) -> None:
 def test_unfinished_runs_meet_no_bar(tmp_path: Path) -> None:
     _, bars = held_against(run_log_of(tmp_path, suites.PHANTOM_SEEDS[:7], losses=0))
     assert bars == {}
+
+
+def test_cross_is_stopped_by_reports_and_held_against_the_best_rival(tmp_path: Path) -> None:
+    """Every rival is worse at the length that its reports choose, better at the other."""
+    run_log = RunLog(tmp_path / "runs.jsonl")
+    for setting, gain, report in ((suites.SHORT, 0.0, 0.9), (suites.LONG, 0.5, 0.8)):
+        for row, value in {"infonce": 0.5, "const 0.1": 0.6, "cross": 0.7}.items():
+            shift = gain if row != "cross" else -gain
+            for seed in suites.CROSS_SEEDS:
+                figures = dict.fromkeys((*METRICS, "r5", "map"), value + shift)
+                figures["report auc"] = report
+                run = Run(suites.CROSS_PHANTOM, setting, row, seed)
+                run_log.measure(run, lambda figures=figures: figures)
+    figures, bars = held_against(run_log)
+    assert figures["phantom_cross_wins_min"] == 8
+    assert bars["phantom_cross_wins_min"][1]

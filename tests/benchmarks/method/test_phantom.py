@@ -1,13 +1,17 @@
 """The phantom is what its page says: its shares, its reader, its losses."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 from benchmarks.method import phantom
+from benchmarks.method.phantom_examination import _offset
 from benchmarks.method.phantom_world import TYPES, draw_findings, draw_report, meaning, synonym_of
-from benchmarks.method.rows import MAIN, Row, factorial
+from benchmarks.method.rows import CROSS, MAIN, Row, factorial
+from medclip_dcl.losses.info_nce import info_nce_loss
 from medclip_dcl.losses.relations import SAME, UNCLEAR
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
@@ -111,3 +115,45 @@ def test_oracle_removal_leaves_true_negatives_alone(world: phantom.World) -> Non
     expected = torch.log1p(kept[kept > 0].double()).mean()
     loss = phantom.loss_of(row, world.corpus, s, images, texts, torch.Generator())
     assert float(loss) == pytest.approx(float(expected), abs=1e-5)
+
+
+def batch(world: phantom.World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    images = torch.arange(phantom.BATCH)
+    texts = torch.tensor([world.corpus.said[image][0] for image in images])
+    return images, texts, 14 * (2 * torch.rand(phantom.BATCH, phantom.BATCH) - 1)
+
+
+def test_image_anchors_of_cross_do_not_read_the_claims(world: phantom.World) -> None:
+    images, texts, s = batch(world)
+    rows = {row.name: row for row in CROSS}
+    halves = {}
+    for name in ("cross", "cross, shuffled"):
+        both = phantom.loss_of(rows[name], world.corpus, s, images, texts, torch.Generator())
+        alone = dataclasses.replace(rows[name], directions="t2i")
+        texts_alone = phantom.loss_of(alone, world.corpus, s, images, texts, torch.Generator())
+        halves[name] = 2 * both - texts_alone
+    expected = info_nce_loss(s.T)
+    torch.testing.assert_close(halves["cross"], expected)
+    torch.testing.assert_close(halves["cross, shuffled"], expected)
+
+
+def test_worse_readers_lose_or_invent_what_they_should(world: phantom.World) -> None:
+    relations, mass = world.corpus.relations, sentence_mass(world)[:, None]
+    true = relations["truth"] == SAME
+    asserts = torch.tensor([bool(meaning(s).asserted) for s in world.corpus.sentences])[:, None]
+
+    def recall(source: str) -> float:
+        return float((mass * ((relations[source] == SAME) & true & asserts)).sum())
+
+    assert recall("dropped") / recall("claims") == pytest.approx(0.9, abs=0.03)
+    false = (relations["invented"] == SAME) & ~true & asserts
+    assert (mass * false).sum() > 2 * (
+        mass * ((relations["claims"] == SAME) & ~true & asserts)
+    ).sum()
+
+
+def test_offset_is_the_level_of_a_prompt() -> None:
+    scores = np.random.default_rng(0).normal(size=(3, 50)) / 10
+    corrected = np.exp(phantom.GAMMA_SQUARED * (scores - _offset(scores)[:, None]))
+    np.testing.assert_allclose(corrected.mean(axis=1), 1, rtol=1e-12)
