@@ -16,7 +16,7 @@ its paired sentence.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8
@@ -27,7 +27,7 @@ from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_constant, gather_with_grad
-from medclip_dcl.losses.info_nce import sigmoid_loss
+from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -190,10 +190,17 @@ class ContrastiveObjective(nn.Module):
         columns = encoder.score(regions, all_sentences)  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
         similarity = self._text_similarity(batch)
+        directions = self._settings.directions
+        if directions == "both" and self._settings.image_anchor == "own":
+            texts = self._direction(encoder, s, batch, similarity, from_text=True)
+            # Every sentence stays a candidate, false negatives too: they are what divides the
+            # prior of a sentence out of its score, so that two sentences can be compared.
+            images = info_nce_loss(s.T[batch.mine], _columns(batch, s.device))
+            return replace(texts, loss=(texts.loss + images) / 2)
         outputs = []
-        if self._settings.directions != "i2t":
+        if directions != "i2t":
             outputs.append(self._direction(encoder, s, batch, similarity, from_text=True))
-        if self._settings.directions != "t2i":
+        if directions != "t2i":
             outputs.append(self._direction(encoder, s.T, batch, similarity, from_text=False))
         return mean_of(outputs)
 
@@ -206,8 +213,7 @@ class ContrastiveObjective(nn.Module):
         *,
         from_text: bool,
     ) -> ObjectiveOutput:
-        mine = batch.mine
-        positive = torch.arange(mine.start, mine.stop, device=s.device)
+        mine, positive = batch.mine, _columns(batch, s.device)
         inputs = ObjectiveInputs(
             s=s[mine],
             positive=positive,
@@ -233,6 +239,11 @@ class ContrastiveObjective(nn.Module):
         vectors = self.frozen_text(batch.input_ids, batch.attention_mask).float()
         vectors = functional.normalize(vectors, dim=-1)
         return vectors @ gather_constant(vectors).T
+
+
+def _columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
+    """Column of each local anchor's own candidate."""
+    return torch.arange(batch.mine.start, batch.mine.stop, device=device)
 
 
 def _relation(batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:

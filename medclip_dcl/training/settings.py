@@ -115,6 +115,9 @@ class ObjectiveConfig(Section):
     """`debiased` with `eta.source: pll` is the paper's."""
     directions: Literal["t2i", "i2t", "both"] = "t2i"
     """Anchors: texts (the paper), images, or both."""
+    image_anchor: Literal["own", "same"] = "own"
+    """Loss of image anchors next to text anchors (`directions: both`): InfoNCE of an image on its
+    `own` sentence, or the `same` loss as that of texts."""
     floor: Literal["floor", "zero", "fallback"] = "floor"
     """What stands in for Eq. 8 where it falls to its minimum; `floor` is the paper's."""
     negatives: Literal[

@@ -45,7 +45,8 @@ def test_without_eta_the_loss_is_cross_entropy_over_images() -> None:
 def test_both_directions_are_their_mean() -> None:
     batch = pair_batch(6)
     parts = [loss_of(batch, directions=name)[0] for name in ("t2i", "i2t")]
-    assert loss_of(batch, directions="both")[0] == pytest.approx(sum(parts) / 2, rel=1e-6)
+    joined, _ = loss_of(batch, directions="both", image_anchor="same")
+    assert joined == pytest.approx(sum(parts) / 2, rel=1e-6)
     assert parts[0] != parts[1]
 
 
@@ -80,6 +81,39 @@ def test_the_relation_of_an_image_anchor_is_that_of_the_sentences_to_its_report(
     assert of_texts["mates"].item() == pytest.approx((1 + 1 + 1 + 0) / 4)
     assert of_images["mates"].item() == pytest.approx((1 + 2 + 0 + 0) / 4)
     assert loss_of(batch, relation="claims")[0] != loss_of(batch)[0]
+
+
+def test_own_image_anchors_are_infonce_whatever_is_known_of_the_pairs() -> None:
+    plain = pair_batch(4)
+    images, _ = loss_of(plain, kind="infonce", directions="i2t")
+    sentences = encode_claims([claims("Edema"), claims("Edema"), claims("Fracture"), claims()])
+    relations = {"kind": "multipositive", "relation": "claims"}
+    for reports in (sentences, sentences.flip(0)):
+        batch = dataclasses.replace(plain, sentence_codes=sentences, report_codes=reports)
+        for settings in (relations, {"relation": "claims"}, {"negatives": "hard"}):
+            texts, gauges = loss_of(batch, directions="t2i", **settings)
+            both, of_both = loss_of(batch, directions="both", **settings)
+            assert both == pytest.approx((texts + images) / 2, rel=1e-6)
+            assert gauges == of_both
+
+
+def test_without_relations_cross_is_symmetric_infonce() -> None:
+    encoder = tiny_dual_encoder().eval()
+    nothing = encode_claims([claims()] * 5)
+    batch = dataclasses.replace(pair_batch(5), sentence_codes=nothing, report_codes=nothing)
+    slopes = []
+    for settings in (
+        {"kind": "multipositive", "relation": "claims"},
+        {"kind": "infonce", "image_anchor": "same"},
+    ):
+        encoder.zero_grad()
+        objective = ContrastiveObjective(
+            ObjectiveConfig.model_validate({**settings, "directions": "both"}), 0, encoder
+        )
+        objective.compute_loss(encoder, encoder, batch).loss.backward()
+        slopes.append([p.grad.clone() for p in encoder.parameters() if p.grad is not None])
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
 def test_shared_labels_leave_the_negatives() -> None:
