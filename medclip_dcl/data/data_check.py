@@ -2,14 +2,13 @@
 
 `preflight.json` holds counts alone, no ids and no texts:
 
-    source      kind of the source, whether it has images, whether all were opened
+    source      kind of the source, whether it has images, whether all were opened and read
     steps       per step: images, studies and patients that are left, and what the step asks
     lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
     splits      per split, as the manifest assigns it: images, reports, patients
-    encodings   report files by their encoding
-    images      images looked at and opened: formats, bits, sizes, how many are MONOCHROME1
+    images      images listed and opened: formats, bits, sizes, how many are MONOCHROME1
     duplicates  same pixels, same text: groups, images or reports beyond the first of each
-    text        sentences, how many hold a de-identification mask, what rules dropped
+    text        reports listed and read, and the sentences that are left of them
     labels      where label frequencies come from, and studies per finding and answer
     verdict     shares and leaks with what is allowed, and whether all is `clean`
 
@@ -17,14 +16,13 @@ Codes of lines are those of `manifest.REASONS`, of `images.REASONS`, and `CODES`
 `unusable` and `duplicate` count towards a share, `leak` by number, `note` towards nothing.
 """
 
-import contextlib
 import hashlib
-import struct
+import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from operator import itemgetter
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -33,24 +31,26 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from medclip_dcl.artifact import Artifact, ArtifactType, map_resumable, read_object
+from medclip_dcl.artifact import (
+    Artifact,
+    ArtifactType,
+    map_resumable,
+    read_object,
+    remove_resumable,
+)
 from medclip_dcl.data import images, manifest
-from medclip_dcl.data.codestreams import read_jpeg
-from medclip_dcl.data.dicom.metadata import read_picture_header
-from medclip_dcl.data.formats import is_dicom, is_image, is_pointer
-from medclip_dcl.data.images import Decoder, ImagesConfig, limits_of
-from medclip_dcl.data.ipc import Limits
-from medclip_dcl.data.manifest import Selection, Source
-from medclip_dcl.data.sources.records import LONGEST_REPORT, SPLITS, ImageRecord, RawStudies
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.manifest import VIEW_REASONS, Selection, Source
+from medclip_dcl.data.sources.records import SPLITS, ImageRecord, RawStudies, Study, Text
 from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import ImageError, StudyError
-from medclip_dcl.files import path_under
+from medclip_dcl.errors import ImageError
+from medclip_dcl.files import path_under, write_text
 from medclip_dcl.progress import Progress
 from medclip_dcl.section import Section
-from medclip_dcl.tables import Column, TableFormat
-from medclip_dcl.text.labeler.labels import ReportLabels, read_claims
+from medclip_dcl.tables import Column, TableFormat, write_table
+from medclip_dcl.text.labeler.labels import read_claims
 from medclip_dcl.text.labeler.lexicon import LABELS
-from medclip_dcl.text.sentences import MASK, SentencesConfig, split_section, text_key
+from medclip_dcl.text.sentences import SentencesConfig, split_section, text_key, used_sections
 
 
 class CheckConfig(Section):
@@ -68,32 +68,22 @@ class CheckConfig(Section):
     """Patients or pictures on both sides of a split, above which the exit code is 3."""
 
 
-UNIT = 256
-"""Images, or sections of reports, in one unit of work: what a kill can lose, some seconds."""
-
-ARTIFACT = ArtifactType("preflight", 2, "check_data")
-
-FIGURES = "preflight.json"
+ARTIFACT = ArtifactType("preflight", 3, "check_data")
 
 IMAGES = TableFormat(
     "images.parquet",
     (
         Column("image_id", pa.string(), "id of the image"),
-        Column("opened", pa.bool_(), "whether it was opened, or its first bytes alone were read"),
         Column("code", pa.string(), "why it is refused, a reason code; empty: nothing was found"),
-        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused or not known"),
-        Column("bits_stored", pa.int32(), "bits of a stored value; null where it is not known"),
+        Column("source", pa.string(), "dicom, jpeg or png; empty where it is refused"),
+        Column("bits_stored", pa.int32(), "bits of a stored value; null where it is refused"),
         Column("inverted", pa.bool_(), "whether it is MONOCHROME1"),
-        Column("height_px", pa.int32(), "height, pixels; null where it is not known"),
-        Column("width_px", pa.int32(), "width, pixels; null where it is not known"),
-        Column(
-            "pixels_key",
-            pa.string(),
-            "half of the SHA-256 of size and grey values; empty unless it opens",
-        ),
+        Column("height_px", pa.int32(), "height, pixels; null where it is refused"),
+        Column("width_px", pa.int32(), "width, pixels; null where it is refused"),
+        Column("pixels_key", pa.string(), "half of the SHA-256 of size and grey values, or empty"),
     ),
 )
-"""One row per image that the manifest would keep, in order of image_id."""
+"""One row per opened image of those that the manifest would keep, in order of image_id."""
 
 FOUND = TableFormat(
     "found.parquet",
@@ -104,9 +94,6 @@ FOUND = TableFormat(
     ),
 )
 """One row per code and id."""
-
-
-Row = dict[str, Any]
 
 UNUSABLE, DUPLICATE, LEAK, NOTE = "unusable", "duplicate", "leak", "note"
 
@@ -127,6 +114,12 @@ CODES: dict[str, tuple[str, str]] = {
 ANSWERS = ("present", "absent", "uncertain")
 """What a study may say about a finding; nothing said is none of them."""
 
+UNIT = 256  # images or reports in one unit of work: what a kill can lose, some seconds
+_FIGURES = "preflight.json"
+_ANSWER_OF = {1: "present", 0: "absent", -1: "uncertain"}  # in a label table
+
+Row = dict[str, Any]
+
 
 class Found(NamedTuple):
     """One thing that was found: its code, on which id, and what it repeats."""
@@ -137,47 +130,47 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Belonging:
-    """To whom images and studies belong, and in which split the manifest puts them."""
-
-    subject_of: Mapping[str, str]
-    split_of: Mapping[str, str]
-
-    @classmethod
-    def of(cls, chosen: Selection, split_of: Mapping[str, str]) -> "Belonging":
-        """Look up every image and study of a selection; `split_of`: patient -> split."""
-        owners = {image.image_id: image.subject_id for image in chosen.images} | chosen.subjects
-        return cls(owners, {item: split_of[who] for item, who in owners.items()})
-
-
-@dataclass(frozen=True)
 class Look:
-    """What was looked at.
+    """What was looked at, and what the manifest would make of it.
 
-    Attributes:
-        source: the source.
-        chosen: what can be used of it.
-        of: to whom that belongs.
-        images: rows of `IMAGES`.
-        texts: of the reports that were read, from `survey`.
-        asked: studies whose reports were read.
-        encodings: from `count_encodings`.
-        trained: patients of the evaluated split that the model at hand was trained on.
+    `split_of`: patient -> split; `reports`: study -> what `read_report` gave; `trained`: patients
+    of the evaluated split that the model at hand was trained on.
     """
 
     source: Source
     chosen: Selection
-    of: Belonging
+    split_of: Mapping[str, str]
     images: Sequence[Row]
-    texts: Row
-    asked: Sequence[str]
-    encodings: Mapping[str, int]
+    reports: Mapping[str, Row]
     trained: Sequence[str]
+
+    @cached_property
+    def subject_of(self) -> dict[str, str]:
+        """Image or study -> patient."""
+        owners = {image.image_id: image.subject_id for image in self.chosen.images}
+        return owners | self.chosen.subjects
 
 
 def read_preflight(artifact: Artifact) -> dict[str, Any]:
     """Read `preflight.json`; `ArtifactCorrupt` where it is not a JSON object."""
-    return read_object(artifact, FIGURES, ARTIFACT)
+    return read_object(artifact, _FIGURES, ARTIFACT)
+
+
+def write_preflight(folder: Path, look: Look, kind: str, allowed: CheckConfig) -> Row:
+    """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
+    found, repeats = find_faults(look)
+    tree = _describe(look, found, repeats, kind, allowed)
+    remove_resumable(folder)
+    write_table(folder, IMAGES, look.images)
+    write_table(folder, FOUND, [item._asdict() for item in sorted(set(found))])
+    write_text(folder / _FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    return {
+        "images": len(look.images),
+        "opened": tree["images"]["opened"],
+        "reports": len(look.chosen.texts),
+        **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
+        "clean": tree["verdict"]["clean"],
+    }
 
 
 def preflight_table(tree: Mapping[str, Any]) -> str:
@@ -191,17 +184,15 @@ def preflight_table(tree: Mapping[str, Any]) -> str:
         share = f"{item['count']:>9} of {item['of']}"
         lines.append(f"{item['kind']:10} {item['code']:24}{share:20} {item['meaning']}")
     verdict = tree["verdict"]
-    lines += [
-        "",
-        f"unusable {verdict['unusable_share']:.4f} (at most {verdict['max_unusable_share']}), "
+    return "\n".join(lines) + (
+        f"\n\nunusable {verdict['unusable_share']:.4f} (at most {verdict['max_unusable_share']}), "
         f"duplicates {verdict['duplicate_share']:.4f} (at most {verdict['max_duplicate_share']}), "
         f"leaks {verdict['leaks']} (at most {verdict['max_leaks']}): "
-        + ("clean" if verdict["clean"] else "FAULTS"),
-    ]
-    return "\n".join(lines)
+        + ("clean" if verdict["clean"] else "FAULTS")
+    )
 
 
-def draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
+def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
     """Draw some of the ids without replacement, in their order; 0: all."""
     if not wanted or wanted >= len(ids):
         return list(ids)
@@ -211,116 +202,55 @@ def draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
 
 # Reports
 
+_split = lru_cache(1 << 16)(split_section)  # many reports share their impression
 
-def read_section(text: str, settings: SentencesConfig) -> Row:
-    """Split a section and read its claims: `kept`, `masked`, `dropped` by rule, `claims`."""
-    split = split_section(text, settings)
-    return {
-        "kept": len(split.sentences),
-        "masked": sum(bool(MASK.search(sentence)) for _, sentence in split.sentences),
-        "dropped": dict(split.dropped),
-        "claims": read_claims(text).to_row(),
-    }
+
+def read_report(sections: Sequence[str], settings: SentencesConfig) -> Row:
+    """Count the sentences `kept` of a report, and give what is `said`: finding -> answer."""
+    claims = read_claims("\n\n".join(sections))
+    said = dict.fromkeys(claims.negated, "absent")
+    said |= dict.fromkeys(claims.uncertain, "uncertain") | dict.fromkeys(claims.asserted, "present")
+    if claims.normal:
+        said["No Finding"] = "present"
+    return {"kept": sum(len(_split(text, settings).sentences) for text in sections), "said": said}
 
 
 def read_reports(
-    folder: Path, sections_of: Mapping[str, Sequence[str]], settings: SentencesConfig
-) -> Row:
-    """Read every distinct section once, resumable in `folder`, and give what `survey` gives."""
-    distinct = sorted({text for sections in sections_of.values() for text in sections})
+    folder: Path, texts: Mapping[str, Text], settings: SentencesConfig, wanted: int, seed: int
+) -> dict[str, Row]:
+    """Read as many reports as are wanted (0: all), drawn with the seed; resumable in `folder`."""
+    studies = _draw(sorted(texts), wanted, seed)
 
     def read(part: Sequence[str]) -> list[Row]:
-        return [read_section(text, settings) for text in part]
+        reports = [texts[study]._asdict() for study in part]
+        return [
+            read_report([report[name] for name in used_sections(report, settings)], settings)
+            for report in reports
+        ]
 
-    with Progress("sections read", len(distinct), "section") as progress:
-        rows = map_resumable(folder, "sections", distinct, UNIT, read, progress.advance)
-    return survey(sections_of, dict(zip(distinct, rows, strict=True)))
+    with Progress("reports read", len(studies), "report") as progress:
+        rows = map_resumable(folder, "reports", studies, UNIT, read, progress.advance)
+    return dict(zip(studies, rows, strict=True))
 
 
-def survey(sections_of: Mapping[str, Sequence[str]], read: Mapping[str, Row]) -> Row:
-    """Bring together what the sections of studies hold.
+def count_labels(labels: pa.Table | None, texts: Collection[str], rows: Iterable[Row]) -> Row:
+    """Count studies per finding and answer: in the source's label table, else in the reports.
 
-    Args:
-        sections_of: study -> its sections that are used.
-        read: section -> what `read_section` gave.
-
-    Returns:
-        `usable`, the studies with a usable sentence; `sentences` and `masked_sentences`, repeats
-        counted; `masked_reports`; `dropped`, rule -> sentences; `labels`, as `count_claims` gives
-        them. A finding that one section asserts is present, whatever others say.
+    No Finding is present where a report calls the image normal.
     """
-    rows_of = {study: [read[text] for text in sections] for study, sections in sections_of.items()}
-    rows = [row for found in rows_of.values() for row in found]
-    dropped: Counter[str] = Counter()
-    for row in rows:
-        dropped.update(row["dropped"])
+    if labels is None:
+        said = [row["said"] for row in rows]
+    else:
+        said = [
+            {name: _ANSWER_OF[row[name]] for name in LABELS if row[name] in _ANSWER_OF}
+            for row in manifest.labels_of(labels, texts).to_pylist()
+        ]
+    counts = Counter(item for answers in said for item in answers.items())
     return {
-        "usable": {s for s, found in rows_of.items() if any(row["kept"] for row in found)},
-        "sentences": sum(row["kept"] for row in rows),
-        "masked_sentences": sum(row["masked"] for row in rows),
-        "masked_reports": sum(any(row["masked"] for row in found) for found in rows_of.values()),
-        "dropped": dict(dropped),
-        "labels": count_claims(
-            [_united([ReportLabels.from_row(row["claims"]) for row in f]) for f in rows_of.values()]
-        ),
+        "source": "reports" if labels is None else "table",
+        "studies": len(said),
+        "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in LABELS},
     }
-
-
-def count_claims(said: Iterable[ReportLabels]) -> dict[str, dict[str, int]]:
-    """Count studies per finding and answer.
-
-    Returns:
-        CheXpert's 14 names -> `ANSWERS` -> studies; No Finding is present in studies
-        that are called normal.
-    """
-    counts = {name: dict.fromkeys(ANSWERS, 0) for name in LABELS}
-    for claims in said:
-        groups = zip(ANSWERS, (claims.asserted, claims.negated, claims.uncertain), strict=True)
-        for answer, names in groups:
-            for name in names:
-                counts[name][answer] += 1
-        counts["No Finding"]["present"] += claims.normal
-    return counts
-
-
-def _united(parts: Sequence[ReportLabels]) -> ReportLabels:
-    asserted = {name: sides for item in parts for name, sides in item.asserted.items()}
-    uncertain = frozenset(name for item in parts for name in item.uncertain) - asserted.keys()
-    negated = frozenset(name for item in parts for name in item.negated)
-    normal = any(item.normal for item in parts) and not (asserted or uncertain)
-    return ReportLabels(asserted, negated - asserted.keys() - uncertain, uncertain, normal)
-
-
-def encoding_of(data: bytes) -> str:
-    """Name the encoding of a report file from all its bytes."""
-    if not data:
-        return "empty"
-    if is_pointer(data):
-        return "pointer file"
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16"
-    if b"\0" in data:
-        return "with NUL"
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "not UTF-8"
-    if data.startswith(b"\xef\xbb\xbf"):
-        return "UTF-8 with BOM"
-    return "ASCII" if data.isascii() else "UTF-8"
-
-
-def count_encodings(
-    root: Path, paths: Iterable[str], finished: Callable[[int], None]
-) -> dict[str, int]:
-    """Count report files by encoding, most frequent first; those that are missing are left out."""
-    counts: Counter[str] = Counter()
-    for path in paths:
-        with contextlib.suppress(StudyError), path_under(root, path).open("rb") as stream:
-            data = stream.read(LONGEST_REPORT + 1)
-            counts["too long" if len(data) > LONGEST_REPORT else encoding_of(data)] += 1
-        finished(1)
-    return dict(counts.most_common())
 
 
 # Images
@@ -329,24 +259,15 @@ def count_encodings(
 def look_at_images(
     folder: Path,
     listed: Sequence[ImageRecord],
-    drawn: Collection[str],
     root: Path,
     settings: ImagesConfig,
+    wanted: int,
+    seed: int,
 ) -> list[Row]:
-    """Open the drawn images and read the first bytes of the others, resumable in `folder`.
-
-    Returns:
-        Rows of `IMAGES`, in order of image_id.
-    """
-    chosen = [image for image in listed if image.image_id in drawn]
-    others = [image for image in listed if image.image_id not in drawn]
-    limits, workers = limits_of(settings), settings.workers or available_cores()
-
-    def peek(part: Sequence[ImageRecord]) -> list[Row]:
-        return [look_at_header(image, root, limits) for image in part]
-
-    with Progress("headers read", len(others), "image") as progress:
-        rows = map_resumable(folder, "headers", others, UNIT, peek, progress.advance)
+    """Open as many images as are wanted (0: all), drawn with the seed; resumable in `folder`."""
+    image_of = {image.image_id: image for image in listed}
+    chosen = [image_of[name] for name in _draw(sorted(image_of), wanted, seed)]
+    workers = settings.workers or available_cores()
     with (
         Progress("images opened", len(chosen), "image") as progress,
         Decoder(settings, workers) as decoder,
@@ -354,23 +275,21 @@ def look_at_images(
     ):
 
         def look(part: Sequence[ImageRecord]) -> list[Row]:
-            try:
-                return list(threads.map(lambda image: look_at_image(image, root, decoder), part))
-            except BaseException:  # stopped: what is queued need not be opened first
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+            return list(threads.map(lambda image: look_at_image(image, root, decoder), part))
 
-        rows += map_resumable(folder, "images", chosen, UNIT, look, progress.advance)
-    return sorted(rows, key=itemgetter("image_id"))
+        try:
+            return map_resumable(folder, "images", chosen, UNIT, look, progress.advance)
+        finally:  # stopped: what is queued need not be opened first
+            threads.shutdown(cancel_futures=True)
 
 
 def look_at_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
     """Open an image through the gate: a row of `IMAGES`."""
-    row = _row(record, opened=True)
+    row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
     try:
         image = decoder.open(path_under(root, record.path))
     except ImageError as error:
-        return row | {"code": error.code}
+        return row | {"code": error.code, "source": "", "inverted": False, "pixels_key": ""}
     height, width = image.pixels.shape
     return row | {
         "code": "constant" if image.constant else "",
@@ -383,96 +302,62 @@ def look_at_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
     }
 
 
-def look_at_header(image: ImageRecord, root: Path, limits: Limits) -> Row:
-    """Read the first bytes of an image: a row of `IMAGES`.
-
-    What a header does not tell stays empty, for the gate alone refuses such an image.
-    """
-    row = _row(image, opened=False)
-    path = path_under(root, image.path)
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        head = stream.read(1 << 16)  # a JPEG's frame header may follow an EXIF block of 64 kB
-    if not is_image(head):
-        return row | {"code": "unknown_format" if size else "empty"}
-    facts = _picture(path, head)
-    if facts is None:
-        return row
-    is_burned_in = facts.pop("burned_in", False)
-    if size > limits.max_bytes:
-        return row | {"code": "too_many_bytes"}
-    if facts["height_px"] * facts["width_px"] > limits.max_pixels:
-        return row | {"code": "too_many_pixels"}
-    if is_burned_in and limits.reject_burned_in:
-        return row | {"code": "burned_in"}
-    return row | facts
-
-
-def _row(image: ImageRecord, *, opened: bool) -> Row:
-    empty = {"code": "", "source": "", "inverted": False, "pixels_key": ""}
-    unknown = dict.fromkeys(("bits_stored", "height_px", "width_px"))
-    return {"image_id": image.image_id, "opened": opened} | empty | unknown
-
-
-def _picture(path: Path, head: bytes) -> Row | None:
-    if is_dicom(head):
-        picture = read_picture_header(path)
-        return None if picture is None else {"source": "dicom", **asdict(picture)}
-    if head.startswith(b"\x89PNG"):
-        width, height, bits = struct.unpack_from(">IIB", head.ljust(25, b"\0"), 16)
-        return {"source": "png", "bits_stored": bits, "height_px": height, "width_px": width}
-    try:
-        frame = read_jpeg(head)
-    except ImageError:
-        return None
-    size = {"height_px": frame.rows, "width_px": frame.columns}
-    return {"source": "jpeg", "bits_stored": frame.precision, **size}
-
-
 def pixels_key(pixels: npt.NDArray[np.uint16]) -> str:
-    """Name a picture by its size and grey values, however the file stores it.
-
-    Args:
-        pixels: uint16 (height, width), as the gate gives them.
-
-    Returns:
-        32 hexadecimal digits: half of a SHA-256.
-    """
+    """Name a picture by its size and grey values, however the file stores it: 32 hex digits."""
     digest = hashlib.sha256(f"{pixels.shape[0]} {pixels.shape[1]} ".encode())
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.hexdigest()[:32]
 
 
-def describe_images(rows: Sequence[Row]) -> Row:
-    """Count what images are.
-
-    Args:
-        rows: rows of `IMAGES`.
-
-    Returns:
-        Images `looked` at, `opened`, `refused` then, `known` (header or gate says what they are),
-        `inverted`; counts per format and per bit depth; least, middle and greatest height
-        and width, pixels.
-    """
+def describe_images(rows: Sequence[Row], listed: int) -> Row:
+    """Count what images are; heights and widths: the least, the middle and the greatest, pixels."""
     known = [row for row in rows if row["source"]]
-    spans = {}
-    for name in ("height_px", "width_px"):
-        sizes = sorted(row[name] for row in known)
-        spans[name] = [sizes[0], sizes[len(sizes) // 2], sizes[-1]] if sizes else []
+    heights, widths = (sorted(row[side] for row in known) for side in ("height_px", "width_px"))
     return {
-        "looked": len(rows),
-        "opened": sum(row["opened"] for row in rows),
-        "refused": sum(row["opened"] and row["code"] != "" for row in rows),
-        "known": len(known),
+        "listed": listed,
+        "opened": len(rows),
+        "refused": sum(row["code"] != "" for row in rows),
         "inverted": sum(row["inverted"] for row in known),
         "formats": dict(Counter(row["source"] for row in known).most_common()),
-        "bits": dict(Counter(str(row["bits_stored"]) for row in known).most_common()),
-        "heights": spans["height_px"],
-        "widths": spans["width_px"],
+        "bits": {
+            str(bits): n for bits, n in sorted(Counter(x["bits_stored"] for x in known).items())
+        },
+        "heights": [heights[0], heights[len(known) // 2], heights[-1]] if known else [],
+        "widths": [widths[0], widths[len(known) // 2], widths[-1]] if known else [],
     }
 
 
 # Findings
+
+
+def find_faults(look: Look) -> tuple[list[Found], Row]:
+    """Name everything that was found, and count repeated `pixels` and repeated `text`."""
+    source, chosen = look.source, look.chosen
+    found = name_rejects(source.raw, chosen)
+    found += [Found(row["code"], row["image_id"]) for row in look.images if row["code"]]
+    found += [Found("monochrome1", row["image_id"]) for row in look.images if row["inverted"]]
+    found += find_leaks(source.raw.splits, source.boxes.subjects)
+    found += [Found("trained_patient", who) for who in look.trained]
+    found += [Found("no_sentence", study) for study, row in look.reports.items() if not row["kept"]]
+    pixels = _groups({row["image_id"]: row["pixels_key"] for row in look.images})
+    texts = _groups({s: text_key(" ".join(text)) for s, text in chosen.texts.items()})
+    for code, groups in (("same_pixels", pixels), ("same_text", texts)):
+        found += [Found(code, item, group[0]) for group in groups for item in group[1:]]
+    split_of = {item: look.split_of[who] for item, who in look.subject_of.items()}
+    for group in pixels:
+        for item in group[1:]:
+            elsewhere = [other for other in group if split_of[other] != split_of[item]]
+            found += [Found("pixels_across_splits", item, other) for other in elsewhere[:1]]
+    repeats = {
+        name: {
+            "groups": len(groups),
+            "extra": sum(len(group) - 1 for group in groups),
+            "across_patients": _spread(groups, look.subject_of),
+            "across_splits": _spread(groups, split_of),
+        }
+        for name, groups in (("pixels", pixels), ("text", texts))
+    }
+    return found, repeats
 
 
 def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
@@ -491,7 +376,14 @@ def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
     ]
 
 
-def find_repeats(keys: Mapping[str, str]) -> list[list[str]]:
+def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]) -> list[Found]:
+    """Find patients whom the source puts on both sides of a split; the manifest corrects it."""
+    both = [Found("two_splits", who) for who, named in sorted(splits.items()) if len(named) > 1]
+    boxed = [who for who in sorted(evaluated) if "train" in splits.get(who, ())]
+    return both + [Found("boxed_training", who) for who in boxed]
+
+
+def _groups(keys: Mapping[str, str]) -> list[list[str]]:
     """Group ids with the same key, two or more in order; an empty key stands for nothing."""
     groups: dict[str, list[str]] = defaultdict(list)
     for item in sorted(keys):
@@ -500,214 +392,127 @@ def find_repeats(keys: Mapping[str, str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def count_repeats(groups: Sequence[Sequence[str]], of: Belonging) -> dict[str, int]:
-    """Count groups, their members beyond the first, and groups of several patients or splits."""
-    return {
-        "groups": len(groups),
-        "extra": sum(len(group) - 1 for group in groups),
-        "across_patients": sum(len({of.subject_of[i] for i in group}) > 1 for group in groups),
-        "across_splits": sum(len({of.split_of[i] for i in group}) > 1 for group in groups),
-    }
+def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int:
+    return sum(len({owner_of[item] for item in group}) > 1 for group in groups)
 
 
-def name_repeats(code: str, groups: Iterable[Sequence[str]]) -> list[Found]:
-    """Name every member of a group but the first."""
-    return [Found(code, item, group[0]) for group in groups for item in group[1:]]
+# Figures
 
 
-def across_splits(groups: Iterable[Sequence[str]], of: Belonging) -> list[Found]:
-    """Name every image of a group but the first that has another split than one of the others."""
-    found = []
-    for group in groups:
-        for item in group[1:]:
-            others = [other for other in group if of.split_of[other] != of.split_of[item]]
-            if others:
-                found.append(Found("pixels_across_splits", item, others[0]))
-    return found
-
-
-def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]) -> list[Found]:
-    """Find patients whom the source puts on both sides of a split; the manifest corrects it.
-
-    Args:
-        splits: patient -> every split that the source names for an image.
-        evaluated: patients of the box table.
-    """
-    both = [Found("two_splits", who) for who, named in sorted(splits.items()) if len(named) > 1]
-    boxed = [who for who in sorted(evaluated) if "train" in splits.get(who, ())]
-    return both + [Found("boxed_training", who) for who in boxed]
-
-
-def find_faults(look: Look) -> tuple[list[Found], dict[str, dict[str, int]]]:
-    """Name everything that was found, and count repeated `pixels` and repeated `text`."""
-    source, chosen = look.source, look.chosen
-    found = name_rejects(source.raw, chosen)
-    found += [Found(row["code"], row["image_id"]) for row in look.images if row["code"]]
-    found += [Found("monochrome1", row["image_id"]) for row in look.images if row["inverted"]]
-    found += find_leaks(source.raw.splits, source.boxes.subjects)
-    found += [Found("trained_patient", who) for who in look.trained]
-    found += [Found("no_sentence", s) for s in look.asked if s not in look.texts["usable"]]
-    pixels = find_repeats({row["image_id"]: row["pixels_key"] for row in look.images})
-    texts = find_repeats({s: text_key(" ".join(text)) for s, text in chosen.texts.items()})
-    found += name_repeats("same_pixels", pixels) + name_repeats("same_text", texts)
-    found += across_splits(pixels, look.of)
-    repeats = {"pixels": count_repeats(pixels, look.of), "text": count_repeats(texts, look.of)}
-    return found, repeats
-
-
-def describe_source(
+def _describe(
     look: Look, found: Sequence[Found], repeats: Row, kind: str, allowed: CheckConfig
 ) -> Row:
-    """Make the tree of `preflight.json`; `kind`: `source.kind`."""
-    chosen, raw, texts = look.chosen, look.source.raw, dict(look.texts)
-    usable, labels = texts.pop("usable"), texts.pop("labels")
-    all_reports = len(look.asked) == len(chosen.texts)
-    facts = describe_images(look.images)
-    codes = {str(row["code"]) for row in look.images} | {"monochrome1"}
-    of: dict[str, int] = dict.fromkeys(codes, int(facts["looked"]))
-    of |= dict.fromkeys(("same_pixels", "pixels_across_splits"), int(facts["opened"]))
-    of |= {
+    chosen, raw, read = look.chosen, look.source.raw, look.reports
+    facts = describe_images(look.images, len(chosen.images))
+    seen = {row["code"] for row in look.images}
+    of = dict.fromkeys(
+        (*seen, "monochrome1", "same_pixels", "pixels_across_splits"), len(look.images)
+    ) | {
         "same_text": len(chosen.texts),
-        "no_sentence": len(look.asked),
+        "no_sentence": len(read),
         "two_splits": len(raw.splits),
         "boxed_training": len(look.source.boxes.subjects),
         "trained_patient": len({*raw.splits, *(image.subject_id for image in raw.images)}),
     }
     refused = {row["image_id"] for row in look.images if row["code"]}
-    unread = set() if all_reports else set(chosen.texts)  # of those nothing is known: they stay
+    # a report that was not drawn stays: nothing is known of it
+    usable = {study for study in chosen.texts if study not in read or read[study]["kept"]}
     total = len(raw.images) if raw.has_images else len(raw.studies)
     return {
         "source": {
             "kind": kind,
             "has_images": raw.has_images,
-            "all_images": facts["opened"] == facts["looked"],
-            "all_reports": all_reports,
+            "all_images": facts["opened"] == facts["listed"],
+            "all_reports": len(read) == len(chosen.texts),
             "boxes": len(look.source.boxes.rows),
         },
-        "steps": count_steps(raw, chosen, usable | unread, refused),
+        "steps": count_steps(raw, chosen, usable, refused),
         "lines": make_lines(found, of, total + len(raw.rejects)),
         "splits": {split: _count_split(look, split) for split in SPLITS},
-        "encodings": dict(look.encodings),
         "images": facts,
         "duplicates": repeats,
-        "text": {"reports": len(look.asked), **texts},
-        "labels": _label_counts(look, labels),
+        "text": {
+            "listed": len(chosen.texts),
+            "reports": len(read),
+            "sentences": sum(row["kept"] for row in read.values()),
+        },
+        "labels": count_labels(raw.labels, chosen.texts, read.values()),
         "verdict": judge(chosen, facts, found, allowed),
     }
 
 
 def _count_split(look: Look, split: str) -> dict[str, int]:
-    of = look.of
+    patients = {who for who, name in look.split_of.items() if name == split}
     return {
-        "images": sum(of.split_of[image.image_id] == split for image in look.chosen.images),
-        "reports": sum(of.split_of[study] == split for study in look.chosen.texts),
-        "patients": len({of.subject_of[i] for i, name in of.split_of.items() if name == split}),
+        "images": sum(image.subject_id in patients for image in look.chosen.images),
+        "reports": sum(look.chosen.subjects[study] in patients for study in look.chosen.texts),
+        "patients": len(patients),
     }
-
-
-def _label_counts(look: Look, said: Row) -> Row:
-    """Count studies per finding: from the source's label table, else from what reports say."""
-    table = look.source.raw.labels
-    if table is None:
-        return {"source": "reports", "studies": len(look.asked), "findings": said}
-    answers = dict(zip((1, 0, -1), ANSWERS, strict=True))
-    first: dict[str, Row] = {}
-    for row in table.to_pylist():
-        if row["study_id"] in look.chosen.texts:
-            first.setdefault(row["study_id"], row)
-    counts = {name: dict.fromkeys(ANSWERS, 0) for name in LABELS}
-    for row in first.values():
-        for name in LABELS:
-            if row[name] in answers:
-                counts[name][answers[row[name]]] += 1
-    return {"source": "table", "studies": len(first), "findings": counts}
 
 
 def count_steps(
     raw: RawStudies, chosen: Selection, usable: Collection[str], refused: Collection[str]
 ) -> list[Row]:
-    """Count what is left after each step.
+    """Count what is left after each step; `images` is None where the source has none.
 
-    Returns:
-        Per step `name`, `images` (None where the source has none), `studies`, `patients`.
+    `usable`: studies with a usable sentence; `refused`: images that do not open.
     """
-    steps: dict[str, Iterable[tuple[str, str]]] = {}  # of images, or of studies where none are
-    if not raw.has_images:
-        steps["in the source"] = {s.study_id: s.subject_id for s in raw.studies}.items()
-        steps["with text"] = chosen.subjects.items()
-        steps["with usable sentences"] = [
-            item for item in chosen.subjects.items() if item[0] in usable
-        ]
-    else:
+    left: dict[str, ImageRecord] | dict[str, Study]
+    dropped: dict[str, Collection[str]] = {"in the source": ()}  # step -> ids that it drops
+    if raw.has_images:
+        left = {image.image_id: image for image in raw.images}
         lost: dict[str, set[str]] = defaultdict(set)
         for item in chosen.rejects:
             lost[item.reason].add(item.id)
-        views = set[str]().union(*(lost[reason] for reason in manifest.VIEW_REASONS))
-        absent = lost["missing_image"] | lost["pointer_file"]
-        listed = list({image.image_id: image for image in raw.images}.values())
-        frontal = [image for image in listed if image.image_id not in views]
-        kept = chosen.images
-        steps["in the source"] = map(_owner, listed)
-        steps["frontal"] = map(_owner, frontal)
-        steps["with a file"] = [_owner(i) for i in frontal if i.image_id not in absent]
+        dropped["frontal"] = set[str]().union(*(lost[reason] for reason in VIEW_REASONS))
+        dropped["with a file"] = lost["missing_image"] | lost["pointer_file"]
         if raw.has_reports:
-            steps["with text"] = map(_owner, kept)
-            kept = [image for image in kept if image.study_id in usable]
-            steps["with usable sentences"] = map(_owner, kept)
-        steps["that opens"] = [_owner(i) for i in kept if i.image_id not in refused]
-    counted = {name: list(pairs) for name, pairs in steps.items()}
-    return [
-        {
-            "name": name,
-            "images": len(pairs) if raw.has_images else None,
-            "studies": len({study for study, _ in pairs}),
-            "patients": len({subject for _, subject in pairs}),
-        }
-        for name, pairs in counted.items()
-    ]
+            dropped["with text"] = left.keys() - {image.image_id for image in chosen.images}
+            dropped["with usable sentences"] = {
+                image.image_id for image in chosen.images if image.study_id not in usable
+            }
+        dropped["that opens"] = refused
+    else:
+        left = {study.study_id: study for study in raw.studies}
+        dropped["with text"] = left.keys() - chosen.texts.keys()
+        dropped["with usable sentences"] = left.keys() - usable
+    steps = []
+    for name, ids in dropped.items():
+        left = {key: item for key, item in left.items() if key not in ids}
+        steps.append(
+            {
+                "name": name,
+                "images": len(left) if raw.has_images else None,
+                "studies": len({item.study_id for item in left.values()}),
+                "patients": len({item.subject_id for item in left.values()}),
+            }
+        )
+    return steps
 
 
-def _owner(image: ImageRecord) -> tuple[str, str]:
-    return image.study_id, image.subject_id
+def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> list[Row]:
+    """Count distinct ids per code, gravest kind first.
 
-
-def make_lines(found: Sequence[Found], of: Mapping[str, int], total: int) -> list[Row]:
-    """Sum up what was found, gravest kind first.
-
-    Args:
-        found: everything.
-        of: code -> how many were looked at.
-        total: how many were looked at for every other code.
-
-    Returns:
-        Per code `code`, `kind`, `count` of distinct ids, `of` and `meaning`.
+    `of`: code -> how many were looked at; `total`: how many for every other code.
     """
-    ids: dict[str, set[str]] = defaultdict(set)
-    for item in found:
-        ids[item.code].add(item.id)
+    counts = Counter(code for code, _ in {(item.code, item.id) for item in found})
     meanings = images.REASONS | manifest.REASONS | {code: text for code, (_, text) in CODES.items()}
     rows = [
         {
             "code": code,
-            "kind": kind_of(code),
-            "count": len(named),
+            "kind": _kind_of(code),
+            "count": count,
             "of": of.get(code, total),
             "meaning": meanings.get(code, ""),
         }
-        for code, named in ids.items()
+        for code, count in counts.items()
     ]
     order = [LEAK, UNUSABLE, DUPLICATE, NOTE]
     return sorted(rows, key=lambda row: (order.index(row["kind"]), -row["count"], row["code"]))
 
 
 def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckConfig) -> Row:
-    """Hold what was found against what is allowed.
-
-    Args:
-        chosen: what can be used of the source.
-        facts: from `describe_images`.
-        found: everything.
-        allowed: thresholds.
+    """Hold what was found against what is allowed; `facts`: from `describe_images`.
 
     Returns:
         `unusable_share` (rows lost by the manifest, and opened images of the rest that are
@@ -720,15 +525,14 @@ def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckC
     verdict = {
         "unusable_share": round(lost + (1 - lost) * refused, 6),
         "duplicate_share": round(repeats / opened, 6) if opened else 0.0,
-        "leaks": len({item for item in found if kind_of(item.code) == LEAK}),
+        "leaks": len({item for item in found if _kind_of(item.code) == LEAK}),
     }
     limits = {f"max_{name}": getattr(allowed, f"max_{name}") for name in verdict}
     clean = all(value <= limits[f"max_{name}"] for name, value in verdict.items())
     return verdict | limits | {"clean": clean}
 
 
-def kind_of(code: str) -> str:
-    """Give the kind of a code: `leak`, `unusable`, `duplicate` or `note`."""
+def _kind_of(code: str) -> str:
     if code in CODES:
         return CODES[code][0]
-    return NOTE if code in manifest.VIEW_REASONS else UNUSABLE
+    return NOTE if code in VIEW_REASONS else UNUSABLE

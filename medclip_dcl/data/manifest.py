@@ -313,7 +313,9 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     ]
     kept = {image.image_id for image in chosen.images}
     shown = [row for row in source.boxes.rows if row["image_id"] in kept]
-    labels = _labels(source.raw.labels, list(chosen.texts))
+    labels = STUDY_LABELS.schema.empty_table()
+    if source.raw.labels is not None:
+        labels = labels_of(source.raw.labels, chosen.texts)
     write_table(folder, IMAGES, images)
     write_table(folder, REPORTS, reports)
     write_table(folder, STUDY_LABELS, labels)
@@ -344,11 +346,9 @@ def _require_few_rejects(chosen: Selection, allowed: float) -> None:
         )
 
 
-def _labels(labels: pa.Table | None, studies: list[str]) -> pa.Table:
-    """Keep the first row of each of the studies, in order."""
-    if labels is None:
-        return STUDY_LABELS.schema.empty_table()
-    wanted = labels.filter(pc.is_in(labels["study_id"], pa.array(studies, pa.string())))
+def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:
+    """Keep the first row of each of the studies, in order of study_id."""
+    wanted = labels.filter(pc.is_in(labels["study_id"], pa.array(list(studies), pa.string())))
     first: dict[str, int] = {}
     for row, study in enumerate(wanted["study_id"].to_pylist()):
         first.setdefault(study, row)

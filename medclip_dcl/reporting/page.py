@@ -8,10 +8,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medclip_dcl.artifact import Artifact
+from medclip_dcl.data import data_check
+from medclip_dcl.data.data_check import read_preflight
 from medclip_dcl.reporting.cases import show_answers, show_cases
 from medclip_dcl.reporting.corpus import describe_data, show_examples
 from medclip_dcl.reporting.correction import describe_eta
-from medclip_dcl.reporting.data_check import describe_check, show_check
 from medclip_dcl.reporting.false_negatives import audit_negatives
 from medclip_dcl.reporting.learning import describe_training
 from medclip_dcl.reporting.outcomes import describe_results, show_gallery_answers, show_heatmaps
@@ -32,13 +33,14 @@ def render_report(sources: Sources) -> str:
     Raises:
         ArtifactError: an artifact is damaged.
     """
+    check = sources.get(data_check.ARTIFACT)
     return _render(
         {
             "name": sources.work.name,
             "is_generated": sources.is_generated,
             "is_private": sources.settings.private,
             "results": describe_results(sources),
-            "check": describe_check(sources),
+            "check": check and read_preflight(check[0]),
             "data": describe_data(sources),
             "examples": show_examples(sources),
             "eta": describe_eta(sources),
@@ -68,7 +70,7 @@ def render_check(name: str, artifact: Artifact) -> str:
         ArtifactCorrupt: the figures of the preflight cannot be read.
     """
     facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
-    view = facts | {"name": name, "check": show_check(artifact)}
+    view = facts | {"name": name, "check": read_preflight(artifact)}
     return _render(view, "check_page.html")
 
 

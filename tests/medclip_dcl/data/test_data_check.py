@@ -1,19 +1,31 @@
 """Counts and verdicts of the check, by hand."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from medclip_dcl.data import data_check, images, manifest
-from medclip_dcl.data.data_check import Belonging, CheckConfig, Found
-from medclip_dcl.data.manifest import Selection
+from medclip_dcl.data.boxes import BoxTable
+from medclip_dcl.data.data_check import (
+    CheckConfig,
+    Found,
+    Look,
+    count_labels,
+    look_at_image,
+    pixels_key,
+    read_report,
+    read_reports,
+)
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.manifest import Selection, Source
 from medclip_dcl.data.sources.records import ImageRecord, RawStudies, Reject, Study, Text
+from medclip_dcl.text.labeler.lexicon import LABELS
+from medclip_dcl.text.sentences import SentencesConfig
 
 TEXT = Text("Clear.", "", "")
-OF = Belonging(
-    {"a": "p1", "b": "p1", "c": "p2", "d": "p3"},
-    {"a": "train", "b": "train", "c": "train", "d": "test"},
-)
 
 
 def image(name: str, study: str, subject: str, view: str = "PA") -> ImageRecord:
@@ -88,14 +100,30 @@ def test_an_image_that_goes_with_its_report_is_not_blamed_itself() -> None:
     ]
 
 
+def repeats_of(key_of: Mapping[str, str]) -> tuple[set[Found], dict[str, dict[str, int]]]:
+    """Faults of images a and b of p1, c of p2, all trained on, and d of p3, tested."""
+    owners = {"a": "p1", "b": "p1", "c": "p2", "d": "p3"}
+    listed = [image(name, f"s{name}", owner) for name, owner in owners.items()]
+    rows = [
+        {"image_id": name, "pixels_key": key, "code": "", "inverted": False}
+        for name, key in key_of.items()
+    ]
+    split_of = {"p1": "train", "p2": "train", "p3": "test"}
+    source = Source(raw(listed, []), BoxTable([], set(), 0))
+    look = Look(source, chosen(listed, {}, []), split_of, rows, {}, ())
+    found, repeats = data_check.find_faults(look)
+    return set(found), repeats
+
+
 def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
-    groups = data_check.find_repeats({"d": "k", "b": "k", "a": "k", "c": "other", "e": "", "f": ""})
-    assert groups == [["a", "b", "d"]]
-    assert data_check.name_repeats("same_pixels", groups) == [
+    found, repeats = repeats_of({"d": "k", "b": "k", "a": "k", "c": "other"})
+    assert found == {
         Found("same_pixels", "b", "a"),
         Found("same_pixels", "d", "a"),
-    ]
-    assert data_check.count_repeats(groups, OF) == {
+        Found("pixels_across_splits", "b", "d"),
+        Found("pixels_across_splits", "d", "a"),
+    }
+    assert repeats["pixels"] == {
         "groups": 1,
         "extra": 2,
         "across_patients": 1,
@@ -104,8 +132,12 @@ def test_repeats_are_grouped_and_all_but_the_first_are_named() -> None:
 
 
 def test_a_picture_in_two_splits_is_named_with_the_other_side() -> None:
-    assert data_check.across_splits([["a", "b"]], OF) == []
-    assert data_check.across_splits([["c", "d"]], OF) == [Found("pixels_across_splits", "d", "c")]
+    assert repeats_of({"a": "k", "b": "k"})[0] == {Found("same_pixels", "b", "a")}
+    assert Found("pixels_across_splits", "d", "c") in repeats_of({"c": "k", "d": "k"})[0]
+
+
+def test_images_that_do_not_open_repeat_nothing() -> None:
+    assert repeats_of({"a": "", "b": ""})[0] == set()
 
 
 def test_leaks_of_the_source_are_named_by_patient() -> None:
@@ -163,20 +195,80 @@ def test_an_empty_source_is_not_clean() -> None:
     assert not verdict["clean"]
 
 
-def test_images_are_described_by_gate_and_header() -> None:
+def test_images_are_described_by_the_gate() -> None:
     row = {"source": "dicom", "bits_stored": 12, "inverted": True, "height_px": 5, "width_px": 9}
-    row |= {"opened": True, "code": ""}
+    row |= {"code": ""}
     other = row | {"bits_stored": 16, "inverted": False, "height_px": 7}
     refused = row | {"source": "", "inverted": False, "code": "truncated"}
-    header = row | {"opened": False}
-    assert data_check.describe_images([row, other, refused, header]) == {
-        "looked": 4,
-        "opened": 3,
+    assert data_check.describe_images([row, other, refused, row], 6) == {
+        "listed": 6,
+        "opened": 4,
         "refused": 1,
-        "known": 3,
         "inverted": 2,
         "formats": {"dicom": 3},
         "bits": {"12": 2, "16": 1},
         "heights": [5, 5, 7],
         "widths": [9, 9, 9],
     }
+
+
+def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> None:
+    pixels = ramp(40, 50)
+    files = {
+        "plain": dicom_bytes(pixels),
+        "inverse": dicom_bytes(pixels.max() - pixels, PhotometricInterpretation="MONOCHROME1"),
+        "other": dicom_bytes(np.ascontiguousarray(pixels[:, ::-1])),
+        "flat": dicom_bytes(np.full_like(pixels, 7)),
+        "cut": dicom_bytes(pixels)[:-100],
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        rows = {
+            name: look_at_image(ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder)
+            for name in files
+        }
+    assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
+    assert rows["other"]["pixels_key"] not in {"", rows["plain"]["pixels_key"]}
+    assert [rows[name]["inverted"] for name in files] == [False, True, False, False, False]
+    assert (rows["plain"]["height_px"], rows["plain"]["width_px"]) == (40, 50)
+    assert (rows["flat"]["code"], rows["flat"]["pixels_key"]) == ("constant", "")
+    assert (rows["cut"]["code"], rows["cut"]["source"], rows["cut"]["bits_stored"]) == (
+        "truncated",
+        "",
+        None,
+    )
+
+
+def test_the_key_depends_on_the_shape() -> None:
+    pixels = np.arange(12, dtype=np.uint16)
+    assert pixels_key(pixels.reshape(3, 4)) != pixels_key(pixels.reshape(4, 3))
+
+
+def test_reports_are_read_once_and_their_answers_counted(tmp_path: Path) -> None:
+    texts = {
+        "both": Text("There is a left pleural effusion. Compared to ___.", "No pneumothorax.", ""),
+        "hidden": Text("XXXX.", "", ""),
+        "normal": Text("No acute process. The lungs are clear.", "", ""),
+    }
+    found = read_reports(tmp_path, texts, SentencesConfig(), 0, 1)
+    assert {study: row["kept"] for study, row in found.items()} == {
+        "both": 3,
+        "hidden": 0,
+        "normal": 2,
+    }
+    labels = count_labels(None, texts, found.values())
+    assert (labels["source"], labels["studies"]) == ("reports", 3)
+    assert tuple(labels["findings"]) == LABELS
+    assert labels["findings"]["Pleural Effusion"]["present"] == 1
+    assert labels["findings"]["Pneumothorax"] == {"present": 0, "absent": 1, "uncertain": 0}
+    assert labels["findings"]["No Finding"]["present"] == 1
+    sample = tmp_path / "sample"
+    sample.mkdir()
+    assert set(read_reports(sample, texts, SentencesConfig(), 2, 1)) < set(texts)
+
+
+def test_what_one_section_asserts_no_other_takes_back() -> None:
+    sections = ["There is pneumonia", "No pneumonia. Possible edema.", "No edema."]
+    said = read_report(sections, SentencesConfig())["said"]
+    assert said == {"Pneumonia": "present", "Edema": "uncertain"}
