@@ -1,4 +1,4 @@
-"""First bytes of a DICOM file -> its encoding, whose image it is, and what picture.
+"""First bytes of a DICOM file -> its encoding, and whose image it is.
 
 Two walks, over the file meta group and over the start of the data set, without a parser: they
 allocate nothing beyond the bytes they are given, follow no nesting, and end after a fixed number
@@ -7,10 +7,9 @@ of elements. Values of all other tags are stepped over unread.
 
 import re
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from medclip_dcl.data.formats import is_dicom
 from medclip_dcl.errors import ImageError
@@ -25,29 +24,22 @@ TAGS = {
 }
 """The tags that an archive is listed by. PatientID leaves as a keyed hash alone."""
 
-_NEAR, _FAR = 1 << 16, 1 << 22
+DEFLATED = "1.2.840.10008.1.2.1.99"
+
+_NEAR, _FAR = 1 << 16, 1 << 22  # bytes read at first, and where those end too early
 _MOST_ELEMENTS = 4000
 _PREAMBLE = 132
 _META_GROUP = b"\x02\x00"  # always explicit VR, little endian
 _TRANSFER_SYNTAX = _META_GROUP + b"\x10\x00"
+# In explicit VR these have two reserved bytes and a length of four, all others a length of two.
 _LONG_VRS = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT"}
 _LONG_VRS |= {b"UV"}
 _UNDEFINED = 0xFFFFFFFF
 _NESTING = {(0xFFFE, 0xE000): 1, (0xFFFE, 0xE00D): -1, (0xFFFE, 0xE0DD): -1}
 _IMPLICIT, _BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 _CODE = re.compile(r"[A-Z0-9 _]{0,16}")
-_LAST = max(TAGS)
-
-_PIXEL_GROUP = 0x0028
-_PHOTOMETRIC, _BURNED_IN = (0x0028, 0x0004), (0x0028, 0x0301)
-_SIZES = ((0x0028, 0x0010), (0x0028, 0x0011), (0x0028, 0x0101))  # Rows, Columns, BitsStored
-_KEPT = {*TAGS, _PHOTOMETRIC, _BURNED_IN, *_SIZES}
-
-_Tag = tuple[int, int]
-_Order = Literal["little", "big"]
-Found = TypeVar("Found")
+_LAST_GROUP = max(TAGS)[0]
 
 
 class _CutShort(Exception):
@@ -56,15 +48,9 @@ class _CutShort(Exception):
 
 @dataclass(frozen=True)
 class Header:
-    """Ids, view and modality of an image.
+    """Ids, view and modality of an image; empty where they are blank or no code.
 
-    Attributes:
-        image_id: SOPInstanceUID.
-        study_id: StudyInstanceUID.
-        patient: PatientID as it stands in the file; empty where it is blank. Never kept.
-        view: ViewPosition; empty where it is blank or no code.
-        modality: Modality; empty where it is blank or no code.
-        sop_class: SOPClassUID.
+    `patient` is PatientID as it stands in the file. It is never kept.
     """
 
     image_id: str
@@ -75,39 +61,21 @@ class Header:
     sop_class: str
 
 
-@dataclass(frozen=True)
-class PictureHeader:
-    """Size, bits and polarity of an image, before anything is decoded.
-
-    Attributes:
-        height_px: Rows.
-        width_px: Columns.
-        bits_stored: BitsStored.
-        inverted: whether it is MONOCHROME1.
-        burned_in: whether BurnedInAnnotation says YES.
-    """
-
-    height_px: int
-    width_px: int
-    bits_stored: int
-    inverted: bool
-    burned_in: bool
-
-
 def read_header(path: Path) -> Header | None:
     """Read the ids and the view; None where the bytes are not DICOM, are cut, or name no ids.
 
     Source: DICOM PS3.5, 7.1 and 7.5; PS3.10, 7.1.
     """
-    return _read(path, _header)
-
-
-def read_picture_header(path: Path) -> PictureHeader | None:
-    """Read size, bits and polarity; None where the bytes are not DICOM, are cut, or lack one.
-
-    Source: DICOM PS3.3, C.7.6.3.
-    """
-    return _read(path, _picture)
+    with path.open("rb") as stream:
+        for size in (_NEAR, _FAR):
+            stream.seek(0)
+            data = stream.read(size)
+            try:
+                return _header(data)
+            except _CutShort:
+                if len(data) < size:
+                    return None
+    return None
 
 
 def is_dicom_file(path: Path) -> bool:
@@ -116,25 +84,10 @@ def is_dicom_file(path: Path) -> bool:
         return is_dicom(stream.read(_PREAMBLE))
 
 
-def _read(path: Path, look: Callable[[bytes], Found | None]) -> Found | None:
-    """Look at the start of a file, and at more of it where that is too short."""
-    with path.open("rb") as stream:
-        for size in (_NEAR, _FAR):
-            stream.seek(0)
-            data = stream.read(size)
-            try:
-                return look(data)
-            except _CutShort:
-                if len(data) < size:
-                    return None
-    return None
-
-
 def _header(data: bytes) -> Header | None:
-    opened = _data_set(data, _LAST[0])
-    if opened is None:
+    found = _data_set(data)
+    if found is None:
         return None
-    found, _ = opened
     values = {name: found.get(tag, b"") for tag, name in TAGS.items()}
     image_id, study_id = _text(values["SOPInstanceUID"]), _text(values["StudyInstanceUID"])
     if not _UID.fullmatch(image_id) or not _UID.fullmatch(study_id):
@@ -149,21 +102,8 @@ def _header(data: bytes) -> Header | None:
     )
 
 
-def _picture(data: bytes) -> PictureHeader | None:
-    opened = _data_set(data, _PIXEL_GROUP)
-    if opened is None:
-        return None
-    found, order = opened
-    rows, columns, bits = (int.from_bytes(found.get(tag, b"")[:2], order) for tag in _SIZES)
-    photometric = _code(found.get(_PHOTOMETRIC, b""))
-    if not rows or not columns or not bits or not photometric:
-        return None
-    burned_in = _code(found.get(_BURNED_IN, b"")) == "YES"
-    return PictureHeader(rows, columns, bits, photometric == "MONOCHROME1", burned_in)
-
-
-def _data_set(data: bytes, until: int) -> tuple[dict[_Tag, bytes], _Order] | None:
-    """Give the wanted values of a file's data set up to a group, and its byte order."""
+def _data_set(data: bytes) -> dict[tuple[int, int], bytes] | None:
+    """Give the values of `TAGS` in a file's data set."""
     if not is_dicom(data):
         return None
     try:
@@ -178,15 +118,12 @@ def _data_set(data: bytes, until: int) -> tuple[dict[_Tag, bytes], _Order] | Non
         except zlib.error:
             return None
         start = 0
-    order: _Order = "big" if syntax == _BIG_ENDIAN else "little"
-    return _walk(data, start, implicit=syntax == _IMPLICIT, order=order, until=until), order
+    order: Literal["little", "big"] = "big" if syntax == _BIG_ENDIAN else "little"
+    return _walk(data, start, implicit=syntax == _IMPLICIT, order=order)
 
 
 def read_file_meta(data: bytes) -> tuple[str, int]:
-    """Read the file meta group.
-
-    Returns:
-        The transfer syntax and the offset of the data set.
+    """Read the file meta group: the transfer syntax, and the offset of the data set.
 
     Raises:
         ImageError: the group is cut, endless, or names no transfer syntax.
@@ -212,11 +149,13 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
     return syntax, at
 
 
-def _walk(data: bytes, at: int, *, implicit: bool, order: _Order, until: int) -> dict[_Tag, bytes]:
-    """Give the wanted top-level values up to a group."""
-    found: dict[_Tag, bytes] = {}
+def _walk(
+    data: bytes, at: int, *, implicit: bool, order: Literal["little", "big"]
+) -> dict[tuple[int, int], bytes]:
+    found: dict[tuple[int, int], bytes] = {}
     # Only elements of undefined length are entered, as a count of open sequences and items:
-    # what has a length, a sequence too, is stepped over whole.
+    # what has a length, a sequence too, is stepped over whole. So a file that nests a million
+    # deep costs a number, not a stack.
     depth = 0
     for _ in range(_MOST_ELEMENTS):
         if at == len(data) and not depth:
@@ -225,10 +164,10 @@ def _walk(data: bytes, at: int, *, implicit: bool, order: _Order, until: int) ->
         if len(head) < 8:
             raise _CutShort
         tag = int.from_bytes(head[:2], order), int.from_bytes(head[2:4], order)
-        if not depth and tag[0] > until:
+        if not depth and tag[0] > _LAST_GROUP:  # elements are sorted: nothing wanted follows
             break
         kind = head[4:6]
-        if implicit or tag[0] == 0xFFFE:
+        if implicit or tag[0] == 0xFFFE:  # items and delimiters have no VR in any syntax
             length, wide = int.from_bytes(head[4:8], order), 8
         elif kind in _LONG_VRS:
             length, wide = int.from_bytes(head[8:12], order), 12
@@ -240,7 +179,7 @@ def _walk(data: bytes, at: int, *, implicit: bool, order: _Order, until: int) ->
             continue
         if at + length > len(data):
             raise _CutShort
-        if not depth and tag in _KEPT:
+        if not depth and tag in TAGS:
             found[tag] = data[at : at + length]
         at += length
     else:

@@ -13,7 +13,7 @@ from pydicom.uid import (
 )
 
 from benchmarks.fixtures.dicom import COMPUTED_RADIOGRAPHY, dicom_bytes, ramp
-from medclip_dcl.data.dicom.metadata import Header, PictureHeader, read_header, read_picture_header
+from medclip_dcl.data.dicom.metadata import Header, read_header
 
 IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN 7"}
 EXPECTED = Header("1.2.3", "1.2", b"MRN 7", "PA", "CR", COMPUTED_RADIOGRAPHY)
@@ -85,21 +85,3 @@ def test_every_cut_and_many_changed_bytes_end_in_a_header_or_none(tmp_path: Path
         flipped = bytearray(sound)
         flipped[cut] ^= 0xFF
         read(tmp_path, bytes(flipped))
-
-
-@pytest.mark.parametrize(
-    "syntax",
-    [
-        ExplicitVRLittleEndian,
-        ImplicitVRLittleEndian,
-        DeflatedExplicitVRLittleEndian,
-        ExplicitVRBigEndian,
-    ],
-)
-def test_the_picture_is_described_in_every_encoding(tmp_path: Path, syntax: str) -> None:
-    path = tmp_path / "image"
-    tags = {"photometric": "MONOCHROME1", "BurnedInAnnotation": "YES"}
-    path.write_bytes(dicom_bytes(ramp(40, 50), syntax=syntax, **tags))
-    assert read_picture_header(path) == PictureHeader(40, 50, 12, inverted=True, burned_in=True)
-    path.write_bytes(path.read_bytes()[:400])
-    assert read_picture_header(path) is None
