@@ -10,8 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from medclip_dcl.data.sources.records import IMAGE_ID, BoxColumn, ImageRecord, Input, SourceField
-from medclip_dcl.data.tabular import read_rows
+from medclip_dcl.data.sources.records import (
+    IMAGE_ID,
+    BoxColumn,
+    ImageRecord,
+    Input,
+    SourceField,
+    read_rows,
+)
 from medclip_dcl.errors import ConfigError, StudyError
 
 MS_CXR_COLUMNS: dict[BoxColumn, str] = {

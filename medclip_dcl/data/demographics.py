@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medclip_dcl.data.tabular import read_any, read_rows
+from medclip_dcl.data.sources.records import read_any, read_rows
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.section import Section
 

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data import boxes
 from medclip_dcl.data.boxes import BoxTable, read_boxes
-from medclip_dcl.data.formats import POINTER_BYTES, is_pointer
 from medclip_dcl.data.sources import dicom_folder, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
+    POINTER_BYTES,
     ImageRecord,
     RawStudies,
     Reject,
@@ -28,6 +28,7 @@ from medclip_dcl.data.sources.records import (
     Study,
     Text,
     find_file,
+    is_pointer,
 )
 from medclip_dcl.errors import StudyError
 from medclip_dcl.files import path_under, sha256_file

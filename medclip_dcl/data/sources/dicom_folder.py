@@ -77,18 +77,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
             images.append(
                 ImageRecord(header.image_id, header.study_id, subject, header.view, relative)
             )
-    return RawStudies(
-        images=images,
-        studies=[],
-        splits={},
-        labels=None,
-        root=root,
-        reports_root=root,
-        has_images=True,
-        rejects=rejects,
-        has_reports=False,
-        tables=tables,
-    )
+    return RawStudies(root, images, has_reports=False, rejects=rejects, tables=tables)
 
 
 def hash_patient(patient: bytes, key: bytes) -> str:

@@ -20,8 +20,9 @@ from medclip_dcl.data.sources.records import (
     SourceConfig,
     SourceField,
     Study,
+    read_any,
+    read_rows,
 )
-from medclip_dcl.data.tabular import read_any, read_rows
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -127,13 +128,12 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
     if not has_views:
         images = [image._replace(view=_view(root / image.path)) for image in images]
     return RawStudies(
-        images=images,
-        studies=list(studies.values()),
+        root,
+        images,
+        list(studies.values()),
+        reports_folder=resolve(settings.reports) if settings.reports else None,
         splits=_splits(tables.get("split")),
         labels=_labels(tables.get("chexpert")),
-        root=root,
-        reports_root=resolve(settings.reports) if settings.reports else root,
-        has_images=True,
         rejects=rejects,
         tables=tables,
     )

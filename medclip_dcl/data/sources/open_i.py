@@ -19,8 +19,8 @@ from medclip_dcl.data.sources.records import (
     SourceField,
     Study,
     Text,
+    read_rows,
 )
-from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import StudyError
 
 _XML = Input(
@@ -118,12 +118,9 @@ def read_open_i(root: Path) -> RawStudies:
         for name in report.images
     ]
     return RawStudies(
-        images=images if image_paths else [],
-        studies=[Study(report.study_id, report.study_id, report.text) for report in reports],
-        splits={},
-        labels=None,
-        root=root,
-        reports_root=root,
+        root,
+        images if image_paths else [],
+        [Study(report.study_id, report.study_id, report.text) for report in reports],
         has_images=bool(image_paths),
         rejects=rejects,
         files=files,

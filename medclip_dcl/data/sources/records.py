@@ -1,11 +1,15 @@
-"""What every source of studies is read into, and what its page says it must hold."""
+"""What every source of studies is read into, what it must hold, and how its tables are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
+from pyarrow import json as arrow_json
 from pydantic import Field
 
 from medclip_dcl.errors import StudyError
@@ -95,10 +99,7 @@ Resolve = Callable[[str], Path]
 
 
 class ImageRecord(NamedTuple):
-    """One image as a table names it; `path` is relative to the source's root.
-
-    Width and height are 0 where the table does not state them.
-    """
+    """One image as a table names it; width and height are 0 where it does not state them."""
 
     image_id: str
     study_id: str
@@ -134,37 +135,27 @@ class Study(NamedTuple):
 
 @dataclass(frozen=True)
 class RawStudies:
-    """All rows of a source.
+    """All rows of a source: images, studies or both, ids as they stand, repeats included."""
 
-    Attributes:
-        images: one per image; none where the source holds reports alone.
-        studies: one per study, in the source's order; ids may repeat.
-        splits: patient -> every split that the source puts one of its images in.
-        labels: table with `study_id` and CheXpert columns, where the source has one.
-        root: folder that image paths are relative to.
-        reports_root: folder that report paths are relative to.
-        has_images: whether the source names images at all.
-        rejects: rows that name nothing usable, with their reasons.
-        has_reports: whether the source has reports at all; without, images stand alone.
-        files: further files that were read, relative to `reports_root`.
-        tables: setting or table -> file; a change of any makes another manifest.
-    """
+    root: Path  # that image paths are relative to
+    images: list[ImageRecord] = field(default_factory=list)
+    studies: list[Study] = field(default_factory=list)  # in the source's order
+    has_images: bool = True  # without, studies stand alone
+    has_reports: bool = True  # without, images stand alone
+    reports_folder: Path | None = None  # that report paths are relative to; None: the root
+    splits: dict[str, set[str]] = field(default_factory=dict)  # patient -> splits of its images
+    labels: pa.Table | None = None  # `study_id` and CheXpert columns
+    rejects: list[Reject] = field(default_factory=list)  # rows that name nothing usable
+    files: list[str] = field(default_factory=list)  # further ones read, relative to `reports_root`
+    tables: dict[str, Path] = field(default_factory=dict)  # files whose change makes a new manifest
 
-    images: list[ImageRecord]
-    studies: list[Study]
-    splits: dict[str, set[str]]
-    labels: pa.Table | None
-    root: Path
-    reports_root: Path
-    has_images: bool
-    rejects: list[Reject] = field(default_factory=list)
-    has_reports: bool = True
-    files: list[str] = field(default_factory=list)
-    tables: dict[str, Path] = field(default_factory=dict)
+    @property
+    def reports_root(self) -> Path:
+        """Folder that report paths are relative to."""
+        return self.reports_folder or self.root
 
 
-@dataclass(frozen=True)
-class SourceField:
+class SourceField(NamedTuple):
     """One column, key, element or tag: its name, the form of its value, what it means."""
 
     name: str
@@ -172,21 +163,12 @@ class SourceField:
     meaning: str
 
 
-@dataclass(frozen=True)
-class Input:
-    """One file, or one kind of file, of a source.
+class Input(NamedTuple):
+    """One file, or one kind of file, of a source, and what is read of it."""
 
-    Attributes:
-        source: `source.kind`, or the setting that names the file.
-        file: its path, relative to `source.root`; `[.gz]` where gzip is read too.
-        needed: whether it must be there.
-        fields: what is read of it; anything else in it is ignored.
-        optional: what is read where it is there.
-    """
-
-    source: str
-    file: str
-    needed: str
+    source: str  # `source.kind`, or the setting that names the file
+    file: str  # path relative to `source.root`; `[.gz]` where gzip is read too
+    needed: str  # whether it must be there
     fields: tuple[SourceField, ...]
     optional: tuple[SourceField, ...] = ()
 
@@ -212,3 +194,89 @@ def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     if not path.is_file():
         raise StudyError(f"the file of source.{setting} is missing; set it, or source.root")
     return path
+
+
+_POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
+_POINTER_HEAD = 200
+POINTER_BYTES = 1024
+"""No pointer of git-LFS or git-annex is longer."""
+
+
+def is_pointer(head: bytes) -> bool:
+    """Whether a file is a pointer of git-LFS or git-annex, left where content was not fetched.
+
+    Source: git-LFS specification, "The Pointer"; git-annex, "pointer file".
+    """
+    return head.startswith(_POINTERS)
+
+
+_BLOCK = 32 << 20  # bytes; Arrow refuses a row that is longer
+
+
+def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
+    """Read columns of a table as strings, empty where a value is null; as `read_any`.
+
+    Raises:
+        StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
+    """
+    table = read_any(path, fallback)
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise StudyError(
+            f"table {path.name} has no column {missing}, only {table.column_names[:40]}; "
+            "name its columns in source.columns, or source.box_columns"
+        )
+    return {name: _strings(table.column(name), path.name, name) for name in dict.fromkeys(columns)}
+
+
+def read_any(path: Path, fallback: str = "") -> pa.Table:
+    """Read a whole table; CSV values stay strings.
+
+    Args:
+        path: `.csv`, `.parquet`, `.jsonl` or `.json`; the text formats also with `.gz`.
+        fallback: encoding of a CSV table that is not UTF-8; empty: such a table is refused.
+
+    Raises:
+        StudyError: it is missing, malformed or not UTF-8.
+    """
+    if not path.is_file():
+        raise StudyError(f"table {path} is missing; set source.root and source.table to your data")
+    with path.open("rb") as stream:
+        if is_pointer(stream.read(_POINTER_HEAD)):
+            raise StudyError(
+                f"table {path} is a pointer of git-LFS or git-annex; fetch its content"
+            )
+    failure: Exception | None = None
+    for encoding in ("utf8", fallback) if fallback else ("utf8",):
+        try:
+            return _read(path, encoding)
+        except (pa.ArrowException, OSError, UnicodeDecodeError, LookupError) as error:
+            failure = error
+    kind = type(failure).__name__
+    raise StudyError(
+        f"table {path} cannot be read ({kind}); give UTF-8 text, or set source.fallback_encoding"
+    ) from failure
+
+
+def _read(path: Path, encoding: str) -> pa.Table:
+    kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
+    if kind.lower() == ".parquet":
+        return pq.read_table(path)
+    if kind.lower() in {".jsonl", ".json"}:
+        return arrow_json.read_json(path, arrow_json.ReadOptions(block_size=_BLOCK))
+    read = arrow_csv.ReadOptions(block_size=_BLOCK, encoding=encoding)
+    parse = arrow_csv.ParseOptions(newlines_in_values=True)
+    with arrow_csv.open_csv(path, read, parse) as reader:
+        names: list[str] = reader.schema.names
+    # Arrow guesses types otherwise: a patient "007" would become 7.
+    types = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
+    )
+    return arrow_csv.read_csv(path, read, parse, types)
+
+
+def _strings(column: Any, table: str, name: str) -> list[str]:
+    if pa.types.is_nested(column.type):
+        raise StudyError(f"column {name!r} of {table} holds lists or objects; map a plain column")
+    values: list[str] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
+    return values

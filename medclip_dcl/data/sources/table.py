@@ -19,8 +19,8 @@ from medclip_dcl.data.sources.records import (
     Study,
     Text,
     find_file,
+    read_rows,
 )
-from medclip_dcl.data.tabular import read_rows
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.text.sections import read_loose_sections
 
@@ -122,15 +122,13 @@ def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         if columns["split"][row]:
             splits.setdefault(subject, set()).add(_split(columns["split"][row], row))
     return RawStudies(
-        images=images,
-        studies=list(studies.values()) if has_reports else [],
-        splits=splits,
-        labels=None,
-        root=root,
-        reports_root=root,
+        root,
+        images,
+        list(studies.values()) if has_reports else [],
         has_images=bool(file),
-        rejects=rejects,
         has_reports=has_reports,
+        splits=splits,
+        rejects=rejects,
         tables={"table": path},
     )
 

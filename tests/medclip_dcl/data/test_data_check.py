@@ -33,8 +33,7 @@ def image(name: str, study: str, subject: str, view: str = "PA") -> ImageRecord:
 
 
 def raw(images: list[ImageRecord], studies: list[Study], **more: object) -> RawStudies:
-    given = {"splits": {}, "labels": None, "has_images": bool(images)} | more
-    return RawStudies(images, studies, root=Path(), reports_root=Path(), **given)
+    return RawStudies(Path(), images, studies, has_images=bool(images), **more)
 
 
 def chosen(images: list[ImageRecord], texts: dict[str, str], rejects: list[Reject]) -> Selection:
