@@ -2,42 +2,47 @@
 
 A request is a header and the descriptor of the file's bytes, the answer a header and
 the descriptor of the pixels. The worker holds no other file, has a memory cap, and an
-alarm that ends it should its parent be gone while a decoder hangs.
+alarm that ends it should its parent be gone while a decoder hangs. DICOM is read by
+`dicom.reader`, JPEG and PNG here, through Pillow held to these two formats.
 """
 
+import io
 import json
 import os
 import resource
 import signal
 import socket
-import sys
 import warnings
 import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
 from medclip_dcl.data import ipc
+from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_whole
+from medclip_dcl.data.dicom.metadata import is_dicom
 from medclip_dcl.data.dicom.reader import read_dicom
-from medclip_dcl.data.formats import is_dicom
-from medclip_dcl.data.grayscale import DecodedImage, stretch
+from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
 from medclip_dcl.data.ipc import Limits
-from medclip_dcl.data.raster import read_raster
 from medclip_dcl.errors import ImageError
+
+_MID_GREY = 128  # what a decoder puts where its stream has ended
+_WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
 
 
 def read_image(data: bytes, limits: Limits) -> DecodedImage:
     """Read an image of any accepted format in this process, without protection.
 
-    Args:
-        data: the whole file.
-        limits: what the reader is held to.
-
     Raises:
-        ImageError: the file is refused. Whatever a library raises on malformed bytes
-            becomes one of the codes; its own words may quote the file and are dropped.
+        ImageError: the file is refused, and the code says why.
     """
+    # Whatever a library raises on malformed bytes becomes one of the codes; its own words may quote
+    # the file and are dropped.
     try:
-        return read_dicom(data, limits) if is_dicom(data) else read_raster(data, limits)
+        return read_dicom(data, limits) if is_dicom(data) else _read_raster(data, limits)
     except ImageError:
         raise
     except MemoryError as error:
@@ -50,15 +55,26 @@ def read_image(data: bytes, limits: Limits) -> DecodedImage:
         raise ImageError("corrupt", f"the decoder raised {type(error).__name__}") from error
 
 
-def serve(channel: socket.socket, limits: Limits) -> None:
-    """Answer requests until the other side closes."""
+def main(descriptor: int, settings: str) -> None:
+    """Run a worker; `descriptor`: its end of the socket pair, `settings`: `Limits` as JSON."""
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
+    limits = Limits(**json.loads(settings))
+    _cap_memory(limits.memory_bytes)
+    with socket.socket(fileno=descriptor) as channel:
+        _serve(channel, limits)
+
+
+def _serve(channel: socket.socket, limits: Limits) -> None:
     ipc.send(channel, {"ready": True})
     while True:
         try:
             request, handle = ipc.receive(channel)
         except ipc.Closed:
             return
-        signal.setitimer(signal.ITIMER_REAL, 2 * limits.deadline_s + 1)  # default action: the end
+        # The parent kills at the deadline; the alarm is for a worker whose parent is gone. A C
+        # decoder that hangs never lets a handler run: the default action ends the process.
+        signal.setitimer(signal.ITIMER_REAL, 2 * limits.deadline_s + 1)
         answer, pixels = _answer(request, handle, limits)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if pixels is None:
@@ -68,19 +84,58 @@ def serve(channel: socket.socket, limits: Limits) -> None:
             ipc.send(channel, answer, scratch)
 
 
-def main(descriptor: int, settings: str) -> None:
-    """Run a worker.
+def _read_raster(data: bytes, limits: Limits) -> DecodedImage:
+    """Read JPEG or PNG, scaled by minimum and maximum as a DICOM image is."""
+    Image.MAX_IMAGE_PIXELS = limits.max_pixels
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Pillow only warns of a bomb up to twice the limit
+        try:
+            return _read_with_pillow(data, limits)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
 
-    Args:
-        descriptor: the worker's end of the socket pair.
-        settings: `Limits` as JSON.
-    """
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    limits = Limits(**json.loads(settings))
-    _cap_memory(limits.memory_bytes)
-    with socket.socket(fileno=descriptor) as channel:
-        serve(channel, limits)
+
+def _read_with_pillow(data: bytes, limits: Limits) -> DecodedImage:
+    source: Source = "jpeg" if data[:1] == b"\xff" else "png"
+    if source == "jpeg":
+        require_bits(read_jpeg(data), len(data))
+    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+        if image.width * image.height > limits.max_pixels:
+            raise ImageError(
+                "too_many_pixels", f"{image.height} x {image.width} exceeds images.max_megapixels"
+            )
+        image.load()
+        last = image.width - 1, image.height - 1
+        # Pillow fills a cut stream with mid-grey and does not tell; few whole images end in it.
+        if source == "jpeg" and image.mode == "L" and image.getpixel(last) == _MID_GREY:
+            require_whole(data, np.asarray(image), 8)
+        upright = ImageOps.exif_transpose(image)
+    words = _words(upright)
+    return DecodedImage(
+        shades=shade(words, _straight, inverted=False),
+        bits_stored=8 * words.dtype.itemsize,
+        source=source,
+    )
+
+
+def _straight(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    return words.astype(np.float64), np.ones(len(words), dtype=bool)
+
+
+def _words(image: Image.Image) -> Words:
+    """Give grey levels: 16 bits stay, colours become luma (BT.601), transparency lies on black."""
+    if image.mode in _WORD_MODES:
+        wide = np.asarray(image).astype(np.int64)
+        if wide.size and (wide.min() < 0 or wide.max() > np.iinfo(np.uint16).max):
+            raise ImageError("corrupt", "grey levels exceed 16 bits")
+        return wide.astype(np.uint16)
+    if image.mode != "L":
+        has_alpha = image.has_transparency_data
+        if has_alpha:
+            opaque = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", opaque.size, "black"), opaque)
+        image = image.convert("L")
+    return np.asarray(image, dtype=np.uint8)
 
 
 def _answer(
@@ -133,14 +188,10 @@ def _contents(handle: int | None, size: int) -> bytes:
 
 def _cap_memory(allowed: int) -> None:
     """Allow so much address space beyond what the code itself has taken."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the image
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
         return  # no such file and no such limit outside Linux: the deadline alone stands
     ceiling = pages * resource.getpagesize() + allowed
     resource.setrlimit(resource.RLIMIT_AS, (ceiling, ceiling))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from medclip_dcl.data import ipc
-from medclip_dcl.data.formats import HEAD, is_image
+from medclip_dcl.data.dicom.metadata import is_dicom
 from medclip_dcl.data.grayscale import GreyImage, Source
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.errors import ImageError, StudyError
@@ -93,6 +93,8 @@ __all__ = [
     "shared_decoder",
 ]
 
+_HEAD = 132  # bytes that tell the format
+_RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
 _KEPT_BYTES = 32 << 20  # a shared buffer that held more is given back
@@ -356,7 +358,7 @@ def _checked(
 ) -> Iterator[int | bytes | memoryview]:
     """Look at size and first bytes of what is to be read; a path becomes a descriptor."""
     if not isinstance(source, Path):
-        _require(bytes(source[:HEAD]), len(source), max_bytes)
+        _require(bytes(source[:_HEAD]), len(source), max_bytes)
         yield source
         return
     try:
@@ -367,7 +369,7 @@ def _checked(
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
             raise ImageError("missing", "the path names no regular file")
-        _require(os.pread(handle, HEAD, 0), facts.st_size, max_bytes)
+        _require(os.pread(handle, _HEAD, 0), facts.st_size, max_bytes)
         yield handle
     finally:
         os.close(handle)
@@ -378,7 +380,7 @@ def _require(head: bytes, size: int, max_bytes: int) -> None:
         raise ImageError("empty", "the file holds no bytes")
     if size > max_bytes:
         raise ImageError("too_many_bytes", f"{size} bytes exceed images.max_bytes, {max_bytes}")
-    if not is_image(head):
+    if not is_dicom(head) and not head.startswith(_RASTERS):
         raise ImageError("unknown_format", "the first bytes are not those of DICOM, JPEG or PNG")
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.house.tree import modules, name_of, syntax
 
 GATES = {
-    "Image.open": {"medclip_dcl/data/raster.py"},
+    "Image.open": {"medclip_dcl/data/decode_worker.py"},
     "dcmread": {"medclip_dcl/data/dicom/reader.py"},
     "torch.load": {"medclip_dcl/models/pretrained.py"},
     "torch.save": {"medclip_dcl/training/checkpoint.py"},

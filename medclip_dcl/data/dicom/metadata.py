@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from medclip_dcl.data.formats import is_dicom
 from medclip_dcl.errors import ImageError
 
 TAGS = {
@@ -78,10 +77,14 @@ def read_header(path: Path) -> Header | None:
     return None
 
 
-def is_dicom_file(path: Path) -> bool:
-    """Whether `DICM` follows the preamble of a regular file."""
-    with path.open("rb") as stream:
-        return is_dicom(stream.read(_PREAMBLE))
+def is_dicom(data: bytes) -> bool:
+    """Whether `DICM` follows a preamble of 128 bytes; `data`: the first 132 bytes, or more.
+
+    A bare data set without it is not accepted: nothing tells it from any other bytes.
+
+    Source: DICOM PS3.10, 7.1.
+    """
+    return data[_PREAMBLE - 4 : _PREAMBLE] == b"DICM"
 
 
 def _header(data: bytes) -> Header | None:

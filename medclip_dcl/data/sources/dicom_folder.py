@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from medclip_dcl.data.dicom.metadata import is_dicom_file, read_header
+from medclip_dcl.data.dicom.metadata import is_dicom, read_header
 from medclip_dcl.data.sources.records import (
     ImageRecord,
     Input,
@@ -59,9 +59,10 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
     rejects: list[Reject] = []
     for number, path in enumerate(_files(root)):
         name = f"file-{number:06d}"
-        if not is_dicom_file(path):
-            rejects.append(Reject(name, "not_dicom"))
-            continue
+        with path.open("rb") as stream:
+            if not is_dicom(stream.read(132)):
+                rejects.append(Reject(name, "not_dicom"))
+                continue
         header = read_header(path)
         if header is None:
             rejects.append(Reject(name, "bad_header"))
