@@ -31,7 +31,7 @@ from benchmarks.fixtures.bombs import BOMBS
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.record import finish
 from benchmarks.reliability.mutants import Seed, pick, read_seed
-from medclip_dcl.data.dicom.pixel_data import SYNTAXES
+from medclip_dcl.data.dicom.reader import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError

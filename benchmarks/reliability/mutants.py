@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from medclip_dcl.data.dicom.pixel_data import SYNTAXES
+from medclip_dcl.data.dicom.reader import SYNTAXES
 
 Format = Literal["dicom", "jpeg", "png"]
 
