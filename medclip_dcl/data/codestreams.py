@@ -6,6 +6,7 @@ bit per unit of coding is refused.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +16,20 @@ from medclip_dcl.errors import ImageError
 
 _JP2_SIGNATURE = b"\x00\x00\x00\x0cjP  "
 _BARE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # TEM, RST0-7, SOI: no length follows
-_SOF_DCT = {0xC0, 0xC1, 0xC2}
-_SOF_LOSSLESS = {0xC3}
-_SOF_LS = {0xF7}
+_BASELINE = {0xC0, 0xC1}
+_PROCESS_OF = {0xC0: "dct", 0xC1: "dct", 0xC2: "dct", 0xC3: "lossless", 0xF7: "ls"}  # by its SOF
+_TABLE_MARKER, _RESTART_MARKER, _SCAN_MARKER = 0xC4, 0xDD, 0xDA
+_SCAN, _CODES, _END = b"\xff\xda", b"\xff\xc4", b"\xff\xd9"
 _MAX_MARKERS = 1000
 _MAX_BOXES = 64
 _MAX_SCANS = 100  # a progressive grey image has about six; each goes over all pixels again
-_DCT_BLOCK = 64
-_SCAN = b"\xff\xda"
-_CODES = b"\xff\xc4"
+_BLOCK = 8  # pixels across a block of the DCT
 _TILE_PART = b"\xff\x90"
 _TILE_HEADER = 12
 _MAX_TILES = 65_535
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What the header of a compressed stream declares."""
 
     rows: int
@@ -41,10 +40,7 @@ class Frame:
 
 
 def read_jpeg(stream: bytes) -> Frame:
-    """Read the frame header of a JPEG or JPEG-LS stream.
-
-    Returns:
-        Its declared size; `process` is `dct`, `lossless` or `ls`.
+    """Read the frame header of a JPEG or JPEG-LS stream: `process` is `dct`, `lossless` or `ls`.
 
     Raises:
         ImageError: there is no frame header, the stream is too short for it, or it makes
@@ -62,13 +58,13 @@ def read_jpeg(stream: bytes) -> Frame:
         if marker == 0xFF or marker in _BARE_MARKERS:
             at += 1 if marker == 0xFF else 2
             continue
-        process = _process(marker)
+        process = _PROCESS_OF.get(marker)
         if process is not None:
             frame = _jpeg_frame(stream, at, process)
             if process == "dct" and stream.count(_SCAN) > _MAX_SCANS:
                 raise ImageError("corrupt", f"the stream has more than {_MAX_SCANS} scans")
             if process == "lossless" and _CODES not in stream:
-                # the decoder would go on with tables that were never filled
+                # ljpeg would go on with tables that were never filled
                 raise ImageError("corrupt", "the stream has no Huffman codes")
             return frame
         if marker in {0xD9, 0xDA}:  # EOI, SOS: the frame header must come before
@@ -78,10 +74,7 @@ def read_jpeg(stream: bytes) -> Frame:
 
 
 def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
-    """Read the size segment of a JPEG 2000 stream, boxed or bare.
-
-    Returns:
-        Its declared size (`process` is `j2k`), and the bare code stream.
+    """Read the size segment of a JPEG 2000 stream, boxed or bare; also give the bare stream.
 
     Raises:
         ImageError: there is no code stream or no size segment.
@@ -101,19 +94,7 @@ def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
 
 
 def require_size(frame: Frame, rows: int, columns: int, stream_bytes: int) -> None:
-    """Refuse a stream that declares another size than its file, or cannot fill it.
-
-    Args:
-        frame: what the stream declares.
-        rows: height that the file declares, pixels.
-        columns: width that the file declares, pixels.
-        stream_bytes: length of the stream.
-
-    Raises:
-        ImageError: the sizes differ, the stream has several components, or it has
-            less than one bit per coded unit (an 8 x 8 block of DCT coefficients, or a
-            pixel of lossless JPEG: each takes one Huffman code at least).
-    """
+    """Refuse a stream that declares another size than its file, has colours, or is too short."""
     if frame.components != 1:
         raise ImageError("not_greyscale", f"the stream has {frame.components} components, not 1")
     if (frame.rows, frame.columns) != (rows, columns):
@@ -128,18 +109,12 @@ def require_size(frame: Frame, rows: int, columns: int, stream_bytes: int) -> No
 def require_bits(frame: Frame, stream_bytes: int) -> None:
     """Refuse a stream with less than one bit per coded unit.
 
-    Args:
-        frame: what the stream declares.
-        stream_bytes: length of the stream.
-
-    Raises:
-        ImageError: it cannot hold the pixels that it declares.
-
-    Source: ours; a Huffman code has one bit at least.
+    The unit is a block of DCT coefficients, or a pixel of lossless JPEG: each takes one Huffman
+    code, and a code has one bit at least. JPEG-LS and JPEG 2000 have no such bound.
     """
     units = frame.rows * frame.columns
     if frame.process == "dct":
-        units //= _DCT_BLOCK
+        units //= _BLOCK**2
     elif frame.process != "lossless":
         return
     if stream_bytes * 8 < units:
@@ -149,13 +124,7 @@ def require_bits(frame: Frame, stream_bytes: int) -> None:
 
 
 def require_tiles(stream: bytes) -> None:
-    """Refuse a JPEG 2000 stream that lacks tiles: a decoder leaves out what is missing.
-
-    Args:
-        stream: a bare code stream whose size segment `read_jpeg2000` has read.
-
-    Raises:
-        ImageError: a tile is missing, cut or numbered beyond the last.
+    """Refuse a bare JPEG 2000 stream that lacks tiles; `read_jpeg2000` has read its size.
 
     Source: ITU-T T.800, A.4.2 (tile-part header; a length of 0 reaches to the end) and B.3.
     """
@@ -163,7 +132,7 @@ def require_tiles(stream: bytes) -> None:
     (right, bottom), (width, height), (left, top) = numbers[:2], numbers[4:6], numbers[6:]
     if width == 0 or height == 0 or left > right or top > bottom:
         raise ImageError("corrupt", "the JPEG 2000 stream has impossible tiles")
-    expected = -((left - right) // width) * -((top - bottom) // height)
+    expected = -((left - right) // width) * -((top - bottom) // height)  # both rounded up
     if expected > _MAX_TILES:
         raise ImageError("corrupt", f"the JPEG 2000 stream has more than {_MAX_TILES} tiles")
     # A decoder leaves out what is missing and does not tell. Tile parts give their own length, so
@@ -186,14 +155,6 @@ def require_tiles(stream: bytes) -> None:
         raise ImageError("truncated", "the JPEG 2000 stream lacks tiles that it declares")
 
 
-def _process(marker: int) -> str | None:
-    if marker in _SOF_DCT:
-        return "dct"
-    if marker in _SOF_LOSSLESS:
-        return "lossless"
-    return "ls" if marker in _SOF_LS else None
-
-
 def _jpeg_frame(stream: bytes, at: int, process: str) -> Frame:
     if at + 10 > len(stream):
         raise ImageError("truncated", "the stream ends in its frame header")
@@ -206,6 +167,8 @@ def _jpeg_frame(stream: bytes, at: int, process: str) -> Frame:
 
 
 def _unboxed(stream: bytes) -> bytes:
+    # A length of 1 stands for eight bytes of length that follow, one of 0 for "to the end". Each
+    # box must move the offset forward: one that points at itself would loop for ever.
     at = 0
     for _ in range(_MAX_BOXES):
         length = int.from_bytes(stream[at : at + 4], "big")
@@ -221,12 +184,8 @@ def _unboxed(stream: bytes) -> bytes:
     raise ImageError("corrupt", "the JP2 file has no code stream")
 
 
-_BLOCK = 8
 _PADDING = 7  # bits at most that fill the last byte
 _EVIDENCE = 16  # bits that must repeat by chance, before a cut stream passes for a whole one
-_BASELINE = {0xC0, 0xC1}
-_TABLE_MARKER, _RESTART_MARKER, _SCAN_MARKER = 0xC4, 0xDD, 0xDA
-_END = b"\xff\xd9"
 
 
 @dataclass
@@ -245,14 +204,12 @@ class _Scan:
 def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
     """Refuse a baseline JPEG stream of one component that ends before its last blocks.
 
+    Streams with several scans or with restart markers are not examined.
+
     Args:
         stream: the stream, whose frame header has been read.
         pixels: what a decoder made of it, uint8 or uint16 (height, width).
         precision: bits of a sample.
-
-    Raises:
-        ImageError: the last blocks are mid-grey, and the stream does not hold them. Streams
-            with several scans or with restart markers are not examined.
 
     Source: ITU-T T.81, F.1.2 and F.1.4; libjpeg, jdhuff.c, for what fills the rest.
     """
@@ -261,6 +218,8 @@ def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
     # `period` bits together. So the last bits of a whole stream repeat every `period` bits, and
     # those of a stream that was cut within other blocks do not. The first grey block may hold a
     # difference to the block before it, so it proves nothing.
+    #
+    #   ... | last real block | 00 1010 | 00 1010 | 00 1010 | padding      (period 6)
     made_up = _mid_grey_blocks(pixels, 1 << (precision - 1)) - 1
     if made_up < 1:
         return
@@ -285,7 +244,7 @@ def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
 
 
 def _mid_grey_blocks(pixels: Words, middle: int) -> int:
-    """Count the blocks at the end that are mid-grey throughout."""
+    """Count the blocks at the end, in the order of coding, that are mid-grey throughout."""
     across = -(-pixels.shape[1] // _BLOCK)
     blocks = 0
     for top in range((pixels.shape[0] - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
@@ -311,6 +270,7 @@ def _read_scan(stream: bytes) -> _Scan:
         elif marker == _RESTART_MARKER:
             scan.plain &= not any(body)
         elif marker == _SCAN_MARKER:
+            # body[2] numbers the tables of DC and AC; those of AC are defined as 0x10 and up
             scan.tables = body[2] >> 4, 0x10 | body[2] & 0xF
             scan.start = stop
             return scan
