@@ -8,7 +8,7 @@ to the image by one look-up. The reduction to a square is exact: the same bits o
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,19 +36,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Shades:
-    """An image as stored words and the table that makes them grey.
+    """An image as stored words and the table that makes them grey."""
 
-    Attributes:
-        words: uint8 or uint16 (height, width).
-        table: uint16, one shade per word: 0 dark, 65535 bright.
-        low: intensity of the lowest valid pixel.
-        high: intensity of the highest valid pixel.
-    """
-
-    words: Words
-    table: npt.NDArray[np.uint16]
-    low: float
-    high: float
+    words: Words  # (height, width)
+    table: npt.NDArray[np.uint16]  # one shade per word: 0 dark, 65535 bright
+    low: float  # intensity of the lowest valid pixel
+    high: float  # and of the highest
 
     @property
     def constant(self) -> bool:
@@ -115,13 +108,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
 def padding_mask(
     values: Values, layout: Layout, padding: int | None, limit: int | None
 ) -> npt.NDArray[np.bool_]:
-    """Mark the stored values that are not padding.
-
-    Args:
-        values: stored values.
-        layout: where the value stands.
-        padding: PixelPaddingValue as read, signed or not; None: no padding.
-        limit: PixelPaddingRangeLimit, where there is one.
+    """Mark the stored values that are not padding: a value, or a range up to its `limit`.
 
     Source: DICOM PS3.3, C.7.5.1.1.2.
     """
@@ -140,9 +127,8 @@ def _rises_or_falls(intensity: npt.NDArray[np.float64], valid: npt.NDArray[np.bo
 
 
 def _as_stored(value: int, layout: Layout) -> int:
-    """Read a padding value with the layout's own sign; writers mix up US and SS."""
     span = 1 << layout.bits_allocated
-    value %= span
+    value %= span  # writers mix up US and SS: the sign is the layout's own
     return value - span if layout.signed and value >= span // 2 else value
 
 
@@ -178,12 +164,7 @@ class GreyImage:
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """One image as a reader leaves it: stored words, their shades and a few facts.
-
-    Attributes:
-        shades: the stored words and the table that makes them grey.
-        bits_stored: as in `GreyImage`, and so are all others.
-    """
+    """One image as a reader leaves it: its shades, and facts as in `GreyImage`."""
 
     shades: Shades
     bits_stored: int
@@ -195,8 +176,7 @@ class DecodedImage:
 
 
 _SUPPORT = 2.0  # of the bicubic kernel, in pixels of the square
-FINE_BITS = 2
-"""Bits of a fine level below one of 255."""
+_FINE_BITS = 2  # of a fine level, below one of 255
 
 # Weights are whole numbers that sum to 2**bits, so float32, which holds every whole number up to
 # 2**24, adds products exactly in any order, whatever BLAS makes of the sums. The weights
@@ -206,35 +186,29 @@ FINE_BITS = 2
 _DOWN_BITS, _ACROSS_BITS, _KEPT_BITS = 12, 11, 4
 _DOWN_ROWS, _ACROSS_COLUMNS = 8, 32  # of the square, in one product: bands stay narrow
 
-Bytes = npt.NDArray[np.uint8]
-Levels = npt.NDArray[np.uint16]
+_Bytes = npt.NDArray[np.uint8]
+_Levels = npt.NDArray[np.uint16]
 
 
-@dataclass(frozen=True)
-class _Band:
-    """Neighbouring pixels of the square, and the input pixels they are made of."""
-
-    first: int
-    start: int
+class _Band(NamedTuple):
+    first: int  # of some neighbouring pixels of the square
+    start: int  # of the input pixels that they are made of
     stop: int
     weights: npt.NDArray[np.float32]
 
 
-def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
-    """Stretch a picture onto a square, anti-aliased.
+def resample(levels: _Levels | _Bytes, size_px: int) -> _Bytes:
+    """Stretch a picture onto a square, within one level of the same filter in real numbers.
 
     Args:
         levels: uint16 (height, width), fine: 0 to 4 * 255; or uint8, 0 to 255.
         size_px: height and width of the square, pixels.
 
-    Returns:
-        uint8 (size_px, size_px); within one level of the same filter in real numbers.
-
     Source: R. Keys 1981, bicubic with a = -0.5, widened by the reduction factor as in Pillow's
         `resize`, which clips what overshoots between its passes; this does not.
     """
     height, width = levels.shape
-    fine = FINE_BITS if levels.dtype == np.uint16 else 0
+    fine = _FINE_BITS if levels.dtype == np.uint16 else 0
     rows = np.empty((size_px, width), dtype=np.float32)
     for band in _bands(height, size_px, _DOWN_BITS, _DOWN_ROWS):
         part = rows[band.first : band.first + len(band.weights)]
@@ -251,6 +225,8 @@ def resample(levels: Levels | Bytes, size_px: int) -> Bytes:
 
 @lru_cache(maxsize=64)  # images of an archive have few sizes
 def _bands(length: int, size_px: int, bits: int, step: int) -> tuple[_Band, ...]:
+    # A pixel is made of few neighbours, so the whole matrix of weights is almost all zeros; cut
+    # into bands it is dense, and BLAS does the sums.
     starts, weights = _weights(length, size_px, bits)
     taps = np.arange(weights.shape[1])
     bands = []
@@ -284,11 +260,11 @@ def _weights(
     return starts, whole
 
 
-_WHITE = 255 << FINE_BITS
+_WHITE = 255 << _FINE_BITS
 
 
 def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
-    """Stretch an image onto a square, anti-aliased.
+    """Stretch an image onto a square, anti-aliased: x_square = x * size_px / width of the image.
 
     Args:
         image: the image.
@@ -296,9 +272,7 @@ def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uin
         equalize: whether the image's histogram is equalised first, as MIMIC-CXR-JPG's is.
 
     Returns:
-        uint8 (size_px, size_px), 0 black; x_square = x * size_px / width of the image.
-
-    Source: ours; bicubic with the filter widened by the reduction factor.
+        uint8 (size_px, size_px), 0 black.
     """
     return stretch(image.pixels, _identity(), size_px, equalize)
 
@@ -306,19 +280,9 @@ def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uin
 def stretch(
     words: Words, table: npt.NDArray[np.uint16], size_px: int, equalize: bool
 ) -> npt.NDArray[np.uint8]:
-    """Do what `square` does for an image whose shades are still to be looked up.
-
-    Args:
-        words: stored words (height, width).
-        table: shade of every word, 0 to 65535.
-        size_px: height and width of the square, pixels.
-        equalize: whether the image's histogram is equalised first.
-
-    Returns:
-        uint8 (size_px, size_px): `square` of the image `table[words]`, in one look-up less.
-    """
+    """Give `square` of the image `table[words]`, in one look-up less."""
     levels = (_equalized(words, table) if equalize else _straight())[table]
-    if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << FINE_BITS):
+    if words.dtype == np.uint8 and np.array_equal(levels, np.arange(256) << _FINE_BITS):
         return resample(words.view(np.uint8), size_px)  # what most JPEG images come to
     return resample(np.take(levels, words, mode="clip"), size_px)  # in bounds; a check is slower
 
@@ -329,13 +293,13 @@ def _identity() -> npt.NDArray[np.uint16]:
 
 
 @cache
-def _straight() -> Levels:
+def _straight() -> _Levels:
     levels = np.arange(TOP + 1, dtype=np.float64)
     return np.rint(levels * (_WHITE / TOP)).astype(np.uint16)
 
 
-def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> Levels:
-    """Map shades so that their cumulative histogram becomes a straight line."""
+def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> _Levels:
+    # Shades are mapped so that their cumulative histogram becomes a straight line.
     counts = np.bincount(words.ravel(), minlength=len(table))
     shades = np.bincount(table, weights=counts, minlength=TOP + 1)
     below = np.cumsum(shades)
@@ -343,5 +307,5 @@ def _equalized(words: Words, table: npt.NDArray[np.uint16]) -> Levels:
     if first == below[-1]:
         return np.zeros(TOP + 1, dtype=np.uint16)
     share = np.clip((below - first) / (below[-1] - first), 0.0, 1.0)
-    levels: Levels = np.rint(share * _WHITE).astype(np.uint16)
+    levels: _Levels = np.rint(share * _WHITE).astype(np.uint16)
     return levels
