@@ -20,23 +20,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Limits:
-    """The part of `ImagesConfig` that a decode worker obeys.
+    """The part of `ImagesConfig` that a decode worker obeys."""
 
-    Attributes:
-        voi: whether a DICOM VOI table or window is applied.
-        reject_burned_in: whether BurnedInAnnotation YES refuses the image.
-        max_pixels: largest rows x columns.
-        max_bytes: largest file, and largest inflated data set, bytes.
-        deadline_s: seconds that one image may take.
-        memory_bytes: memory that the worker may allocate beyond its own code.
-    """
-
-    voi: bool
+    voi: bool  # whether a DICOM VOI table or window is applied
     reject_burned_in: bool
-    max_pixels: int
-    max_bytes: int
+    max_pixels: int  # rows x columns
+    max_bytes: int  # of the file, and of an inflated data set
     deadline_s: float
-    memory_bytes: int
+    memory_bytes: int  # beyond what the worker's own code takes
 
 
 _LENGTH = struct.Struct("<I")
@@ -48,12 +39,7 @@ class Closed(Exception):
 
 
 def send(channel: socket.socket, header: dict[str, Any], handle: int | None = None) -> None:
-    """Send one message.
-
-    Args:
-        channel: one end of a socket pair.
-        header: JSON-serialisable.
-        handle: descriptor that the other side receives a copy of.
+    """Send a header that JSON can hold, and a descriptor that the other side gets a copy of.
 
     Raises:
         Closed: the other side is gone.
@@ -64,7 +50,7 @@ def send(channel: socket.socket, header: dict[str, Any], handle: int | None = No
         if handle is None:
             channel.sendall(data)
             return
-        sent = socket.send_fds(channel, [data], [handle])
+        sent = socket.send_fds(channel, [data], [handle])  # may send a part; the descriptor went
         channel.sendall(data[sent:])
     except OSError as error:
         if isinstance(error, TimeoutError):
@@ -73,10 +59,7 @@ def send(channel: socket.socket, header: dict[str, Any], handle: int | None = No
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """Receive one message.
-
-    Returns:
-        The header, and the descriptor that came with it, which the caller closes.
+    """Receive a header, and the descriptor that came with it, which the caller closes.
 
     Raises:
         Closed: the other side is gone, or wrote something that is not a message.
@@ -91,7 +74,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
             raise Closed
         header = json.loads(_rest(channel, b"", length))
     except BaseException as error:
-        for handle in handles:
+        for handle in handles:  # a worker that sends one and then dies must not leak it
             os.close(handle)
         if isinstance(error, ValueError | OSError) and not isinstance(error, TimeoutError):
             raise Closed from error
@@ -101,14 +84,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
 
 @contextmanager
 def scratch(data: bytes | npt.NDArray[Any]) -> Iterator[int]:
-    """Lay bytes into a nameless file in memory.
-
-    Args:
-        data: the bytes, or a C-contiguous array.
-
-    Yields:
-        Its descriptor; closed on leaving.
-    """
+    """Lay bytes, or a C-contiguous array, into a nameless file in memory; closed on leaving."""
     handle = _nameless_file()
     try:
         view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
@@ -131,14 +107,7 @@ class SharedBuffer:
         self._handle: int | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Lay bytes down from the file's beginning.
-
-        Args:
-            data: the bytes.
-
-        Returns:
-            The descriptor, which stays open.
-        """
+        """Lay bytes down from the file's beginning, and give its descriptor, which stays open."""
         if self._handle is None:
             self._handle = _nameless_file()
         at = 0
@@ -156,18 +125,10 @@ class SharedBuffer:
 def read_array(
     handle: int, shape: tuple[int, ...], kind: type[np.uint8] | type[np.uint16]
 ) -> npt.NDArray[Any]:
-    """Copy an array out of a descriptor.
-
-    Args:
-        handle: the descriptor.
-        shape: shape that the header promises.
-        kind: element type.
-
-    Returns:
-        The array; a copy, so that nobody can change it afterwards.
+    """Copy an array out of a descriptor, so that nobody can change it afterwards.
 
     Raises:
-        Closed: there are fewer bytes than promised.
+        Closed: there are fewer bytes than the shape needs.
     """
     array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
     view = array.data.cast("B")
