@@ -82,17 +82,6 @@ REASONS: dict[str, str] = {
 }
 """Reason code -> what it means."""
 
-__all__ = [
-    "REASONS",
-    "Decoder",
-    "GreyImage",
-    "ImagesConfig",
-    "SquareImage",
-    "limits_of",
-    "open_image",
-    "shared_decoder",
-]
-
 _HEAD = 132  # bytes that tell the format
 _RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _START_S = 120.0  # of an import of the decoders on a busy machine
@@ -116,19 +105,10 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class SquareImage:
-    """An image as `square` gives it, and the size that it had.
-
-    Attributes:
-        pixels: uint8 (size, size).
-        height_px: height of the image, pixels.
-        width_px: width of the image, pixels.
-        constant: whether all its valid pixels were equal.
-        source: format of the file.
-        inverted: whether MONOCHROME1 was turned round.
-    """
+    """An image as `square` gives it, uint8 (size, size), and what `GreyImage` says of it."""
 
     pixels: npt.NDArray[np.uint8]
-    height_px: int
+    height_px: int  # before it was stretched
     width_px: int
     constant: bool
     source: Source
@@ -151,12 +131,7 @@ def limits_of(settings: ImagesConfig) -> Limits:
 # deadline and replaced without harm to the others, must have a memory cap and no inherited file,
 # and must not import the caller's main module. What goes wrong in one costs one image.
 class Decoder:
-    """A pool of decode workers; threads may share it.
-
-    Args:
-        settings: settings of images.
-        workers: processes; a call waits while all are busy.
-    """
+    """A pool of decode workers; threads may share it, and wait while all are busy."""
 
     def __init__(self, settings: ImagesConfig, workers: int) -> None:
         self._limits = limits_of(settings)
@@ -166,10 +141,7 @@ class Decoder:
             self._idle.put(worker)
 
     def open(self, source: Path | bytes | memoryview) -> GreyImage:
-        """Read an image.
-
-        Args:
-            source: path of a regular file, or the whole file.
+        """Read an image from the path of a regular file, or from the whole file.
 
         Raises:
             ImageError: the image is refused; `code` is one of `images.REASONS`.
@@ -191,20 +163,7 @@ class Decoder:
     def square(
         self, source: Path | bytes | memoryview, size_px: int, *, equalize: bool
     ) -> SquareImage:
-        """Read an image and stretch it onto a square in the worker.
-
-        Args:
-            source: path of a regular file, or the whole file.
-            size_px: height and width of the square, pixels.
-            equalize: whether the histogram is equalised.
-
-        Returns:
-            What `grayscale.square` gives for the image that `open` gives.
-
-        Raises:
-            ImageError: the image is refused; `code` is one of `images.REASONS`.
-            StudyError: no decode worker can be started.
-        """
+        """Give `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
         request = {"size_px": size_px, "equalize": equalize}
         facts, pixels = self._ask(source, request, np.uint8)
         height, width = facts["shape"]
@@ -297,7 +256,7 @@ class _Worker:
         self._buffer.clear()
         if channel is not None:
             channel.close()
-        if process is not None:
+        if process is not None:  # SIGKILL: a decoder in C would not see anything milder
             process.kill()
             process.wait(_GRACE_S)
 
@@ -317,10 +276,7 @@ class _Worker:
             channel.settimeout(_START_S)
             try:
                 ipc.receive(channel)
-            except (
-                ipc.Closed,
-                TimeoutError,
-            ) as error:  # not the image's fault: none may be rejected
+            except (ipc.Closed, TimeoutError) as error:  # not the image's fault: none is rejected
                 raise StudyError(
                     "a decode worker cannot start; is memory left, and the installation whole?"
                 ) from error
@@ -329,7 +285,8 @@ class _Worker:
 
 
 def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a bare interpreter: spawning by multiprocessing would import the caller's main."""
+    # A bare interpreter: multiprocessing would import the caller's main. `-I` ignores PYTHON*
+    # variables and the current folder, so the path is handed over, and so is a short environment.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     package = str(Path(__file__).resolve().parents[2])
     path = json.dumps([package, *(entry for entry in sys.path if entry)])
@@ -356,7 +313,10 @@ def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 def _checked(
     source: Path | bytes | memoryview, max_bytes: int
 ) -> Iterator[int | bytes | memoryview]:
-    """Look at size and first bytes of what is to be read; a path becomes a descriptor."""
+    """Look at size and first bytes of what is to be read; a path becomes a descriptor.
+
+    The worker gets that descriptor: a file that is exchanged meanwhile is not what it reads.
+    """
     if not isinstance(source, Path):
         _require(bytes(source[:_HEAD]), len(source), max_bytes)
         yield source
@@ -392,7 +352,7 @@ def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) ->
     """Read an image safely: DICOM, JPEG or PNG.
 
     The bytes are decoded in a worker process with a deadline and a memory cap, which is
-    started at the first call and kept; who reads many images side by side holds a `Decoder`.
+    started at the first call and kept; to read many images side by side hold a `Decoder`.
 
     Args:
         source: path of a regular file, or the whole file.
