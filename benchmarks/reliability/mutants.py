@@ -213,10 +213,10 @@ def _dicom(data: bytes) -> Seed:
     form = SYNTAXES[syntax]
     if syntax == _DEFLATED:
         return Seed("dicom", data, tuple(fields), tuple(elements), body=at)
-    order: Literal["little", "big"] = "little" if form.little_endian else "big"
+    order = form.order
     while at + 8 <= len(data):
         at = _element(data, at, fields, elements, implicit=form.implicit, order=order)
-    return Seed("dicom", data, tuple(fields), tuple(elements), little=form.little_endian)
+    return Seed("dicom", data, tuple(fields), tuple(elements), little=order == "little")
 
 
 def _element(
