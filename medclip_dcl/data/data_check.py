@@ -457,7 +457,7 @@ def count_steps(
 
     `usable`: studies with a usable sentence; `refused`: images that do not open.
     """
-    left: dict[str, ImageRecord] | dict[str, Study]
+    left: dict[str, ImageRecord | Study]
     dropped: dict[str, Collection[str]] = {"in the source": ()}  # step -> ids that it drops
     if raw.has_images:
         left = {image.image_id: image for image in raw.images}
