@@ -20,11 +20,10 @@ def build(job: Job) -> None:
     source = job.open(manifest.ARTIFACT)
     root = resolve_path(config.source.root, config)
     images = prepared.list_images(source)
-    settings = config.images.model_dump(mode="json", exclude=prepared.SPEED_ALONE)
     stamp = stamp_files(root, (image.path for image in images))
     job.make(
         prepared.ARTIFACT,
-        {"images": settings},
+        {"images": config.images.result_settings()},
         {"manifest": source, "images": stamp},
         lambda writer: prepared.prepare_images(writer.directory, images, root, config.images),
     )

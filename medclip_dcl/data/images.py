@@ -25,7 +25,7 @@ from medclip_dcl.data.dicom.metadata import is_dicom
 from medclip_dcl.data.grayscale import GreyImage, Source
 from medclip_dcl.data.ipc import Limits
 from medclip_dcl.errors import ImageError, StudyError
-from medclip_dcl.section import Section
+from medclip_dcl.section import NO_EFFECT, Section
 
 
 class ImagesConfig(Section):
@@ -49,11 +49,11 @@ class ImagesConfig(Section):
     """Whether an image whose BurnedInAnnotation says YES is rejected."""
     shard_rows: Annotated[int, Field(gt=0)] = 512
     """Images in one shard: the unit that is resumed."""
-    workers: Annotated[int, Field(ge=0)] = 0
+    workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Decode processes; 0: one per core."""
-    dask_scheduler: str = ""
+    dask_scheduler: Annotated[str, NO_EFFECT] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
-    max_reject_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
     """Share of rejected images above which the job fails with exit code 3."""
 
 

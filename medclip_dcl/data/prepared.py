@@ -13,10 +13,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +45,7 @@ The original is stretched onto the square, so x_prepared = x * size / width_px a
 y_prepared = y * size / height_px, in pixels.
 """
 
-SHARD = "shard-{:05d}.arrow"
-"""Name of a shard by its place in the manifest."""
-
+_SHARD = "shard-{:05d}.arrow"  # by its place in the manifest
 _BAND_PX = 4  # half of the lines that are compared before whole pictures are
 
 _SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])
@@ -74,6 +71,8 @@ def write_shard(
     """
     count, size_px, _ = pixels.shape
     area = size_px * size_px
+    # Arrow's binary column is one buffer of all pixels and the offsets into it: built from ours
+    # without a copy, and read back as one array (n, size, size) by `_images`.
     offsets = pa.py_buffer(np.arange(0, (count + 1) * area, area, dtype=np.int64))
     data = pa.py_buffer(np.ascontiguousarray(pixels))
     columns = [
@@ -87,28 +86,18 @@ def write_shard(
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
-    files.write_bytes(folder / SHARD.format(number), sink.getvalue())
+    files.write_bytes(folder / _SHARD.format(number), sink.getvalue())
 
 
-def read_shard_rejects(folder: Path, number: int) -> tuple[int, list[tuple[str, str]]]:
-    """Read what a finished shard kept and refused.
-
-    Returns:
-        Number of images kept; id and reason code of those refused.
-
-    Raises:
-        ArtifactCorrupt: the shard cannot be read.
-    """
-    batch = _open_shard(folder / SHARD.format(number))
-    rejects = json.loads(batch.schema.metadata[b"rejects"])
-    return batch.num_rows, [(image_id, reason) for image_id, reason in rejects]
+def _read_shard_rejects(folder: Path, number: int) -> tuple[int, list[list[str]]]:
+    """Give the number of images kept, and id and reason code of those refused."""
+    batch = _open_shard(folder / _SHARD.format(number))
+    rejects: list[list[str]] = json.loads(batch.schema.metadata[b"rejects"])
+    return batch.num_rows, rejects
 
 
 class PreparedImages:
     """The prepared images of an artifact, read by memory map.
-
-    Args:
-        artifact: an opened artifact of kind `prepared`.
 
     Raises:
         ArtifactCorrupt: a shard cannot be read, or shards differ in size.
@@ -153,17 +142,7 @@ class PreparedImages:
         return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.int32)
 
     def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Give one image without copying it.
-
-        Args:
-            row: its row, in [0, len).
-
-        Returns:
-            uint8 (size_px, size_px), read-only, 0 black.
-
-        Raises:
-            IndexError: there is no such row.
-        """
+        """Give one image without copying it: uint8 (size_px, size_px), read-only, 0 black."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} prepared images")
         shard = bisect_right(self._starts, row) - 1
@@ -171,23 +150,14 @@ class PreparedImages:
         return image
 
     def original_size(self, row: int) -> tuple[int, int]:
-        """Give the size that an image had before it was stretched.
-
-        Args:
-            row: its row, in [0, len).
-
-        Returns:
-            Height and width, pixels.
-        """
+        """Give height and width of an image before it was stretched, pixels."""
         height, width = self._sizes[row]
         return int(height), int(width)
 
     def find_repeats(self, rows: Iterable[int], among: Iterable[int]) -> dict[int, int]:
-        """Find images whose picture another image has, pixel by pixel.
+        """Give, for each row whose picture another image has, the first such row among the others.
 
-        Returns:
-            Row in question -> the first row among the others with the same pixels. Of most
-            images a few lines in the middle are read and no more.
+        Of most images a few lines in the middle are read and no more.
         """
         by_band: dict[int, list[int]] = defaultdict(list)
         for row in rows:
@@ -230,23 +200,16 @@ def _images(batch: pa.RecordBatch, size_px: int) -> npt.NDArray[np.uint8]:
 _BATCH = 4  # images in one task: few enough to share evenly, many enough to pay for the message
 _AHEAD = 2  # shards under way, so that no worker waits while one is written
 
-Answer = SquareImage | str
-"""An image's square, or the code of the reason why there is none."""
 
-
-@dataclass(frozen=True)
-class ListedImage:
+class ListedImage(NamedTuple):
     """An image as the manifest names it."""
 
     image_id: str
     path: str
 
 
-Reader = Callable[[Sequence[ListedImage]], list[Answer]]
-
-
-SPEED_ALONE = {"workers", "dask_scheduler", "max_reject_share"}
-"""Settings of `images` that change no pixel."""
+_Answer = SquareImage | str  # the square, or the code of the reason why there is none
+_Reader = Callable[[Sequence[ListedImage]], list[_Answer]]
 
 
 def list_images(listed: Artifact) -> list[ListedImage]:
@@ -258,13 +221,7 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 def prepare_images(
     folder: Path, images: Sequence[ListedImage], root: Path, settings: ImagesConfig
 ) -> dict[str, Any]:
-    """Decode, stretch and write all images, going on after the shards that are there.
-
-    Args:
-        folder: folder of the artifact's draft.
-        images: the images, in the manifest's order.
-        root: folder under which their paths are.
-        settings: settings of images.
+    """Decode, stretch and write all images below `root`, going on after the shards that are there.
 
     Returns:
         Counts for the artifact's summary; the same whether or not an earlier run was killed.
@@ -274,7 +231,7 @@ def prepare_images(
     """
     starts = range(0, len(images), settings.shard_rows)
     parts = [(n, images[start : start + settings.shard_rows]) for n, start in enumerate(starts)]
-    todo = [part for part in parts if not (folder / SHARD.format(part[0])).exists()]
+    todo = [part for part in parts if not (folder / _SHARD.format(part[0])).exists()]
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
@@ -282,7 +239,7 @@ def prepare_images(
                 for number, part, answers in _under_way(executor, read, todo):
                     answered = list(_counted(answers, progress.advance))
                     _write(folder, number, part, answered, settings.size_px)
-    found = [read_shard_rejects(folder, number) for number, _ in parts]
+    found = [_read_shard_rejects(folder, number) for number, _ in parts]
     rejects = [item for _, rows in found for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))
     if images and len(rejects) / len(images) > settings.max_reject_share:
@@ -300,22 +257,12 @@ def prepare_images(
     }
 
 
-def read_images(images: Sequence[ListedImage], root: Path, settings: ImagesConfig) -> list[Answer]:
-    """Decode and stretch images with this process's own pool, which is kept for the next ones.
-
-    Returns:
-        The square of each, or the code of the reason why there is none.
-    """
-    workers = settings.workers or available_cores()
-    return _read(images, shared_decoder(settings, workers), root, settings)
-
-
 @contextmanager
-def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, Reader]]:
+def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
     """Give an executor, and what it is to do with images: here, or on a cluster."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
-            apart = partial(read_images, root=root.absolute(), settings=settings)
+            apart = partial(_read_apart, root=root.absolute(), settings=settings)
             try:
                 yield client.get_executor(pure=False), apart
             except (CancelledError, _dask().KilledWorker) as error:
@@ -350,10 +297,10 @@ def _cluster(address: str) -> Any:
 
 
 def _under_way(
-    executor: Executor, read: Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
-) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[Answer]]]]:
+    executor: Executor, read: _Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
+) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]]:
     """Start shards ahead of the one that is waited for."""
-    started: deque[tuple[int, Sequence[ListedImage], Iterator[list[Answer]]]] = deque()
+    started: deque[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]] = deque()
     for number, part in parts:
         batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
         started.append((number, part, executor.map(read, batches)))
@@ -362,19 +309,27 @@ def _under_way(
     yield from started
 
 
-def _counted(answers: Iterator[list[Answer]], finished: Callable[[int], None]) -> Iterator[Answer]:
+def _counted(
+    answers: Iterator[list[_Answer]], finished: Callable[[int], None]
+) -> Iterator[_Answer]:
     for batch in answers:
         finished(len(batch))
         yield from batch
 
 
+def _read_apart(images: Sequence[ListedImage], root: Path, settings: ImagesConfig) -> list[_Answer]:
+    # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
+    decoder = shared_decoder(settings, settings.workers or available_cores())
+    return _read(images, decoder, root, settings)
+
+
 def _read(
     images: Sequence[ListedImage], decoder: Decoder, root: Path, settings: ImagesConfig
-) -> list[Answer]:
+) -> list[_Answer]:
     return [_read_one(image, decoder, root, settings) for image in images]
 
 
-def _read_one(listed: ListedImage, decoder: Decoder, root: Path, settings: ImagesConfig) -> Answer:
+def _read_one(listed: ListedImage, decoder: Decoder, root: Path, settings: ImagesConfig) -> _Answer:
     try:
         path = path_under(root, listed.path)
     except StudyError:
@@ -390,22 +345,15 @@ def _write(
     folder: Path,
     number: int,
     images: Sequence[ListedImage],
-    answers: Sequence[Answer],
+    answers: Sequence[_Answer],
     size_px: int,
 ) -> None:
-    kept = [
-        (listed, answer)
-        for listed, answer in zip(images, answers, strict=True)
-        if isinstance(answer, SquareImage)
-    ]
-    rejects = [
-        (listed.image_id, answer)
-        for listed, answer in zip(images, answers, strict=True)
-        if isinstance(answer, str)
-    ]
+    both = list(zip(images, answers, strict=True))
+    kept = [(listed.image_id, image) for listed, image in both if isinstance(image, SquareImage)]
+    rejects = [(listed.image_id, code) for listed, code in both if isinstance(code, str)]
     pixels = np.empty((len(kept), size_px, size_px), dtype=np.uint8)
     sizes = np.empty((len(kept), 2), dtype=np.int32)
     for row, (_, image) in enumerate(kept):
         pixels[row] = image.pixels
         sizes[row] = image.height_px, image.width_px
-    write_shard(folder, number, [listed.image_id for listed, _ in kept], pixels, sizes, rejects)
+    write_shard(folder, number, [name for name, _ in kept], pixels, sizes, rejects)
