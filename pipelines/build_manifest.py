@@ -23,10 +23,9 @@ def build(job: Job) -> None:
     """Build the manifest."""
     settings = job.config.source
     source = read_source(job.config)
-    content = settings.model_dump(mode="json", exclude=manifest.LOCATIONS)
     job.make(
         manifest.ARTIFACT,
-        {"source": content},
+        {"source": settings.result_settings()},
         source.inputs,
         lambda writer: write_manifest(writer.directory, source, settings),
     )

@@ -14,7 +14,7 @@ from medclip_dcl.artifact import HEADER, ArtifactWriter, make_fingerprint, read_
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import Look, Row, look_at_images, read_reports
 from medclip_dcl.data.images import limits_of
-from medclip_dcl.data.manifest import LOCATIONS, select, split_patients
+from medclip_dcl.data.manifest import select, split_patients
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
 from medclip_dcl.reporting.page import render_check
@@ -36,7 +36,7 @@ def build(job: Job) -> None:
     trained_model = read_artifact_header(model).digest if (model / HEADER).is_file() else ""
     inputs = source.inputs | {"trained_model": trained_model}
     settings = {
-        "source": config.source.model_dump(mode="json", exclude=LOCATIONS),
+        "source": config.source.result_settings(),
         "images": asdict(limits_of(config.images)),
         "check": config.check,
         "sentences": config.sentences,

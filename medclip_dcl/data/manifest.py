@@ -120,9 +120,6 @@ INPUTS = (
 )
 """What sources must hold: files, columns, tags and elements, each with unit and meaning."""
 
-LOCATIONS = {"root", "tables", "reports", "patient_key", "max_reject_share"}
-"""Settings of `source` that say where files are, not what they hold; and a threshold."""
-
 _STRICTEST = ("test", "validate", "train")
 
 
@@ -133,7 +130,7 @@ def assign_splits(
     validate_share: float,
     test_share: float,
 ) -> dict[str, str]:
-    """Give every patient one split.
+    """Give every patient one split, by hash, so that nobody moves when others come or go.
 
     Args:
         subjects: ids of all patients.
@@ -142,12 +139,6 @@ def assign_splits(
         evaluated: patients of the box table; always `test`.
         validate_share: share of the patients without a given split put into `validate`.
         test_share: share of them put into `test`.
-
-    Returns:
-        Patient -> `train`, `validate` or `test`.
-
-    Source: ours; by hash of the patient's id, so that a patient stays where it is when
-        others come or go.
     """
     chosen = {}
     for subject in subjects:
@@ -196,24 +187,14 @@ VIEW_REASONS = {"lateral", "no_view", "modality", "not_dicom"}
 
 @dataclass(frozen=True)
 class Selection:
-    """What can be used.
+    """What can be used of a source, and a reason for what cannot."""
 
-    Attributes:
-        images: usable images, by image id.
-        texts: study -> its sections; studies with a usable image, or all where there
-            are no images; none where the source has no reports.
-        subjects: study -> patient.
-        rejects: everything else.
-        candidates: images of the right view, or studies where there are no images.
-        lost: those of the candidates that are left out.
-    """
-
-    images: list[ImageRecord]
-    texts: dict[str, Text]
-    subjects: dict[str, str]
+    images: list[ImageRecord]  # in order of image_id
+    texts: dict[str, Text]  # study -> sections, of studies with a usable image if there are images
+    subjects: dict[str, str]  # study -> patient
     rejects: list[Reject]
-    candidates: int
-    lost: int
+    candidates: int  # images of the right view, or studies where there are no images
+    lost: int  # those of the candidates that are left out
 
 
 def select(raw: RawStudies, settings: SourceConfig) -> Selection:
@@ -357,11 +338,7 @@ def labels_of(labels: pa.Table, studies: Collection[str]) -> pa.Table:
 
 
 def stamp(raw: RawStudies) -> str:
-    """Name the state of a source's files without reading them.
-
-    Returns:
-        64 hexadecimal digits that change when a report or an image comes, goes or is written.
-    """
+    """Name the state of a source's report and image files without reading them."""
     reports = (study.report for study in raw.studies if isinstance(study.report, str))
     texts = stamp_files(raw.reports_root, (*raw.files, *reports))
     images = stamp_files(raw.root, (image.path for image in raw.images))
@@ -369,15 +346,7 @@ def stamp(raw: RawStudies) -> str:
 
 
 def stamp_files(root: Path, paths: Iterable[str]) -> str:
-    """Name the state of files without reading them.
-
-    Args:
-        root: folder that the paths are relative to.
-        paths: paths of files.
-
-    Returns:
-        64 hexadecimal digits over names, sizes and times of last change.
-    """
+    """Name the state of files without reading them: a hash of names, sizes and times of change."""
     digest = hashlib.sha256()
     for path in paths:
         try:

@@ -13,7 +13,7 @@ from pyarrow import json as arrow_json
 from pydantic import Field
 
 from medclip_dcl.errors import StudyError
-from medclip_dcl.section import Section
+from medclip_dcl.section import NO_EFFECT, Section
 
 Column = Literal[
     "image_id",
@@ -48,12 +48,13 @@ class SourceConfig(Section):
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
     without tables or reports."""
-    root: str = "${WORK}/studies"
+    # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
+    root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
     """Folder that every image path of the source is relative to."""
-    tables: str = ""
+    tables: Annotated[str, NO_EFFECT] = ""
     """Folder of the release's tables (kind `mimic_cxr`), plain or `.gz`; empty: `root`. The DICOM
     release has no views in its own: name the folder of MIMIC-CXR-JPG's."""
-    reports: str = ""
+    reports: Annotated[str, NO_EFFECT] = ""
     """Folder whose `files/` holds the report texts (kind `mimic_cxr`); empty: `root`."""
     table: str = ""
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
@@ -68,7 +69,7 @@ class SourceConfig(Section):
     otherwise: no other field of these sources says reliably what such an image shows."""
     modalities: tuple[str, ...] = ("CR", "DX")
     """Modalities of the images wanted (kind `dicom`); other files are counted as `modality`."""
-    patient_key: str = ""
+    patient_key: Annotated[str, NO_EFFECT] = ""
     """File with a secret (kind `dicom`) that keys the hash by which a PatientID is replaced. Empty:
     no key, and who knows how ids are formed can find them by trying."""
     fallback_encoding: Literal["", "latin-1", "cp1252"] = ""
@@ -85,7 +86,7 @@ class SourceConfig(Section):
     """Share of patients put into `validate` where the source assigns no split."""
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of patients put into `test` where the source assigns no split."""
-    max_reject_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
     """Share of rejected rows (lateral views apart) above which the job fails with exit code 3."""
 
 
