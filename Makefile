@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 CONFIG ?= configs/demo.yaml
 
-.PHONY: demo test check docs serve bench long containers lock clean
+.PHONY: demo test check docs serve bench bench-compare long containers lock clean
 .DEFAULT_GOAL := demo
 
 $(INSTALLED): requirements.lock
@@ -31,6 +31,9 @@ serve: $(INSTALLED) ## the service and its viewer, on the demo's model
 
 bench: $(INSTALLED) ## every benchmark, in full
 	for name in $$($(BIN)/python -m benchmarks --list); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+bench-compare: $(INSTALLED) ## make bench-compare BASE=commit: speed of this checkout over that commit's
+	$(BIN)/python -m benchmarks.commits $(BASE)
 
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long
