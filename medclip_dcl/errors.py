@@ -1,27 +1,5 @@
 """Every exception that this project raises on purpose, as one tree.
 
-    MedclipError
-        ConfigError            a setting is unknown, malformed or out of range
-        ArtifactError
-            ArtifactMissing    an earlier stage has not been run
-            ArtifactUnreadable a file may not be read by this user
-            ArtifactCorrupt    bytes on disk differ from what was committed
-            ArtifactStale      made from other inputs or settings than those asked for
-            ArtifactUnwritable the disk is full, or fails, or may not be written to
-        StudyError             a source of studies cannot be read as a whole
-        ImageError             one image is refused; `code` says by which rule
-        ReportError            one report or sentence is refused
-        ScoreError             a likelihood or an eta is missing, or not a valid number
-        CheckpointError        weights cannot be loaded, or do not fit
-        LaunchError            processes that were started together lost each other
-        HubError               a model hub cannot be reached, or refuses
-        TrainingError          training cannot go on
-        ObjectiveError         a loss is asked of tensors or settings that do not fit together
-        MetricError            a metric is asked of arrays that do not fit together
-        QueryError             a question put to a model or an index is malformed
-        EngineError            the vector engine does not answer, or lacks the index
-        ServiceError           the service cannot be reached, or refuses a request
-
 A message names the value, the rule it breaks and the remedy. It carries ids and
 counts, never report text, pixels, prompts or names of uploaded files.
 """
@@ -66,11 +44,7 @@ class ArtifactCorrupt(ArtifactError):
 
 
 class ArtifactUnreadable(ArtifactError):
-    """A file may not be read by the user that this process runs as.
-
-    Attributes:
-        file: the file or folder.
-    """
+    """A file or folder may not be read by the user that this process runs as."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -99,13 +73,7 @@ class StudyError(MedclipError):
     exit_code = 3
 
 
-class ImageError(MedclipError):
-    """One image is refused.
-
-    Attributes:
-        code: the rule that refused it, from `medclip_dcl.data.images.REASONS`.
-    """
-
+class _CodedError(MedclipError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.code = code
@@ -113,6 +81,14 @@ class ImageError(MedclipError):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
+
+
+class ImageError(_CodedError):
+    """One image is refused.
+
+    `code` is the rule that refused it, from `medclip_dcl.data.images.REASONS`.
+    """
+
 
 
 class ReportError(MedclipError):
@@ -159,18 +135,10 @@ class EngineError(MedclipError):
     """The vector engine does not answer, or lacks the index."""
 
 
-class ServiceError(MedclipError):
+class ServiceError(_CodedError):
     """The service cannot be reached, or refuses a request of the client.
 
-    Attributes:
-        code: what the service says went wrong; `unreachable`, `no_answer` or `no_url` where
-            it said nothing.
+    `code` is what the service says went wrong; `unreachable`, `no_answer` or `no_url` where it
+    said nothing.
     """
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(code, message)
-        self.code = code
-        self.message = message
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}"

@@ -147,7 +147,7 @@ def errors_table() -> str:
     """One row per exception."""
     rows = ["| error | exit code | raised when |", "|---|---|---|"]
     for name, item in vars(errors).items():
-        if inspect.isclass(item) and issubclass(item, errors.MedclipError):
+        if name[0] != "_" and inspect.isclass(item) and issubclass(item, errors.MedclipError):
             line = (item.__doc__ or "").splitlines()[0]
             rows.append(f"| `{name}` | {item.exit_code} | {line} |")
     return "\n".join(rows)
