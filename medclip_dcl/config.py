@@ -24,8 +24,7 @@ from medclip_dcl.evaluation.settings import (
     ProbeConfig,
     Table1Config,
 )
-from medclip_dcl.likelihood.eta import EtaConfig
-from medclip_dcl.likelihood.settings import LanguageModelConfig, LikelihoodConfig
+from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.reporting.settings import CardConfig, ReportConfig
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig

@@ -1,7 +1,7 @@
 """Processes that `accelerate launch` or torchrun started together, on one node or several.
 
 They share a folder and a gloo group. Nothing here touches a GPU: each process takes the
-one of its local rank.
+one of its local rank. torch, seconds of import, is paid by a launch of several alone.
 """
 
 import os
@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-
-import torch.distributed as dist
 
 from medclip_dcl.errors import LaunchError
 
@@ -45,6 +43,8 @@ class Launch:
         """Give every process the main one's `fact`; LaunchError where another has ended."""
         if self.processes == 1:
             return fact
+        import torch.distributed as dist
+
         reported = [fact]
         try:
             dist.broadcast_object_list(reported, src=0)
@@ -56,6 +56,8 @@ class Launch:
         """Wait until all are here; LaunchError where another process has ended."""
         if self.processes == 1:
             return
+        import torch.distributed as dist
+
         try:
             # A blocking barrier would not return to Python, so no signal would be handled.
             meeting = dist.barrier(async_op=True)
@@ -68,20 +70,16 @@ class Launch:
 
 @contextmanager
 def joined() -> Iterator[Launch]:
-    """Join the processes of this launch.
+    """Join the processes of this launch by the `env://` variables, which both launchers set.
 
-    Yields:
-        This process's ranks; a process that was started alone is the only one.
-
-    Raises:
-        LaunchError: the others cannot be reached.
-
-    Source: ours; torch.distributed's `env://` variables, which both launchers set.
+    A process that was started alone is the only one; LaunchError where others cannot be reached.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes == 1:
         yield Launch()
         return
+    import torch.distributed as dist
+
     try:
         dist.init_process_group("gloo", timeout=_LONGEST_WAIT)
     except (RuntimeError, ValueError) as error:

@@ -90,7 +90,6 @@ class ImageError(_CodedError):
     """
 
 
-
 class ReportError(MedclipError):
     """One report or sentence is refused."""
 
@@ -141,4 +140,3 @@ class ServiceError(_CodedError):
     `code` is what the service says went wrong; `unreachable`, `no_answer` or `no_url` where it
     said nothing.
     """
-

@@ -10,7 +10,8 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.likelihood import eta
-from medclip_dcl.likelihood.eta import EtaConfig, cap_eta, correction, eta_from_pll
+from medclip_dcl.likelihood.eta import cap_eta, correction, eta_from_pll
+from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.tables import read_table
 
 PAPER_BATCH = 64

@@ -22,7 +22,7 @@ A committed cache holds the result, sorted by text key and read by memory map.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +30,12 @@ import pyarrow.csv as pa_csv
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactStale, ConfigError, ScoreError
-from medclip_dcl.section import Section
+from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -44,24 +43,6 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import text_key, without_number
 
 Floats = NDArray[np.float64]
-
-
-class EtaConfig(Section):
-    """Class probability of a sentence (`build_eta_cache`)."""
-
-    source: Literal["pll", "frequency", "constant", "labels", "table", "oracle"] = "pll"
-    """Where eta comes from; `pll` is the paper's."""
-    a: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Scale of eta = a * p**k; no unit; paper, Section 3.2."""
-    k: Annotated[float, Field(ge=0)] = 0.35
-    """Exponent of eta = a * p**k; no unit; paper, Section 3.2."""
-    eta_max: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Cap on eta; ours: an uncapped negation destroys training."""
-    constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Value of eta where `source` is `constant`."""
-    table: str = ""
-    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`; it lists
-    every sentence."""
 
 
 ARTIFACT = ArtifactType("eta_cache", 3, "build_eta_cache")
@@ -309,7 +290,7 @@ def used_settings(settings: EtaConfig) -> dict[str, Any]:
 
 def inputs_of(source: str) -> tuple[ArtifactType, ...]:
     """List the artifacts that a source of eta reads."""
-    # scoring imports transformers, and every job reads EtaConfig from here
+    # scoring imports transformers, and the public eta_from_pll is here
     from medclip_dcl.likelihood import scoring
 
     own: dict[str, tuple[ArtifactType, ...]] = {

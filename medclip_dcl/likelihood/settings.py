@@ -1,7 +1,7 @@
-"""Settings of the masked language model and of likelihoods.
+"""Settings of the masked language model, of likelihoods and of eta.
 
 They have a module of their own because every job reads them, and the modules that they belong
-to import transformers.
+to import torch and transformers.
 """
 
 from typing import Annotated, Literal
@@ -52,3 +52,21 @@ class LikelihoodConfig(Section):
     """Word pieces that pass through the model in one unit of work; 0: some seconds' worth."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Scoring processes of each launched process; 0: one per core on a CPU, one on a GPU."""
+
+
+class EtaConfig(Section):
+    """Class probability of a sentence (`build_eta_cache`)."""
+
+    source: Literal["pll", "frequency", "constant", "labels", "table", "oracle"] = "pll"
+    """Where eta comes from; `pll` is the paper's."""
+    a: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Scale of eta = a * p**k; no unit; paper, Section 3.2."""
+    k: Annotated[float, Field(ge=0)] = 0.35
+    """Exponent of eta = a * p**k; no unit; paper, Section 3.2."""
+    eta_max: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Cap on eta; ours: an uncapped negation destroys training."""
+    constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Value of eta where `source` is `constant`."""
+    table: str = ""
+    """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`; it lists
+    every sentence."""

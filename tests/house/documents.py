@@ -22,7 +22,8 @@ from medclip_dcl.data import images
 from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.data.manifest import INPUTS, REASONS
-from medclip_dcl.likelihood.eta import EtaConfig, correction, same_correction
+from medclip_dcl.likelihood.eta import correction, same_correction
+from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat
 from pipelines.__main__ import job_summaries

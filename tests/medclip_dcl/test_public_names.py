@@ -24,6 +24,8 @@ def test_unknown_name_is_an_attribute_error() -> None:
         ("import medclip_dcl", ["torch", "transformers", "pyarrow", "pydantic"]),
         ("from medclip_dcl import debiased_contrastive_loss", ["transformers", "pyarrow"]),
         ("from medclip_dcl import open_image", ["torch", "transformers"]),
+        ("from medclip_dcl import eta_from_pll", ["transformers"]),
+        ("import medclip_dcl.config", ["torch", "transformers"]),  # every command reads it
     ],
 )
 def test_import_pays_only_for_what_it_names(statement: str, absent: list[str]) -> None:

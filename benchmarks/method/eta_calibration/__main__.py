@@ -53,7 +53,8 @@ from medclip_dcl.data import manifest
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import scoring
-from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
+from medclip_dcl.likelihood.eta import read_given_table
+from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.reporting import charts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels

@@ -41,7 +41,8 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.likelihood import eta, scoring
 from medclip_dcl.likelihood.diagnostics import compare_with_truth
-from medclip_dcl.likelihood.eta import EtaConfig, read_given_table
+from medclip_dcl.likelihood.eta import read_given_table
+from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
