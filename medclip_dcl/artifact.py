@@ -10,7 +10,6 @@ with the same fingerprint goes on where it stopped.
     origin       time and package versions; in neither fingerprint nor digest
 """
 
-import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -34,24 +33,15 @@ from medclip_dcl.files import (
     remove_staged,
     sha256_file,
     sync_file,
-    sync_folder,
     write_text,
 )
 from medclip_dcl.section import Section
 
-PACKAGES = (
-    "medclip-dcl",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "accelerate",
-    "numpy",
-    "pyarrow",
-    "pydicom",
-    "imagecodecs",
-    "pillow",
-    "pysbd",
-    "scikit-learn",
+HEADER = "artifact.json"
+_FINGERPRINT = "fingerprint.json"
+_PACKAGES = (
+    *("medclip-dcl", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow"),
+    *("pydicom", "imagecodecs", "pillow", "pysbd", "scikit-learn"),
 )
 
 
@@ -59,26 +49,10 @@ PACKAGES = (
 def package_versions() -> dict[str, str]:
     """Versions of the installed packages that can change what an artifact holds."""
     found = {}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _describe_origin(seconds: float) -> dict[str, Any]:
-    """Moment, machine and versions of a commit; no host or user name."""
-    return {
-        "committed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seconds": round(seconds, 3),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "packages": package_versions(),
-    }
-
-
-HEADER = "artifact.json"
-_FINGERPRINT = "fingerprint.json"
 
 
 @dataclass(frozen=True)
@@ -129,9 +103,6 @@ def make_fingerprint(
         kind: type of the artifact.
         settings: the settings that it depends on, as sections or plain values.
         inputs: the artifacts that it is made from, or digests of other inputs.
-
-    Returns:
-        A JSON-serialisable tree.
     """
     plain = {
         name: value.model_dump(mode="json") if isinstance(value, Section) else value
@@ -154,12 +125,7 @@ def json_digest(tree: Any) -> str:
 
 @denials_named()
 def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Artifact:
-    """Open a committed artifact.
-
-    Args:
-        path: its folder.
-        kind: the type and format version that the caller reads.
-        verify: hash every data file; otherwise sizes alone are compared.
+    """Open a committed artifact; without `verify` sizes alone are compared, not hashes.
 
     Raises:
         ArtifactMissing: there is none.
@@ -229,8 +195,7 @@ class ArtifactWriter:
     def commit(self, summary: Mapping[str, Any]) -> Artifact:
         """Flush and hash the draft and rename it to its final folder.
 
-        Args:
-            summary: counts that people look at; JSON-serialisable, no texts.
+        `summary` holds counts that people look at, no texts.
         """
         entries = {}
         for name in _data_files(self.directory):
@@ -245,7 +210,14 @@ class ArtifactWriter:
             "files": entries,
             "digest": json_digest(entries),
             "summary": dict(summary),
-            "origin": _describe_origin(time.monotonic() - self.started),
+            "origin": {  # no host or user name
+                "committed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": round(time.monotonic() - self.started, 3),
+                "python": platform.python_version(),
+                "machine": platform.machine(),
+                "system": platform.system(),
+                "packages": package_versions(),
+            },
         }
         header["checksum"] = json_digest(header)
         write_text(self.directory / HEADER, _header_text(header))
@@ -261,13 +233,7 @@ def write_artifact(
 ) -> Iterator[ArtifactWriter]:
     """Write an artifact; what a killed run with the same fingerprint had written is kept.
 
-    Args:
-        path: the artifact's final folder.
-        kind: its type.
-        fingerprint: what determines its content, from `make_fingerprint`.
-
-    Yields:
-        The writer. Leaving without `commit` keeps the draft for the next run.
+    Leaving without `commit` keeps the draft for the next run.
 
     Raises:
         ArtifactError: another process is writing the same artifact.
@@ -337,14 +303,14 @@ def _publish(directory: Path, final: Path) -> None:
     if replaces:
         if retired.exists():
             shutil.rmtree(retired)
-        Path(final).replace(retired)
+        final.replace(retired)
     try:
-        Path(directory).replace(final)
+        directory.replace(final)
     except OSError:
         if replaces:
-            Path(retired).replace(final)
+            retired.replace(final)
         raise
-    sync_folder(final.parent)
+    sync_file(final.parent)
     shutil.rmtree(retired, ignore_errors=True)
 
 
@@ -380,11 +346,11 @@ def _header_text(tree: Mapping[str, Any]) -> str:
 
 def _data_files(directory: Path) -> list[str]:
     """List a draft's files; the frame's own notes and half-written files are none."""
-    names = _files(directory)
+    own = {HEADER, _FINGERPRINT}
     return [
         name
-        for name in names
-        if name not in {HEADER, _FINGERPRINT} and not Path(name).name.startswith(STAGED)
+        for name in _files(directory)
+        if name not in own and not Path(name).name.startswith(STAGED)
     ]
 
 
@@ -402,8 +368,6 @@ def _short(value: Any) -> str:
 Item = TypeVar("Item")
 Row = dict[str, Any]
 
-_NOTE = "unit-{}-{:06d}.json"
-
 
 def map_resumable(
     folder: Path,
@@ -413,7 +377,7 @@ def map_resumable(
     answer: Callable[[Sequence[Item]], list[Row]],
     finished: Callable[[int], None],
 ) -> list[Row]:
-    """Map items to rows, unit by unit; what a killed run had finished is read back.
+    """Map items to rows, in units of `size`; what a killed run had finished is read back.
 
     Args:
         folder: the draft's directory.
@@ -422,14 +386,11 @@ def map_resumable(
         size: items in one unit.
         answer: gives JSON-serialisable rows for the items of one unit.
         finished: called with how many items have been finished.
-
-    Returns:
-        All rows, in the order of the items.
     """
     rows: list[Row] = []
     for number, start in enumerate(range(0, len(items), size)):
         part = items[start : start + size]
-        note = folder / _NOTE.format(name, number)
+        note = folder / f"unit-{name}-{number:06d}.json"
         if note.is_file():
             rows += json.loads(note.read_text(encoding="utf-8"))
         else:

@@ -22,8 +22,8 @@ import httpx
 from pydantic import ValidationError
 
 from medclip_dcl.errors import ImageError, MedclipError, ServiceError
+from medclip_dcl.files import read_key
 from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, RetrieveAnswer, Schema
-from medclip_dcl.section import read_key
 
 _BUSY = {429, 503}
 _SHORTEST_WAIT_S = 0.1

@@ -1,4 +1,4 @@
-"""Files that are either there whole or not at all, and paths that stay under their root."""
+"""Files that are there whole or not at all, paths that stay under their root, keys in files."""
 
 import errno
 import functools
@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from medclip_dcl.errors import ArtifactUnreadable, ArtifactUnwritable, StudyError
+from medclip_dcl.errors import ArtifactUnreadable, ArtifactUnwritable, ConfigError, StudyError
 
 STAGED = ".staged."
 """How the name of a file begins that is being written; one that stays was left by a kill."""
 
-_CHUNK = 1 << 20
 _DISK_FAULTS = {
     getattr(errno, name)
     for name in ("EACCES", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "EPERM", "EROFS")
@@ -57,7 +56,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         staged.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_file(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -72,7 +71,7 @@ def remove_staged(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a closed file to the disk."""
+    """Flush a closed file, or a folder's entries, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -80,34 +79,17 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it lasts."""
-    sync_file(path)
-
-
 def sha256_file(path: Path) -> str:
     """Hash a file's bytes: 64 hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@functools.lru_cache(maxsize=16)
-def _resolved(root: Path) -> Path:
-    return root.resolve()
+_resolved = functools.lru_cache(maxsize=16)(Path.resolve)
 
 
 def path_under(root: Path, relative: str) -> Path:
-    """Resolve a path that a table names, refusing everything outside its root.
-
-    Args:
-        root: folder that the table's paths are relative to.
-        relative: the path as the table gives it.
-
-    Returns:
-        The resolved path of a regular file under `root`.
+    """Resolve a path that a table names to a regular file under the root.
 
     Raises:
         StudyError: the path is absolute, leaves the root (also by a link), holds a
@@ -126,3 +108,22 @@ def path_under(root: Path, relative: str) -> Path:
     if not stat.S_ISREG(mode):
         raise StudyError("a path in the table names no regular file")
     return path
+
+
+def read_key(path: Path) -> str:
+    """Read the first key of a file, so that no command line and no environment shows it.
+
+    ConfigError where the file is open to others, cannot be read or holds no printable ASCII.
+    """
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = type(error).__name__
+        raise ConfigError(f"key file {path} cannot be read ({reason}); name another") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        raise ConfigError(f"key file {path} is open to others; run chmod 440 on it")
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys or not (keys[0].isascii() and keys[0].isprintable()):
+        raise ConfigError(f"key file {path} holds no key of printable ASCII; write one a line")
+    return keys[0]

@@ -22,10 +22,10 @@ import numpy as np
 
 from medclip_dcl.artifact import json_digest
 from medclip_dcl.errors import ConfigError, EngineError
+from medclip_dcl.files import read_key
 from medclip_dcl.progress import Progress
 from medclip_dcl.retrieval.embeddings import Floats, Mask, Nearest, Rows, Shards
 from medclip_dcl.retrieval.settings import RetrievalConfig
-from medclip_dcl.section import read_key
 
 MOST_HITS = 16_384
 """Most rows that Milvus gives in one answer."""
