@@ -58,7 +58,7 @@ README = "README.md"
 KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
 """Files that are copied as they are."""
 
-OPTIONAL = (model_package.CALIBRATION_FILE,)
+OPTIONAL = (model_package.CALIBRATION_FILE, model_package.INPUT_RANGE_FILE)
 """Files that are copied where they are there."""
 
 _PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")

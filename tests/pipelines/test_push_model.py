@@ -142,19 +142,30 @@ def test_a_hub_that_refuses_or_is_away_is_named(config_file: Path) -> None:
     assert (done.returncode, "HF_HUB_OFFLINE" in done.stderr) == (2, True)
 
 
-def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path: Path) -> None:
-    model = model_package.ARTIFACT.at(config_file.parent / "work")
+def with_file(config_file: Path, model: Path, name: str, text: str) -> None:
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
     with write_artifact(
-        tmp_path / "model", model_package.ARTIFACT, make_fingerprint(model_package.ARTIFACT, {}, {})
+        model, model_package.ARTIFACT, make_fingerprint(model_package.ARTIFACT, {}, {})
     ) as writer:
         (writer.directory / "text").mkdir()
-        for name in open_artifact(model, model_package.ARTIFACT).files:
-            (writer.directory / name).write_bytes((model / name).read_bytes())
-        (writer.directory / "sentences.csv").write_text("There is a left pleural effusion.")
+        for file in open_artifact(own, model_package.ARTIFACT).files:
+            (writer.directory / file).write_bytes((own / file).read_bytes())
+        (writer.directory / name).write_text(text)
         writer.commit({})
+
+
+def test_a_file_that_is_not_a_model_s_is_never_sent(config_file: Path, tmp_path: Path) -> None:
+    said = "There is a left pleural effusion."
+    with_file(config_file, tmp_path / "model", "sentences.csv", said)
     with pytest.raises(CheckpointError, match="1 files that no model package has"):
         public_copy(config_file, tmp_path / "model", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_the_range_of_a_model_s_images_goes_with_it(config_file: Path, tmp_path: Path) -> None:
+    with_file(config_file, tmp_path / "model", model_package.INPUT_RANGE_FILE, "{}")
+    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
+    assert copy.file(model_package.INPUT_RANGE_FILE).read_text() == "{}"
 
 
 def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
