@@ -85,7 +85,9 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_resolved = functools.lru_cache(maxsize=16)(Path.resolve)
+@functools.lru_cache(maxsize=16)
+def _resolved(root: Path) -> Path:
+    return root.resolve()
 
 
 def path_under(root: Path, relative: str) -> Path:
