@@ -34,6 +34,10 @@ CARDS = ArtifactType("cards", 2, "write_cards")
 MODEL_CARD, MODEL_FACTS = "model_card.md", "model_card.json"
 DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
 
+_KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
+_KEPT_IF_THERE = (model_package.CALIBRATION_FILE, model_package.INPUT_RANGE_FILE)
+_PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
+
 
 def cards_of(work: Path, model: Artifact) -> Artifact:
     """Open the cards in `work`: without those of `model`, an ArtifactError, it is not published."""
@@ -50,18 +54,6 @@ def cards_of(work: Path, model: Artifact) -> Artifact:
             f"the cards describe model {described[:12]}, not {model.digest[:12]}; rerun write_cards"
         )
     return cards
-
-
-README = "README.md"
-"""The model card; a hub shows it."""
-
-KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
-"""Files that are copied as they are."""
-
-OPTIONAL = (model_package.CALIBRATION_FILE, model_package.INPUT_RANGE_FILE)
-"""Files that are copied where they are there."""
-
-_PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
 
 
 def export_model(
@@ -84,8 +76,8 @@ def export_model(
     """
     found = model_package.read_model_package(model)
     source = open_artifact(model, ARTIFACT, verify=False)
-    expected = {*KEPT, CONFIG, CARD, SUBJECTS}
-    if strange := sorted(set(source.files) - expected - set(OPTIONAL)):
+    expected = {*_KEPT, CONFIG, CARD, SUBJECTS}
+    if strange := sorted(set(source.files) - expected - set(_KEPT_IF_THERE)):
         raise CheckpointError(
             f"the model holds {len(strange)} files that no model package has; package it again"
         )
@@ -97,7 +89,7 @@ def export_model(
             "names among them where reports hold names; look through text/tokenizer.json, then "
             "give --allow-vocabulary"
         )
-    kept = [*KEPT, *(name for name in OPTIONAL if name in source.files)]
+    kept = [*_KEPT, *(name for name in _KEPT_IF_THERE if name in source.files)]
     with write_artifact(
         folder, ARTIFACT, make_fingerprint(ARTIFACT, {}, {"model": source})
     ) as writer:
@@ -108,7 +100,7 @@ def export_model(
         write_text(writer.directory / CONFIG, _json(without_paths(tree)))
         write_text(writer.directory / CARD, _json(without_paths(found.card)))
         write_text(writer.directory / SUBJECTS, _json(None))
-        for name, output in ((README, MODEL_CARD), (DATA_CARD, DATA_CARD)):
+        for name, output in (("README.md", MODEL_CARD), (DATA_CARD, DATA_CARD)):
             write_bytes(writer.directory / name, cards.file(output).read_bytes())
         return writer.commit({})
 
