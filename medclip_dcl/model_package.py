@@ -32,7 +32,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact, write_artifact
+from medclip_dcl.artifact import (
+    Artifact,
+    ArtifactType,
+    open_artifact,
+    write_artifact,
+)
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
@@ -42,7 +47,13 @@ from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.section import Section
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 
-CALIBRATION_FILE = "calibration.json"
+ARTIFACT = ArtifactType("model", 2, "train")
+
+WEIGHTS, CONFIG, CARD, SUBJECTS = "model.safetensors", "config.json", "model.json", "subjects.json"
+TEXT = "text"
+TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""Files of `text/`, as transformers reads them."""
+CALIBRATION_FILE, INPUT_RANGE_FILE = "calibration.json", "input_range.json"
 
 
 class Curve(Section):
@@ -69,14 +80,7 @@ class Curve(Section):
         return self
 
     def probabilities(self, logits: Float[np.ndarray, " images"]) -> Float[np.ndarray, " images"]:
-        """Turn scores into probabilities.
-
-        Args:
-            logits: log odds of each image's score, gamma**2 times the margin.
-
-        Returns:
-            Probabilities in [0, 1].
-        """
+        """Turn log odds of each image's score, gamma**2 times the margin, into probabilities."""
         if self.logits:
             between: np.ndarray = np.interp(logits, self.logits, self.heights)
             return between
@@ -126,19 +130,9 @@ class ScoreCalibration(Section):
         return next((item for item in self.findings if item.finding == finding), None)
 
 
-def write_calibration(folder: Path, calibration: ScoreCalibration) -> None:
-    """Write the calibration into the draft of a model."""
-    write_text(folder / CALIBRATION_FILE, calibration.model_dump_json(indent=1) + "\n")
-
-
 def read_calibration(model: Artifact) -> ScoreCalibration | None:
-    """Read the calibration of an opened model; None where it has none.
-
-    Raises:
-        CheckpointError: it cannot be read by this version.
-    """
-    files: Mapping[str, object] = model.files
-    if CALIBRATION_FILE not in files:
+    """Read the calibration of an opened model; None where it has none."""
+    if CALIBRATION_FILE not in model.files:
         return None
     try:
         text = model.file(CALIBRATION_FILE).read_text(encoding="utf-8")
@@ -148,9 +142,6 @@ def read_calibration(model: Artifact) -> ScoreCalibration | None:
             f"calibration of model {model.digest[:12]} cannot be read by this version; rerun "
             "calibrate_scores"
         ) from error
-
-
-INPUT_RANGE_FILE = "input_range.json"
 
 
 @dataclass(frozen=True)
@@ -178,11 +169,7 @@ def write_input_range(folder: Path, found: InputRange) -> None:
 
 
 def read_input_range(folder: Path) -> InputRange | None:
-    """Read the range of a model whose bytes have been checked; None where it has none.
-
-    Raises:
-        CheckpointError: this version cannot read it.
-    """
+    """Read the range of a model whose bytes have been checked; None where it has none."""
     path = folder / INPUT_RANGE_FILE
     if not path.is_file():
         return None
@@ -194,19 +181,6 @@ def read_input_range(folder: Path) -> InputRange | None:
         raise CheckpointError(
             f"{INPUT_RANGE_FILE} of {folder} cannot be read by this version; rerun train"
         ) from error
-
-
-ARTIFACT = ArtifactType("model", 2, "train")
-
-WEIGHTS, CONFIG, CARD, SUBJECTS, TEXT = (
-    "model.safetensors",
-    "config.json",
-    "model.json",
-    "subjects.json",
-    "text",
-)
-TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
-"""Files of `text/`, as transformers reads them."""
 
 
 class PackagedConfig(Section):
@@ -246,35 +220,21 @@ class SavedModel:
         return self.path / TEXT
 
     def weights(self) -> dict[str, Tensor]:
-        """Read parameters and buffers by name, on the CPU, as `finite_weights` does."""
-        return finite_weights(self.path)
-
-
-def finite_weights(folder: Path) -> dict[str, Tensor]:
-    """Read parameters and buffers by name, on the CPU.
-
-    Raises:
-        CheckpointError: they cannot be read, or one is not finite.
-    """
-    try:
-        tensors: dict[str, Tensor] = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"weights of {folder} cannot be read; rerun train") from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise CheckpointError(f"weight {name} of {folder} is not finite; rerun train")
-    return tensors
+        """Read parameters and buffers by name, on the CPU; CheckpointError where not finite."""
+        try:
+            tensors: dict[str, Tensor] = load_file(self.path / WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"weights of {self.path} cannot be read; rerun train") from error
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise CheckpointError(f"weight {name} of {self.path} is not finite; rerun train")
+        return tensors
 
 
 def subject_hash(subject_id: str) -> str:
-    """Hash a patient's id, so that a model names no patient in clear.
+    """Hash a patient's id to 32 hexadecimal digits, so that a model names no patient in clear.
 
-    Args:
-        subject_id: the id, as the manifest has it.
-
-    Returns:
-        32 hexadecimal digits. Ids are few, so this hides them from readers, not from
-        someone who tries them all.
+    Ids are few, so this hides them from readers, not from someone who tries them all.
     """
     return hashlib.sha256(f"medclip-dcl subject {subject_id}".encode()).hexdigest()[:32]
 
@@ -292,35 +252,19 @@ def write_model_package(
     Args:
         folder: the draft's directory.
         weights: parameters and buffers by name.
-        config: the configuration.
+        config: the configuration; its `work` is not a property of the model, and may name
+            people: it is left out.
         card: facts about the model, JSON-serialisable.
         subject_ids: patients whose studies were trained on.
         write_text_files: fills a folder with `TEXT_FILES`.
     """
-    write_weights(folder, weights)
-    write_config_and_card(folder, config, card)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write_bytes(folder / WEIGHTS, save(plain))
+    _write_json(folder / CONFIG, {**config.model_dump(mode="json"), "work": "."})
+    _write_json(folder / CARD, card)
     _write_json(folder / SUBJECTS, sorted(map(subject_hash, subject_ids)))
     (folder / TEXT).mkdir(exist_ok=True)
     write_text_files(folder / TEXT)
-
-
-def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write parameters and buffers by name."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    write_bytes(folder / WEIGHTS, save(plain))
-
-
-def write_config_and_card(folder: Path, config: Section, card: Mapping[str, Any]) -> None:
-    """Write what a model was trained with and what it is.
-
-    Args:
-        folder: the draft's directory.
-        config: the configuration; its `work` is not a property of the model, and may name
-            people: it is left out.
-        card: facts about the model, JSON-serialisable.
-    """
-    _write_json(folder / CONFIG, {**config.model_dump(mode="json"), "work": "."})
-    _write_json(folder / CARD, card)
 
 
 def read_model_package(path: Path) -> SavedModel:
@@ -331,42 +275,28 @@ def read_model_package(path: Path) -> SavedModel:
         CheckpointError: its configuration or card cannot be read by this version.
     """
     artifact = open_artifact(path, ARTIFACT)
-    config, (card, hashes) = _read_facts(artifact, CARD, SUBJECTS)
-    calibration = read_calibration(artifact)
-    return SavedModel(path, artifact.digest, config, card, _set(hashes), calibration)
+    try:
+        texts = [artifact.file(name).read_text("utf-8") for name in (CONFIG, CARD, SUBJECTS)]
+        config = PackagedConfig.model_validate_json(texts[0])
+        card, hashes = map(json.loads, texts[1:])
+    except (OSError, ValidationError, ValueError) as error:
+        raise CheckpointError(
+            f"model in {path} has a configuration that this version cannot read; rerun train"
+        ) from error
+    known = None if hashes is None else frozenset(hashes)
+    return SavedModel(path, artifact.digest, config, card, known, read_calibration(artifact))
 
 
 def add_calibration(model: Artifact, calibration: ScoreCalibration) -> Artifact:
-    """Put a calibration into a model, instead of the one that it has.
-
-    Returns:
-        The model, with the same fingerprint and a digest of its own.
-    """
+    """Put a calibration into a model, instead of the one that it has; its digest is new."""
     with write_artifact(model.path, ARTIFACT, model.fingerprint) as writer:
         for name in model.files:
             if name != CALIBRATION_FILE:
                 _link(model.path / name, writer.directory / name)
-        write_calibration(writer.directory, calibration)
+        text = calibration.model_dump_json(indent=1)
+        write_text(writer.directory / CALIBRATION_FILE, text + "\n")
         writer.started = time.monotonic() - model.origin["seconds"]  # those of its training
         return writer.commit(model.summary)
-
-
-def _read_facts(artifact: Artifact, *names: str) -> tuple[PackagedConfig, list[Any]]:
-    try:
-        config = PackagedConfig.model_validate_json(
-            artifact.file(CONFIG).read_text(encoding="utf-8")
-        )
-        trees = [json.loads(artifact.file(name).read_text(encoding="utf-8")) for name in names]
-    except (OSError, ValidationError, ValueError) as error:
-        raise CheckpointError(
-            f"model in {artifact.path} has a configuration that this version cannot read; rerun "
-            "train"
-        ) from error
-    return config, trees
-
-
-def _set(hashes: list[str] | None) -> frozenset[str] | None:
-    return None if hashes is None else frozenset(hashes)
 
 
 def _link(source: Path, target: Path) -> None:
