@@ -97,74 +97,48 @@ class ApiError(HTTPException):
         self.code = code
 
 
-def error_response(code: str, request_id: str, status: int | None = None) -> JSONResponse:
-    """Make the answer to a request that failed.
-
-    Args:
-        code: a key of `ERRORS`, or a reason why an image is refused.
-        request_id: id of the request.
-        status: status of a refused image; None: that of the table.
-
-    Returns:
-        The answer.
-    """
-    known, line = ERRORS.get(code, (422, REASONS.get(code, "the image is refused")))
-    headers = {}
+def error_response(code: str, request_id: str) -> JSONResponse:
+    """Make the answer to a request that failed with a code of `ERRORS`."""
+    status, line = ERRORS[code]
+    response = _response(code, request_id, status, line)
     if code in _RETRY_AFTER_S:
-        headers["Retry-After"] = str(_RETRY_AFTER_S[code])
+        response.headers["Retry-After"] = str(_RETRY_AFTER_S[code])
     if code == "unauthorized":
-        headers["WWW-Authenticate"] = "Bearer"
-    body = {"code": code, "message": line, "request_id": request_id}
-    return JSONResponse(body, status if status is not None else known, headers)
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Teach an app to answer every exception of the table.
-
-    Args:
-        app: the service.
-    """
-    app.add_exception_handler(ApiError, _refusal)
-    app.add_exception_handler(ImageError, _image)
-    app.add_exception_handler(QueryError, _query)
-    app.add_exception_handler(EngineError, _engine)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(HTTPException, _http)
+    """Teach an app to answer every exception of the table."""
+    for kind in (HTTPException, ImageError, QueryError, EngineError, RequestValidationError):
+        app.add_exception_handler(kind, _answer)
 
 
-def _answer(request: Request, code: str, status: int | None = None) -> Response:
+async def _answer(request: Request, error: Exception) -> Response:
     state = state_of(request.scope)
-    state.code = code
-    return error_response(code, state.request_id, status)
-
-
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _answer(request, error.code)
-
-
-async def _image(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ImageError)
-    return _answer(request, error.code, IMAGE_STATUS.get(error.code, 422))
-
-
-async def _query(request: Request, _error: Exception) -> Response:
-    return _answer(request, "invalid_query")
-
-
-async def _engine(request: Request, _error: Exception) -> Response:
-    return _answer(request, "engine_unavailable")
-
-
-async def _validation(request: Request, _error: Exception) -> Response:
-    return _answer(request, "invalid_request")
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    response = _answer(request, _CODE_OF_STATUS.get(error.status_code, "internal"))
-    response.headers.update(error.headers or {})
+    if isinstance(error, ImageError):
+        state.code = error.code
+        line = REASONS.get(error.code, "the image is refused")
+        return _response(error.code, state.request_id, IMAGE_STATUS.get(error.code, 422), line)
+    state.code = _code_of(error)
+    response = error_response(state.code, state.request_id)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
     return response
+
+
+def _code_of(error: Exception) -> str:
+    if isinstance(error, ApiError):
+        return error.code
+    if isinstance(error, HTTPException):
+        return _CODE_OF_STATUS.get(error.status_code, "internal")
+    if isinstance(error, QueryError):
+        return "invalid_query"
+    return "engine_unavailable" if isinstance(error, EngineError) else "invalid_request"
+
+
+def _response(code: str, request_id: str, status: int, line: str) -> JSONResponse:
+    return JSONResponse({"code": code, "message": line, "request_id": request_id}, status)
 
 
 def documented(

@@ -13,6 +13,8 @@ from api.errors import ERRORS, add_handlers, error_response
 from api.logging import Metrics
 from api.middleware import AdmissionMiddleware, RequestContextMiddleware
 from api.settings import ServeSettings
+from medclip_dcl.data.images import REASONS
+from medclip_dcl.errors import ImageError
 
 ROOM = 8 << 20
 OPEN = Auth(None, frozenset())
@@ -38,6 +40,10 @@ def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> Fast
     @app.post("/fault")
     async def fault() -> None:
         raise ZeroDivisionError("a secret")
+
+    @app.post("/image")
+    async def image() -> None:
+        raise ImageError("deadline", "a secret")
 
     return app
 
@@ -118,6 +124,12 @@ def test_places_are_given_back_after_faults() -> None:
         assert (status, b"internal" in body) == (500, True)
         assert b"secret" not in body
     assert limiter.take()
+
+
+def test_an_image_that_took_too_long_is_no_busy_model() -> None:
+    status, body = ask(app_with(), [b""], path="/image")
+    assert (status, REASONS["deadline"].encode() in body) == (422, True)
+    assert b"secret" not in body
 
 
 def test_failures_that_pass_say_when_to_try_again() -> None:
