@@ -15,9 +15,8 @@ from medclip_dcl.errors import ConfigError
 from .logging import log, state_of
 from .settings import ServeSettings
 
-SHORTEST_KEY = 32
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""Host names of the machine itself, as the Host header writes them."""
+_SHORTEST_KEY = 32
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # as the Host header writes the machine itself
 
 OPEN_PATHS = frozenset(
     {
@@ -46,15 +45,7 @@ class ApiKeys:
         self._hashes = _read_keys(file)
 
     def id_of(self, key: bytes) -> str | None:
-        """Name the key of a request.
-
-        Args:
-            key: as it was sent.
-
-        Returns:
-            The first eight digits of its SHA-256, under which the log knows it; None where it
-            is not a key of the file.
-        """
+        """Name a key by the first eight digits of its SHA-256; None where the file lacks it."""
         self._refresh()
         hashed = hashlib.sha256(key).digest()
         equal = [hmac.compare_digest(hashed, known) for known in self._hashes]
@@ -75,21 +66,15 @@ class ApiKeys:
 
 @dataclass(frozen=True)
 class Auth:
-    """What a request must bring.
-
-    Attributes:
-        keys: the known keys; None: none is asked for, on loopback alone.
-        hosts: host names that may be asked for; empty: any.
-    """
+    """What a request must bring."""
 
     keys: ApiKeys | None
+    """The known keys; None: none is asked for, on loopback alone."""
     hosts: frozenset[str]
+    """Host names that may be asked for; empty: any."""
 
     def refusal(self, scope: Scope) -> str | None:
         """Say why a request may not go on, and leave the id of its key in its state.
-
-        Args:
-            scope: of the request; its path is percent-decoded, its headers in lower case.
 
         Returns:
             `host_refused`, `loopback_only` or `unauthorized`; None where it may.
@@ -118,33 +103,20 @@ class Auth:
 def read_auth(settings: ServeSettings) -> Auth:
     """Read the keys and host names that the settings name.
 
-    Args:
-        settings: of the service.
-
-    Returns:
-        What a request must bring.
-
     Raises:
         ConfigError: there is neither a key nor permission to do without one, or the
             key file is readable by others, unreadable, or holds a short key.
     """
     if bool(settings.key_file) == settings.allow_anonymous:
         raise ConfigError("set exactly one of key_file and allow_anonymous: true")
-    hosts = frozenset(settings.allowed_hosts or (LOOPBACK if settings.allow_anonymous else ()))
+    hosts = frozenset(settings.allowed_hosts or (_LOOPBACK if settings.allow_anonymous else ()))
     if settings.allow_anonymous:
         return Auth(None, hosts)
     return Auth(ApiKeys(Path(settings.key_file)), hosts)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is reachable from this machine alone.
-
-    Args:
-        host: address that is to be bound.
-
-    Returns:
-        Whether it is one of the loopback names.
-    """
+    """Return whether an address that is to be bound is reachable from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -188,8 +160,8 @@ def _read_keys(file: Path) -> tuple[bytes, ...]:
         ) from error
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"key file {file} is open to others; run chmod 440 on it")
-    if not keys or min(map(len, keys)) < SHORTEST_KEY:
-        raise ConfigError(f"key file {file} needs keys of at least {SHORTEST_KEY} characters")
+    if not keys or min(map(len, keys)) < _SHORTEST_KEY:
+        raise ConfigError(f"key file {file} needs keys of at least {_SHORTEST_KEY} characters")
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
 
