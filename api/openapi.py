@@ -50,12 +50,7 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def install_openapi(app: FastAPI, settings: ServeSettings) -> None:
-    """Make an app describe itself as it is set up.
-
-    Args:
-        app: the service, with all its routes.
-        settings: of the service, with the limits.
-    """
+    """Make an app, which has all its routes, describe itself as it is set up."""
     made: dict[str, Any] = {}
 
     def document() -> dict[str, Any]:
