@@ -24,14 +24,7 @@ _LONGEST_HEAD = 16 * 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the service until a signal stops it.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        The exit code: 0 stopped, 2 configuration, 4 no model.
-    """
+    """Run the service until a signal stops it; exit code 0 stopped, 2 configuration, 4 no model."""
     parser = argparse.ArgumentParser(prog="python -m api")
     parser.add_argument("--config", type=Path, required=True, help="settings, a YAML file")
     parser.add_argument("--host", help="address to bind")
