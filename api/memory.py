@@ -14,12 +14,10 @@ _NEVER = 2**31 - 1
 
 
 def keep_memory() -> bool:
-    """Let freed memory stay with this process; call it before the first thread is started.
+    """Let freed memory stay with this process; whether the C library does so.
 
-    Later, threads have heaps of their own already, and those are trimmed all the same.
-
-    Returns:
-        Whether the C library does so.
+    Call it before the first thread is started: later, threads have heaps of their own already,
+    and those are trimmed all the same.
     """
     mallopt = _function("mallopt")
     if mallopt is None:
