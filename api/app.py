@@ -10,17 +10,23 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.formparsers import MultiPartParser
 
-from .admission import ConcurrencyLimiter
 from .auth import read_auth
 from .errors import add_handlers
 from .logging import Metrics
-from .middleware import AdmissionMiddleware, RequestContextMiddleware, close_silent
+from .middleware import ConcurrencyLimiter, RequestMiddleware, close_silent
 from .model_manager import ModelManager
 from .openapi import install_openapi
-from .routes import classify, ground, health, model, pixels, retrieve, viewer
-from .settings import FILE_VARIABLE, MAX_FIELD_KB, MAX_FIELDS, ServeSettings, read_settings
+from .routes import classify, ground, retrieve, service, viewer
+from .settings import (
+    FILE_VARIABLE,
+    MAX_FIELD_KB,
+    MAX_FIELDS,
+    MEBIBYTE,
+    ServeSettings,
+    read_settings,
+)
 
-_ROUTERS = (classify, ground, retrieve, pixels, model, health)
+_ROUTERS = (classify, ground, retrieve, viewer, service)
 
 
 def create_app(settings: ServeSettings | None = None) -> FastAPI:
@@ -43,7 +49,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     # uvicorn's own access log would repeat query strings.
     logging.getLogger("uvicorn.access").disabled = True
     # What is sent stays in memory: no temporary files.
-    MultiPartParser.spool_max_size = settings.max_body_bytes
+    MultiPartParser.spool_max_size = settings.max_body_mb * MEBIBYTE
     metrics = Metrics()
     app = FastAPI(
         title="medclip-dcl",
@@ -61,19 +67,18 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     )
     app.state.serving = ModelManager(settings, metrics)
     add_handlers(app)
-    # The last one added stands outermost.
+    room = settings.max_bodies_mb * MEBIBYTE
     app.add_middleware(
-        AdmissionMiddleware,
+        RequestMiddleware,
         settings=settings,
         auth=read_auth(settings),
-        limiter=ConcurrencyLimiter(settings.queue, settings.max_bodies_bytes, metrics),
+        limiter=ConcurrencyLimiter(settings.queue, room, metrics),
         metrics=metrics,
     )
-    app.add_middleware(RequestContextMiddleware, metrics=metrics)
-    app.include_router(viewer.router)
-    for room in _ROUTERS:
-        app.include_router(room.router)
-        app.include_router(room.router, prefix="/v1", include_in_schema=False)
+    app.include_router(viewer.pages)
+    for module in _ROUTERS:
+        app.include_router(module.router)
+        app.include_router(module.router, prefix="/v1", include_in_schema=False)
     install_openapi(app, settings)
     return app
 

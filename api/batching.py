@@ -1,9 +1,9 @@
-"""The one queue to the model: images that wait while it is busy share its next forward pass.
+"""Who waits for what: turns of blocking work, and the one queue to the model.
 
-One thread owns the device. It takes waiting questions in the order of asking, at most so many
-that one forward pass may hold, encodes their images together and answers one after another.
-Nobody waits for a batch to fill. A question whose deadline has passed or whose client has left
-is taken out before it costs anything.
+Images that wait while the model is busy share its next forward pass. One thread owns the device.
+It takes waiting questions in the order of asking, at most so many that one forward pass may hold,
+encodes their images together and answers one after another. Nobody waits for a batch to fill. A
+question whose deadline has passed or whose client has left is taken out before it costs anything.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,13 +23,97 @@ from torch import Tensor
 
 from medclip_dcl.inference import Predictor
 
-from .admission import has_left, outcome
 from .errors import ApiError
 from .logging import Metrics, state_of
 
 _Answer = TypeVar("_Answer")
 _Square = npt.NDArray[np.uint8]
-_Told = tuple[Any, BaseException | None]
+_Outcome = tuple[Any, BaseException | None]
+
+
+class WorkerSlots:
+    """Blocking work, a fixed number of pieces at a time, in the order of asking.
+
+    Attributes:
+        used_at: when a piece of work ended last, monotonic clock, seconds.
+    """
+
+    def __init__(self, stage: str, workers: int, metrics: Metrics) -> None:
+        self.used_at = 0.0
+        self._stage = stage
+        self._turn = asyncio.Semaphore(workers)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix=stage)
+        self._metrics = metrics
+
+    async def run(self, request: Request, work: Callable[[], _Answer]) -> _Answer:
+        """Run a piece of work in its turn, in a thread; the request's timings are added to.
+
+        Raises:
+            ApiError: the deadline passed or the client left before the work began, or
+                there is no memory for it.
+        """
+        timings, asked = state_of(request.scope).timings, time.monotonic()
+        await self._wait(request)
+        try:
+            if await _has_left(request):
+                raise ApiError("client_gone")
+            started = time.monotonic()
+            self._metrics.note(timings, f"{self._stage}_wait", started - asked)
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, work)
+            finally:  # what never began is counted nowhere
+                self.used_at = time.monotonic()
+                self._metrics.note(timings, self._stage, self.used_at - started)
+        except MemoryError as error:
+            raise ApiError("out_of_memory") from error
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """Forget what has not begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait(self, request: Request) -> None:
+        if not self._turn.locked():
+            await self._turn.acquire()
+            return
+        turn = asyncio.ensure_future(self._turn.acquire())
+        reason = await _wait_for(request, turn)
+        if reason is None:
+            return
+        turn.cancel()
+        if turn.done() and not turn.cancelled():  # it came in the same moment
+            self._turn.release()
+        raise ApiError(reason)
+
+
+async def _has_left(request: Request) -> bool:
+    """Whether the client has closed the connection, as far as this machine has been told."""
+    for _ in range(2):  # the loop looks at its sockets, then tells who is behind them
+        await asyncio.sleep(0)
+    return await request.is_disconnected()
+
+
+async def _wait_for(request: Request, awaited: "asyncio.Future[Any]") -> str | None:
+    """Wait while the client stays and the deadline has not passed; why the wait ended early.
+
+    The body of the request has been read. What is waited for goes on in any case.
+    """
+    gone = asyncio.ensure_future(_departure(request))
+    left_s = max(0.0, state_of(request.scope).deadline - time.monotonic())
+    try:
+        await asyncio.wait({awaited, gone}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+    if awaited.done():
+        return None
+    return "client_gone" if gone.done() else "deadline"
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @dataclass(eq=False)
@@ -78,39 +163,18 @@ class MicroBatcher:
             batched: made first of all images of a forward pass for which the same is given,
                 (images, rows, columns, dim); `answer` gets the image's own part of what it gives.
 
-        Returns:
-            The answer.
-
         Raises:
             ApiError: the deadline passed or the client left before the forward pass, or the
                 device has no memory for it.
         """
-        return await self._asked(request, model, image, answer, batched)
+        return await self._ask(request, model, image, answer, batched)
 
     async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
-        """Ask something that is about no image, in turn.
-
-        Args:
-            request: as for `submit`.
-            answer: makes the answer; called in the model's thread.
-
-        Returns:
-            The answer.
-
-        Raises:
-            ApiError: as for `submit`.
-        """
-        return await self._asked(request, None, None, lambda _none: answer())
+        """Ask something that is about no image, as `submit` does."""
+        return await self._ask(request, None, None, lambda _none: answer())
 
     async def run(self, work: Callable[[], _Answer]) -> _Answer:
-        """Run something else in the model's thread, in turn.
-
-        Args:
-            work: what to do.
-
-        Returns:
-            What it returns.
-        """
+        """Run something else in the model's thread, in turn."""
         future = asyncio.get_running_loop().create_future()
         self._append(_Question(None, None, lambda _none: work(), float("inf"), future))
         done: _Answer = await future
@@ -122,7 +186,7 @@ class MicroBatcher:
             self._closed = True
             self._changed.notify()
 
-    async def _asked(
+    async def _ask(
         self,
         request: Request,
         model: Predictor | None,
@@ -130,29 +194,25 @@ class MicroBatcher:
         answer: Callable[[Any], _Answer],
         batched: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
-        if await has_left(request):
+        if await _has_left(request):
             raise ApiError("client_gone")
+        state = state_of(request.scope)
         future = asyncio.get_running_loop().create_future()
-        question = _Question(
-            model, image, answer, state_of(request.scope).deadline, future, batched
-        )
+        question = _Question(model, image, answer, state.deadline, future, batched)
         asked = time.monotonic()
         self._append(question)
         try:
-            reason = await outcome(request, future)
+            reason = await _wait_for(request, future)
             if reason is not None and self._withdraw(question):
                 raise ApiError(reason)
             given: _Answer = await future  # what has begun is not undone
             return given
         finally:
             self._withdraw(question)
-            self._note(state_of(request.scope).timings, asked, question.begun)
-
-    def _note(self, timings: dict[str, float], asked: float, begun: float | None) -> None:
-        now = time.monotonic()
-        self._metrics.note(timings, "model_wait", (now if begun is None else begun) - asked)
-        if begun is not None:
-            self._metrics.note(timings, "model", now - begun)
+            now, begun = time.monotonic(), question.begun
+            self._metrics.note(state.timings, "model_wait", (begun or now) - asked)
+            if begun is not None:
+                self._metrics.note(state.timings, "model", now - begun)
 
     def _append(self, question: _Question) -> None:
         with self._changed:
@@ -177,7 +237,7 @@ class MicroBatcher:
             images = sum(question.image is not None for question in batch)
             if images:
                 self._metrics.batch_images.observe(images)
-            _tell(batch, _answers(batch))
+            _deliver(batch, _answers(batch))
 
     def _next(self) -> list[_Question]:
         with self._changed:
@@ -197,7 +257,7 @@ class MicroBatcher:
         return batch
 
 
-def _answers(batch: Sequence[_Question]) -> list[_Told]:
+def _answers(batch: Sequence[_Question]) -> list[_Outcome]:
     """Answer a batch; what goes wrong with one question leaves the others alone."""
     now = time.monotonic()
     in_time = [question for question in batch if question.deadline > now]
@@ -208,11 +268,14 @@ def _answers(batch: Sequence[_Question]) -> list[_Told]:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if len(batch) > 1:  # less may still fit
-            return [reported for question in batch for reported in _answers([question])]
-        answered = {batch[0]: (None, _refusal("out_of_memory", error))}
+            return [outcome for question in batch for outcome in _answers([question])]
+        answered = {batch[0]: (None, _out_of_memory(error))}
     except Exception as error:  # noqa: BLE001 (each of them is told, the thread lives on)
         answered = dict.fromkeys(in_time, (None, error))
-    return [answered.get(question, (None, ApiError("deadline"))) for question in batch]
+    return [
+        answered[question] if question in answered else (None, ApiError("deadline"))
+        for question in batch
+    ]
 
 
 def _parts(asking: Sequence[_Question]) -> dict[_Question, Any]:
@@ -230,26 +293,26 @@ def _parts(asking: Sequence[_Question]) -> dict[_Question, Any]:
     return parts
 
 
-def _answer(question: _Question, own: Any) -> _Told:
+def _answer(question: _Question, own: Any) -> _Outcome:
     try:
         return question.answer(own), None
     except (torch.OutOfMemoryError, MemoryError) as error:
-        return None, _refusal("out_of_memory", error)
+        return None, _out_of_memory(error)
     except Exception as error:  # noqa: BLE001 (the one who asked is told)
         return None, error
 
 
-def _refusal(code: str, cause: BaseException) -> ApiError:
-    refusal = ApiError(code)
+def _out_of_memory(cause: BaseException) -> ApiError:
+    refusal = ApiError("out_of_memory")
     refusal.__cause__ = cause
     return refusal
 
 
-def _tell(batch: Sequence[_Question], answers: Sequence[_Told]) -> None:
+def _deliver(batch: Sequence[_Question], outcomes: Sequence[_Outcome]) -> None:
     """Hand answers to the event loop that waits for them."""
 
-    def tell() -> None:
-        for question, (answer, error) in zip(batch, answers, strict=True):
+    def deliver() -> None:
+        for question, (answer, error) in zip(batch, outcomes, strict=True):
             if question.future.done():
                 continue
             if error is None:
@@ -258,6 +321,6 @@ def _tell(batch: Sequence[_Question], answers: Sequence[_Told]) -> None:
                 question.future.set_exception(error)
 
     try:
-        batch[0].future.get_loop().call_soon_threadsafe(tell)
+        batch[0].future.get_loop().call_soon_threadsafe(deliver)
     except RuntimeError:  # the loop has ended, and nobody waits
         return

@@ -1,4 +1,4 @@
-"""The two layers around every route: request id, headers and log line; then admission."""
+"""Around every route: id, admission, body, headers and log line; and silent connections."""
 
 import asyncio
 import re
@@ -9,16 +9,79 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .admission import ConcurrencyLimiter
 from .auth import Auth
 from .errors import ApiError, error_response
 from .logging import Metrics, RequestState, log, log_fault, state_of
-from .settings import ServeSettings
+from .settings import MEBIBYTE, ServeSettings
 from .uploads import set_image_aside
 
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# What a log line may call a method: a client can make up others.
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+}
+_ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 
-class AdmissionMiddleware:
-    """ASGI middleware that admits a request, or answers it at once."""
+
+class ConcurrencyLimiter:
+    """Places for questions that have arrived whole, and room for bodies that are arriving.
+
+    A slow sender holds no place, only the bytes that it has sent.
+
+    Args:
+        count: questions that are inside at once.
+        room: bytes of all bodies that are held at once.
+        metrics: Prometheus metrics.
+    """
+
+    def __init__(self, count: int, room: int, metrics: Metrics) -> None:
+        self._free = count
+        self._room = room
+        self._metrics = metrics
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no place is free."""
+        return self._free == 0
+
+    def take(self) -> bool:
+        """Take a place; whether there was one."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        self._metrics.inside.inc()
+        return True
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self._free += 1
+        self._metrics.inside.dec()
+
+    def hold(self, size: int) -> bool:
+        """Take room for so many bytes of a body; whether there was room."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def release(self, size: int) -> None:
+        """Give the room of a body back, bytes."""
+        self._room += size
+
+
+class RequestMiddleware:
+    """ASGI middleware that admits a request, or answers it at once, and logs it in either case."""
 
     def __init__(
         self,
@@ -30,25 +93,41 @@ class AdmissionMiddleware:
     ) -> None:
         self._app = app
         self._settings = settings
+        self._max_body_bytes = settings.max_body_mb * MEBIBYTE
         self._auth = auth
         self._limiter = limiter
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
-
-        Args:
-            scope: of the connection.
-            receive: gives the body.
-            send: takes the answer.
-        """
+        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        state = RequestState(_request_id(scope))
+        scope.setdefault("state", {})["request"] = state
+        started, status = time.monotonic(), 0
+
+        async def framed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                missing = _missing_headers(message, state.request_id)
+                message["headers"] = [*message["headers"], *missing]
+            await send(message)
+
+        try:
+            await self._admit(scope, receive, framed)
+        except Exception as error:  # noqa: BLE001 (the last resort: the server lives on)
+            state.code = "internal"
+            log_fault("fault", error, request_id=state.request_id)
+            if status == 0:
+                await error_response("internal", state.request_id)(scope, receive, framed)
+        finally:
+            self._note(scope, status, time.monotonic() - started)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = state_of(scope)
         code = self._refusal(scope)
-        if code is None and scope["method"] == "POST" and self._limiter.is_full:
-            code = "overloaded"
         if code is not None:
             state.code = code
             await error_response(code, state.request_id)(scope, receive, send)
@@ -59,12 +138,25 @@ class AdmissionMiddleware:
             return
         await self._with_body(scope, receive, send)
 
+    def _refusal(self, scope: Scope) -> str | None:
+        """What the head of a request alone is refused for; its body is left unread."""
+        code = self._auth.refusal(scope)
+        if code is not None:
+            return code
+        named = dict(scope["headers"])
+        if named.get(b"content-encoding", b"identity").lower() != b"identity":
+            return "content_encoding"
+        declared = named.get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._max_body_bytes:
+            return "body_too_large"
+        return "overloaded" if scope["method"] == "POST" and self._limiter.is_full else None
+
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gather a body, which holds no place while it arrives, and answer it in a place."""
         state = state_of(scope)
-        body = _Body(receive, self._settings, self._limiter)
+        body = _Body(receive, self._max_body_bytes, self._limiter)
         try:
-            message = await body.gathered()
+            message = await body.gathered(self._settings.body_deadline_s)
             self._metrics.note(state.timings, "receive", time.monotonic() - body.started)
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")
@@ -89,130 +181,6 @@ class AdmissionMiddleware:
             if body.size:
                 self._limiter.leave()
 
-    def _refusal(self, scope: Scope) -> str | None:
-        code = self._auth.refusal(scope)
-        if code is not None:
-            return code
-        named = dict(scope["headers"])
-        if named.get(b"content-encoding", b"identity").lower() != b"identity":
-            return "content_encoding"
-        declared = named.get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._settings.max_body_bytes:
-            return "body_too_large"
-        return None
-
-
-class _Body:
-    """A body that is counted as it arrives, and must have arrived in time."""
-
-    def __init__(
-        self, receive: Receive, settings: ServeSettings, limiter: ConcurrencyLimiter
-    ) -> None:
-        self.started = time.monotonic()
-        self.size = 0
-        self._receive = receive
-        self._settings = settings
-        self._limiter = limiter
-        self._held = 0
-
-    async def gathered(self) -> Message:
-        """Wait for all of it.
-
-        Returns:
-            The body as one ASGI message, or the word that the client has left.
-
-        Raises:
-            ApiError: it is too large or too slow, or there is no room for it.
-        """
-        pieces = []
-        try:
-            async with asyncio.timeout(self._settings.body_deadline_s):
-                while True:
-                    message = await self._receive()
-                    if message["type"] != "http.request":
-                        return message
-                    pieces.append(message.get("body", b""))
-                    self._hold(len(pieces[-1]))
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError as error:
-            raise ApiError("body_deadline") from error
-        return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
-
-    def release(self) -> None:
-        """Give its room back."""
-        self._limiter.release(self._held)
-        self._held = 0
-
-    def _hold(self, size: int) -> None:
-        self.size += size
-        if self.size > self._settings.max_body_bytes:
-            raise ApiError("body_too_large")
-        if not self._limiter.hold(size):
-            raise ApiError("overloaded")
-        self._held += size
-
-
-_SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY"))
-"""What a log line may call a method: a client can make up others."""
-
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-store",
-}
-_ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
-
-
-class RequestContextMiddleware:
-    """ASGI middleware around everything else."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
-
-        Args:
-            scope: of the connection.
-            receive: gives the body.
-            send: takes the answer.
-        """
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = _request_id(scope)
-        state = RequestState(request_id)
-        scope.setdefault("state", {})["request"] = state
-        started, status = time.monotonic(), 0
-
-        async def framed(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], *_missing_headers(message, request_id)]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, framed)
-        except Exception as error:  # noqa: BLE001 (the last resort: the server lives on)
-            state.code = "internal"
-            log_fault("fault", error, request_id=request_id)
-            if status == 0:
-                await error_response("internal", request_id)(scope, receive, framed)
-        finally:
-            self._note(scope, status, time.monotonic() - started)
-
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.requests.labels(route, str(status)).inc()
@@ -232,13 +200,56 @@ class RequestContextMiddleware:
         )
 
 
+class _Body:
+    """A body that is counted as it arrives, and must have arrived in time."""
+
+    def __init__(self, receive: Receive, max_bytes: int, limiter: ConcurrencyLimiter) -> None:
+        self.started = time.monotonic()
+        self.size = 0
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._limiter = limiter
+        self._held = 0
+
+    async def gathered(self, deadline_s: float) -> Message:
+        """Give the whole body as one ASGI message, or the word that the client has left.
+
+        Raises:
+            ApiError: it is too large or too slow, or there is no room for it.
+        """
+        pieces = []
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        return message
+                    pieces.append(message.get("body", b""))
+                    self._hold(len(pieces[-1]))
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError as error:
+            raise ApiError("body_deadline") from error
+        return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
+
+    def release(self) -> None:
+        self._limiter.release(self._held)
+        self._held = 0
+
+    def _hold(self, size: int) -> None:
+        self.size += size
+        if self.size > self._max_bytes:
+            raise ApiError("body_too_large")
+        if not self._limiter.hold(size):
+            raise ApiError("overloaded")
+        self._held += size
+
+
 def _request_id(scope: Scope) -> str:
     """The client's id where it is one plain word, else a new one."""
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     text: str = given[0].decode("latin-1") if len(given) == 1 else ""
-    if _SAFE_ID.fullmatch(text):
-        return text
-    return uuid.uuid4().hex
+    return text if _SAFE_ID.fullmatch(text) else uuid.uuid4().hex
 
 
 def _missing_headers(message: Message, request_id: str) -> list[tuple[bytes, bytes]]:

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from fastapi import Depends, Request
 from PIL import Image
 
 from medclip_dcl.artifact import HEADER
@@ -22,8 +24,7 @@ from medclip_dcl.inference import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
-from .admission import WorkerSlots
-from .batching import MicroBatcher
+from .batching import MicroBatcher, WorkerSlots
 from .errors import ApiError
 from .logging import Metrics, log, log_fault
 from .memory import give_memory_back
@@ -41,14 +42,7 @@ _Mark = tuple[tuple[int, int, int] | None, ...]
 class ServingState:
     """What a request is answered with from its beginning to its end.
 
-    Attributes:
-        settings: of the service.
-        metrics: Prometheus metrics.
-        decoding: turns of the decode workers.
-        asking: the queue to the model.
-        searching: turns of the retrieval index.
-        state: `ready`, or the code of the failure that the model's absence is.
-        index_state: the same of the index; `no_index` where none is configured.
+    The properties raise an `ApiError` with the reason where there is nothing to give.
     """
 
     settings: ServeSettings
@@ -57,51 +51,37 @@ class ServingState:
     batcher: MicroBatcher
     search_slots: WorkerSlots
     state: str = "loading"
+    """`ready`, or the code of the failure that the model's absence is."""
     index_state: str = "loading"
+    """The same of the index; `no_index` where none is configured."""
     model: tuple[SavedModel, Predictor] | None = None
     workers: Decoder | None = None
     images: RetrievalIndex | None = None
 
     @property
     def predictor(self) -> Predictor:
-        """The model.
-
-        Raises:
-            ApiError: it is not loaded.
-        """
+        """The model."""
         if self.model is None:
             raise ApiError(self.state)
         return self.model[1]
 
     @property
     def published(self) -> SavedModel:
-        """Facts about the model.
-
-        Raises:
-            ApiError: it is not loaded.
-        """
+        """Facts about the model."""
         if self.model is None:
             raise ApiError(self.state)
         return self.model[0]
 
     @property
     def decoder(self) -> Decoder:
-        """The decode workers, held to the limits that the model was published with.
-
-        Raises:
-            ApiError: the model is not loaded.
-        """
+        """The decode workers, held to the limits that the model was published with."""
         if self.workers is None:
             raise ApiError(self.state)
         return self.workers
 
     @property
     def index(self) -> RetrievalIndex:
-        """The retrieval index.
-
-        Raises:
-            ApiError: there is none, it is not open yet, or it cannot be.
-        """
+        """The retrieval index."""
         if self.images is None:
             raise ApiError(self.index_state)
         return self.images
@@ -112,21 +92,26 @@ class ServingState:
         return {self.state, self.index_state} <= _FINE
 
     def check(self) -> None:
-        """Return whether everything that is configured answers.
-
-        Raises:
-            ApiError: something does not; the code says what.
-        """
+        """Raise an `ApiError` where something that is configured does not answer."""
         for state in (self.state, self.index_state):
             if state not in _FINE:
                 raise ApiError(state)
+
+
+async def _current_state(request: Request) -> ServingState:
+    serving: ModelManager = request.app.state.serving
+    return serving.current
+
+
+CurrentState = Annotated[ServingState, Depends(_current_state)]
+"""What a route answers with: model, index and decoder."""
 
 
 class ModelManager:
     """Loads model and index, and exchanges both where others are in their folders.
 
     Attributes:
-        now: what requests are answered with from here on.
+        current: what requests are answered with from here on.
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
@@ -197,8 +182,8 @@ class ModelManager:
 
     def close(self) -> None:
         """End the decode workers and forget what waits."""
-        for line in (self.current.decode_slots, self.current.batcher, self.current.search_slots):
-            line.close()
+        for queue in (self.current.decode_slots, self.current.batcher, self.current.search_slots):
+            queue.close()
         for _, decoder in self._decoders:
             decoder.close()
 

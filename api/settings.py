@@ -12,7 +12,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.section import Section
 
-PREFIX = "MEDCLIP_"
+_PREFIX = "MEDCLIP_"
 FILE_VARIABLE = "MEDCLIP_CONFIG"
 """Names the YAML file where the launcher is not used."""
 
@@ -31,7 +31,7 @@ MAX_HITS = 100
 MAX_ID_CHARS = 128
 """Longest id of a patient and longest name of a view, characters."""
 
-_MEBIBYTE = 2**20
+MEBIBYTE = 2**20
 
 
 class ServeSettings(Section):
@@ -82,21 +82,11 @@ class ServeSettings(Section):
     """Seconds between looks at the folders of model and index, which are taken into service when
     other ones were renamed into their place; 0: they are never looked at again."""
 
-    @property
-    def max_body_bytes(self) -> int:
-        """Largest body, bytes."""
-        return self.max_body_mb * _MEBIBYTE
-
-    @property
-    def max_bodies_bytes(self) -> int:
-        """Room for all bodies, bytes."""
-        return self.max_bodies_mb * _MEBIBYTE
-
 
 def read_settings(
     file: Path | None, environment: Mapping[str, str], **overrides: Any
 ) -> ServeSettings:
-    """Gather the settings.
+    """Gather and validate the settings.
 
     Args:
         file: YAML file whose keys are those of `ServeSettings`; None: none.
@@ -104,16 +94,13 @@ def read_settings(
             JSON, and taken as plain strings where they are not JSON.
         overrides: settings that stand above both; None is left out.
 
-    Returns:
-        The validated settings.
-
     Raises:
         ConfigError: the file cannot be read, a key or variable is unknown, or a value
             breaks its rule.
     """
     tree = _read_file(file) if file is not None else {}
-    known = {PREFIX + name.upper(): name for name in ServeSettings.model_fields}
-    given = {name for name in environment if name.upper().startswith(PREFIX)}
+    known = {_PREFIX + name.upper(): name for name in ServeSettings.model_fields}
+    given = {name for name in environment if name.upper().startswith(_PREFIX)}
     unknown = sorted(given - set(known) - {FILE_VARIABLE})
     if unknown:
         raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")

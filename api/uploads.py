@@ -1,18 +1,20 @@
-"""Bytes and strings of a form -> a decoded image, a box, findings; nothing else gets in."""
+"""What a form brings, as a route may ask for it: an image, phrases, a box, findings; no more."""
 
 import json
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, UploadFile
+from fastapi import Depends, File, Form, Request, UploadFile
 
+from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference import Finding, parse_prompts
 
 from .errors import ApiError
 from .logging import state_of
-from .settings import MAX_FINDINGS, MAX_TEXT_CHARS
+from .model_manager import CurrentState
+from .settings import MAX_FINDINGS, MAX_PHRASES, MAX_TEXT_CHARS
 
 _LARGE = 256 * 1024
 _LONGEST_HEAD = 4096
@@ -50,42 +52,75 @@ def set_image_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview
     return body, memoryview(b"")
 
 
-async def read_upload(request: Request, upload: UploadFile) -> bytes | memoryview:
-    """Read an uploaded file; its name is not looked at.
-
-    Args:
-        request: the request.
-        upload: the file.
-
-    Returns:
-        All its bytes.
-    """
+async def _read(request: Request, upload: UploadFile) -> bytes | memoryview:
     await upload.seek(0)  # a form may be read for two purposes
     rest = await upload.read()
-    aside: memoryview = state_of(request.scope).image
+    aside = state_of(request.scope).image
     return b"".join((aside, rest)) if rest or not aside else aside
 
 
+_ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]
+
+
+async def _image(request: Request, serving: CurrentState, image: _ImageFile) -> SquareImage:
+    decoder, images = serving.decoder, serving.predictor.config.images
+    data = await _read(request, image)
+    return await serving.decode_slots.run(
+        request, lambda: decoder.square(data, images.size_px, equalize=images.equalize)
+    )
+
+
+async def _optional_image(
+    request: Request,
+    serving: CurrentState,
+    image: Annotated[UploadFile | None, File(description="an image: DICOM, PNG or JPEG")] = None,
+) -> SquareImage | None:
+    return None if image is None else await _image(request, serving, image)
+
+
+async def _whole_image(request: Request, serving: CurrentState, image: _ImageFile) -> GreyImage:
+    decoder = serving.decoder
+    data = await _read(request, image)
+    return await serving.decode_slots.run(request, lambda: decoder.open(data))
+
+
+async def _image_to_draw(
+    request: Request, serving: CurrentState, image: _ImageFile
+) -> GreyImage | None:
+    return await _whole_image(request, serving, image) if wants_picture(request) else None
+
+
+async def _phrases(
+    phrase: Annotated[list[str], Form(description="a sentence; may be given several times")],
+) -> list[str]:
+    if len(phrase) > MAX_PHRASES:
+        raise ApiError("invalid_request")
+    return [plain_text(text) for text in phrase]
+
+
+FormImage = Annotated[SquareImage, Depends(_image)]
+"""The image of the form as the model sees it, by the same code as `prepare_images`."""
+
+OptionalImage = Annotated[SquareImage | None, Depends(_optional_image)]
+"""The image of the form, where it has one, prepared for the model."""
+
+WholeImage = Annotated[GreyImage, Depends(_whole_image)]
+"""The image of the form with all its pixels."""
+
+ImageToDraw = Annotated[GreyImage | None, Depends(_image_to_draw)]
+"""The image of the form with all its pixels, where the answer is to be a picture."""
+
+Phrases = Annotated[list[str], Depends(_phrases)]
+"""The checked phrases of the form, whitespace collapsed."""
+
+
 def wants_picture(request: Request) -> bool:
-    """Return whether a picture is asked for instead of JSON.
-
-    Args:
-        request: the request.
-
-    Returns:
-        Whether its Accept header begins with `image/png`.
-    """
+    """Return whether a picture is asked for instead of JSON: `Accept: image/png`."""
     return request.headers.get("accept", "").startswith("image/png")
 
 
 def plain_text(text: str) -> str:
-    """Check a sentence that goes to the tokenizer.
-
-    Args:
-        text: what was sent.
-
-    Returns:
-        The text with every run of whitespace replaced by one space.
+    """Check a sentence that goes to the tokenizer, and collapse its whitespace.
 
     Raises:
         ApiError: it is empty, too long, or holds what is not text.
@@ -98,11 +133,7 @@ def plain_text(text: str) -> str:
 
 
 def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float]:
-    """Read a box that is on an image.
-
-    Args:
-        text: JSON list [x, y, width, height], pixels of the image.
-        image: the image.
+    """Read a box, the JSON list [x, y, width, height] in pixels of the image.
 
     Returns:
         x, y, width and height as shares of the image's width and height.
@@ -125,15 +156,11 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
     return x / width_px, y / height_px, width / width_px, height / height_px
 
 
-def parse_findings(text: str | None) -> tuple[Finding, ...] | None:
-    """Read the findings that a client asks for.
-
-    Args:
-        text: JSON list of objects with `name`, `positive` and `negative`; None or
-            empty: those that the model was published with.
+def parse_findings(text: str) -> tuple[Finding, ...] | None:
+    """Read the findings asked for, a JSON list of objects as `parse_prompts` takes them.
 
     Returns:
-        The findings; None for the model's own.
+        The findings; None for the model's own, where the text is empty.
 
     Raises:
         ApiError: it is not JSON, or beyond a limit.

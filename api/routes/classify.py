@@ -12,9 +12,9 @@ from medclip_dcl.data.images import SquareImage
 from medclip_dcl.inference import Finding, FindingScore, Grounding, Predictor
 from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, ImageFacts
 
-from ..dependencies import CurrentState, FormImage
 from ..errors import documented
-from ..uploads import parse_findings
+from ..model_manager import CurrentState
+from ..uploads import FormImage, parse_findings
 
 router = APIRouter(tags=["questions"])
 

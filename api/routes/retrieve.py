@@ -13,11 +13,10 @@ from medclip_dcl.retrieval.search import Filters, Query
 from medclip_dcl.schemas import HitAnswer, RetrieveAnswer
 from medclip_dcl.text.labeler.lexicon import LABELS
 
-from ..dependencies import CurrentState, OptionalImage
 from ..errors import ApiError, documented
-from ..model_manager import ServingState
+from ..model_manager import CurrentState, ServingState
 from ..settings import MAX_HITS, MAX_ID_CHARS
-from ..uploads import parse_box, plain_text
+from ..uploads import OptionalImage, parse_box, plain_text
 
 router = APIRouter(tags=["questions"])
 

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from api.admission import ConcurrencyLimiter, WorkerSlots
+from api.batching import WorkerSlots
 from api.errors import ApiError
 from api.logging import Metrics, RequestState
+from api.middleware import ConcurrencyLimiter
 
 
 class Caller:

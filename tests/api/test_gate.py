@@ -1,4 +1,4 @@
-"""The gate and the frame, around a small app of their own."""
+"""The middleware, around a small app of their own."""
 
 import asyncio
 from typing import Any
@@ -7,11 +7,10 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import Message
 
-from api.admission import ConcurrencyLimiter
 from api.auth import Auth
 from api.errors import ERRORS, add_handlers, error_response
 from api.logging import Metrics
-from api.middleware import AdmissionMiddleware, RequestContextMiddleware
+from api.middleware import ConcurrencyLimiter, RequestMiddleware
 from api.settings import ServeSettings
 from medclip_dcl.data.images import REASONS
 from medclip_dcl.errors import ImageError
@@ -24,13 +23,12 @@ def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> Fast
     metrics = Metrics()
     app = FastAPI()
     app.add_middleware(
-        AdmissionMiddleware,
+        RequestMiddleware,
         settings=ServeSettings(model="m", **settings),
         auth=OPEN,
         limiter=limiter or ConcurrencyLimiter(1, ROOM, metrics),
         metrics=metrics,
     )
-    app.add_middleware(RequestContextMiddleware, metrics=metrics)
     add_handlers(app)
 
     @app.post("/count")

@@ -1,15 +1,17 @@
-"""GET /model: what answers here, what it was made from, and what it is not for."""
+"""GET /health, /ready, /metrics, /model: for those who run the service, and what answers here."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from medclip_dcl.schemas import ModelAnswer
+from medclip_dcl.schemas import ModelAnswer, State
 
-from ..dependencies import CurrentState
 from ..errors import ApiError, documented
+from ..model_manager import CurrentState
 from ..settings import MAX_FIELD_KB, MAX_FINDINGS, MAX_HITS, MAX_PHRASES, MAX_TEXT_CHARS
 
 router = APIRouter(tags=["service"])
 
+_NOT_READY = ("loading", "model_unusable", "index_unusable", "index_mismatch")
 _LIMITS = {
     "max_field_kb": MAX_FIELD_KB,
     "max_phrases": MAX_PHRASES,
@@ -39,3 +41,27 @@ def model(serving: CurrentState) -> ModelAnswer:
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
     )
+
+
+@router.get("/health", responses=documented())
+async def health() -> State:
+    """Say that the process lives; no key is asked for."""
+    return State(status="ok")
+
+
+@router.get("/ready", responses=documented(*_NOT_READY))
+async def ready(serving: CurrentState) -> State:
+    """Say that model and index are loaded and warm; no key is asked for."""
+    serving.check()
+    return State(status="ok")
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "the figures"}, **documented()},
+)
+async def metrics(serving: CurrentState) -> Response:
+    """Give Prometheus metrics."""
+    figures = generate_latest(serving.metrics.registry)
+    return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})
