@@ -42,12 +42,7 @@ def collection_of(fingerprint: Mapping[str, Any], vectors: str) -> str:
 def fill_collections(
     settings: RetrievalConfig, fingerprint: Mapping[str, Any], vectors: Mapping[str, Shards]
 ) -> None:
-    """Bring the vectors of an index to the engine, before the index is published.
-
-    Args:
-        settings: address, key and timeout.
-        fingerprint: that of the index.
-        vectors: all that candidates are found by.
+    """Bring all vectors that candidates are found by to the engine, before the index is published.
 
     Raises:
         ConfigError: pymilvus is not installed, or the key file cannot be used.
@@ -60,18 +55,14 @@ def fill_collections(
 
 
 class Milvus:
-    """A connection to Milvus, or to milvus-lite."""
+    """A connection to Milvus, or to milvus-lite.
+
+    Raises:
+        ConfigError: pymilvus is not installed, or the key file cannot be used.
+        EngineError: the engine does not answer, here and in every method.
+    """
 
     def __init__(self, settings: RetrievalConfig) -> None:
-        """Connect.
-
-        Args:
-            settings: address, key and timeout.
-
-        Raises:
-            ConfigError: pymilvus is not installed, or the key file cannot be used.
-            EngineError: the engine does not answer.
-        """
         try:
             import pymilvus
         except ImportError as error:
@@ -106,7 +97,7 @@ class Milvus:
             said: called with how many rows each call brought.
 
         Raises:
-            EngineError: the engine does not answer, or the collection holds more than it may.
+            EngineError: the collection holds more than it may.
         """
         with self._asked():
             if not self._client.has_collection(collection):
@@ -131,15 +122,8 @@ class Milvus:
     def nearest(self, collection: str, rows: int) -> Nearest:
         """Give what finds the nearest rows of a collection.
 
-        Args:
-            collection: its name.
-            rows: number of rows that it must hold.
-
-        Returns:
-            The finder.
-
         Raises:
-            EngineError: the engine does not answer, or lacks the collection or rows of it.
+            EngineError: the engine lacks the collection, or holds another number of rows of it.
         """
         with self._asked():
             is_there = self._client.has_collection(collection)
@@ -161,9 +145,6 @@ class Milvus:
 
         Returns:
             Row numbers, best first.
-
-        Raises:
-            EngineError: the engine does not answer.
         """
         with self._asked():
             (hits,) = self._client.search(
