@@ -6,7 +6,7 @@ equal length (the last may be shorter):
     regions-00000.npy    float16 (images, rows, columns, dim), unit region vectors
     pooled-00000.npy     float32 (images, dim), unit mean of an image's regions
     texts-00000.npy      float32 (texts, dim), unit sentence vectors
-    sketch.npy           float32, how candidates are found: `medclip_dcl.retrieval.sketch`
+    sketch.npy           float32, how candidates are found: `medclip_dcl.retrieval.index`
     image_sketches-00000.npy, text_sketches-00000.npy  float32 (images or texts, width)
     pictures-00000.arrow thumbnails, where the index was built with pictures
 """
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_bytes
 from medclip_dcl.tables import Column, TableFormat
@@ -75,6 +75,14 @@ PICTURES = TableFormat(
 )
 """Thumbnails, an uncompressed Arrow IPC file per shard, read by memory map."""
 
+Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_REGIONS = "regions"
+_GROUPS = 64
+_SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
+
 
 def shard_name(what: str, shard: int, suffix: str = "npy") -> str:
     """Name the file of shard number `shard`, from 0, of regions, pooled, texts, ..."""
@@ -122,25 +130,18 @@ def map_pictures(path: Path) -> pa.ChunkedArray:
     return table.column("picture")
 
 
-_REGIONS = "regions"
-
-
 @dataclass(frozen=True)
 class Shards:
-    """Rows of one array.
-
-    Attributes:
-        arrays: the shards.
-        shard_rows: rows of each but the last.
-    """
+    """Rows of one array."""
 
     arrays: Sequence[npt.NDArray[Any]]
     shard_rows: int
+    """Rows of each shard but the last."""
 
     def __len__(self) -> int:
         return sum(map(len, self.arrays))
 
-    def gather(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def gather(self, rows: Rows) -> npt.NDArray[Any]:
         """Read rows in the order of `rows`, as they are stored."""
         first = self.arrays[0]
         found = np.empty((len(rows), *first.shape[1:]), dtype=first.dtype)
@@ -149,7 +150,7 @@ class Shards:
             found[position] = self.arrays[shard][offset]
         return found
 
-    def widen(self, rows: npt.NDArray[np.int64], found: torch.Tensor) -> torch.Tensor:
+    def widen(self, rows: Rows, found: torch.Tensor) -> torch.Tensor:
         """Read rows at full precision into `found`, float32; give the part that was filled."""
         for position, row in enumerate(rows.tolist()):
             shard, offset = divmod(row, self.shard_rows)
@@ -195,50 +196,16 @@ def open_shards(
     return shards
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """Thumbnails of all images, mapped when the index was opened."""
-
-    shards: Sequence[pa.ChunkedArray]
-    shard_rows: int
-
-    def picture(self, row: int) -> bytes:
-        """Give the thumbnail of an image, an encoded JPEG."""
-        shard, offset = divmod(row, self.shard_rows)
-        data: bytes = self.shards[shard][offset].as_py()
-        return data
-
-
-def open_pictures(artifact: Artifact, images: int, shard_rows: int) -> Pictures:
-    """Map the thumbnails of an index of `images` images that was built with pictures."""
-    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-images // shard_rows))]
-    shards = [map_pictures(artifact.file(name)) for name in names]
-    if sum(map(len, shards)) != images:
-        raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than images; rebuild it")
-    return Pictures(shards, shard_rows)
-
-
-Floats = npt.NDArray[np.float32]
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-_GROUPS = 64
-_SPARE, _SPARE_ROWS = 2, 64  # what is compared once more: so many times the count, and so many
-
-
 class Nearest(Protocol):
     """Who finds the nearest rows: this process, or an engine that holds the same vectors."""
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
-        """Find the rows with the largest inner products.
+        """Find the rows, ascending, with the largest inner products.
 
         Args:
             direction: vector (dim,).
             allowed: (rows,) which rows may be found; None: all.
             count: how many rows at most.
-
-        Returns:
-            Row numbers, ascending.
         """
 
 
@@ -246,7 +213,6 @@ class InMemoryIndex:
     """All vectors in memory, at half precision: one matrix product, then a selection.
 
     A product takes as long as its vectors take to be read, so half the bytes are half the time.
-    Rows near the selection's edge are compared once more, at the precision they are stored in.
 
     Args:
         vectors: float32 (rows, dim), of magnitudes below 65,504; they stay mapped.
@@ -297,8 +263,8 @@ def _worth_a_look(scores: Floats, count: int) -> Rows | None:
     return indices if len(indices) < len(scores) // 2 else None
 
 
-def pool(regions: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Give one unit vector per image: the direction of the mean of its regions.
+def pool(regions: Floats) -> Floats:
+    """Give the direction of the mean of an image's regions.
 
     Args:
         regions: (images, rows, columns, dim), unit vectors.

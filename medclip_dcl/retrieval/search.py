@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact, open_artifact
-from medclip_dcl.errors import ArtifactStale, QueryError
+from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, QueryError
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval.embeddings import (
@@ -40,57 +40,46 @@ from medclip_dcl.retrieval.embeddings import (
     InMemoryIndex,
     Mask,
     Nearest,
-    Pictures,
     Rows,
     Shards,
-    open_pictures,
+    map_pictures,
     open_shards,
     pool,
+    shard_name,
 )
+from medclip_dcl.retrieval.index import SKETCH, Sketch, open_vectors
 from medclip_dcl.retrieval.milvus import Milvus, collection_of
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
-from medclip_dcl.retrieval.sketch import FILE as SKETCH
-from medclip_dcl.retrieval.sketch import Sketch, open_vectors
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.lexicon import LABELS
-
-Target = Literal["image", "text"]
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which images, and sentences of whose studies, may be hits; empty: all.
-
-    Attributes:
-        splits: splits of the images.
-        views: view positions of the images.
-        findings: findings of which an image has one at least.
-        exclude_patient: patient whose images are left out.
-    """
+    """Which images, and sentences of whose studies, may be hits; empty: all."""
 
     splits: frozenset[str] = frozenset()
     views: frozenset[str] = frozenset()
     findings: frozenset[str] = frozenset()
+    """Findings of which an image has one at least."""
     exclude_patient: str = ""
+    """Patient whose images are left out."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """A question: a vector (a sentence, or a box of an image), or all regions of an image.
+    """A question: a vector (a sentence, or a box of an image), or all regions of an image."""
 
-    Attributes:
-        target: what is wanted, images or sentences.
-        k: how many hits at most.
-        vector: unit vector (dim,).
-        regions: unit vectors (rows, columns, dim).
-        filters: which images and studies may answer.
-    """
-
-    target: Target
+    target: Literal["image", "text"]
+    """What is wanted, images or sentences."""
     k: int
+    """How many hits at most."""
     vector: Tensor | None = None
+    """Unit vector (dim,)."""
     regions: Tensor | None = None
+    """Unit vectors (rows, columns, dim)."""
     filters: Filters = Filters()
+    """Which images and studies may answer."""
 
     def check(self, dim: int) -> None:
         """Raise a QueryError where no index of vectors `dim` wide can answer."""
@@ -107,32 +96,21 @@ class Query:
 
 @dataclass(frozen=True)
 class Hit:
-    """One answer.
-
-    Attributes:
-        id: image id, or text key.
-        score: exact score of the query with it; higher is closer.
-        texts: the sentence, or the sentences of the image's study in the report's order.
-        studies: number of studies that say the sentence; 1 for an image.
-        study_id: study of the image; empty for a sentence.
-        subject_id: patient of the image; empty for a sentence.
-        split: split of the image; empty for a sentence.
-        view: view position of the image; empty for a sentence.
-        findings: findings of the image; empty for a sentence.
-    """
+    """One answer; what is said of an image's study and patient is empty for a sentence."""
 
     id: str
+    """Image id, or text key."""
     score: float
+    """Exact score of the query with it; higher is closer."""
     texts: tuple[str, ...]
+    """The sentence, or the sentences of the image's study in the report's order."""
     studies: int = 1
+    """Number of studies that say the sentence; 1 for an image."""
     study_id: str = ""
     subject_id: str = ""
     split: str = ""
     view: str = ""
     findings: tuple[str, ...] = ()
-
-
-_Codes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -150,29 +128,21 @@ class _Coded:
 
 @dataclass(frozen=True)
 class Studies:
-    """Images and sentences with integer codes of their studies.
-
-    Attributes:
-        images: the images' table.
-        texts: the sentences' table.
-        study_of_image: (images,) code of each image's study.
-        study_of_occurrence: (occurrences,) code of the study that says a sentence, ascending.
-        text_of_occurrence: (occurrences,) row of that sentence.
-        split: of each image.
-        view: of each image.
-        patient: of each image.
-        has_finding: (images, findings) in the order of `LABELS`.
-    """
+    """Images and sentences with integer codes of their studies."""
 
     images: pa.Table
     texts: pa.Table
-    study_of_image: _Codes
-    study_of_occurrence: _Codes
-    text_of_occurrence: _Codes
+    study_of_image: Rows
+    """(images,) code of each image's study."""
+    study_of_occurrence: Rows
+    """(occurrences,) code of the study that says a sentence, ascending."""
+    text_of_occurrence: Rows
+    """(occurrences,) row of that sentence."""
     split: _Coded
     view: _Coded
     patient: _Coded
     has_finding: Mask
+    """(images, findings) in the order of `LABELS`."""
 
     def image_mask(self, filters: Filters) -> Mask | None:
         """Give (images,) booleans, whether each may be a hit; None where nothing is filtered."""
@@ -198,11 +168,6 @@ class Studies:
         mask: Mask = np.zeros(len(self.texts), dtype=bool)
         mask[self.text_of_occurrence[allowed[self.study_of_occurrence]]] = True
         return mask
-
-    def image(self, row: int) -> dict[str, Any]:
-        """Give the columns of an image."""
-        facts: dict[str, Any] = self.images.slice(row, 1).to_pylist()[0]
-        return facts
 
     def text(self, row: int) -> dict[str, Any]:
         """Give the columns of a sentence."""
@@ -237,9 +202,8 @@ def read_studies(artifact: Artifact) -> Studies:
     )
 
 
-def _codes(table: pa.Table, names: pa.Array) -> _Codes:
-    found = pc.index_in(table.column("study_id"), value_set=names)
-    codes: _Codes = found.to_numpy().astype(np.int64)
+def _codes(table: pa.Table, names: pa.Array) -> Rows:
+    codes: Rows = pc.index_in(table.column("study_id"), names).to_numpy().astype(np.int64)
     return codes
 
 
@@ -270,7 +234,7 @@ class RetrievalIndex:
     regions: Shards
     sketch: Sketch
     near: Mapping[str, Nearest]
-    pictures: Pictures | None
+    pictures: list[pa.ChunkedArray] | None
     similarity: SimilarityConfig
     settings: IndexConfig
     row_of: dict[str, int]
@@ -314,7 +278,7 @@ class RetrievalIndex:
             regions=open_shards(artifact.file, "regions", images, rows, dim),
             sketch=Sketch.read(artifact.file(SKETCH), dim),
             near=_finders(artifact, vectors, retrieval),
-            pictures=open_pictures(artifact, images, rows) if settings.pictures else None,
+            pictures=_map_pictures(artifact, images, rows) if settings.pictures else None,
             similarity=similarity,
             settings=settings,
             row_of={image_id: row for row, image_id in enumerate(ids)},
@@ -336,12 +300,20 @@ class RetrievalIndex:
     def picture(self, image_id: str) -> bytes | None:
         """Give an image's thumbnail, a JPEG; None where it is not indexed or has none."""
         row = self.row_of.get(image_id)
-        return None if row is None or self.pictures is None else self.pictures.picture(row)
+        if row is None or self.pictures is None:
+            return None
+        shard, offset = divmod(row, self.settings.shard_rows)
+        data: bytes = self.pictures[shard][offset].as_py()
+        return data
 
     def _images(self, query: Query) -> tuple[Rows, Floats]:
-        allowed, kept = self.studies.image_mask(query.filters), self._kept(query)
+        allowed, kept = (
+            self.studies.image_mask(query.filters),
+            max(self.settings.candidates, query.k),
+        )
         if query.vector is None:
-            direction = _mean_region(query)
+            assert query.regions is not None
+            direction = pool(query.regions.float().cpu().numpy()[None])[0]
             rows = self.near["pooled"].rows(direction, allowed, kept)
             return rows, _cosines(self.pooled.gather(rows), direction)
         sentence = query.vector[None].float().cpu()
@@ -357,7 +329,10 @@ class RetrievalIndex:
         return rows, torch.cat(scores, dim=1)[0].numpy()
 
     def _texts(self, query: Query) -> tuple[Rows, Floats]:
-        allowed, kept = self.studies.text_mask(query.filters), self._kept(query)
+        allowed, kept = (
+            self.studies.text_mask(query.filters),
+            max(self.settings.candidates, query.k),
+        )
         if query.regions is None:
             assert query.vector is not None
             direction = query.vector.float().cpu().numpy()
@@ -369,11 +344,8 @@ class RetrievalIndex:
         sentences = torch.from_numpy(self.sentences.gather(rows))
         return rows, image_sentence_scores(regions, sentences, self.similarity)[:, 0].numpy()
 
-    def _kept(self, query: Query) -> int:
-        return max(self.settings.candidates, query.k)
-
     def _image_hit(self, row: int, score: float) -> Hit:
-        image = self.studies.image(row)
+        image = self.studies.images.slice(row, 1).to_pylist()[0]
         return Hit(
             id=image["image_id"],
             score=score,
@@ -388,6 +360,14 @@ class RetrievalIndex:
     def _text_hit(self, row: int, score: float) -> Hit:
         text = self.studies.text(row)
         return Hit(text["text_key"], score, (text["text"],), text["studies"])
+
+
+def _map_pictures(artifact: Artifact, images: int, shard_rows: int) -> list[pa.ChunkedArray]:
+    names = [shard_name("pictures", shard, "arrow") for shard in range(-(-images // shard_rows))]
+    shards = [map_pictures(artifact.file(name)) for name in names]
+    if sum(map(len, shards)) != images:
+        raise ArtifactCorrupt(f"index {artifact.path} holds other pictures than images; rebuild it")
+    return shards
 
 
 def _finders(
@@ -406,9 +386,3 @@ def _cosines(vectors: Floats, direction: Floats) -> Floats:
     # not by BLAS: equal vectors get equal scores wherever they stand
     products: Floats = np.einsum("rd,d->r", vectors, direction, dtype=np.float64).astype(np.float32)
     return products
-
-
-def _mean_region(query: Query) -> Floats:
-    assert query.regions is not None
-    direction: Floats = pool(query.regions.float().cpu().numpy()[None])[0]
-    return direction

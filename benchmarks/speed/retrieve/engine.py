@@ -9,10 +9,10 @@ from torch import Tensor
 
 from benchmarks.fixtures.milvus import milvus_server
 from benchmarks.speed.retrieve.timing import interleaved, wall_ms
+from medclip_dcl.retrieval.index import open_vectors
 from medclip_dcl.retrieval.milvus import fill_collections
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 from medclip_dcl.retrieval.settings import RetrievalConfig
-from medclip_dcl.retrieval.sketch import open_vectors
 
 
 def compare_engine(

@@ -13,9 +13,8 @@ from benchmarks.fixtures.embeddings import (
 )
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.retrieval.embeddings import map_array, shard_name
-from medclip_dcl.retrieval.index import write_index
+from medclip_dcl.retrieval.index import SKETCH, Sketch, measure_recall, write_index
 from medclip_dcl.retrieval.settings import IndexConfig
-from medclip_dcl.retrieval.sketch import FILE, Sketch, measure_recall
 
 IMAGES, TEXTS = 48, 27
 
@@ -43,7 +42,7 @@ def test_recall_is_the_share_of_the_exact_best_among_the_candidates(tmp_path: Pa
     assert len(asked) == 19
     regions = torch.from_numpy(whole["regions"].astype(np.float32)).flatten(1, 2)
     exact = image_sentence_scores(regions, torch.from_numpy(asked), SIMILARITY).numpy()
-    sketch = Sketch.read(tmp_path / FILE, SIMILARITY.dim)
+    sketch = Sketch.read(tmp_path / SKETCH, SIMILARITY.dim)
     near = sketch.of_vectors(asked) @ whole["image_sketches"].T
     shares = [
         len(set(np.argsort(-one)[:10]) & set(np.argsort(-other)[:20])) / 10

@@ -4,7 +4,7 @@ from torch.nn import functional
 
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
-from medclip_dcl.retrieval.sketch import FILE, Sketch, fit_sketch, score_at
+from medclip_dcl.retrieval.index import SKETCH, Sketch, fit_sketch, score_at
 
 SIMILARITY = SimilarityConfig(dim=8)
 
@@ -22,7 +22,7 @@ def test_sketches_give_the_exact_scores_at_their_anchors(tmp_path) -> None:
     near = sketch.of_vectors(landmarks) @ sketch.of_images(images, SIMILARITY).T
     np.testing.assert_allclose(near, exact, atol=0.02)
     sketch.write(tmp_path)
-    again = Sketch.read(tmp_path / FILE, 8)
+    again = Sketch.read(tmp_path / SKETCH, 8)
     for name in ("landmarks", "basis", "lift"):
         np.testing.assert_array_equal(getattr(again, name), getattr(sketch, name))
 
