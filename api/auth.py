@@ -18,14 +18,8 @@ from .settings import ServeSettings
 _SHORTEST_KEY = 32
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")  # as the Host header writes the machine itself
 
-OPEN_PATHS = frozenset(
-    {
-        path if prefix == "" else f"{prefix}{path}"
-        for prefix in ("", "/v1")
-        for path in ("/health", "/ready")
-    }
-    | {"/", "/static/viewer.js", "/static/viewer.css"}
-)
+_PAGE = ("/", "/static/viewer.js", "/static/viewer.css")
+OPEN_PATHS = frozenset((*_PAGE, "/health", "/ready", "/v1/health", "/v1/ready"))
 """Paths that need no key; every other one does, whether it exists or not."""
 
 
