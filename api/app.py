@@ -30,14 +30,11 @@ _ROUTERS = (classify, ground, retrieve, viewer, service)
 
 
 def create_app(settings: ServeSettings | None = None) -> FastAPI:
-    """Make the service.
+    """Make the service; it loads the model once it is started, and `/ready` says when it has.
 
     Args:
         settings: its settings; None: from the file that `MEDCLIP_CONFIG` names and the
             other `MEDCLIP_*` variables.
-
-    Returns:
-        The app; it loads the model once it is started, and `/ready` says when it has.
 
     Raises:
         ConfigError: a setting is unknown or malformed, or there is neither a key nor
@@ -87,7 +84,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: ModelManager = app.state.serving
     settings = serving.current.settings
-    duties = [_load_and_watch(serving), serving.trim_when_idle()]
+    duties = [serving.load_and_watch(), serving.trim_when_idle()]
     if hasattr(app.state, "connections"):  # the launcher's server has laid them there
         duties.append(close_silent(app.state.connections, settings.header_deadline_s))
     tasks = [asyncio.create_task(duty) for duty in duties]
@@ -97,8 +94,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         serving.close()
-
-
-async def _load_and_watch(serving: ModelManager) -> None:
-    await serving.load()
-    await serving.watch()

@@ -140,8 +140,9 @@ class ModelManager:
             index=self.current.index_state,
         )
 
-    async def watch(self) -> None:
-        """Load what was renamed into the folders of model and index, until cancelled."""
+    async def load_and_watch(self) -> None:
+        """Load, and load again what is renamed into the folders, until cancelled."""
+        await self.load()
         while self._settings.watch_s:
             await asyncio.sleep(self._settings.watch_s)
             await self.reload_if_changed()
