@@ -40,7 +40,6 @@ RENAMED = {
     "evaluate.probe_films": "evaluate.probe_images",
     "generate.coverage_films": "generate.coverage_images",
     "generate.second_film_share": "generate.second_image_share",
-    "index.anchors": "index.landmarks",
     "train.validate_films": "train.validate_images",
 }
 """Settings and sections that bore another name: old dotted key -> new dotted key."""
@@ -57,7 +56,9 @@ REMOVED: dict[str, str] = {
     "evaluate.seed": "every evaluation draws alike, so that runs can be compared",
     "generate.unit_patients": "the generator resumes after every 50 patients",
     "image_set": "the image-only experiment is examples/image_only",
+    "index.anchors": "images are sketched at 1536 sentences and boxes",
     "index.batch": "32 images, or sentences, go through the model at a time",
+    "index.landmarks": "images are sketched at 1536 sentences and boxes",
     "index.thumbnail_px": "thumbnails are 256 pixels long",
     "language_model.dropout": "a BERT trained here has none",
     "language_model.held_out_share": "it is always 0.05",

@@ -27,7 +27,7 @@ SMALL = (
 )
 TINY: dict[str, dict[str, dict[str, Any]]] = {
     "train": {"train": {"steps": 48, "save_every_steps": SAVED_EVERY}},
-    "build_index": {"index": {"shard_rows": 2, "landmarks": 48}},
+    "build_index": {"index": {"shard_rows": 2}},
 }
 """Settings of jobs that work on the tiny corpus of the tests: their restarts are many."""
 

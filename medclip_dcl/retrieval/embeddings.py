@@ -28,7 +28,7 @@ from medclip_dcl.errors import ArtifactCorrupt, CheckpointError
 from medclip_dcl.files import write_bytes
 from medclip_dcl.tables import Column, TableFormat
 
-ARTIFACT = ArtifactType("index", 4, "build_index")
+ARTIFACT = ArtifactType("index", 5, "build_index")
 
 IMAGES = TableFormat(
     "images.parquet",

@@ -57,6 +57,9 @@ from medclip_dcl.text.labeler.lexicon import LABELS
 SKETCH = "sketch.npy"
 """Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
 
+LANDMARKS = 1536
+"""Sentences, and boxes for a third, at which the score of every image is sketched."""
+
 _BATCH = 32  # images, or sentences, in one forward pass: fits the smallest GPU without gradients
 _THUMBNAIL_PX = 256  # longer side; what the viewer and the report show
 _JPEG_QUALITY = 85
@@ -172,6 +175,7 @@ def write_index(
     settings: IndexConfig,
     similarity: SimilarityConfig,
     batch: int = _BATCH,
+    landmarks: int = LANDMARKS,
 ) -> dict[str, Any]:
     """Embed a selection and write every file of the index; shards that exist are kept.
 
@@ -183,6 +187,7 @@ def write_index(
         settings: the index's settings.
         similarity: the model's, that scores sketches and hits.
         batch: images, or sentences, in one forward pass.
+        landmarks: sentences, and boxes for a third, at which scores are sketched.
 
     Returns:
         Counts for the artifact's summary, and `candidate_recall_at_10` from `measure_recall`.
@@ -206,8 +211,8 @@ def write_index(
                 write_array(path, _embed_texts(texts, encoder, batch))
             progress.advance(len(rows))
     counts = len(chosen.images), len(chosen.texts)
-    _write_sketches(directory, counts, settings, similarity)
-    recall = measure_recall(directory, counts, settings, similarity)
+    _write_sketches(directory, counts, settings, similarity, landmarks)
+    recall = measure_recall(directory, counts, settings, similarity, landmarks)
     return {
         "images": len(chosen.images),
         "texts": len(chosen.texts),
@@ -373,16 +378,20 @@ def open_vectors(
 
 
 def _write_sketches(
-    directory: Path, counts: tuple[int, int], settings: IndexConfig, similarity: SimilarityConfig
+    directory: Path,
+    counts: tuple[int, int],
+    settings: IndexConfig,
+    similarity: SimilarityConfig,
+    most: int,
 ) -> None:
     """Fit the sketch of a draft and write those of all images and sentences that have none."""
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
     regions = open_shards(locate, "regions", counts[0], shard_rows, dim)
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
     if not (directory / SKETCH).is_file():
-        said = texts.gather(_landmark_sentences(counts[1], settings))
+        said = texts.gather(_landmark_sentences(counts[1], most))
         drawn_on = regions.gather(_spread(counts[0], _IMAGES_WITH_BOXES)).astype(np.float32)
-        landmarks = np.concatenate([said, _boxes(drawn_on, settings.landmarks // 3)])
+        landmarks = np.concatenate([said, _boxes(drawn_on, most // 3)])
         sample = regions.gather(_spread(counts[0], _IMAGES))
         scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
         fit_sketch(landmarks, scores).write(directory)
@@ -401,7 +410,11 @@ def _write_sketches(
 
 
 def measure_recall(
-    directory: Path, counts: tuple[int, int], settings: IndexConfig, similarity: SimilarityConfig
+    directory: Path,
+    counts: tuple[int, int],
+    settings: IndexConfig,
+    similarity: SimilarityConfig,
+    landmarks: int = LANDMARKS,
 ) -> float | None:
     """Ask a draft for images, by sentences that its sketch was not fitted on.
 
@@ -410,6 +423,7 @@ def measure_recall(
         counts: images and sentences.
         settings: the index's settings.
         similarity: the exact score.
+        landmarks: as for `write_index`.
 
     Returns:
         Recall@10: the mean share of the ten images with the best exact scores that are among
@@ -417,7 +431,7 @@ def measure_recall(
     """
     images, texts = counts
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows
-    unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, settings))
+    unused = np.setdiff1d(np.arange(texts), _landmark_sentences(texts, landmarks))
     if not len(unused):
         return None
     asked = open_shards(locate, "texts", texts, shard_rows, dim).gather(
@@ -450,9 +464,9 @@ def _over_blocks(images: npt.NDArray[np.float16], give: Callable[[Tensor], Float
     return np.concatenate(parts)
 
 
-def _landmark_sentences(texts: int, settings: IndexConfig) -> Rows:
+def _landmark_sentences(texts: int, landmarks: int) -> Rows:
     """Rows, ascending, of the sentences that a sketch is fitted on."""
-    return _spread(texts, settings.landmarks - settings.landmarks // 3)
+    return _spread(texts, landmarks - landmarks // 3)
 
 
 def _spread(rows: int, most: int) -> Rows:

@@ -16,9 +16,6 @@ class IndexConfig(Section):
     """Candidates that are re-ranked by the exact score. `build_index` says as
     `candidate_recall_at_10` how many of the exact best images they hold; where that is too low,
     give more."""
-    landmarks: Annotated[int, Field(ge=3)] = 1536
-    """Sentences, and boxes for a third, at which the score of every image is sketched to find
-    candidates: fewer build faster, more find better candidates."""
     pictures: bool = True
     """Whether thumbnails are kept, for the report and the viewer."""
     shard_rows: Annotated[int, Field(gt=0)] = 1024

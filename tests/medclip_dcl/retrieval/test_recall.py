@@ -19,10 +19,12 @@ from medclip_dcl.retrieval.settings import IndexConfig
 IMAGES, TEXTS = 48, 27
 
 
-def built(folder: Path, **settings: int) -> float | None:
-    chosen = IndexConfig(shard_rows=20, **settings)
+def built(folder: Path, landmarks: int, candidates: int) -> float | None:
+    chosen = IndexConfig(shard_rows=20, candidates=candidates)
     images = NumberedImages(manifest_table(IMAGES).column("image_id").to_pylist())
-    counts = write_index(folder, selection(), images, HashedEncoder(), chosen, SIMILARITY)
+    counts = write_index(
+        folder, selection(), images, HashedEncoder(), chosen, SIMILARITY, landmarks=landmarks
+    )
     recall: float | None = counts["candidate_recall_at_10"]
     return recall
 
@@ -58,5 +60,5 @@ def test_as_many_candidates_as_images_find_all(tmp_path: Path) -> None:
 
 def test_where_every_sentence_is_an_anchor_nobody_is_left_to_ask(tmp_path: Path) -> None:
     assert built(tmp_path, landmarks=60, candidates=20) is None
-    settings = IndexConfig(shard_rows=20, landmarks=60)
-    assert measure_recall(tmp_path, (IMAGES, TEXTS), settings, SIMILARITY) is None
+    settings = IndexConfig(shard_rows=20)
+    assert measure_recall(tmp_path, (IMAGES, TEXTS), settings, SIMILARITY, 60) is None
