@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -113,49 +112,50 @@ class Hit:
     findings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
 class _Coded:
     """A column of few distinct strings, as numbers."""
 
-    names: pa.Array
-    codes: npt.NDArray[np.int32]
+    def __init__(self, table: pa.Table, column: str) -> None:
+        coded = table.column(column).combine_chunks().dictionary_encode()
+        self._names, self._codes = coded.dictionary, coded.indices.to_numpy().astype(np.int32)
 
     def among(self, allowed: frozenset[str]) -> Mask:
-        wanted = pc.is_in(self.names, value_set=pa.array(sorted(allowed), pa.string()))
-        mask: Mask = wanted.to_numpy(zero_copy_only=False)[self.codes]
+        wanted = pc.is_in(self._names, value_set=pa.array(sorted(allowed), pa.string()))
+        mask: Mask = wanted.to_numpy(zero_copy_only=False)[self._codes]
         return mask
 
 
-@dataclass(frozen=True)
 class Studies:
-    """Images and sentences with integer codes of their studies."""
+    """Images and sentences of an index, and the studies that join them."""
 
-    images: pa.Table
-    texts: pa.Table
-    study_of_image: Rows
-    """(images,) code of each image's study."""
-    study_of_occurrence: Rows
-    """(occurrences,) code of the study that says a sentence, ascending."""
-    text_of_occurrence: Rows
-    """(occurrences,) row of that sentence."""
-    split: _Coded
-    view: _Coded
-    patient: _Coded
-    has_finding: Mask
-    """(images, findings) in the order of `LABELS`."""
+    def __init__(self, artifact: Artifact) -> None:
+        images = read_table(artifact.path, IMAGES)
+        occurrences = read_table(artifact.path, OCCURRENCES)
+        self.images = images.combine_chunks()
+        self.texts = read_table(artifact.path, TEXTS).combine_chunks()
+        names = images.column("study_id").unique()
+        self._study_of_image = _codes(images, names)
+        study_of_occurrence = _codes(occurrences, names)
+        # stable: the report's order stays within a study
+        order = np.argsort(study_of_occurrence, kind="stable")
+        self._study_of_occurrence = study_of_occurrence[order]
+        self._text_of_occurrence = occurrences.column("text").to_numpy().astype(np.int64)[order]
+        self._split, self._view = _Coded(images, "split"), _Coded(images, "view")
+        self._patient = _Coded(images, "subject_id")
+        self._has_finding = _finding_mask(images)
 
     def image_mask(self, filters: Filters) -> Mask | None:
         """Give (images,) booleans, whether each may be a hit; None where nothing is filtered."""
         masks: list[Mask] = []
         if filters.splits:
-            masks.append(self.split.among(filters.splits))
+            masks.append(self._split.among(filters.splits))
         if filters.views:
-            masks.append(self.view.among(filters.views))
+            masks.append(self._view.among(filters.views))
         if filters.findings:
             columns = [LABELS.index(name) for name in sorted(filters.findings)]
-            masks.append(np.asarray(self.has_finding[:, columns].any(axis=1)))
+            masks.append(np.asarray(self._has_finding[:, columns].any(axis=1)))
         if filters.exclude_patient:
-            masks.append(~self.patient.among(frozenset({filters.exclude_patient})))
+            masks.append(~self._patient.among(frozenset({filters.exclude_patient})))
         return np.logical_and.reduce(masks) if masks else None
 
     def text_mask(self, filters: Filters) -> Mask | None:
@@ -163,10 +163,10 @@ class Studies:
         images = self.image_mask(filters)
         if images is None:
             return None
-        allowed: Mask = np.zeros(int(self.study_of_image.max()) + 1, dtype=bool)
-        allowed[self.study_of_image[images]] = True
+        allowed: Mask = np.zeros(int(self._study_of_image.max()) + 1, dtype=bool)
+        allowed[self._study_of_image[images]] = True
         mask: Mask = np.zeros(len(self.texts), dtype=bool)
-        mask[self.text_of_occurrence[allowed[self.study_of_occurrence]]] = True
+        mask[self._text_of_occurrence[allowed[self._study_of_occurrence]]] = True
         return mask
 
     def text(self, row: int) -> dict[str, Any]:
@@ -176,30 +176,10 @@ class Studies:
 
     def texts_of_image(self, row: int) -> tuple[str, ...]:
         """Give the sentences of an image's study, in the report's order."""
-        study = self.study_of_image[row]
-        first, last = np.searchsorted(self.study_of_occurrence, [study, study + 1])
-        said = self.text_of_occurrence[first:last]
+        study = self._study_of_image[row]
+        first, last = np.searchsorted(self._study_of_occurrence, [study, study + 1])
+        said = self._text_of_occurrence[first:last]
         return tuple(self.texts.column("text").take(pa.array(said)).to_pylist())
-
-
-def read_studies(artifact: Artifact) -> Studies:
-    """Read the tables of an index: images, sentences and the studies that join them."""
-    images, occurrences = read_table(artifact.path, IMAGES), read_table(artifact.path, OCCURRENCES)
-    names = images.column("study_id").unique()
-    study_of_occurrence = _codes(occurrences, names)
-    # stable: the report's order stays within a study
-    order = np.argsort(study_of_occurrence, kind="stable")
-    return Studies(
-        images=images.combine_chunks(),
-        texts=read_table(artifact.path, TEXTS).combine_chunks(),
-        study_of_image=_codes(images, names),
-        study_of_occurrence=study_of_occurrence[order],
-        text_of_occurrence=occurrences.column("text").to_numpy().astype(np.int64)[order],
-        split=_coded(images, "split"),
-        view=_coded(images, "view"),
-        patient=_coded(images, "subject_id"),
-        has_finding=_finding_mask(images),
-    )
 
 
 def _codes(table: pa.Table, names: pa.Array) -> Rows:
@@ -207,12 +187,8 @@ def _codes(table: pa.Table, names: pa.Array) -> Rows:
     return codes
 
 
-def _coded(table: pa.Table, column: str) -> _Coded:
-    coded = table.column(column).combine_chunks().dictionary_encode()
-    return _Coded(coded.dictionary, coded.indices.to_numpy().astype(np.int32))
-
-
 def _finding_mask(images: pa.Table) -> Mask:
+    # (images, findings) in the order of `LABELS`
     mask: Mask = np.zeros((len(images), len(LABELS)), dtype=bool)
     column = images.column("findings").combine_chunks()
     found = pc.index_in(column.flatten(), value_set=pa.array(LABELS))
@@ -265,7 +241,7 @@ class RetrievalIndex:
             )
         similarity = SimilarityConfig.model_validate(artifact.fingerprint["settings"]["similarity"])
         settings = IndexConfig.model_validate(artifact.fingerprint["settings"]["index"])
-        studies = read_studies(artifact)
+        studies = Studies(artifact)
         images, texts = len(studies.images), len(studies.texts)
         rows, dim = settings.shard_rows, similarity.dim
         vectors = open_vectors(artifact.file, artifact.fingerprint, (images, texts))
