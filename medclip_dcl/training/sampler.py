@@ -40,15 +40,7 @@ class RaggedIndex:
     def pick(
         self, studies: Int64[np.ndarray, " batch"], uniform: Float64[np.ndarray, " batch"]
     ) -> Int64[np.ndarray, " batch"]:
-        """Pick one member of each study.
-
-        Args:
-            studies: the studies.
-            uniform: a number in [0, 1) for each; equal parts of it mean equal members.
-
-        Returns:
-            The members.
-        """
+        """Pick one member of each study by a number in [0, 1), equal parts of it a member each."""
         index = (uniform * self.sizes[studies]).astype(np.int64)
         members: np.ndarray = self._members[self._starts[studies] + index]
         return members
@@ -68,44 +60,6 @@ class BatchRows:
     """Sentence, as a member of the sentences' `RaggedIndex`."""
 
 
-class EpochOrder:
-    """Cuts random orders of all items into global batches.
-
-    Args:
-        items: number of items.
-        global_batch: items in a batch, over all processes; at most all items.
-        seed: the config's seed.
-
-    Attributes:
-        steps_per_epoch: full global batches in one pass over the items.
-    """
-
-    def __init__(self, items: int, global_batch: int, seed: int) -> None:
-        self._items, self._global_batch, self._seed = items, global_batch, seed
-        self.steps_per_epoch = items // global_batch
-        self._kept = (-1, np.arange(items, dtype=np.int64))  # one store, so threads may share
-
-    def draw(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """Draw the global batch of a step.
-
-        Args:
-            step: the step, from 0.
-
-        Returns:
-            Items, each at most once, and at most once in an epoch.
-        """
-        epoch, turn = divmod(step, self.steps_per_epoch)
-        start = turn * self._global_batch
-        return self._order_of(epoch)[start : start + self._global_batch]
-
-    def _order_of(self, epoch: int) -> Int64[np.ndarray, " items"]:
-        kept, order = self._kept
-        if kept != epoch:
-            order = generator_for(self._seed, RngStream.ORDER, epoch).permutation(self._items)
-            self._kept = (epoch, order)
-        return order
-
-
 class ImageTextSampler:
     """Draws the global batch of any step.
 
@@ -115,6 +69,9 @@ class ImageTextSampler:
         global_batch: pairs in a batch, over all processes.
         seed: the config's seed.
         shuffle_reports: pair every image with the report of another study.
+
+    Attributes:
+        steps_per_epoch: full global batches in one pass over the studies.
 
     Raises:
         ConfigError: there are fewer studies than places.
@@ -128,34 +85,28 @@ class ImageTextSampler:
         seed: int,
         shuffle_reports: bool,
     ) -> None:
-        assert len(images) == len(sentences)
-        if len(images) < global_batch:
+        studies = len(images)
+        assert studies == len(sentences)
+        if studies < global_batch:
             raise ConfigError(
-                f"train.global_batch {global_batch} exceeds the {len(images)} studies that have an "
+                f"train.global_batch {global_batch} exceeds the {studies} studies that have an "
                 "image and a usable sentence; a batch holds a study once: lower it or add studies"
             )
         self._images, self._sentences = images, sentences
         self._global_batch, self._seed = global_batch, seed
-        self._report_of = np.arange(len(images), dtype=np.int64)
+        self.steps_per_epoch = studies // global_batch
+        self._report_of = np.arange(studies, dtype=np.int64)
         if shuffle_reports:
-            self._report_of = _derangement(len(images), seed)
-        self._order = EpochOrder(len(images), global_batch, seed)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Full global batches in one pass over the studies."""
-        return self._order.steps_per_epoch
+            # A random cycle through all studies: nobody has its own report.
+            cycle = generator_for(seed, RngStream.PAIRING).permutation(studies)
+            self._report_of[cycle] = np.roll(cycle, -1)
+        self._epoch = (-1, self._report_of)  # number and order; one store, so threads may share
 
     def draw(self, step: int) -> BatchRows:
-        """Draw the global batch of a step.
-
-        Args:
-            step: the step, from 0.
-
-        Returns:
-            The batch. Each study's image and sentence are drawn uniformly and independently.
-        """
-        studies = self._order.draw(step)
+        """Draw a step's batch; each study's image and sentence uniformly and independently."""
+        epoch, turn = divmod(step, self.steps_per_epoch)
+        start = turn * self._global_batch
+        studies = self._order_of(epoch)[start : start + self._global_batch]
         reports = self._report_of[studies]
         uniform = generator_for(self._seed, RngStream.CHOICE, step).random((2, self._global_batch))
         return BatchRows(
@@ -165,10 +116,9 @@ class ImageTextSampler:
             sentences=self._sentences.pick(reports, uniform[1]),
         )
 
-
-def _derangement(count: int, seed: int) -> Int64[np.ndarray, " studies"]:
-    """Give each study another one's report: a random cycle through all studies."""
-    cycle = generator_for(seed, RngStream.PAIRING).permutation(count)
-    report_of = np.empty(count, dtype=np.int64)
-    report_of[cycle] = np.roll(cycle, -1)
-    return report_of
+    def _order_of(self, epoch: int) -> Int64[np.ndarray, " studies"]:
+        kept, order = self._epoch
+        if kept != epoch:
+            order = generator_for(self._seed, RngStream.ORDER, epoch).permutation(len(self._images))
+            self._epoch = (epoch, order)
+        return order
