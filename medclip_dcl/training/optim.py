@@ -1,9 +1,4 @@
-"""Learning rate over the run: linear warm-up, then cosine decay to zero.
-
-Parts of a model that have a learning rate of their own and may stay frozen for a while.
-
-AdamW over named parameters, and its state as plain named tensors.
-"""
+"""AdamW: its schedule, the groups of parameters, which of them are frozen, and its saved state."""
 
 import math
 from collections.abc import Mapping
@@ -18,15 +13,10 @@ from medclip_dcl.training.settings import TrainConfig
 
 
 def learning_rate_share(step: int, warmup_steps: int, steps: int) -> float:
-    """Give the share of the peak learning rate that a step uses.
+    """Give the share of the peak learning rate that a step, from 0, uses: in (0, 1].
 
-    Args:
-        step: the step, from 0.
-        warmup_steps: steps of linear warm-up; the last of them uses the peak.
-        steps: steps in all.
-
-    Returns:
-        A number in (0, 1]; a pure function, so a resumed run has no schedule to restore.
+    Linear warm-up, whose last step uses the peak, then cosine decay to 0. A pure function, so a
+    resumed run has no schedule to restore.
 
     Source: Wang et al. 2023, Section 3.2 (warm-up, then cosine decay).
     """
@@ -56,27 +46,12 @@ _PREFIXES = (
 
 
 def param_group_of(name: str) -> ParamGroup:
-    """Say which part a parameter or module belongs to.
-
-    Args:
-        name: its name in a `DualEncoder`.
-
-    Returns:
-        The part.
-    """
+    """Tell what a parameter or module belongs to, by its name in a `DualEncoder`."""
     return next(part for prefix, part in _PREFIXES if f"{name}.".startswith(prefix))
 
 
 def peak_learning_rate(name: str, settings: TrainConfig) -> float:
-    """Give the peak learning rate of a parameter.
-
-    Args:
-        name: its name in a `DualEncoder`.
-        settings: learning rates.
-
-    Returns:
-        The rate of the encoder it belongs to, else the common one.
-    """
+    """Give a parameter's peak: that of the encoder it belongs to, else the common one."""
     own = {
         ParamGroup.IMAGE: settings.image_learning_rate,
         ParamGroup.TEXT: settings.text_learning_rate,
@@ -84,20 +59,11 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
     group = param_group_of(name)
     if group is ParamGroup.PROJECTION:  # each map learns as the encoder before it
         group = ParamGroup.TEXT if name.startswith("text.") else ParamGroup.IMAGE
-    rate = own.get(group)
-    return rate or settings.learning_rate
+    return own.get(group) or settings.learning_rate
 
 
 def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
-    """Say which parts a step leaves as they are.
-
-    Args:
-        settings: how long each part is frozen.
-        step: the step, from 0.
-
-    Returns:
-        The parts; a pure function of the step, so a resumed run freezes the same.
-    """
+    """List what a step, from 0, leaves as it is; a pure function, as the learning rate is."""
     until = {
         ParamGroup.IMAGE: settings.image_frozen_steps,
         ParamGroup.TEXT: settings.text_frozen_steps,
@@ -106,12 +72,7 @@ def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
 
 
 def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
-    """Let gradients reach all parts but the frozen ones; gamma is left alone.
-
-    Args:
-        encoder: a `DualEncoder`.
-        frozen: parts that stay as they are.
-    """
+    """Let gradients reach all of a `DualEncoder` but the frozen groups; gamma is left alone."""
     for name, parameter in encoder.named_parameters():
         group = param_group_of(name)
         if group is not ParamGroup.SCALE:
@@ -121,12 +82,9 @@ def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
 def set_training_mode(
     encoder: nn.Module, freeze_batchnorm: bool, frozen: frozenset[ParamGroup] = frozenset()
 ) -> None:
-    """Put a model into training mode.
+    """Put a `DualEncoder` into training mode, but its frozen groups: no dropout, no statistics.
 
-    Args:
-        encoder: a `DualEncoder`.
-        freeze_batchnorm: keep the statistics of batch norms.
-        frozen: parts that stay as they are: no dropout, no statistics.
+    `freeze_batchnorm` keeps the statistics of all batch norms.
     """
     encoder.train()
     for name, module in encoder.named_modules():
@@ -137,23 +95,15 @@ def set_training_mode(
 
 
 def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
-    """Build the optimiser of a model.
+    """Build AdamW for a model that is on its device; each group keeps its peak rate as `peak`.
 
-    Args:
-        encoder: the model, on its device, some parts of it frozen or none.
-        settings: learning rates and weight decay.
-
-    Returns:
-        AdamW. Biases, norms and gamma do not decay; each part may have its own peak
-        learning rate. Each group keeps its peak under `peak`.
+    Biases, norms and gamma do not decay. Frozen parameters are included: they may thaw.
 
     Source: Wang et al. 2023, Section 3.2 (AdamW); which weights decay is ours.
     """
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in encoder.named_parameters():
-        if (
-            parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE
-        ):  # frozen ones may thaw
+        if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:
             peak = peak_learning_rate(name, settings)
             decay = settings.weight_decay if parameter.ndim > 1 else 0.0
             members.setdefault((peak, decay), []).append(parameter)
@@ -165,26 +115,13 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
 
 
 def set_learning_rate(optimizer: Optimizer, share: float) -> None:
-    """Set the learning rate of the next step.
-
-    Args:
-        optimizer: from `build_optimizer`.
-        share: share of each group's peak, in [0, 1].
-    """
+    """Set the learning rate of the next step: a share, in [0, 1], of each group's peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * share
 
 
 def optimizer_tensors(optimizer: Optimizer, encoder: nn.Module) -> dict[str, Tensor]:
-    """Name every tensor of the optimiser's state.
-
-    Args:
-        optimizer: from `build_optimizer`.
-        encoder: the model whose parameters it moves.
-
-    Returns:
-        `<state>/<parameter>` -> tensor; empty before the first step.
-    """
+    """Give the optimiser's state, `<state>/<parameter>` -> tensor; empty before the first step."""
     return {
         f"{key}/{name}": value
         for name, parameter in encoder.named_parameters()
@@ -195,12 +132,7 @@ def optimizer_tensors(optimizer: Optimizer, encoder: nn.Module) -> dict[str, Ten
 def load_optimizer_tensors(
     optimizer: Optimizer, encoder: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put a saved state back.
-
-    Args:
-        optimizer: from `build_optimizer`, for an equal model.
-        encoder: the model whose parameters it moves.
-        tensors: from `optimizer_tensors`.
+    """Put back what `optimizer_tensors` gave for an equal model.
 
     Raises:
         CheckpointError: a tensor is of no parameter, or of another shape.
