@@ -1,8 +1,7 @@
-"""The metrics log: one JSON line per logged step, cut back when a run is resumed.
+"""What is reported of a run while it goes on: the metrics log, trackers, and a warning.
 
-Trackers besides the metrics log: TensorBoard, and what else Accelerate knows by name.
-
-What is reported of a run while it goes on: figures to log and trackers, and a word of warning.
+The log is one JSON line per logged step, cut back when a run is resumed. Trackers are those that
+Accelerate knows by name, such as TensorBoard.
 """
 
 import json
@@ -28,21 +27,15 @@ from medclip_dcl.training.objective import ObjectiveOutput
 from medclip_dcl.training.settings import TrainConfig
 
 FILE = "metrics.jsonl"
-"""Name of the log, in the folder of the checkpoints."""
 
 TIMINGS = ("images_per_s",)
 """Fields that differ from run to run."""
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the log of a run.
+    """Read the log of a run from the folder of its checkpoints, in order of the step.
 
-    Args:
-        folder: folder of the checkpoints.
-
-    Returns:
-        Its lines, in order of the step; none where there is no log. A line that a kill
-        cut short ends the log.
+    There are no lines where there is no log. A line that a kill cut short ends the log.
     """
     path = folder / FILE
     if not path.is_file():
@@ -81,11 +74,7 @@ class MetricsLog:
             self._stream = self._path.open("ab", buffering=0)
 
     def write(self, figures: Mapping[str, Any]) -> None:
-        """Append one line.
-
-        Args:
-            figures: `step`, and what was measured.
-        """
+        """Append one line: `step`, and what was measured."""
         left = _line(figures).encode()
         with disk_faults_named(self._path):
             while left:  # a full disk takes a part first
@@ -112,22 +101,13 @@ def _line(figures: Mapping[str, Any]) -> str:
     return json.dumps(dict(figures)) + "\n"
 
 
-FOLDER = "trackers"
-"""Where trackers write that keep files, below the config's folder."""
-
+_TRACKERS = "trackers"  # folder in the config's own, for trackers that keep files
 _RUN = "medclip-dcl"
 _PACKAGES = {"tensorboard": "tensorboardX", "comet_ml": "comet-ml"}
 
 
 def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
-    """Give the arguments about trackers that an `Accelerator` takes.
-
-    Args:
-        settings: which ones.
-        work: the config's folder; None: nothing is tracked.
-
-    Returns:
-        Arguments of `Accelerator`.
+    """Give the arguments about trackers that an `Accelerator` takes; none where `work` is None.
 
     Raises:
         ConfigError: a tracker's package is not installed.
@@ -141,16 +121,14 @@ def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
         raise ConfigError(
             f"train.trackers names {', '.join(absent)}, not installed here; pip install {packages}"
         )
-    return {"log_with": list(settings.trackers), "project_dir": str(work / FOLDER)}
+    return {"log_with": list(settings.trackers), "project_dir": str(work / _TRACKERS)}
 
 
 def open_trackers(accelerator: Accelerator, config: Config, step: int) -> None:
     """Begin what trackers record of this start of a run; `Accelerator.end_training` ends it.
 
-    Args:
-        accelerator: with the arguments of `tracker_options`.
-        config: the configuration; trackers record seed, model, objective and loop.
-        step: steps that the run has done; TensorBoard drops what a killed run wrote later.
+    They record seed, model, objective and loop. `step` counts the steps that the run has done:
+    TensorBoard drops what a killed run wrote later.
     """
     if not accelerator.log_with:
         return
@@ -209,15 +187,9 @@ class TrainLogger:
         self.latest: dict[str, float | None] = log.last if log is not None else {}
 
     def note(self, step: int, skipped: int, output: ObjectiveOutput) -> dict[str, float]:
-        """Write a line where one is due.
+        """Write a line where one is due, and give figures to show next to the progress.
 
-        Args:
-            step: steps done.
-            skipped: steps whose loss or gradient was not finite.
-            output: loss and gauges of this process's anchors.
-
-        Returns:
-            Figures to show next to the progress; empty where no line was due.
+        `step` counts the steps done, `skipped` those whose loss or gradient was not finite.
         """
         if step % self._settings.log_every_steps and step != self._settings.steps:
             return {}
@@ -240,12 +212,7 @@ class TrainLogger:
         }
 
     def note_validation(self, step: int, figures: Mapping[str, float | None]) -> None:
-        """Write a line about the validation split.
-
-        Args:
-            step: steps done.
-            figures: losses and answers by name; None: not known.
-        """
+        """Write a line of validation figures; None: not known."""
         self._write({"step": step, **figures})
         self._marked_s = time.monotonic()  # validation is not part of the training speed
         self._marked_step = step
