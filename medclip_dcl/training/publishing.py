@@ -18,12 +18,12 @@ from medclip_dcl.models.preprocessing import preprocessing_facts
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
 
-INTENDED_USE = (
+_INTENDED_USE = (
     "Research on image-text models of chest radiographs. Not a medical device: no output may "
     "guide the care of a patient."
 )
 _RANGE_IMAGES = 2048
-LIMITS = (
+_LIMITS = (
     "Frontal chest images alone; other views, body parts and ages outside the training data are "
     "not recognised as such.",
     "Scores compare prompts with an image; they are not probabilities of disease.",
@@ -34,16 +34,7 @@ LIMITS = (
 def package_model(
     folder: Path, config: Config, inputs: TrainInputs, trained: TrainResult
 ) -> dict[str, Any]:
-    """Write the published model.
-
-    Args:
-        folder: the draft's directory.
-        config: the configuration.
-        inputs: what the run was made from.
-        trained: the finished run.
-
-    Returns:
-        Figures that people look at.
+    """Write the published model into a draft's folder, and give figures that people look at.
 
     Raises:
         ConfigError: the prompt file cannot be read.
@@ -59,7 +50,7 @@ def package_model(
         folder,
         trained.weights,
         config,
-        model_card(config, inputs, trained),
+        _model_card(config, inputs, trained),
         trained.corpus.subject_ids,
         write_text_files,
     )
@@ -74,23 +65,8 @@ def package_model(
     }
 
 
-def best_figure(config: Config, result: TrainResult) -> dict[str, Any] | None:
-    """Say by what figure the published step was chosen.
-
-    Args:
-        config: the configuration.
-        result: the finished run.
-
-    Returns:
-        Name and value; None where the last step is published.
-    """
-    if not config.train.best_metric:
-        return None
-    return {"metric": config.train.best_metric, "value": result.state.best_value}
-
-
 def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
-    """Learn the range of the training images, from some of them where they are many."""
+    # Some of the training images stand for all where they are many.
     rows = trained.corpus.image_rows
     taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _RANGE_IMAGES)).astype(int))
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
@@ -102,20 +78,8 @@ def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
     )
 
 
-def model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dict[str, Any]:
-    """Say what a model is, was made from, is for and is not for.
-
-    Args:
-        config: the configuration.
-        inputs: what the run was made from.
-        trained: the finished run.
-
-    Returns:
-        Facts; counts, digests and settings, no ids and no texts but the prompts.
-
-    Raises:
-        ConfigError: the prompt file cannot be read.
-    """
+def _model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dict[str, Any]:
+    # Counts, digests and settings; no ids, and no texts but the prompts.
     findings = read_prompts(Path(config.evaluate.prompts))
     artifacts = {
         "manifest": inputs.manifest,
@@ -125,8 +89,8 @@ def model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dic
         "claims": inputs.claims,
     }
     return {
-        "intended_use": INTENDED_USE,
-        "limits": list(LIMITS),
+        "intended_use": _INTENDED_USE,
+        "limits": list(_LIMITS),
         "prompts": [asdict(finding) for finding in findings],
         "preprocessing": preprocessing_facts(config.images, config.model),
         "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
@@ -148,7 +112,11 @@ def model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dic
             "steps": trained.state.step,
             "skipped": trained.state.skipped,
             "published_step": trained.published_step,
-            "best": best_figure(config, trained),
+            "best": (
+                {"metric": config.train.best_metric, "value": trained.state.best_value}
+                if config.train.best_metric
+                else None
+            ),
             "global_batch": config.train.global_batch,
             "processes": config.train.processes,
             "last_figures": {
