@@ -31,12 +31,10 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable
 from medclip_dcl.training.objective import ContrastiveObjective
 
-K = 10
-"""Length of the list of images in which a sentence's own image is looked for."""
-
 MOST_BATCHES = 8
 """Global batches in one validation loss: enough to compare steps, cheap next to training."""
 
+_K = 10  # first images among which one is looked for whose report says the sentence
 _IMAGES_PER_PASS = 32
 _TEXTS_PER_PASS = 64
 
@@ -57,11 +55,7 @@ class ValidationMetrics:
     input_px: int
 
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
-        """Ask a model that is in eval mode.
-
-        Args:
-            encoder: the model.
-            device: where it is.
+        """Ask a model that is in eval mode, on a device.
 
         Returns:
             `validation_auc`, the mean over findings of which there are images with and
@@ -82,7 +76,7 @@ class ValidationMetrics:
         found = [area for area in areas if area is not None]
         return {
             "validation_auc": float(np.mean(found)) if found else None,
-            "validation_recall_at_10": value_of(recall_at(best_ranks(said, self.correct), K)),
+            "validation_recall_at_10": value_of(recall_at(best_ranks(said, self.correct), _K)),
         }
 
     @staticmethod
@@ -107,24 +101,16 @@ def build_validation_metrics(
     findings: tuple[Finding, ...],
     tokens: Callable[[list[str]], TokenTable],
 ) -> ValidationMetrics:
-    """Choose images and sentences of the validation split.
+    """Choose images and sentences of the validation split: a study's first, drawn by study.
 
-    Args:
-        config: the configuration; `train.validate_images` says how many images.
-        corpus: studies of the validation split.
-        manifest: the manifest, with labels where the source has some.
-        prepared: the images.
-        findings: the prompt pairs.
-        tokens: cuts texts into word pieces.
-
-    Returns:
-        The questions: the first image and the first sentence of each study that is drawn.
+    `tokens` cuts texts into word pieces.
 
     Raises:
         ConfigError: the best model is to be chosen by findings, and no finding has images
             with and without it; or the split is empty.
     """
-    studies = _drawn(config, len(corpus.study_ids))
+    order = generator_for(config.seed, RngStream.VALIDATION).permutation(len(corpus.study_ids))
+    studies = np.sort(order[: config.train.validate_images])
     if not len(studies):
         raise ConfigError("the validation split has no image; set train.validate_images to 0")
     first = np.zeros(len(studies))
@@ -164,25 +150,13 @@ def _said(
     return said
 
 
-def _drawn(config: Config, studies: int) -> Int[np.ndarray, " studies"]:
-    order = generator_for(config.seed, RngStream.VALIDATION).permutation(studies)
-    return np.sort(order[: config.train.validate_images])
-
-
 def _passes(count: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 @contextmanager
 def evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode without gradients, then every part of it back into its own.
-
-    Args:
-        encoder: the model.
-
-    Yields:
-        Nothing.
-    """
+    """Put a model into eval mode without gradients, then every part of it back into its own."""
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()
     try:
@@ -199,25 +173,17 @@ def validation_loss(
     objective: ContrastiveObjective,
     batches: Sequence[ImageTextBatch],
 ) -> dict[str, float]:
-    """Measure the loss on validation batches; the model is left as it was.
-
-    Args:
-        accelerator: device, processes and precision.
-        encoder: the model.
-        objective: the loss.
-        batches: this process's part of the validation batches, at least one.
+    """Measure the loss on this process's part of the validation batches, at least one.
 
     Returns:
-        `validation_loss`, of the configured objective, and
-        `validation_uncorrected_loss`, InfoNCE; means over batches and processes.
+        `validation_loss`, of the configured objective, and `validation_uncorrected_loss`,
+        InfoNCE; means over batches and processes. The model is left as it was.
     """
     losses = []
-    with evaluating(encoder):
+    with evaluating(encoder):  # the model has been prepared: its forward pass is autocast
         for item in batches:
             batch = item.to(accelerator.device)
-            output = objective.compute_loss(
-                encoder, encoder, batch
-            )  # prepared: its forward is autocast
+            output = objective.compute_loss(encoder, encoder, batch)
             losses.append(torch.stack([output.loss, output.gauges["uncorrected_loss"]]).float())
     mean = accelerator.reduce(torch.stack(losses).mean(dim=0), reduction="mean").tolist()
     return {"validation_loss": mean[0], "validation_uncorrected_loss": mean[1]}
