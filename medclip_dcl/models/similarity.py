@@ -24,21 +24,14 @@ from torch.utils.checkpoint import checkpoint
 from medclip_dcl.models.settings import SimilarityConfig
 
 _BLOCK = {"cpu": 1 << 18}  # scores h of one block of images; 1 MiB stays in a core's cache
-_BLOCK_ELSEWHERE = 1 << 24
+_BLOCK_ELSEWHERE = 1 << 24  # on a GPU few large blocks: every kernel call costs
 _LARGEST_KEPT = 1 << 26  # scores h that are kept for the backward pass; beyond, they are redone
 
 
 def region_scores(
     regions: Float[Tensor, "images rows columns dim"], sentences: Float[Tensor, "texts dim"]
 ) -> Float[Tensor, "texts images rows columns"]:
-    """Score every region of every image against every sentence.
-
-    Args:
-        regions: unit vectors.
-        sentences: unit vectors.
-
-    Returns:
-        Cosines, in [-1, 1].
+    """Score unit vectors of every region against those of every sentence: cosines in [-1, 1].
 
     Source: Wang et al. 2023, Section 3.2: the scores used for grounding.
     """
@@ -72,9 +65,11 @@ def image_sentence_scores(
             return (y @ x.mean(dim=1).T).clamp(-1, 1)
         if settings.kind == "global":
             return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
+        # By blocks of images, so that scores h are used while they are still in a core's cache.
         pairs = max(1, len(y) * x.shape[1])  # scores h of one image
         images = max(1, _BLOCK.get(x.device.type, _BLOCK_ELSEWHERE) // pairs)
         blocks = torch.split(x, images)
+        # h is the largest tensor of a step: where it is too large to keep, it is computed twice.
         if len(x) * pairs <= _LARGEST_KEPT or not torch.is_grad_enabled():
             scores = [_scores(block, y, settings) for block in blocks]
         else:
@@ -85,7 +80,6 @@ def image_sentence_scores(
 
 
 def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
-    """Score one block of images; (images, texts)."""
     if settings.kind == "lse":
         h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)
         best, _ = h.detach().max(dim=-1)  # a constant that cancels: it needs no gradient
@@ -183,17 +177,15 @@ def roi_align(
         boxes: (x0, y0, x1, y1) in pixels of the model's input, x1 > x0 and y1 > y0.
         image_of_box: row of `features` that each box is on.
         spatial_scale: cells per input pixel: one over the encoder's stride.
-        output_size: bins along each side of a box.
-
-    Returns:
-        Means of bilinear samples. A bin takes one sample a cell that it spans, at
-        least one. Samples more than a cell outside the map count as 0.
+        output_size: bins along each side of a box, each the mean of one bilinear sample a
+            cell that it spans, at least one; those more than a cell outside count as 0.
 
     Source: He et al. 2017, RoIAlign with half-pixel alignment and adaptive sampling
         (`aligned=True`, `sampling_ratio=0` elsewhere).
     """
     cells = boxes.to(features.dtype) * spatial_scale - 0.5  # cell centres at whole numbers
     x0, y0, x1, y1 = cells.unbind(dim=1)
+    # Bilinear interpolation is separable: one matrix of weights an axis, no sample is formed.
     across_rows = _axis_weights(y0, y1, features.shape[2], output_size)
     across_columns = _axis_weights(x0, x1, features.shape[3], output_size)
     return torch.einsum("bor,bcrk,bpk->bcop", across_rows, features[image_of_box], across_columns)
@@ -202,7 +194,6 @@ def roi_align(
 def _axis_weights(
     start: Float[Tensor, " boxes"], stop: Float[Tensor, " boxes"], cells: int, bins: int
 ) -> Float[Tensor, "boxes bins cells"]:
-    """Weight of each cell in each bin, along one axis."""
     width = (stop - start) / bins
     samples = width.ceil().clamp_min(1)  # per bin; differs from box to box
     step = torch.arange(int(samples.max()) if len(samples) else 1, device=start.device)
@@ -212,6 +203,7 @@ def _axis_weights(
     position = start[:, None, None] + offset  # (boxes, bins, samples)
     counts = (step < samples.unsqueeze(1))[:, None, :]  # the rest is padding
     counts = counts & (position >= -1) & (position <= cells)
+    # Up to a cell outside the map a sample takes the value of the border; beyond, it counts as 0.
     nearest = position.clamp(0, cells - 1).unsqueeze(-1)
     cell = torch.arange(cells, device=start.device, dtype=start.dtype)
     hat = (1 - (nearest - cell).abs()).clamp_min(0)  # linear interpolation's weights
