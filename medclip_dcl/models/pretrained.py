@@ -1,16 +1,13 @@
-"""Weights that others made: safetensors, or a torch file read as plain tensors.
+"""Weights that others made -> a module, with an account of every key.
 
 Releases of CXR-BERT, BioViL and torchvision come as torch files, which are pickles. They
 are opened here and nowhere else, by torch's tensors-only unpickler, and only where a
 config names one to start from. Models that this project publishes hold none.
 
-Pretrained weights -> a module, with an account of every key.
-
-Key layouts of ResNet checkpoints -> the keys of transformers' ResNet.
-
-transformers   resnet.embedder..., resnet.encoder.stages.0.layers.1.layer.0...
-torchvision    conv1, bn1, layer1.1.conv1, layer1.0.downsample.0, fc
-BioViL         torchvision's below encoder.encoder., with its own projector beside
+Layouts of ResNet checkpoints, which become transformers' own
+    transformers   resnet.embedder..., resnet.encoder.stages.0.layers.1.layer.0...
+    torchvision    conv1, bn1, layer1.1.conv1, layer1.0.downsample.0, fc
+    BioViL         torchvision's below encoder.encoder., with its own projector beside
 """
 
 import pickle
@@ -27,45 +24,32 @@ from torch import Tensor, nn
 
 from medclip_dcl.errors import CheckpointError
 
-NAMES = ("model.safetensors", "pytorch_model.bin")
-"""Files that hold the weights of a released folder; the first that is there is read."""
-
+_NAMES = ("model.safetensors", "pytorch_model.bin")  # the first that a folder has is read
 _TORCH_FILES = {".bin", ".pt", ".pth"}
 _NESTED = ("state_dict", "model")
 
 
 def weights_file(path: Path) -> Path:
-    """Find the file that holds a checkpoint's weights.
-
-    Args:
-        path: the file, or a folder with one of `NAMES`.
-
-    Returns:
-        The file.
+    """Find the file that holds a checkpoint's weights, in a folder or by itself.
 
     Raises:
         CheckpointError: there is none.
     """
-    files = [path / name for name in NAMES] if path.is_dir() else [path]
+    files = [path / name for name in _NAMES] if path.is_dir() else [path]
     found = [file for file in files if file.is_file()]
     if not found:
         raise CheckpointError(
             f"no weights at {path}: give a safetensors or torch file, or a directory with "
-            f"{' or '.join(NAMES)}"
+            f"{' or '.join(_NAMES)}"
         )
     return found[0]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a checkpoint's weights.
+    """Read a checkpoint's weights, from a folder or a file, onto the CPU; floats as float32.
 
-    Args:
-        path: the file, or a folder with one of `NAMES`; .bin, .pt and .pth are torch's,
-            others safetensors.
-
-    Returns:
-        Tensors by key, on the CPU; floating ones as float32. A torch file may keep them
-        under `state_dict` or `model`.
+    Files that end in .bin, .pt or .pth are torch's, which may keep the weights under
+    `state_dict` or `model`; others are safetensors.
 
     Raises:
         CheckpointError: there is no such file, it cannot be read, or it holds more than
@@ -99,19 +83,16 @@ def _unnested(tree: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of each key of a checkpoint.
-
-    Attributes:
-        matched: keys that filled a weight of the module.
-        missing: weights of the module that the checkpoint does not hold.
-        unexpected: keys of the checkpoint that the module has no place for.
-        layout: whose key layout the checkpoint has.
-    """
+    """What became of each key of a checkpoint."""
 
     matched: tuple[str, ...]
+    """Keys that filled a weight of the module."""
     missing: tuple[str, ...]
+    """Weights of the module that the checkpoint does not hold."""
     unexpected: tuple[str, ...]
+    """Keys of the checkpoint that the module has no place for."""
     layout: str = ""
+    """Whose key layout the checkpoint has."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -126,17 +107,10 @@ def fill(
     fresh: tuple[str, ...] = (),
     layout: str = "",
 ) -> LoadReport:
-    """Copy weights into a module; nothing may be left over in silence.
+    """Copy weights, by the module's own keys, into a module; nothing is left over in silence.
 
-    Args:
-        module: module whose every weight must be filled.
-        state: weights by the module's own keys.
-        heads: prefixes of keys that belong to heads which the module leaves out.
-        fresh: prefixes of weights that no checkpoint holds and that stay as they are.
-        layout: whose key layout the checkpoint has.
-
-    Returns:
-        The account; `missing` holds fresh weights alone, `unexpected` head keys alone.
+    `heads` are prefixes of keys that the module has no place for, `fresh` those of weights that
+    no checkpoint holds: what the report calls `unexpected` and `missing` is of these alone.
 
     Raises:
         CheckpointError: a weight is missing or has another shape, or a key belongs
@@ -194,14 +168,9 @@ _KINDS = {"conv": "convolution", "bn": "normalization", "0": "convolution", "1":
 
 
 def to_transformers(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """Name the weights of a ResNet checkpoint as transformers' backbone does.
+    """Tell a ResNet checkpoint's layout, and name its weights as transformers' backbone does.
 
-    Args:
-        state: weights by key, in one of the three layouts.
-
-    Returns:
-        Which layout it was, and the weights by the backbone's own keys. Keys of no layout
-        stay as they are, so that they are counted as unexpected.
+    Keys of no layout stay as they are, so that they are counted as unexpected.
     """
     if any(key.startswith(_BIOVIL) for key in state):
         inner = {key.removeprefix(_BIOVIL): value for key, value in state.items()}
@@ -214,12 +183,7 @@ def to_transformers(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]
 def fold_to_grey(state: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """Sum the channels of convolutions that see three of them where the module sees one.
 
-    Args:
-        state: weights by the module's own keys.
-        module: the module that they are for.
-
-    Returns:
-        The weights; a grey image gives them what three equal channels gave before.
+    A grey image then gives them what three equal channels gave before.
     """
     own = module.state_dict()
     return {
