@@ -27,11 +27,10 @@ from medclip_dcl.models.pretrained import (
 )
 from medclip_dcl.models.settings import ImageEncoderConfig
 
-BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
-"""Prefixes of heads and last norms that a classifier's checkpoint has besides its backbone."""
-
-BACKBONE_FRESH = ("hidden_states_norms.",)
-"""Prefixes of norms that a backbone adds to its maps, and that no classifier's file holds."""
+# Heads and last norms that a classifier's checkpoint has besides its backbone.
+_BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
+# Norms that a backbone adds to its maps, and that no classifier's file holds.
+_BACKBONE_FRESH = ("hidden_states_norms.",)
 
 CHANNELS = 1
 """Radiographs are gray."""
@@ -40,18 +39,8 @@ _NEEDS_TIMM = ("timm_backbone",)
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, RuntimeError)
 
 
-def build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
-    """Build a backbone with random weights from torch's own generator.
-
-    Args:
-        tree: its configuration: `model_type`, and its sizes.
-
-    Returns:
-        The backbone; its last map is that of its last stage.
-
-    Raises:
-        ConfigError: the type is unknown or needs timm, or a value does not fit.
-    """
+def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
+    # Random weights, from torch's own generator.
     fields = {name: value for name, value in tree.items() if name != "model_type"}
     kind = tree["model_type"]
     known = sorted(set(MODEL_FOR_BACKBONE_MAPPING_NAMES) - set(_NEEDS_TIMM))
@@ -71,37 +60,17 @@ def build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
     return backbone
 
 
-def last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
-    """Run a backbone.
-
-    Args:
-        backbone: from `build_map_backbone`.
-        pixels: normalised images, (images, channels_in, height, width).
-
-    Returns:
-        The map of its last stage, (images, channels, rows, columns).
-    """
+def _last_map(backbone: nn.Module, pixels: Tensor) -> Tensor:
     features: Tensor = backbone(pixels).feature_maps[-1]
     return features
 
 
-def map_shape(backbone: nn.Module, input_px: int) -> tuple[int, int]:
-    """Ask a backbone for the shape of its map, without computing it.
-
-    Args:
-        backbone: from `build_map_backbone`.
-        input_px: height and width of the input, pixels.
-
-    Returns:
-        Channels, and cells along one side.
-
-    Raises:
-        ConfigError: the backbone does not take inputs of that size.
-    """
+def _map_shape(backbone: nn.Module, input_px: int) -> tuple[int, int]:
+    # Channels, and cells along one side: the meta device knows shapes without computing.
     shadow = copy.deepcopy(backbone).to("meta").eval()
     try:
         with torch.no_grad():
-            shape = last_map(shadow, torch.zeros(1, CHANNELS, input_px, input_px, device="meta"))
+            shape = _last_map(shadow, torch.zeros(1, CHANNELS, input_px, input_px, device="meta"))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"this backbone takes no input of {input_px} pixels; set model.image.input_px to what "
@@ -110,16 +79,8 @@ def map_shape(backbone: nn.Module, input_px: int) -> tuple[int, int]:
     return shape.shape[1], shape.shape[2]
 
 
-def without_prefix(state: Mapping[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
-    """Drop what a classifier's checkpoint puts before its backbone's keys.
-
-    Args:
-        state: weights by key.
-        backbone: the backbone that they are for.
-
-    Returns:
-        The weights, by the keys that fit the backbone best.
-    """
+def _without_prefix(state: Mapping[str, Tensor], backbone: nn.Module) -> dict[str, Tensor]:
+    # A classifier's checkpoint puts a word before its backbone's keys: the best fit tells which.
     own = backbone.state_dict().keys()
     prefixes = ("", f"{backbone.base_model_prefix}.", "backbone.", "model.")
     named = [
@@ -142,27 +103,21 @@ class ImageEncoder(nn.Module):
         self._settings, self.kind = settings, settings.kind
         self._checkpointed = False
         if settings.kind == "backbone":
-            self.backbone: Any = build_map_backbone(settings.backbone)
-            self.width, cells = map_shape(self.backbone, settings.input_px)
+            self.backbone: Any = _build_map_backbone(settings.backbone)
+            self.width, cells = _map_shape(self.backbone, settings.input_px)
             self.stride = math.ceil(settings.input_px / cells)
             return
         self.backbone = ResNetModel(_resnet_config(settings))
         self.width = settings.widths[-1]
-        self.stride = 4 * 2 ** (
-            len(settings.depths) - 1
-        )  # the stem quarters, each later stage halves
+        halvings = len(settings.depths) - 1
+        self.stride = 4 * 2**halvings  # the stem quarters, each later stage halves
 
     def forward(
         self, pixels: Float[Tensor, "images channels_in height width"]
     ) -> Float[Tensor, "images channels rows columns"]:
-        """Compute the feature map of each image.
+        """Compute one map an image, of `grid(height)` by `grid(width)` cells.
 
-        Args:
-            pixels: normalised images, as `preprocessing.to_input` makes them.
-
-        Returns:
-            One map an image, of `grid(height)` by `grid(width)` cells. In memory it is
-            channels-last where the weights are.
+        In memory it is channels-last where the weights are.
         """
         features: Tensor = self._map(pixels)
         return features
@@ -184,31 +139,20 @@ class ImageEncoder(nn.Module):
         self.backbone.activation_checkpointing_enable({"use_reentrant": False})
 
     def compile_layers(self, backend: str) -> None:
-        """Compile the backbone in place; keys of the weights stay.
-
-        Args:
-            backend: one of torch's compilers.
-        """
+        """Compile the backbone in place by one of torch's compilers; keys of the weights stay."""
         self._map = torch.compile(  # type: ignore[method-assign]
             self._map, dynamic=False, backend=backend
         )
 
     def grid(self, input_px: int) -> int:
-        """Count the cells of the map along one side.
-
-        Args:
-            input_px: that side of the input, pixels.
-
-        Returns:
-            Cells; every halving of a ResNet rounds up.
-        """
+        """Count the map's cells along a side of the input; a ResNet's halvings round up."""
         if self.kind == "backbone":
-            return map_shape(self.backbone, input_px)[1]
+            return _map_shape(self.backbone, input_px)[1]
         return math.ceil(input_px / self.stride)
 
     def _map(self, pixels: Tensor) -> Tensor:
         if self.kind == "backbone":
-            return last_map(self.backbone, pixels)
+            return _last_map(self.backbone, pixels)
         features: Tensor = self.backbone.embedder(pixels)
         for stage in self.backbone.encoder.stages:
             if self._checkpointed and torch.is_grad_enabled():
@@ -219,10 +163,7 @@ class ImageEncoder(nn.Module):
         return features
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw fresh weights.
-
-        Args:
-            generator: CPU generator; the only source of randomness.
+        """Draw fresh weights from a CPU generator alone.
 
         Source: He et al. 2015, fan-out normal for convolutions; norms are identities.
             Other backbones as transformers starts them.
@@ -230,7 +171,7 @@ class ImageEncoder(nn.Module):
         if self.kind == "backbone":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-                self.backbone = build_map_backbone(self._settings.backbone)
+                self.backbone = _build_map_backbone(self._settings.backbone)
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -244,13 +185,8 @@ class ImageEncoder(nn.Module):
 def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     """Fill the backbone from a checkpoint, be it transformers', torchvision's or BioViL's.
 
-    Args:
-        encoder: encoder that receives the weights.
-        path: safetensors or torch file, or a directory with one. A stem made for three
-            channels is summed over them: a grey image is three equal ones.
-
-    Returns:
-        What was matched and what was left aside.
+    `path` is a safetensors or torch file, or a folder with one. A stem made for three channels
+    is summed over them: a grey image is three equal ones.
 
     Raises:
         CheckpointError: the file cannot be read, lacks a weight, has one of another
@@ -258,8 +194,8 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     """
     state = read_tensors(path)
     if encoder.kind == "backbone":
-        named = fold_to_grey(without_prefix(state, encoder.backbone), encoder.backbone)
-        return fill(encoder.backbone, named, BACKBONE_HEADS, BACKBONE_FRESH, "transformers")
+        named = fold_to_grey(_without_prefix(state, encoder.backbone), encoder.backbone)
+        return fill(encoder.backbone, named, _BACKBONE_HEADS, _BACKBONE_FRESH, "transformers")
     layout, named = to_transformers(state)
     return fill(
         encoder.backbone, fold_to_grey(named, encoder.backbone), RESNET_HEADS, layout=layout
@@ -267,13 +203,13 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
 
 
 def _twice(stage: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Give what stands around the first and around the second computation of a stage."""
+    # What stands around the first and around the second computation of a stage.
     return nullcontext(), _statistics_kept(stage)
 
 
 @contextmanager
 def _statistics_kept(stage: nn.Module) -> Iterator[None]:
-    """Let batch norms see the batch without counting it once more."""
+    # The second computation lets batch norms see the batch without counting it once more.
     norms = [item for item in stage.modules() if isinstance(item, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     counters = [norm.num_batches_tracked for norm in norms]
