@@ -38,32 +38,15 @@ def to_input(
         pixels = functional.interpolate(
             pixels, size=(input_px, input_px), mode="bilinear", antialias=True
         )
-    return normalise(pixels)
-
-
-def normalise(pixels: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Map grey levels 0 to 255 to -2 to 2.
-
-    Args:
-        pixels: grey levels, 0 to 255.
-
-    Returns:
-        (pixels / 255 - MEAN) / SPREAD.
-    """
+    # Grey levels 0 to 255 become -2 to 2.
     return pixels.mul(1 / (255 * SPREAD)).sub(MEAN / SPREAD)
 
 
 def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, Any]:
-    """Say how an image becomes an input, for the card of a published model.
+    """Say how an image becomes an input, for the card of a published model; plain values.
 
-    Args:
-        images: how images were prepared.
-        model: the two encoders.
-
-    Returns:
-        Sizes in pixels, normalisation and intensity transforms, JSON-serialisable. Another
-        version of this package that gives other facts for the same config would feed the
-        model other numbers than it was trained on.
+    Another version of this package that gives other facts for the same config would feed the
+    model other numbers than it was trained on.
     """
     return {
         "prepared_px": images.size_px,

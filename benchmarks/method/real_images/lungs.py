@@ -16,7 +16,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, UInt8
 from torch.nn import functional
 
@@ -26,7 +25,7 @@ from medclip_dcl.data.images import Decoder
 from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.geometry import Geometry, Window, cut, heatmap, window_of
 from medclip_dcl.inference import locate
-from medclip_dcl.models.preprocessing import normalise, to_input
+from medclip_dcl.models.preprocessing import MEAN, SPREAD, to_input
 from pipelines.build_manifest import read_source
 
 LEFT, RIGHT = "left lung", "right lung"
@@ -109,8 +108,7 @@ def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
     image = shown(painted, geometry, shape.prepared_px, equalize=False)
     pixels = to_input(image[None], shape.input_px)
     cells = functional.adaptive_avg_pool2d(pixels, shape.cells)[0, 0]
-    black, white = normalise(torch.tensor([0.0, 255.0]))
-    grid: np.ndarray = ((cells - black) / (white - black)).clamp(0, 1).numpy()
+    grid: np.ndarray = (cells * SPREAD + MEAN).clamp(0, 1).numpy()  # back to grey levels
     return grid
 
 

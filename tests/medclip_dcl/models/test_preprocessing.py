@@ -2,19 +2,20 @@ import numpy as np
 import torch
 
 from benchmarks.fixtures.films import random_images
-from medclip_dcl.models.preprocessing import normalise, to_input
+from medclip_dcl.models.preprocessing import to_input
 
 
 def test_black_grey_and_white_become_minus_two_zero_and_two() -> None:
-    levels = torch.tensor([0.0, 127.5, 255.0])
-    torch.testing.assert_close(normalise(levels), torch.tensor([-2.0, 0.0, 2.0]))
+    levels = torch.tensor([[0, 51], [204, 255]], dtype=torch.uint8).unsqueeze(0)
+    expected = torch.tensor([[-2.0, -1.2], [1.2, 2.0]])
+    torch.testing.assert_close(to_input(levels, 2)[0, 0], expected)
 
 
 def test_image_of_the_input_size_is_only_normalised() -> None:
     images = random_images(2, 32)
     pixels = to_input(images, 32)
     assert pixels.shape == (2, 1, 32, 32)
-    torch.testing.assert_close(pixels[:, 0], normalise(torch.from_numpy(images).float()))
+    torch.testing.assert_close(pixels[:, 0], (torch.from_numpy(images) / 255 - 0.5) / 0.25)
 
 
 def test_shrinking_averages_instead_of_skipping() -> None:
