@@ -91,6 +91,7 @@ REMOVED: dict[str, str] = {
     "train.clip_norm": "it is 1",
     "train.contrast": "it is 0.2",
     "train.keep_checkpoints": "two are kept",
+    "train.loader_workers": "one thread reads a batch ahead",
     "train.max_skipped": "ten steps in a row stop a run",
     "train.projection_frozen_steps": "the maps into the shared space always learn",
     "train.projection_learning_rate": "each map learns as the encoder before it",

@@ -215,7 +215,7 @@ def _settings(config: Config, row: Row, seed: int, own: Path, work: Path) -> dic
     for section, changes in row.changes.items():
         part = tree["model"][section] if section == "similarity" else tree[section]
         part |= changes
-    tree["train"] |= {"torch_threads": 1, "loader_workers": 0}
+    tree["train"]["torch_threads"] = 1
     tree["evaluate"]["adapter"] = {}
     if not row.is_trained:
         adapter = next(item.adapter for item in config.table1.models if item.name == row.name)

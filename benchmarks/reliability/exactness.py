@@ -119,7 +119,7 @@ def arm(folder: str, step: int, number: int, flush: int) -> None:
 
     def noted(self: Any, batch: Any, stop: bool) -> Any:
         report = inner(self, batch, stop)
-        line = {"step": batch.step + 1, "items": batch.item_ids, "bytes": _digest_of(batch)}
+        line = {"step": batch.step + 1, "items": batch.study_ids, "bytes": _digest_of(batch)}
         notes.write(json.dumps(line) + "\n")
         notes.flush()
         if batch.step + 1 == step:

@@ -9,7 +9,6 @@ from transformers import BertConfig, BertModel
 
 from medclip_dcl.models.pretrained import LoadReport, fill, read_tensors
 
-_PREFIX = "bert."
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
 _HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
 
@@ -27,15 +26,7 @@ class TextEncoder(nn.Module):
         input_ids: Int[Tensor, "texts tokens"],
         attention_mask: Int[Tensor, "texts tokens"],
     ) -> Float[Tensor, "texts dim"]:
-        """Map each sentence into the shared space.
-
-        Args:
-            input_ids: word pieces, [CLS] first.
-            attention_mask: 1 for real tokens, 0 for padding.
-
-        Returns:
-            One vector a sentence, not normalised.
-        """
+        """Map each sentence into the shared space; the vectors are not normalised."""
         states = self.backbone(input_ids=input_ids, attention_mask=attention_mask)[0]
         projected: Tensor = self.projection(states[:, 0])
         return projected
@@ -45,21 +36,12 @@ class TextEncoder(nn.Module):
         self.backbone.activation_checkpointing_enable({"use_reentrant": False})
 
     def compile_layers(self, backend: str) -> None:
-        """Compile BERT in place; keys of the weights stay.
-
-        Sentences differ in length; shapes that are known to vary from the first batch on are
-        compiled once.
-
-        Args:
-            backend: one of torch's compilers.
-        """
+        """Compile BERT in place by one of torch's compilers; keys of the weights stay."""
+        # Sentences differ in length; shapes known to vary from the start are compiled once.
         self.backbone.compile(dynamic=True, backend=backend)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw fresh weights.
-
-        Args:
-            generator: CPU generator; the only source of randomness.
+        """Draw fresh weights from a CPU generator alone.
 
         Source: Devlin et al. 2019: normal with the config's `initializer_range`, zero
             biases; the padding embedding is zero; the projection as `nn.Linear` has it.
@@ -80,10 +62,6 @@ class TextEncoder(nn.Module):
 def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
     """Draw a linear map and its bias uniformly within one over the root of its inputs.
 
-    Args:
-        layer: a linear map with a bias.
-        generator: CPU generator; the only source of randomness.
-
     Source: `torch.nn.Linear`'s own start, from a generator that is handed in.
     """
     bound = layer.in_features**-0.5
@@ -91,16 +69,11 @@ def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
     nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
 
 
-def fill_text_encoder(encoder: TextEncoder, folder: Path) -> LoadReport:
-    """Fill BERT from a language model's checkpoint; the projection stays as it is.
+def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
+    """Fill BERT from a language model's folder; the projection stays as it is.
 
-    Args:
-        encoder: encoder that receives the weights.
-        folder: directory with `model.safetensors` or `pytorch_model.bin`, keys with or
-            without `bert.` (our language model, CXR-BERT, plain BERT).
-
-    Returns:
-        What was matched; `unexpected` holds the heads that are not used.
+    Keys may have `bert.` before them or not (our language model, CXR-BERT, plain BERT). Heads
+    that are not used are reported as `unexpected`.
 
     Raises:
         CheckpointError: the file cannot be read, lacks a weight, has one of another
@@ -111,7 +84,7 @@ def fill_text_encoder(encoder: TextEncoder, folder: Path) -> LoadReport:
 
 
 def _modern(key: str) -> str:
-    """Drop the prefix, and translate the layer norm names of the first BERT releases."""
-    key = key.removeprefix(_PREFIX)
+    key = key.removeprefix("bert.")
+    # The first BERT releases name the parameters of layer norms as TensorFlow does.
     key = key.replace("LayerNorm.gamma", "LayerNorm.weight")
     return key.replace("LayerNorm.beta", "LayerNorm.bias")

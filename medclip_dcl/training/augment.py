@@ -16,10 +16,8 @@ from torch import Tensor
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.preprocessing import MEAN, SPREAD
 
-JITTER = 0.2
-"""Half-width of the random brightness and contrast factors; the paper names neither."""
-
-_LEAST_SHARE = 0.8
+_JITTER = 0.2  # half-width of the factors of brightness and contrast; the paper names neither
+_LEAST_SHARE = 0.8  # of an image's side that a crop shows
 
 
 @dataclass(frozen=True)
@@ -35,29 +33,9 @@ class CropParams:
     contrast: Float[np.ndarray, " images"]
     """Factor of the distance from the image's mean."""
 
-    def at(self, indices: slice) -> "CropParams":
-        """Take a part of the batch.
-
-        Args:
-            indices: the part.
-
-        Returns:
-            The views of that part.
-        """
-        return CropParams(
-            self.top[indices], self.left[indices], self.brightness[indices], self.contrast[indices]
-        )
-
 
 def slack_px(size_px: int, input_px: int) -> int:
-    """Give the room that a crop has.
-
-    Args:
-        size_px: height and width of a prepared image, pixels.
-        input_px: height and width of the model's input, pixels.
-
-    Returns:
-        Pixels by which a crop can move.
+    """Give the pixels by which a crop of side `input_px` can move in an image of side `size_px`.
 
     Raises:
         ConfigError: the input is larger than the image, or a small part of it.
@@ -76,38 +54,23 @@ def slack_px(size_px: int, input_px: int) -> int:
     return size_px - input_px
 
 
-def draw_crops(
-    generator: np.random.Generator, images: int, slack: int, brightness: float, contrast: float
-) -> CropParams:
-    """Draw how each image of a global batch is seen.
+def draw_crops(generator: np.random.Generator, images: int, slack: int) -> CropParams:
+    """Draw how each image of a global batch is seen: uniform crops, factors within 0.2 of 1.
 
     Args:
         generator: source of randomness.
         images: images in the batch.
         slack: pixels by which a crop can move, at least 0.
-        brightness: half-width of the brightness factor, in [0, 1).
-        contrast: half-width of the contrast factor, in [0, 1).
 
-    Returns:
-        Uniform crops, and factors uniform in [1 - half-width, 1 + half-width].
-
-    Source: Wang et al. 2023, Section 3.2: crop, brightness, contrast; half-widths are ours.
+    Source: Wang et al. 2023, Section 3.2: crop, brightness, contrast; the 0.2 is ours.
     """
     corner = generator.integers(0, slack, size=(2, images), endpoint=True)
-    factor = generator.uniform(-1.0, 1.0, size=(2, images)).astype(np.float32)
-    return CropParams(corner[0], corner[1], 1 + brightness * factor[0], 1 + contrast * factor[1])
+    factor = 1 + _JITTER * generator.uniform(-1.0, 1.0, size=(2, images)).astype(np.float32)
+    return CropParams(*corner, *factor)
 
 
 def centre_crops(images: int, slack: int) -> CropParams:
-    """See each image in the middle, as it is: for validation.
-
-    Args:
-        images: images in the batch.
-        slack: pixels by which a crop can move, at least 0.
-
-    Returns:
-        The same view for all.
-    """
+    """See each image in the middle, as it is: for validation."""
     corner = np.full(images, slack // 2, dtype=np.int64)
     factor = np.ones(images, dtype=np.float32)
     return CropParams(corner, corner, factor, factor)
@@ -119,14 +82,7 @@ def cut(
     left: int,
     out: UInt8[np.ndarray, "input_px input_px"],
 ) -> None:
-    """Copy one crop out of an image.
-
-    Args:
-        image: prepared image, 0 black to 255 white; a memory map is read here.
-        top: first row, pixels.
-        left: first column, pixels.
-        out: receives the crop.
-    """
+    """Copy the crop that starts at a row and column; a memory-mapped image is read here."""
     side = out.shape[0]
     np.copyto(out, image[top : top + side, left : left + side])
 

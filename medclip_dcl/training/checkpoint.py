@@ -30,10 +30,9 @@ from medclip_dcl.files import disk_faults_named, write_bytes, write_text
 
 ARTIFACT = ArtifactType("checkpoints", 2, "train")
 
-WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+WEIGHTS, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _PREFIX = "step-"
 _GOING = ".going"
-
 
 KEEP_CHECKPOINTS = 2
 """Newest checkpoints kept: one to continue from, one should the newest be damaged."""
@@ -53,16 +52,6 @@ class Snapshot:
     """Plain counters of the loop."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search for a checkpoint came to."""
-
-    snapshot: Snapshot | None
-    """The newest whole checkpoint; None: the run starts from the beginning."""
-    skipped: tuple[str, ...]
-    """Names of checkpoints that are damaged and were passed over."""
-
-
 class CheckpointStore:
     """The checkpoints of one run.
 
@@ -79,12 +68,8 @@ class CheckpointStore:
     def locked(self) -> Iterator[None]:
         """Keep other trainers out of the folder.
 
-        Yields:
-            Nothing.
-
         Raises:
             ArtifactError: another process trains there.
-            ArtifactUnwritable: the disk refuses.
         """
         with disk_faults_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -98,11 +83,8 @@ class CheckpointStore:
                 ) from error
             yield
 
-    def find(self) -> Found:
-        """Find the newest whole checkpoint of this run.
-
-        Returns:
-            The snapshot, and the damaged ones that are newer.
+    def find(self) -> tuple[Snapshot | None, tuple[str, ...]]:
+        """Find the newest whole checkpoint of this run, and the names of damaged newer ones.
 
         Raises:
             ArtifactStale: it belongs to an unfinished run of another fingerprint.
@@ -116,22 +98,14 @@ class CheckpointStore:
                 skipped.append(path.name)
                 continue
             if artifact.fingerprint == self._fingerprint:
-                return Found(_read(artifact), tuple(skipped))
+                return _read(artifact), tuple(skipped)
             if artifact.summary["step"] < artifact.summary["steps"]:
                 self._refuse(artifact)
             break
-        return Found(None, tuple(skipped))
+        return None, tuple(skipped)
 
-    def save(self, snapshot: Snapshot, keep: int, pinned: int = 0) -> Path:
-        """Write a checkpoint, then remove all but the newest.
-
-        Args:
-            snapshot: the run as it stands.
-            keep: checkpoints that stay, at least 1.
-            pinned: step of one more that stays, such as the best; 0: none.
-
-        Returns:
-            Folder of the checkpoint.
+    def save(self, snapshot: Snapshot, pinned: int = 0, *, keep: int = KEEP_CHECKPOINTS) -> Path:
+        """Write a checkpoint and give its folder; of others, `keep` - 1 and the pinned step stay.
 
         Raises:
             ArtifactUnwritable: the disk refuses; earlier checkpoints are untouched, and nothing
@@ -153,17 +127,7 @@ class CheckpointStore:
         return path
 
     def weights(self, step: int) -> dict[str, Tensor] | None:
-        """Read the weights of one checkpoint of this run.
-
-        Args:
-            step: steps that it has done.
-
-        Returns:
-            Parameters and buffers by name; None where it is not there or not whole.
-
-        Raises:
-            CheckpointError: its bytes are those that were committed, and yet cannot be read.
-        """
+        """Read parameters and buffers after a step; None where they are not there or not whole."""
         try:
             artifact = open_artifact(self._path(step), ARTIFACT)
         except ArtifactError:
@@ -181,8 +145,8 @@ class CheckpointStore:
             for file in writer.directory.iterdir():  # a killed save may have left a part
                 file.unlink()
             write_bytes(writer.directory / WEIGHTS, save(_plain(snapshot.weights)))
-            write_bytes(writer.directory / OPTIMIZER, save(_plain(snapshot.optimizer)))
-            write_text(writer.directory / STATE, json.dumps(dict(snapshot.state), sort_keys=True))
+            write_bytes(writer.directory / _OPTIMIZER, save(_plain(snapshot.optimizer)))
+            write_text(writer.directory / _STATE, json.dumps(dict(snapshot.state), sort_keys=True))
             writer.commit({"step": snapshot.step, "steps": self._steps})
         self._remove_traces(path)
 
@@ -224,8 +188,8 @@ def _read(artifact: Artifact) -> Snapshot:
         return Snapshot(
             step=artifact.summary["step"],
             weights=load_file(artifact.file(WEIGHTS)),
-            optimizer=load_file(artifact.file(OPTIMIZER)),
-            state=json.loads(artifact.file(STATE).read_text(encoding="utf-8")),
+            optimizer=load_file(artifact.file(_OPTIMIZER)),
+            state=json.loads(artifact.file(_STATE).read_text(encoding="utf-8")),
         )
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(

@@ -39,9 +39,9 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import SENTENCES
-from medclip_dcl.training.augment import JITTER, CropParams, centre_crops, cut, draw_crops, slack_px
+from medclip_dcl.training.augment import centre_crops, cut, draw_crops, slack_px
 from medclip_dcl.training.sampler import ImageTextSampler, RaggedIndex
-from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
+from medclip_dcl.training.settings import ObjectiveConfig
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,9 @@ def read_corpus(
     eta: EtaCache,
     split: str,
 ) -> Corpus:
-    """Read the usable studies of a split.
+    """Read the usable studies of a split; there may be none.
 
-    Args:
-        manifest: the manifest.
-        prepared: the prepared images; images that are not there are left out.
-        sentences: the sentences.
-        eta: the class probabilities.
-        split: train, validate or test.
-
-    Returns:
-        The corpus; it may be empty.
+    Images that are not among the prepared ones are left out.
 
     Raises:
         ScoreError: a sentence has no eta.
@@ -125,7 +117,7 @@ def read_corpus(
         text_of=_indices(said["text_key"], pa.array(keys, pa.string())),
         texts=tuple(texts),
         text_keys=tuple(keys.tolist()),
-        eta=_eta_of(eta, keys.tolist()),
+        eta=np.asarray(eta.eta_of(keys.tolist()), dtype=np.float32),
     )
 
 
@@ -143,10 +135,6 @@ def _indices(values: pa.ChunkedArray, among: pa.Array) -> Int64[np.ndarray, " va
     return indices.astype(np.int64)
 
 
-def _eta_of(eta: EtaCache, keys: Sequence[str]) -> Float32[np.ndarray, " texts"]:
-    return np.asarray(eta.eta_of(keys), dtype=np.float32)
-
-
 def _refuse_boxed(manifest: Artifact, subjects: frozenset[str]) -> None:
     boxed = set(read_table(manifest.path, BOXES, ["subject_id"])["subject_id"].to_pylist())
     if both := boxed & subjects:
@@ -156,8 +144,8 @@ def _refuse_boxed(manifest: Artifact, subjects: frozenset[str]) -> None:
         )
 
 
-CHEX5 = ("Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax")
-"""Labels that `remove_labels` compares; the paper's five findings."""
+# Labels that `remove_labels` compares; the paper's five findings.
+_CHEX5 = ("Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax")
 
 
 @dataclass(frozen=True)
@@ -173,14 +161,7 @@ class Supervision:
 
 
 def needs_claims(settings: ObjectiveConfig) -> bool:
-    """Return whether an objective reads the claims artifact.
-
-    Args:
-        settings: the objective.
-
-    Returns:
-        Whether it does.
-    """
+    """Return whether an objective reads the claims artifact."""
     return settings.relation != "none"
 
 
@@ -191,17 +172,7 @@ def read_supervision(
     claims: Artifact | None,
     truth: Truth | None,
 ) -> Supervision:
-    """Read what the objective asks for.
-
-    Args:
-        settings: the objective.
-        corpus: the studies.
-        manifest: the manifest, with the label table.
-        claims: the claims; None where `needs_claims` is false.
-        truth: what a generated source knows; None for any other.
-
-    Returns:
-        The evidence.
+    """Read what the objective asks for: claims, labels, or the truth of a generated source.
 
     Raises:
         ConfigError: the objective reads labels or truth and the source has none.
@@ -217,7 +188,7 @@ def read_supervision(
         report_codes = encode_truth(_present(truth, corpus))
     if settings.negatives == "remove_labels":
         rows = _label_rows(manifest, corpus.study_ids)
-        labels = torch.tensor([[row.get(name) == 1 for name in CHEX5] for row in rows])
+        labels = torch.tensor([[row.get(name) == 1 for name in _CHEX5] for row in rows])
     return Supervision(sentence_codes, report_codes, labels)
 
 
@@ -283,20 +254,8 @@ class ImageTextBatch:
     labels: Bool[Tensor, "batch findings"] | None
     """Findings that each report's labels call present."""
 
-    @property
-    def item_ids(self) -> tuple[str, ...]:
-        """Study of each place."""
-        return self.study_ids
-
     def to(self, device: torch.device) -> "ImageTextBatch":
-        """Move the tensors.
-
-        Args:
-            device: where to.
-
-        Returns:
-            The batch there.
-        """
+        """Copy the batch to a device."""
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True)
             for name, value in vars(self).items()
@@ -332,14 +291,7 @@ class TokenTable:
     def padded(
         self, texts: Int[np.ndarray, " local"]
     ) -> tuple[Int[Tensor, "local tokens"], Int[Tensor, "local tokens"]]:
-        """Give the word pieces of some texts, padded to the longest of them.
-
-        Args:
-            texts: numbers of the texts.
-
-        Returns:
-            Ids, and 1 for real tokens, 0 for padding.
-        """
+        """Give ids of some texts, padded to the longest; and 1 for real tokens, 0 for padding."""
         starts, ends = self._starts[texts], self._starts[texts + 1]
         width = int((ends - starts).max())
         index = starts[:, None] + np.arange(width)
@@ -353,11 +305,10 @@ class ImageTextDataset:
 
     Args:
         corpus: the studies.
-        evidence: what is known about them.
+        supervision: what is known about them.
         prepared: their images.
         tokens: word pieces of the corpus's texts.
         sampler: draws the batches.
-        settings: batch size and augmentation.
         input_px: height and width of the crops, pixels.
         seed: seed of the augmentation; None: every image is seen in the middle, as it is.
         mine: this process's places in the global batch.
@@ -373,37 +324,40 @@ class ImageTextDataset:
         prepared: PreparedImages,
         tokens: TokenTable,
         sampler: ImageTextSampler,
-        settings: TrainConfig,
         input_px: int,
         seed: int | None,
         mine: slice,
     ) -> None:
         self._corpus, self._supervision, self._prepared = corpus, supervision, prepared
-        self._tokens, self._sampler, self._settings = tokens, sampler, settings
+        self._tokens, self._sampler = tokens, sampler
         self._input_px, self._seed, self._mine = input_px, seed, mine
         self._slack = slack_px(prepared.size_px, input_px)
         self._eta = torch.from_numpy(corpus.eta)
 
     def batch(self, step: int) -> ImageTextBatch:
-        """Make the batch of a step.
-
-        Args:
-            step: the step, from 0.
-
-        Returns:
-            The batch; a function of the step alone.
-        """
+        """Make the batch of a step, from 0; a function of the step alone."""
         rows = self._sampler.draw(step)
         texts = self._corpus.text_of[rows.sentences]
-        views = self._views(step).at(self._mine)
-        ids, mask = self._tokens.padded(texts[self._mine])
+        mine, places = self._mine, len(rows.studies)
+        if self._seed is None:
+            views = centre_crops(places, self._slack)
+        else:
+            generator = generator_for(self._seed, RngStream.VIEW, step)
+            views = draw_crops(generator, places, self._slack)
+        images = self._corpus.image_rows[rows.images[mine]].tolist()
+        crops = np.empty((len(images), 1, self._input_px, self._input_px), dtype=np.uint8)
+        for out, image, top, left in zip(
+            crops, images, views.top[mine], views.left[mine], strict=True
+        ):
+            cut(self._prepared.pixels(image), int(top), int(left), out[0])
+        ids, mask = self._tokens.padded(texts[mine])
         return ImageTextBatch(
             step=step,
-            mine=self._mine,
+            mine=mine,
             study_ids=tuple(self._corpus.study_ids[study] for study in rows.studies),
-            crops=self._crops(self._corpus.image_rows[rows.images[self._mine]], views),
-            brightness=torch.from_numpy(views.brightness),
-            contrast=torch.from_numpy(views.contrast),
+            crops=torch.from_numpy(crops),
+            brightness=torch.from_numpy(views.brightness[mine]),
+            contrast=torch.from_numpy(views.contrast[mine]),
             input_ids=ids,
             attention_mask=mask,
             eta=self._eta[texts],
@@ -411,22 +365,6 @@ class ImageTextDataset:
             report_codes=_rows(self._supervision.report_codes, rows.reports),
             labels=_rows(self._supervision.labels, rows.reports),
         )
-
-    def _views(self, step: int) -> CropParams:
-        images = self._settings.global_batch
-        if self._seed is None:
-            return centre_crops(images, self._slack)
-        generator = generator_for(self._seed, RngStream.VIEW, step)
-        return draw_crops(generator, images, self._slack, JITTER, JITTER)
-
-    def _crops(
-        self, rows: Int[np.ndarray, " local"], views: CropParams
-    ) -> UInt8[Tensor, "local 1 input_px input_px"]:
-        crops = np.empty((len(rows), 1, self._input_px, self._input_px), dtype=np.uint8)
-        for index, row in enumerate(rows.tolist()):
-            image = self._prepared.pixels(row)
-            cut(image, int(views.top[index]), int(views.left[index]), crops[index, 0])
-        return torch.from_numpy(crops)
 
 
 def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | None:
@@ -436,16 +374,9 @@ def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | Non
 def prefetch(
     make: Callable[[int], ImageTextBatch], start: int, stop: int, threads: int
 ) -> Generator[ImageTextBatch, None, None]:
-    """Make batches in order, some of them before they are asked for.
+    """Make the batches of steps [start, stop) in order, some before they are asked for.
 
-    Args:
-        make: gives the batch of a step; called from several threads.
-        start: first step.
-        stop: step after the last.
-        threads: threads, each with one batch in hand; 0: batches are made when asked for.
-
-    Yields:
-        The batches, in order of their steps.
+    Each thread has one batch in hand; with 0 threads batches are made when asked for.
     """
     if threads == 0:
         yield from map(make, range(start, stop))

@@ -42,7 +42,7 @@ class MemoryEstimate:
     activations: int
     """What the forward pass keeps for the backward pass, at the longest sentences."""
     batches: int
-    """Images in hand and read ahead."""
+    """Images in hand, read ahead and being read."""
     regions: int
     """Regions of one image; no bytes."""
 
@@ -93,7 +93,7 @@ def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate
             gradients=_bytes_of(trained),
             moments=2 * _bytes_of(trained),
             activations=activations,
-            batches=(settings.loader_workers + 2) * local * px * px,
+            batches=3 * local * px * px,
             regions=regions,
         )
 

@@ -80,8 +80,6 @@ class TrainConfig(Section):
     trackers: Annotated[tuple[Tracker, ...], NO_EFFECT] = ()
     """Where figures go besides the metrics log, by Accelerate's names; `tensorboard` writes to
     `trackers/` in the config's folder, most others send figures away."""
-    loader_workers: Annotated[int, Field(ge=0), NO_EFFECT] = 1
-    """Threads that read ahead, one batch each; 0: in the loop itself."""
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
 

@@ -2,15 +2,27 @@
 
 `train` builds model, data and loss; `Trainer` repeats `TrainStep`, logs, validates, saves and
 stops; `ContrastiveObjective` in `objective.py` says what the loss of a batch is.
+
+A run stops in good order: it finishes the step, saves and leaves. `accelerate launch` starts the
+trainer as a child and, when it is told to stop, dies without passing the word on. On Linux the
+kernel does so in its place, by SIGHUP. One request may arrive several times: from the process
+group, from the launcher and from the kernel. Only a person who presses Ctrl-C again means
+something else by it.
 """
 
+import ctypes
 import math
 import os
+import signal
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
@@ -29,11 +41,12 @@ from medclip_dcl.errors import CheckpointError, ConfigError, TrainingError
 from medclip_dcl.inference import read_prompts
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.likelihood.masked_lm import load_language_model
-from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder, load_text_weights
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import load_image_weights
+from medclip_dcl.models.text_encoder import load_text_weights
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, seed_for
-from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS, CheckpointStore, Snapshot
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 from medclip_dcl.training.dataset import (
     Corpus,
     ImageTextBatch,
@@ -58,7 +71,6 @@ from medclip_dcl.training.optim import (
 )
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
-from medclip_dcl.training.stopping import StopRequest
 from medclip_dcl.training.validation import (
     MOST_BATCHES,
     ValidationMetrics,
@@ -69,10 +81,12 @@ from medclip_dcl.training.validation import (
 
 CLIP_NORM = 1.0
 """Largest gradient norm: above it one batch would undo what the warm-up protects."""
-MOST_SKIPPED = 10
-"""Steps in a row without a finite loss or gradient that stop a run: so many are not accident."""
-
+_MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient: no accident any more
 _IDS_SHOWN = 8
+_READ_AHEAD = 1  # threads: reading and cropping a batch takes a small part of a step
+_PR_SET_PDEATHSIG = 1
+_SAME_KEY_PRESS_S = 1.0
+_LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
 _COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
 
 
@@ -143,14 +157,10 @@ class TrainResult:
 
 
 def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
-    """Join the processes of the run.
-
-    Args:
-        settings: the training loop.
-        work: the fingerprint's folder, for trackers that keep files; None: nothing is tracked.
+    """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
 
     Raises:
-        ConfigError: there are more or fewer processes than the fingerprint expects, or a tracker
+        ConfigError: there are more or fewer processes than the settings expect, or a tracker
             is not installed.
     """
     accelerator = Accelerator(
@@ -180,16 +190,8 @@ def train(
 ) -> TrainResult:
     """Train a model, or continue a run that was stopped.
 
-    Args:
-        config: the configuration.
-        inputs: what the model is made from.
-        accelerator: from `start_accelerator`.
-        store: checkpoints of this run.
-        folder: their folder; it receives the metrics log.
-        say: prints facts, as names and plain values.
-
-    Returns:
-        The end of the run. Where it is not finished, a checkpoint is on disk.
+    `folder`, that of the checkpoints, receives the metrics log; `say` prints facts. Where the run
+    comes back unfinished, a checkpoint is on disk.
 
     Raises:
         MedclipError: an input is missing, stale or does not fit, or training cannot continue.
@@ -240,7 +242,7 @@ def _build_encoder(
     say: Callable[..., None],
 ) -> DualEncoder:
     encoder = build_dual_encoder(config.model, text_config, config.seed)
-    loaded = {"text": load_text_weights(encoder, inputs.text_folder)}
+    loaded = {"text": load_text_weights(encoder.text, inputs.text_folder)}
     if inputs.image_weights is not None:
         loaded["image"] = load_image_weights(encoder.image, inputs.image_weights)
     for part, report in loaded.items():
@@ -291,7 +293,6 @@ class _Data:
             prepared=self._prepared,
             tokens=TokenTable(self.tokenizer, corpus.texts, config.model.text.max_tokens),
             sampler=sampler,
-            settings=settings,
             input_px=config.model.image.input_px,
             seed=config.seed if trains else None,
             mine=slice(start, start + local),
@@ -318,15 +319,9 @@ class _Data:
 
 
 class Trainer:
-    """One process's part in a training run.
+    """One process's part in a training run; the model is handed in before its first step.
 
-    Args:
-        accelerator: device, processes and precision.
-        encoder: the model before its first step.
-        objective: the loss.
-        store: checkpoints.
-        settings: the training loop.
-        seed: seed of dropout.
+    `seed` is that of dropout.
 
     Attributes:
         state: where the run stands.
@@ -365,7 +360,7 @@ class Trainer:
         validation: Sequence[ImageTextBatch] = (),
         metrics: ValidationMetrics | None = None,
     ) -> bool:
-        """Train until the last step, or until asked to stop.
+        """Train until the last step, or until asked to stop; a checkpoint is then on disk.
 
         Args:
             batch: makes the batch of any step, by whichever thread asks.
@@ -374,16 +369,16 @@ class Trainer:
             metrics: figures measured next to the validation loss; None: none.
 
         Returns:
-            Whether every step is done. A checkpoint of this moment is on disk.
+            Whether every step is done.
 
         Raises:
             TrainingError: too many steps in a row met a number that is not finite, or
                 a checkpoint cannot be written.
         """
         settings, state = self._settings, self.state
-        batches = prefetch(batch, state.step, settings.steps, settings.loader_workers)
+        batches = prefetch(batch, state.step, settings.steps, _READ_AHEAD)
         bar = Progress("train", settings.steps, "step", done=state.step)
-        with StopRequest() as request, closing(batches), bar as progress:
+        with _StopRequest() as request, closing(batches), bar as progress:
             for item in batches:
                 report = self._step(item, request.requested)
                 self._count(item, report)
@@ -402,11 +397,7 @@ class Trainer:
         return state.step == settings.steps
 
     def published(self) -> tuple[int, dict[str, Tensor]]:
-        """Give what the run is to publish.
-
-        Returns:
-            Steps done, and parameters and buffers: of the best step where a metric chose
-            one, else of the last.
+        """Give steps done and weights to publish: the best by the metric, else the last.
 
         Raises:
             CheckpointError: the best checkpoint is gone or damaged.
@@ -423,16 +414,16 @@ class Trainer:
         return best, weights
 
     def _resume(self) -> tuple[str, ...]:
-        found = self._store.find()
-        step = found.snapshot.step if found.snapshot is not None else 0
+        snapshot, damaged = self._store.find()
+        step = snapshot.step if snapshot is not None else 0
         steps = self._accelerator.gather(torch.tensor([step], device=self._accelerator.device))
         if int(steps.min()) != int(steps.max()):
             raise TrainingError(
                 "the processes find different checkpoints; `work` must be one folder for all"
             )
-        if found.snapshot is not None:
-            self._load(found.snapshot)
-        return found.skipped
+        if snapshot is not None:
+            self._load(snapshot)
+        return damaged
 
     def _load(self, snapshot: Snapshot) -> None:
         try:
@@ -454,7 +445,7 @@ class Trainer:
             state["scaler"] = None if scaler is None else scaler.state_dict()
             moments = optimizer_tensors(self.optimizer, self._encoder)
             snapshot = Snapshot(train_state.step, self._encoder.state_dict(), moments, state)
-            self._store.save(snapshot, KEEP_CHECKPOINTS, train_state.best_step)
+            self._store.save(snapshot, train_state.best_step)
         self._accelerator.wait_for_everyone()
 
     def _count(self, batch: ImageTextBatch, report: StepReport) -> None:
@@ -465,8 +456,8 @@ class Trainer:
             return
         state.skipped += 1
         state.in_a_row += 1
-        if state.in_a_row >= MOST_SKIPPED:
-            ids = ", ".join(batch.item_ids[:_IDS_SHOWN])
+        if state.in_a_row >= _MOST_SKIPPED:
+            ids = ", ".join(batch.study_ids[:_IDS_SHOWN])
             raise TrainingError(
                 f"{state.in_a_row} steps in a row up to step {state.step} had a loss or gradient "
                 f"that is not finite; the last batch: {ids}, ...; lower "
@@ -496,17 +487,56 @@ class Trainer:
             state.best_step, state.best_value = state.step, value
 
 
-class TrainStep:
-    """Moves the weights, one batch at a time.
+class _StopRequest:
+    # Turns SIGTERM, SIGINT and the launcher's death into a request; SIGINT a second after it
+    # ends the process at once.
 
-    Args:
-        accelerator: device, processes and precision.
-        encoder: the model, on its device.
-        objective: the loss.
-        optimizer: moves the encoder's parameters.
-        settings: the training loop.
-        seed: seed of dropout.
-    """
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._take(signal.SIGTERM)
+        self._take(signal.SIGINT)
+        if _follow_launcher():
+            self._take(signal.SIGHUP)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: signal.Signals) -> None:
+        self._previous[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif number == signal.SIGINT and now - self._since > _SAME_KEY_PRESS_S:
+            os._exit(128 + number)
+
+
+def _follow_launcher() -> bool:
+    # Ask the kernel for SIGHUP when the launcher dies. A run started by hand is left alone: it
+    # may outlive its shell.
+    if not sys.platform.startswith("linux") or not any(name in os.environ for name in _LAUNCHED_BY):
+        return False
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0)
+    if os.getppid() != parent:  # it died while we asked
+        os.kill(os.getpid(), signal.SIGTERM)
+    return True
+
+
+class TrainStep:
+    """Moves the weights of a model that is on its device, one batch at a time."""
 
     def __init__(
         self,
@@ -527,15 +557,10 @@ class TrainStep:
         self._buffers = list(encoder.buffers())
 
     def __call__(self, batch: ImageTextBatch, stop: bool) -> StepReport:
-        """Do one step.
+        """Do one step; `stop`: this process has been asked to stop.
 
-        Args:
-            batch: the batch, on any device.
-            stop: whether this process has been asked to stop.
-
-        Returns:
-            What came of it. Where the loss or gradient of any process is not finite,
-            weights, optimiser and norm statistics stay as they were.
+        Where the loss or gradient of any process is not finite, weights, optimiser and norm
+        statistics stay as they were.
         """
         self._hold(frozen_groups(self._settings, batch.step))
         batch = batch.to(self._accelerator.device)
@@ -595,10 +620,6 @@ class TrainStep:
 
 def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
     """Set a model up as the settings ask; names and values of its weights stay.
-
-    Args:
-        encoder: the model, before its first step.
-        settings: layout, compilation and checkpointing.
 
     Raises:
         ConfigError: the image backbone cannot compute its activations twice.

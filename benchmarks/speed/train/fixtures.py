@@ -112,7 +112,6 @@ def make_fixture(
         prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         tokens=TokenTable(read_tokenizer(folder), texts, _longest(text)),
         sampler=ImageTextSampler(corpus.images, corpus.sentences, batch, config.seed, False),
-        settings=config.train,
         input_px=input_px,
         seed=config.seed,
         mine=slice(0, batch),

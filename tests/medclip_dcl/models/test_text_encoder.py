@@ -7,7 +7,7 @@ from transformers import BertForMaskedLM
 
 from benchmarks.fixtures.films import random_tokens, tiny_text_config
 from medclip_dcl.errors import CheckpointError
-from medclip_dcl.models.text_encoder import TextEncoder, fill_text_encoder
+from medclip_dcl.models.text_encoder import TextEncoder, load_text_weights
 
 
 def text_encoder() -> TextEncoder:
@@ -51,7 +51,7 @@ def test_language_model_fills_every_weight_of_bert(
     source = language_model(tmp_path, extra)
     encoder = text_encoder()
     projection = encoder.projection.weight.clone()
-    report = fill_text_encoder(encoder, tmp_path)
+    report = load_text_weights(encoder, tmp_path)
     ids, mask = random_tokens(3)
     torch.testing.assert_close(
         encoder.backbone(input_ids=ids, attention_mask=mask)[0],
@@ -67,18 +67,18 @@ def test_language_model_fills_every_weight_of_bert(
 def test_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     save_file({"visual.conv.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="matches 0 of"):
-        fill_text_encoder(text_encoder(), tmp_path)
+        load_text_weights(text_encoder(), tmp_path)
 
 
 def test_one_unknown_key_is_refused(tmp_path: Path) -> None:
     language_model(tmp_path, {"bert.adapter.weight": torch.zeros(2)})
     with pytest.raises(CheckpointError, match="adapter"):
-        fill_text_encoder(text_encoder(), tmp_path)
+        load_text_weights(text_encoder(), tmp_path)
 
 
 def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
-        fill_text_encoder(text_encoder(), tmp_path)
+        load_text_weights(text_encoder(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(CheckpointError, match="not a readable safetensors"):
-        fill_text_encoder(text_encoder(), tmp_path)
+        load_text_weights(text_encoder(), tmp_path)

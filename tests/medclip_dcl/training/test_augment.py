@@ -48,20 +48,13 @@ def test_a_crop_is_a_window_of_the_image_and_never_a_mirror() -> None:
 
 
 def test_crops_reach_every_corner_and_factors_fill_their_range() -> None:
-    views = draw_crops(np.random.default_rng(0), 4000, 8, 0.2, 0.1)
+    views = draw_crops(np.random.default_rng(0), 4000, 8)
     assert set(views.top.tolist()) == set(views.left.tolist()) == set(range(9))
     assert 0.8 <= views.brightness.min() < 0.81
     assert 1.19 < views.brightness.max() <= 1.2
-    assert 0.9 <= views.contrast.min() < 0.91
-    assert 1.09 < views.contrast.max() <= 1.1
+    assert 0.8 <= views.contrast.min() < 0.81
+    assert 1.19 < views.contrast.max() <= 1.2
     assert views.brightness.dtype == np.float32
-
-
-def test_a_part_of_the_batch_sees_what_the_whole_batch_saw() -> None:
-    views = draw_crops(np.random.default_rng(1), 8, 5, 0.2, 0.2)
-    part = views.at(slice(4, 8))
-    assert np.array_equal(part.top, views.top[4:])
-    assert np.array_equal(part.contrast, views.contrast[4:])
 
 
 def test_validation_sees_the_middle() -> None:

@@ -25,7 +25,6 @@ TREE = {
     "warmup_steps": 0,
     "log_every_steps": 1,
     "save_every_steps": 10,
-    "loader_workers": 0,
 }
 
 

@@ -37,7 +37,6 @@ def dataset_of(work: Path, mine: slice = slice(0, 8), seed: int | None = 0) -> I
         prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         tokens=TokenTable(tokenizer, corpus.texts, 32),
         sampler=ImageTextSampler(corpus.images, corpus.sentences, 8, 0, False),
-        settings=SETTINGS,
         input_px=32,
         seed=seed,
         mine=mine,
