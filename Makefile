@@ -7,14 +7,15 @@ CONFIG ?= configs/demo.yaml
 .PHONY: demo test check docs serve bench bench-compare long containers lock clean
 .DEFAULT_GOAL := demo
 
-$(INSTALLED): requirements.lock
+$(INSTALLED): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: $(INSTALLED) ## the whole story on generated studies, then a report
-	PYTHON=$(BIN)/python bash pipelines/full_run.sh $(CONFIG)
-	$(BIN)/python -m pipelines.summary --config $(CONFIG)
+	$(BIN)/medclip run $(CONFIG)
+	@test -t 1 || $(BIN)/medclip show $(CONFIG)
 
 test: $(INSTALLED) ## all tests, in two processes
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
@@ -27,7 +28,7 @@ check: $(INSTALLED) ## format, lint, types, layers, house tests
 	$(BIN)/python -m pytest -q tests/house
 
 serve: $(INSTALLED) ## the service and its viewer, on the demo's model
-	$(BIN)/python -m api --config configs/serve.yaml
+	$(BIN)/medclip serve
 
 bench: $(INSTALLED) ## every benchmark, in full
 	for name in $$($(BIN)/python -m benchmarks --list); do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.files import find_config
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.section import Section
 
@@ -117,7 +118,7 @@ def read_settings(
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(find_config(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = type(error).__name__
         raise ConfigError(f"settings {file} cannot be read ({reason}); give a YAML file") from error

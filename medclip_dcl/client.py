@@ -205,16 +205,17 @@ def _read(reply: httpx.Response, kind: type[_Answer]) -> _Answer:
     raise ServiceError(code, f"status {reply.status_code}: {line} (request {request})")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.client") -> int:
     """Ask the service one question and print the answer.
 
     Args:
         argv: arguments; None: those of the process.
+        prog: what the help calls this command.
 
     Returns:
         0, or the exit code of the error.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser(prog).parse_args(argv)
     try:
         with ExitStack() as stack:
             key = read_key(arguments.key_file) if arguments.key_file else ""
@@ -245,11 +246,11 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
     shared.add_argument("--key-file", type=Path, help="file with the API key")
-    parser = argparse.ArgumentParser(prog="python -m medclip_dcl.client")
+    parser = argparse.ArgumentParser(prog=prog)
     questions = parser.add_subparsers(dest="question", required=True)
     classify = questions.add_parser("classify", parents=[shared], help="which findings?")
     classify.add_argument("image", type=Path)

@@ -24,6 +24,7 @@ from medclip_dcl.evaluation.settings import (
     ProbeConfig,
     Table1Config,
 )
+from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.reporting.settings import CardConfig, ReportConfig
@@ -111,7 +112,7 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything that is drawn."""
     jobs: tuple[str, ...] = ()
-    """Jobs that `full_run.sh` runs, in order; empty: all but `generate_studies`."""
+    """Jobs that `medclip run` runs, in order; empty: all but `generate_studies`."""
     generate: GenerateConfig = GenerateConfig()
     """Generated studies."""
     source: SourceConfig = SourceConfig()
@@ -169,7 +170,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
             value breaks its rule.
     """
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(find_config(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = type(error).__name__
         raise ConfigError(f"config {path} cannot be read ({reason}); give a YAML file") from error
@@ -196,7 +197,8 @@ def resolve_path(text: str, config: Config) -> Path:
         config: the configuration that the setting belongs to.
 
     Returns:
-        The path, relative to the current folder unless absolute.
+        The path, relative to the current folder unless absolute; a file below `configs` that is
+        not there is the one of the package.
 
     Raises:
         ConfigError: the variable is not set, or the setting is empty.
@@ -212,7 +214,8 @@ def resolve_path(text: str, config: Config) -> Path:
             raise ConfigError(f"path setting uses ${{{name}}}, which is not set; export {name}")
         return os.environ[name]
 
-    return Path(_VARIABLE.sub(value, text)).expanduser()
+    path = Path(_VARIABLE.sub(value, text)).expanduser()
+    return find_config(path) if path.parts[:1] == ("configs",) else path
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -129,3 +129,17 @@ def read_key(path: Path) -> str:
     if not keys or not (keys[0].isascii() and keys[0].isprintable()):
         raise ConfigError(f"key file {path} holds no key of printable ASCII; write one a line")
     return keys[0]
+
+
+def find_config(path: Path) -> Path:
+    """Find a file of `configs`: here, else as it came with the package.
+
+    `demo` means `configs/demo.yaml`, where no file is called `demo`. Other paths stay as they are.
+    """
+    if path.exists():
+        return path
+    named = path if path.parts[:1] == ("configs",) else Path("configs", path.with_suffix(".yaml"))
+    package = Path(__file__).parent
+    # In the wheel they stand in the package, in the checkout beside it.
+    found = [root / named for root in (Path(), package, package.parent)]
+    return next((file for file in found if file.is_file()), path)

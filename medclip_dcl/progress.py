@@ -1,14 +1,17 @@
 """Progress of long work: a bar on a terminal, JSON lines elsewhere."""
 
 import json
+import os
 import sys
 import time
 from types import TracebackType
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
-_QUIET_S = 10.0
+_EVERY_S = "PROGRESS_EVERY_S"
+"""Environment variable: seconds between JSON lines; 10 by default."""
 
 
 class Progress:
@@ -35,11 +38,8 @@ class Progress:
         self._done, self._first = done, done
         self._start = self._last = time.monotonic()
         self._figures: dict[str, float] = {}
-        self._bar = None
-        if self._stream.isatty():
-            self._bar = tqdm(
-                desc=label, total=total, unit=unit, initial=done, file=self._stream, smoothing=0.1
-            )
+        self._every_s = float(os.environ.get(_EVERY_S, "10"))
+        self._bar = _bar(label, total, unit, done, self._stream) if self._stream.isatty() else None
 
     def advance(self, items: int = 1, **figures: float) -> None:
         """Count finished items and show figures next to them.
@@ -51,17 +51,15 @@ class Progress:
         self._done += items
         self._figures.update(figures)
         if self._bar is not None:
-            if figures:
-                shown = {name: f"{value:.4g}" for name, value in self._figures.items()}
-                self._bar.set_postfix(shown, refresh=False)
-            self._bar.update(items)
-        elif time.monotonic() - self._last >= _QUIET_S:
+            shown = " ".join(f"{name} {value:.4g}" for name, value in self._figures.items())
+            self._bar.update(self._bar.task_ids[0], advance=items, figures=shown)
+        elif time.monotonic() - self._last >= self._every_s:
             self._write_line()
 
     def close(self) -> None:
         """End the bar, or write the last line."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
         else:
             self._write_line()
 
@@ -90,3 +88,19 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _bar(label: str, total: int, unit: str, done: int, stream: TextIO) -> "Bar":
+    from rich import console, progress
+
+    columns = (
+        progress.TextColumn(label),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(f"{unit}  {{task.fields[figures]}}"),
+        progress.TimeRemainingColumn(),
+    )
+    bar = progress.Progress(*columns, console=console.Console(file=stream))
+    bar.add_task(label, total=total, completed=done, figures="")
+    bar.start()
+    return bar

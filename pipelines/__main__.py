@@ -1,41 +1,140 @@
-"""`python -m pipelines`: the table of contents; `python -m pipelines JOB ...` runs one."""
+"""`medclip`, in the checkout also `python -m pipelines`: one command for everything.
 
-import ast
+A stage or a tool is imported when it is run: `--help` waits for none of them.
+"""
+
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from .cli import ConfigFile, Overrides, make_command, sibling
 from .stages import STAGES, TOOLS
 
+_SERVED = Path("configs/serve.yaml")
+_DEMO = Path("configs/demo.yaml")
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a name such as `demo`.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
-def job_summaries(names: Sequence[str] = (*STAGES, *TOOLS)) -> dict[str, str]:
-    """Read the first line of every job's docstring, by name, without importing it."""
-    folder = Path(__file__).parent
-    summaries = {}
-    for name in names:
-        tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
-        summaries[name] = (ast.get_docstring(tree) or "").splitlines()[0]
-    return summaries
+
+class _LazyGroup(TyperGroup):
+    """Replaces the name of a stage or tool by its command once it is asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _load(name or "", command), rest
+
+
+def _load(name: str, listed: Any) -> Any:
+    """Import the module of a command and make the command from its function."""
+    if name in _OWN:
+        return make_command(_OWN[name], name)
+    if name == "ask":
+        return listed
+    module = importlib.import_module(f".{name}", __package__)
+    if hasattr(module, "command"):
+        return make_command(module.command, name, module.__doc__)
+    job = importlib.import_module(".job", __package__)
+    return make_command(job.job_command(name, module.build), name, module.__doc__)
+
+
+def _demo(overrides: Overrides = None, quiet: Quiet = False) -> int:
+    """Run the whole story on generated studies, in minutes, then its report."""
+    from .run import run_config
+
+    return run_config(_DEMO, overrides, quiet=quiet)
+
+
+def _run(config: Config, overrides: Overrides = None, quiet: Quiet = False) -> int:
+    """Run every stage of a config; what is valid already is reused."""
+    from .run import run_config
+
+    return run_config(config, overrides, quiet=quiet)
+
+
+def _train(config: ConfigFile, overrides: Overrides = None) -> int:
+    """Train a model, with as many processes as the config asks for."""
+    from .run import run_train
+
+    return run_train(config, overrides)
+
+
+def _serve(
+    config: ConfigFile = _SERVED,
+    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind; 0: a free one.")] = None,
+) -> int:
+    """Start the service and its viewer, on the demo's model."""
+    service = sibling("api")
+    # Before a library starts its first thread, which would get a heap of its own.
+    importlib.import_module(f"{service}.memory").keep_memory()
+    words = ["--config", str(config)]
+    words += [] if host is None else ["--host", host]
+    words += [] if port is None else ["--port", str(port)]
+    code: int = importlib.import_module(f"{service}.launcher").main(words)
+    return code
+
+
+def _ask(ctx: typer.Context) -> None:
+    """Ask a running service: `classify`, `ground` or `retrieve`."""
+    from medclip_dcl.client import main as ask
+
+    raise typer.Exit(ask(ctx.args, prog="medclip ask"))
+
+
+_OWN: dict[str, Callable[..., int]] = {"demo": _demo, "run": _run, "train": _train, "serve": _serve}
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(
+        cls=_LazyGroup,
+        help="Train, evaluate and serve medical image-text models. Research use only.",
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+    )
+    panels = {
+        "Begin here": {
+            "demo": "every stage on generated studies, in minutes",
+            "run": "every stage of a config; what is valid already is reused",
+            "show": "the figures of a run, and its report",
+            "serve": "the service and its viewer, on the demo's model",
+            "ask": "ask a running service: classify, ground, retrieve",
+        },
+        "Stages": STAGES,
+        "Tools": TOOLS,
+    }
+    for panel, names in panels.items():
+        for name, line in names.items():
+            function = _ask if name == "ask" else _placeholder
+            settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+            app.command(
+                name,
+                help=line,
+                rich_help_panel=panel,
+                context_settings=settings,
+                add_help_option=name != "ask",
+            )(function)
+    return app
+
+
+def _placeholder() -> None:
+    """Stand for a command that is not imported yet."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table of contents, or run the job that is named first."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in {"-h", "--help"}:
-        print("python -m pipelines JOB --config FILE [--set key=value ...]\n")
-        for name, line in job_summaries(STAGES).items():
-            print(f"  {name:20}{line}")
-        print("\ntools")
-        for name, line in job_summaries(TOOLS).items():
-            print(f"  {name:20}{line}")
-        return 0
-    name, *rest = arguments
-    if name not in (*STAGES, *TOOLS):
-        print(f"no job {name!r}; python -m pipelines lists them", file=sys.stderr)
-        return 2
-    code: int = importlib.import_module(f"pipelines.{name}").main(rest)
-    return code
+    """Run a command line; returns its exit code."""
+    try:
+        get_command(_app())(argv, prog_name="medclip")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
 
 
 if __name__ == "__main__":

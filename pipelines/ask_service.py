@@ -22,6 +22,7 @@ from medclip_dcl.retrieval import embeddings
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
+from .cli import sibling
 from .job import Job, run_job
 
 ANSWERS = "service_answers.json"
@@ -74,7 +75,7 @@ def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
         "MEDCLIP_ALLOW_ANONYMOUS": "true",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "api", "--config", str(_SETTINGS), "--port", "0"],
+        [sys.executable, "-m", sibling("api"), "--config", str(_SETTINGS), "--port", "0"],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
         text=True,

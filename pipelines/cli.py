@@ -1,4 +1,4 @@
-"""What the command lines of all jobs and tools share: their options and their exit codes.
+"""What the commands of all jobs and tools share: their options and their exit codes.
 
 Exit codes
     0   done, or everything was valid already
@@ -9,43 +9,74 @@ Exit codes
     75  stopped by a signal; run the same command again to go on
 """
 
-import argparse
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from medclip_dcl.config import Config, load_config
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
 from medclip_dcl.errors import MedclipError
 
+if TYPE_CHECKING:  # half a second that `--help` does not wait for
+    from medclip_dcl.config import Config
 
-def command_parser(name: str, *, config: bool | None = True) -> argparse.ArgumentParser:
-    """Begin the parser of `python -m pipelines.NAME`.
+_FILE = "A YAML file; `configs/...` that is not here comes with the package."
+ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help=_FILE)]
+ConfigFileIfAny = Annotated[Path | None, typer.Option("--config", metavar="FILE", help=_FILE)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
+]
+
+
+def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":
+    """Load what `--config` and `--set` name."""
+    from medclip_dcl.config import load_config
+
+    return load_config(config, overrides or ())
+
+
+def sibling(package: str) -> str:
+    """Name a package beside this one: `api` in the checkout, `medclip_dcl.api` in the wheel."""
+    return ".".join([*(__package__ or "").split(".")[:-1], package])
+
+
+def make_command(function: Callable[..., int], name: str, text: str | None = None) -> TyperCommand:
+    """Make a command whose options are a function's parameters.
+
+    An error of ours is one line on stderr and its exit code.
+    """
+
+    @functools.wraps(function)
+    def guarded(*arguments: object, **options: object) -> None:
+        try:
+            code = function(*arguments, **options)
+        except MedclipError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            code = error.exit_code
+        raise typer.Exit(code)
+
+    app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    app.command(name, help=text)(guarded)
+    command = get_command(app)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+def run_command(function: Callable[..., int], argv: Sequence[str] | None, name: str) -> int:
+    """Run a function by a command line; returns the exit code.
 
     Args:
-        name: job or tool.
-        config: whether `--config` is required; None: the command takes neither it nor `--set`.
+        function: does the work; its parameters are the options.
+        argv: the arguments; None: those of the process.
+        name: of the job or tool.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m pipelines.{name}")
-    if config is not None:
-        parser.add_argument("--config", type=Path, required=config, help="a YAML file")
-        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    return parser
-
-
-def config_of(arguments: argparse.Namespace) -> Config:
-    """Load what `--config` and `--set` name."""
-    return load_config(arguments.config, arguments.set)
-
-
-def run_command(
-    parser: argparse.ArgumentParser,
-    work: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None,
-) -> int:
-    """Parse the arguments and do the work; an error is one line on stderr and an exit code."""
-    arguments = parser.parse_args(argv)
     try:
-        return work(arguments)
-    except MedclipError as error:
-        print(f"{parser.prog.rpartition('.')[2]}: {error}", file=sys.stderr)
-        return error.exit_code
+        make_command(function, name)(argv, prog_name=f"python -m {__package__}.{name}")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0

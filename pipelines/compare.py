@@ -8,14 +8,15 @@ together, runs of each side by themselves; p is corrected for the number of figu
 With one run on a side the verdict is on two models, not on two configs.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactMissing
@@ -30,7 +31,7 @@ from medclip_dcl.evaluation.compare import (
 )
 from medclip_dcl.files import write_text
 
-from .cli import command_parser, run_command
+from .cli import run_command
 
 SAMPLES = 1000
 
@@ -137,24 +138,25 @@ def comparison_table(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool."""
+    return run_command(command, argv, "compare")
+
+
+def command(
+    a: Annotated[str, typer.Argument(metavar="RUN_A", help="Folder of a run, or of one config's.")],
+    b: Annotated[str, typer.Argument(metavar="RUN_B", help="The same of the other config.")],
+    figure: Annotated[list[str] | None, typer.Option(help="This one; may be repeated.")] = None,
+    samples: Annotated[int, typer.Option(help="Draws of patients and runs.")] = SAMPLES,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    output: Annotated[Path | None, typer.Option("--json", help="File for every number.")] = None,
+) -> int:
     """Compare two sides and print the table; 0 whatever the verdict."""
-    parser = command_parser("compare", config=None)
-    parser.add_argument("a", metavar="RUN_A", help="folder of a run, or of runs of one config")
-    parser.add_argument("b", metavar="RUN_B", help="the same of the other config")
-    parser.add_argument("--figure", action="append", default=[], help="this one; may be repeated")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="draws of patients and runs")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
-    parser.add_argument("--json", type=Path, help="file that receives every number")
-    return run_command(parser, _compare, argv)
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    a, b = find_runs(arguments.a), find_runs(arguments.b)
-    differences = compare_runs(a, b, arguments.samples, arguments.seed, arguments.figure)
-    print(comparison_table(differences, (len(a), len(b)), arguments.samples), flush=True)
-    if arguments.json:
+    first, second = find_runs(a), find_runs(b)
+    differences = compare_runs(first, second, samples, seed, figure or ())
+    print(comparison_table(differences, (len(first), len(second)), samples), flush=True)
+    if output:
         tree = {name: asdict(item) for name, item in differences.items()}
-        write_text(arguments.json, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+        write_text(output, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     return 0
 
 

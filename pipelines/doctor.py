@@ -8,7 +8,6 @@ Each line is one question with its answer: `ok`, `note` (something to know) or `
 without faults, 2 with one.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -16,13 +15,15 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import typer
 
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 
-from .cli import command_parser, config_of, run_command
+from .cli import ConfigFileIfAny, Overrides, config_of, run_command
 
 _PYTHON = (3, 11), (3, 14)
 _LEAST_FREE_GIB = 5
@@ -99,14 +100,17 @@ def check_gpu() -> Iterator[Finding]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every finding; 2 where one is a fault."""
-    parser = command_parser("doctor", config=False)
-    parser.add_argument("--gpu", action="store_true", help="ask about the GPU alone; one must work")
-    return run_command(parser, _print_findings, argv)
+    return run_command(command, argv, "doctor")
 
 
-def _print_findings(arguments: argparse.Namespace) -> int:
-    config = config_of(arguments) if arguments.config else None
-    findings = list(check_gpu() if arguments.gpu else check_environment(config))
+def command(
+    config: ConfigFileIfAny = None,
+    overrides: Overrides = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Ask about the GPU alone.")] = False,
+) -> int:
+    """Print every finding; 2 where one is a fault."""
+    loaded = config_of(config, overrides) if config else None
+    findings = list(check_gpu() if gpu else check_environment(loaded))
     for finding in findings:
         print(f"{finding.state:6}{finding.question:14}{finding.words}")
     return 2 if any(finding.state == "fault" for finding in findings) else 0

@@ -1,6 +1,5 @@
 """The frame of a job: --config, --set, reuse of what is valid, signals."""
 
-import argparse
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from medclip_dcl.artifact import (
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
 
-from .cli import command_parser, config_of, run_command
+from .cli import ConfigFile, Overrides, config_of, run_command
 
 STOPPED = 75
 
@@ -96,25 +95,29 @@ class Job:
             print(json.dumps({"job": self.name, **facts}), flush=True)
 
 
-def run_job(name: str, work: Callable[[Job], None], argv: Sequence[str] | None) -> int:
-    """Run a job from its command line; the exit codes are those of `pipelines.cli`."""
+def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
+    """Make the function that runs a job, with the options that every job has as parameters."""
 
-    def run(arguments: argparse.Namespace) -> int:
-        config = config_of(arguments)
-        work(Job(name, config, resolve_path(config.work, config)))
+    def command(config: ConfigFile, overrides: Overrides = None) -> int:
+        previous = signal.signal(signal.SIGTERM, _stop)
+        try:
+            loaded = config_of(config, overrides)
+            work(Job(name, loaded, resolve_path(loaded.work, loaded)))
+        except (Stopped, KeyboardInterrupt):
+            print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
+            return STOPPED
+        except BrokenPipeError:
+            os._exit(1)  # a reader like `head` is gone: nothing can be said, not even at exit
+        finally:
+            signal.signal(signal.SIGTERM, previous)
         return 0
 
-    parser = command_parser(name)
-    previous = signal.signal(signal.SIGTERM, _stop)
-    try:
-        return run_command(parser, run, argv)
-    except (Stopped, KeyboardInterrupt):
-        print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
-        return STOPPED
-    except BrokenPipeError:
-        os._exit(1)  # a reader like `head` is gone: nothing can be said, not even at exit
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    return command
+
+
+def run_job(name: str, work: Callable[[Job], None], argv: Sequence[str] | None) -> int:
+    """Run a job from its command line; the exit codes are those of `cli`."""
+    return run_command(job_command(name, work), argv, name)
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

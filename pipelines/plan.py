@@ -10,7 +10,6 @@ random images on this machine, or from `--images-per-s`, of all processes togeth
 written. Exit code 0 without faults, 2 with one.
 """
 
-import argparse
 import math
 import os
 import shutil
@@ -18,10 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import pyarrow.compute as pc
 import torch
+import typer
 from transformers import BertConfig
 
 from medclip_dcl.artifact import open_artifact
@@ -40,7 +40,7 @@ from medclip_dcl.training.performance import (
     measure_throughput,
 )
 
-from .cli import command_parser, config_of, run_command
+from .cli import ConfigFile, Overrides, config_of, run_command
 from .doctor import Finding
 from .false_negatives import PAPER_BATCH, false_negatives
 
@@ -105,23 +105,29 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool."""
+    return run_command(command, argv, "plan")
+
+
+def command(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    studies: Annotated[
+        int | None, typer.Option(help="Training studies, before there is a manifest.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="Images of all splits, before that.")] = None,
+    images_per_s: Annotated[
+        float | None, typer.Option(help="Speed of all processes together.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time to measure for; 0: none.")] = 20.0,
+) -> int:
     """Print every finding, then the table of false negatives; 2 where there is a fault."""
-    parser = command_parser("plan")
-    parser.add_argument("--studies", type=int, help="training studies, before there is a manifest")
-    parser.add_argument("--images", type=int, help="images of all splits, before that")
-    parser.add_argument("--images-per-s", type=float, help="speed of all processes together")
-    parser.add_argument("--seconds", type=float, default=20.0, help="time to measure for; 0: none")
-    return run_command(parser, _print_plan, argv)
-
-
-def _print_plan(options: argparse.Namespace) -> int:
-    asked = Asked(options.studies, options.images, options.images_per_s, options.seconds)
-    config = config_of(options)
+    loaded = config_of(config, overrides)
     faults = 0
-    for finding in plan(config, asked):
+    for finding in plan(loaded, Asked(studies, images, images_per_s, seconds)):
         faults += finding.state == "fault"
         print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
-    print(false_negatives(config))
+    print(false_negatives(loaded))
     return 2 if faults else 0
 
 

@@ -9,12 +9,13 @@ repository is private unless `--public` is given. `--dry-run` lists the files an
 nothing. The token is that of `hf auth login`, or `HF_TOKEN`; `HF_ENDPOINT` names another hub.
 """
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -29,7 +30,7 @@ from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError, HubError
 from medclip_dcl.export import cards_of, export_model
 
-from .cli import command_parser, config_of, run_command
+from .cli import ConfigFile, Overrides, config_of, run_command
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
@@ -74,33 +75,38 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool."""
+    return run_command(command, argv, "push_model")
+
+
+def command(
+    config: ConfigFile,
+    repo: Annotated[str, typer.Option(metavar="OWNER/NAME")],
+    overrides: Overrides = None,
+    public: Annotated[bool, typer.Option("--public", help="A new repository is public.")] = False,
+    allow_vocabulary: Annotated[
+        bool, typer.Option("--allow-vocabulary", help="Word pieces learned from reports may go.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files, send nothing.")
+    ] = False,
+) -> int:
     """Copy a run's model and send the copy."""
-    parser = command_parser("push_model")
-    parser.add_argument("--repo", required=True, metavar="OWNER/NAME")
-    parser.add_argument("--public", action="store_true", help="a new repository is public")
-    parser.add_argument(
-        "--allow-vocabulary", action="store_true", help="word pieces learned from reports may go"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list the files, send nothing")
-    return run_command(parser, _copy_and_push, argv)
-
-
-def _copy_and_push(options: argparse.Namespace) -> int:
-    config = config_of(options)
-    work = resolve_path(config.work, config)
+    loaded = config_of(config, overrides)
+    work = resolve_path(loaded.work, loaded)
     model = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT, verify=False)
     with tempfile.TemporaryDirectory() as folder:
         copy = export_model(
             model.path,
             cards_of(work, model),
             Path(folder) / "model",
-            allow_vocabulary=options.allow_vocabulary,
+            allow_vocabulary=allow_vocabulary,
         )
         for name in sorted([*copy.files, HEADER]):
             print(f"{(copy.path / name).stat().st_size:12}  {name}")
         address = "nothing was sent"
-        if not options.dry_run:
-            address = push(copy, options.repo, private=not options.public)
+        if not dry_run:
+            address = push(copy, repo, private=not public)
         print(address)
     return 0
 

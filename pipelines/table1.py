@@ -39,7 +39,7 @@ from .table1_runs import Run, do_runs, plan_runs
 
 FOLDER = "table1"
 FIGURES = "table1.json"
-_PREPARATION = STAGES[: STAGES.index("build_eta_cache")]
+_PREPARATION = tuple(STAGES)[: list(STAGES).index("build_eta_cache")]
 _WIDTH = 21
 
 
@@ -164,7 +164,7 @@ def _prepare(config: Config, folder: Path) -> None:
     write_text(config_file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     for name in stages_of(config):
         if name in _PREPARATION:
-            code: int = importlib.import_module(f"pipelines.{name}").main(
+            code: int = importlib.import_module(f".{name}", __package__).main(
                 ["--config", str(config_file)]
             )
             if code == STOPPED:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -123,7 +122,7 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
         "sentences": inputs.sentences,
         "eta_cache": inputs.eta_cache,
         "text_weights": sha256_file(weights_file(inputs.text_folder)),
-        "prompts": sha256_file(Path(config.evaluate.prompts)),
+        "prompts": sha256_file(resolve_path(config.evaluate.prompts, config)),
     }
     if inputs.claims is not None:
         digests["claims"] = inputs.claims

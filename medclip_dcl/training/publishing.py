@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.config import Config
+from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
@@ -80,7 +80,7 @@ def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
 
 def _model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dict[str, Any]:
     # Counts, digests and settings; no ids, and no texts but the prompts.
-    findings = read_prompts(Path(config.evaluate.prompts))
+    findings = read_prompts(resolve_path(config.evaluate.prompts, config))
     artifacts = {
         "manifest": inputs.manifest,
         "prepared": inputs.prepared,

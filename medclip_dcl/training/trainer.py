@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import Config
+from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.distributed import available_cores
@@ -313,7 +313,7 @@ class _Data:
             corpus,
             self.inputs.manifest,
             self._prepared,
-            read_prompts(Path(self.config.evaluate.prompts)),
+            read_prompts(resolve_path(self.config.evaluate.prompts, self.config)),
             partial(TokenTable, self.tokenizer, max_tokens=self.config.model.text.max_tokens),
         )
 

@@ -26,8 +26,8 @@ from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat
-from pipelines.__main__ import job_summaries
 from pipelines.false_negatives import PAPER_BATCH, eta_by_likelihood, expected_rows
+from pipelines.stages import STAGES, TOOLS
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "docs/artifacts.md"
@@ -46,7 +46,7 @@ def settings_table() -> str:
 def jobs_table() -> str:
     """One row per job."""
     rows = ["| job | does |", "|---|---|"]
-    rows += [f"| `{name}` | {line} |" for name, line in job_summaries().items()]
+    rows += [f"| `{name}` | {line} |" for name, line in {**STAGES, **TOOLS}.items()]
     return "\n".join(rows)
 
 

@@ -1,0 +1,182 @@
+"""Run a config: its stages in order, each in a process of its own; what is valid is reused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .cli import Overrides, config_of
+from .stages import stages_of
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from medclip_dcl.config import Config
+
+_FACTS = 3
+
+
+def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> int:
+    """Run every stage of a config, then sum up.
+
+    Args:
+        config: a YAML file, or the name of one that comes with the package, such as `demo`.
+        overrides: `section.key=value` strings.
+        quiet: whether to write errors alone.
+
+    Returns:
+        0, or the exit code of the stage that failed.
+    """
+    loaded = config_of(config, overrides)
+    arguments = ["--config", str(config)]
+    arguments += [word for override in overrides or () for word in ("--set", override)]
+    is_live = sys.stdout.isatty() and not quiet
+    begun = time.monotonic()
+    for stage in stages_of(loaded):
+        command = [*_launcher(stage, loaded), *arguments]
+        code = _run_plainly(command, quiet=quiet) if not is_live else _run_live(stage, command)
+        if code:
+            if not quiet:
+                print(f"{stage} ended with exit code {code}", file=sys.stderr)
+            return code
+    if not quiet:
+        _sum_up(loaded, time.monotonic() - begun, is_live=is_live)
+    return 0
+
+
+def run_train(config: Path, overrides: Overrides = None) -> int:
+    """Train a model with as many processes as the config asks for."""
+    arguments = ["--config", str(config)]
+    arguments += [word for override in overrides or () for word in ("--set", override)]
+    launcher = _launcher("train", config_of(config, overrides))
+    return _run_plainly([*launcher, *arguments])
+
+
+def _launcher(stage: str, config: "Config") -> list[str]:
+    """Begin the command line of a stage; `train` is started in one process or many."""
+    module = ["-m", f"{__package__}.{stage}"]
+    if stage != "train" or "WORLD_SIZE" in os.environ:  # somebody has launched us already
+        return [sys.executable, *module]
+    if file := os.environ.get("ACCELERATE_CONFIG"):
+        launch = ["-m", "accelerate.commands.launch", "--num_cpu_threads_per_process", "1"]
+        return [sys.executable, *launch, "--config_file", file, *module]
+    if (processes := config.train.processes) > 1:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        return [sys.executable, *launch, str(processes), *module]
+    return [sys.executable, *module]
+
+
+def _environment(stage: str, **more: str) -> dict[str, str]:
+    # A waiting thread spins for a millisecond, then gives its core away: on a shared machine
+    # endless spinning costs several times the work, and never spinning a third of the speed.
+    own = {"GOMP_SPINCOUNT": "300000"}
+    if stage == "train":
+        own["OMP_NUM_THREADS"] = "1"  # the result depends on it; a launcher would set it as well
+    return {**own, **os.environ, **more}
+
+
+@contextmanager
+def _started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a stage and hand signals on to it: it saves, and says how to go on."""
+    stage = command[command.index("--config") - 1].rpartition(".")[2]
+    environment = _environment(stage, **options.pop("env", {}))
+    process = subprocess.Popen(command, env=environment, text=True, **options)
+    held = {
+        signal.SIGTERM: lambda *_: process.terminate(),
+        # A terminal sends its Ctrl-C to the stage as well.
+        signal.SIGINT: signal.SIG_IGN if sys.stdin.isatty() else lambda *_: process.terminate(),
+    }
+    previous = {number: signal.signal(number, handler) for number, handler in held.items()}
+    try:
+        yield process
+    finally:
+        process.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _run_plainly(command: Sequence[str], *, quiet: bool = False) -> int:
+    if not quiet:
+        with _started(command) as process:
+            pass
+        return process.returncode
+    with _started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        for line in process.stdout or ():
+            if _parsed(line) is None:
+                sys.stderr.write(line)
+    return process.returncode
+
+
+def _run_live(stage: str, command: Sequence[str]) -> int:
+    """Show a stage as one line: a bar with the time left while it works, then what it made."""
+    from rich import progress
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn(f"{stage:20}"),
+        progress.BarColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TimeRemainingColumn(),
+    )
+    begun = time.monotonic()
+    with progress.Progress(*columns, transient=True) as bar:
+        facts = _follow(command, bar)
+    mark = {0: "[green]✓[/]" if facts.get("state") == "reused" else "[cyan]●[/]"}
+    words = "reused" if facts.get("state") == "reused" else f"{time.monotonic() - begun:.0f} s"
+    code = int(facts["code"])
+    shown = [
+        f"{name} {value}"
+        for name, value in facts.items()
+        if isinstance(value, int | float) and name not in {"code", "seconds"}
+    ]
+    bar.console.print(
+        f"{mark.get(code, '[red]✗[/]')} {stage:20} {words:>8}  [dim]{', '.join(shown[:_FACTS])}[/]",
+        highlight=False,
+    )
+    return code
+
+
+def _follow(command: Sequence[str], bar: "Progress") -> dict[str, Any]:
+    """Read what a stage reports until it ends; its last facts, and its exit code as `code`."""
+    task = bar.add_task("", total=None)
+    facts: dict[str, Any] = {}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with _started(command, env={"PROGRESS_EVERY_S": "0.5"}, **pipes) as process:
+        for line in process.stdout or ():
+            report = _parsed(line)
+            if report is None:
+                bar.console.print(line.rstrip("\n"), markup=False, highlight=False)
+            elif "progress" in report:
+                words = f"{report['done']}/{report['total']} {report['unit']}"
+                bar.update(task, completed=report["done"], total=report["total"], description=words)
+            elif "artifact" in report:
+                facts = report
+    return {**facts, "code": process.returncode}
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Read a line of progress or facts; None: it is something else, such as an error."""
+    try:
+        report = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return report if isinstance(report, dict) and report.keys() & {"progress", "job"} else None
+
+
+def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
+    from medclip_dcl.config import resolve_path
+
+    from .show import summary_lines
+    from .write_report import REPORT
+
+    work = resolve_path(config.work, config)
+    if is_live:
+        print("", *summary_lines(work), f"in all   {seconds:.0f} s", sep="\n")
+    else:
+        print(json.dumps({"run": str(work), "seconds": seconds, "report": str(work / REPORT)}))

@@ -1,0 +1,86 @@
+"""Show what a finished run came to: its figures, its report, and what to do next."""
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medclip_dcl.artifact import HEADER, read_artifact_header
+from medclip_dcl.config import resolve_path
+from medclip_dcl.errors import ArtifactMissing
+from medclip_dcl.evaluation import results
+from medclip_dcl.retrieval import embeddings
+
+from .cli import config_of, run_command
+from .write_report import REPORT
+
+
+def summary_lines(work: Path) -> list[str]:
+    """List the seconds of each stage of `work`, its figures, its report and how to serve it."""
+    made = sorted(
+        (read_artifact_header(header.parent) for header in work.glob(f"*/{HEADER}")),
+        key=lambda artifact: str(artifact.origin["committed_at"]),
+    )
+    lines = [f"{artifact.kind:20}{artifact.origin['seconds']:9.1f} s" for artifact in made]
+    kinds = {artifact.kind: artifact for artifact in made}
+    if results.ARTIFACT.name in kinds:
+        lines += ["", results.results_table(results.read_figures(kinds[results.ARTIFACT.name]))]
+    lines += ["", f"report   {work / REPORT}"]
+    if embeddings.ARTIFACT.name in kinds:
+        lines.append("viewer   make serve (or medclip serve), then open http://127.0.0.1:8000/")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool."""
+    return run_command(command, argv, "show")
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its YAML file.")],
+    open_report: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the report in a browser.")
+    ] = True,
+    port: Annotated[
+        int | None, typer.Option(help="Serve the report on this port of 127.0.0.1 instead.")
+    ] = None,
+) -> int:
+    """Print the figures of a run and open its report."""
+    if run.suffix in {".yaml", ".yml"}:
+        config = config_of(run, ())
+        run = resolve_path(config.work, config)
+    report = run / REPORT
+    if not report.is_file():
+        raise ArtifactMissing(f"{run} holds no {REPORT}; run write_report first")
+    print(*summary_lines(run), sep="\n", flush=True)
+    if port is not None:
+        _serve(report, port)
+    elif open_report and sys.stdout.isatty():
+        webbrowser.open(report.resolve().as_uri())
+    return 0
+
+
+class _OnePage(SimpleHTTPRequestHandler):
+    """Answers with one file and nothing else of its folder."""
+
+    def translate_path(self, path: str) -> str:
+        return str(Path(self.directory) / (REPORT if path in {"/", f"/{REPORT}"} else "\0"))
+
+
+def _serve(report: Path, port: int) -> None:
+    handler = partial(_OnePage, directory=str(report.parent.resolve()))
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"report   http://127.0.0.1:{server.server_port}/ (Ctrl-C ends)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())
