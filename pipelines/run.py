@@ -161,12 +161,13 @@ def _follow(command: Sequence[str], bar: "Progress") -> dict[str, Any]:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Read a line of progress or facts; None: it is something else, such as an error."""
+    """Read a line of progress, facts or the service's log; None: it is something to show."""
     try:
         report = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return report if isinstance(report, dict) and report.keys() & {"progress", "job"} else None
+    is_fine = isinstance(report, dict) and report.get("level") not in {"warning", "error"}
+    return report if is_fine else None
 
 
 def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:

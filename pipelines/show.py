@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its YAML file.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or its config.")],
     open_report: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the report in a browser.")
     ] = True,
@@ -51,7 +51,7 @@ def command(
     ] = None,
 ) -> int:
     """Print the figures of a run and open its report."""
-    if run.suffix in {".yaml", ".yml"}:
+    if not run.is_dir():
         config = config_of(run, ())
         run = resolve_path(config.work, config)
     report = run / REPORT

@@ -1,0 +1,112 @@
+"""Every example runs in seconds, on public names alone, and does what its head says."""
+
+import ast
+import csv
+import math
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fixtures.bert import tiny_bert, tiny_tokenizer
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
+from benchmarks.fixtures.service import png, running, store
+from tests.house.tree import ROOT
+
+EXAMPLES = ROOT / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+KEY = "k" * 40
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch, *words: object) -> Any:
+    """Run an example as a script would, and give what its `main` gives."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store(tmp_path_factory.mktemp("published"))
+
+
+def test_every_example_is_short_and_listed() -> None:
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert len(FILES) == 6
+    for path in FILES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
+        assert f"({path.name})" in page
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_examples_stand_on_public_names(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("medclip_dcl"):
+            assert node.module in {"medclip_dcl", "medclip_dcl.client", "medclip_dcl.errors"}
+
+
+def test_own_loop_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert example("own_loop", monkeypatch) > 0.5
+
+
+def test_without_correction_it_is_the_loss_of_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert example("open_clip_loss", monkeypatch) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_lowers_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = example("hf_trainer", monkeypatch, "--steps", 20)
+    assert losses[-1] < losses[0]
+
+
+def test_sentences_become_eta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny_bert().save_pretrained(tmp_path / "bert")
+    tiny_tokenizer().save_pretrained(tmp_path / "bert")
+    words = [word for word in tiny_tokenizer().get_vocab() if word.isalpha()][:6]
+    lines = [" ".join(words[:2]), " ".join(words[2:]), "", " ".join(words[:2])]
+    (tmp_path / "sentences.txt").write_text("\n".join(lines))
+    output = tmp_path / "eta.csv"
+    options = ["--model", tmp_path / "bert", "--output", output]
+    example("sentences_to_eta", monkeypatch, tmp_path / "sentences.txt", *options)
+    rows = list(csv.DictReader(output.open()))
+    assert {row["sentence"] for row in rows} == set(lines) - {""}
+    for row in rows:
+        eta = min(0.2 * math.exp(0.35 * float(row["pll_nats"])), 0.2)
+        assert float(row["eta"]) == pytest.approx(eta, rel=0.01)
+
+
+def test_a_folder_becomes_a_table_and_a_bad_image_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    published: Path,
+) -> None:
+    images = tmp_path / "images"
+    (images / "more").mkdir(parents=True)
+    (images / "a.dcm").write_bytes(dicom_bytes(ramp(96, 64)))
+    (images / "more" / "b.png").write_bytes(png())
+    (images / "c.png").write_bytes(b"no image")
+    words = [published / "model", images, "--output", tmp_path / "table.csv"]
+    assert example("zero_shot_folder", monkeypatch, *words) == 1
+    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    assert [row["image"] for row in rows] == ["a.dcm", "more/b.png"]
+    assert all(0 <= float(row["effusion"]) <= 1 for row in rows)
+    assert "c.png" in capsys.readouterr().err
+
+
+def test_the_service_answers(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    published: Path,
+) -> None:
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    (tmp_path / "key").chmod(0o400)
+    (tmp_path / "image.png").write_bytes(png())
+    with running(published, key_file=str(tmp_path / "key")) as service:
+        words = [tmp_path / "image.png", "effusion", "--url", service.url]
+        example("ask_service", monkeypatch, *words, "--key-file", tmp_path / "key")
+    text = capsys.readouterr().out
+    assert "effusion" in text
+    assert "best at x" in text

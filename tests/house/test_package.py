@@ -1,0 +1,113 @@
+"""The wheel and the sdist hold everything, and run from an empty folder without the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+
+LOSS = """
+import torch
+from medclip_dcl import debiased_contrastive_loss
+print(float(debiased_contrastive_loss(torch.eye(4), None, 0.05, 1.0)))
+"""
+
+
+def tracked_copy(folder: Path) -> Path:
+    """Copy what git knows, so that the build leaves nothing in the checkout."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file() and name.split("/")[0] not in {"tests", "benchmarks"}:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+def build(source: Path, output: Path) -> tuple[Path, Path]:
+    """Build an sdist, and the wheel from it, as pip does."""
+    make = (
+        "import sys; from setuptools import build_meta;"
+        "print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+    )
+    output.mkdir()
+
+    def run(what: str, where: Path) -> Path:
+        command = [sys.executable, "-W", "ignore", "-c", make, what, str(output)]
+        done = subprocess.run(command, cwd=where, check=True, capture_output=True, text=True)
+        return output / done.stdout.split()[-1]
+
+    sdist = run("build_sdist", source)
+    unpacked = output / "unpacked"
+    shutil.unpack_archive(sdist, unpacked, filter="data")
+    return sdist, run("build_wheel", next(unpacked.iterdir()))
+
+
+def environment_with(wheel: Path, folder: Path, packages: Sequence[str]) -> Path:
+    """Make a fresh environment with a wheel and with packages of the one that runs the tests."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = (folder / "lib").glob("python3*/site-packages")
+    lines = "\n".join(packages)
+    (site / "borrowed.pth").write_text(f"{lines}\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python")]
+    options = ["install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, *options, str(wheel)], check=True, capture_output=True)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("package")
+    return build(tracked_copy(folder / "source"), folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def binaries(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = sysconfig.get_paths()["purelib"]
+    return environment_with(built[1], tmp_path_factory.mktemp("environment") / "venv", [site])
+
+
+def run(command: Sequence[object], folder: Path) -> str:
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_has_one_name_and_all_that_a_run_needs(built: tuple[Path, Path]) -> None:
+    names = zipfile.ZipFile(built[1]).namelist()
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"medclip_dcl"}
+    for folder, pattern in (("pipelines", "*.py"), ("api", "**/*"), ("configs", "**/*.yaml")):
+        for path in (ROOT / folder).glob(pattern):
+            if path.is_file() and path.suffix not in {".pyc", ".md"}:
+                assert f"medclip_dcl/{path.relative_to(ROOT)}" in names
+    assert "medclip_dcl/py.typed" in names
+
+
+def test_the_loss_and_the_doctor_run_from_an_empty_folder(binaries: Path, tmp_path: Path) -> None:
+    assert float(run([binaries / "python", "-c", LOSS], tmp_path)) > 0
+    assert "image gate" in run([binaries / "medclip", "doctor"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> None:
+    jobs = '["generate_studies","build_manifest","prepare_images","write_report"]'
+    sizes = [f"jobs={jobs}", "generate.patients=4", "generate.coverage_images=0"]
+    words = [word for size in (*sizes, "generate.size_px=64") for word in ("--set", size)]
+    run([binaries / "medclip", "demo", *words], tmp_path)
+    assert (tmp_path / "runs/demo/report.html").is_file()
+    assert "report" in run([binaries / "medclip", "show", "demo"], tmp_path)

@@ -1,0 +1,68 @@
+"""The first page: short, and every command and line of code on it works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+from typer.main import get_command
+
+from medclip_dcl.config import load_config
+from pipelines.__main__ import _app
+from tests.house.tree import ROOT
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+LINES = [
+    line.split("#")[0].strip() for kind, block in BLOCKS if not kind for line in block.splitlines()
+]
+COMMANDS = [line for line in LINES if line.startswith("medclip ")]
+
+
+def test_it_is_one_page() -> None:
+    prose = re.sub(r"```.*?```|\]\([^)]*\)|[|]", " ", TEXT, flags=re.DOTALL)
+    assert len(TEXT.splitlines()) <= 120
+    assert len(prose.split()) <= 800
+
+
+def test_every_command_is_tested() -> None:
+    assert set(LINES) == {"make demo", "make test", *COMMANDS}
+    assert len(COMMANDS) >= 9
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_has_the_options_and_files_that_it_names(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, name, *words = shlex.split(line)
+    group = get_command(_app())
+    context = group.make_context("medclip", [name, *words])
+    _, command, rest = group.resolve_command(context, [name, *words])
+    values = command.make_context(name, rest, parent=context).params
+    for key in ("config", "run"):
+        if key in values and str(values[key]).endswith(".yaml"):
+            load_config(Path(values[key]))
+
+
+def test_the_loop_runs() -> None:
+    (code,) = (block for kind, block in BLOCKS if kind == "python")
+    assert 8 <= len([line for line in code.splitlines() if line]) <= 11
+    torch.manual_seed(0)
+    names: dict[str, object] = {
+        "bert": None,
+        "tokenizer": None,
+        "sentences": ["No pneumothorax.", "Left effusion."],
+        "normalize": normalize,
+        "image_encoder": torch.nn.Linear(8, 4),
+        "text_encoder": torch.nn.Linear(6, 4),
+        "logit_scale": torch.tensor(10.0),
+        "loader": [(torch.randn(2, 8), torch.randn(2, 6), torch.tensor([0, 1]))],
+    }
+    imports, loop = code.split("\n\n", 1)
+    exec(imports, names)
+    names["pseudo_log_likelihood"] = lambda *_: torch.tensor([-5.0, -9.0])
+    exec(loop, names)
+    assert names["loss"].isfinite()  # type: ignore[attr-defined]
+    assert names["text_encoder"].weight.grad is not None  # type: ignore[attr-defined]

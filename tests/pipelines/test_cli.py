@@ -1,0 +1,145 @@
+"""One command over everything: its help, its exit codes, what a run shows on and off a terminal."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.__main__ import main
+from pipelines.stages import STAGES, TOOLS
+from tests.house.tree import ROOT
+
+JOBS = '["generate_studies","build_manifest","split_sentences"]'
+SMALL = [
+    "--set", f"jobs={JOBS}",
+    "--set", "generate.patients=4",
+    "--set", "generate.coverage_images=0",
+    "--set", "generate.size_px=64",
+    "--set", "generate.workers=1",
+]  # fmt: skip
+COMMAND = [sys.executable, "-m", "pipelines"]
+
+
+def run(words: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], cwd=ROOT, text=True, capture_output=True, check=False, **options
+    )
+
+
+def test_help_names_every_command_on_one_screen_and_loads_no_library(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("demo", "run", "show", "serve", "ask", *STAGES, *TOOLS):
+        assert f" {name} " in text, name
+    assert text.count("\n") <= 50
+    look = (
+        "import sys; from pipelines.__main__ import main; main(['--help']);"
+        "sys.exit(bool({'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", look], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", [*STAGES, *TOOLS, "demo", "run", "show", "serve"])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"medclip {name}" in text
+    assert len(text) > 200
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["dctor"]) == 2
+    assert "doctor" in capsys.readouterr().err
+
+
+def test_what_is_missing_has_the_exit_code_of_the_stage(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["evaluate", "--config", "demo", "--set", f"work={tmp_path}"]) == 4
+    assert "evaluate: no " in capsys.readouterr().err
+    assert main(["evaluate", "--config", "nowhere.yaml"]) == 2
+    assert main(["evaluate"]) == 2
+    assert main(["show", str(tmp_path)]) == 4
+
+
+def test_completion_offers_stages() -> None:
+    asked = {
+        **os.environ,
+        "_MEDCLIP_COMPLETE": "complete_bash",
+        "COMP_WORDS": "medclip build_",
+        "COMP_CWORD": "1",
+    }
+    assert set(run([], env=asked).stdout.split()) == {
+        "build_manifest", "build_eta_cache", "build_index"
+    }  # fmt: skip
+
+
+def test_a_run_reports_json_then_reuses_and_can_be_quiet(tmp_path: Path) -> None:
+    words = ["run", "demo", "--set", f"work={tmp_path}", *SMALL]
+    first = run(words)
+    assert first.returncode == 0, first.stderr
+    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [line["state"] for line in lines[:-1]] == ["made"] * 3
+    assert lines[-1]["run"] == str(tmp_path)
+    again = run(words)
+    states = [json.loads(line).get("state") for line in again.stdout.splitlines()]
+    assert states == ["reused"] * 3 + [None]
+    quiet = run([*words, "--quiet"])
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+    failed = run([*words, "--quiet", "--set", 'jobs=["evaluate"]'])
+    assert failed.returncode == 4
+    assert failed.stderr.startswith("evaluate: no ")
+
+    shown = on_terminal([*COMMAND, *words])
+    assert [line.split()[:3] for line in shown if "✓" in line] == [
+        ["✓", name, "reused"] for name in json.loads(JOBS)
+    ]
+    assert any(line.startswith("report ") for line in shown)
+
+
+def on_terminal(command: list[str]) -> list[str]:
+    """Run a command with a terminal as its output; gives the lines without control codes."""
+    reader, writer = pty.openpty()
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
+    process = subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=writer, env=environment)
+    os.close(writer)
+    text = b""
+    try:
+        while piece := os.read(reader, 4096):
+            text += piece
+    except OSError:  # the other end is gone
+        pass
+    finally:
+        os.close(reader)
+    assert process.wait() == 0
+    return text.decode().replace("\r", "").splitlines()
+
+
+def test_training_starts_as_many_processes_as_the_config_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from medclip_dcl.config import Config
+    from pipelines.run import _launcher
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    one = Config(work="w")
+    eight = Config.model_validate({"work": "w", "train": {"processes": 8}})
+    assert _launcher("train", one) == [sys.executable, "-m", "pipelines.train"]
+    assert _launcher("evaluate", eight) == [sys.executable, "-m", "pipelines.evaluate"]
+    words = _launcher("train", eight)
+    assert words[1:3] == ["-m", "torch.distributed.run"]
+    assert words[-3:] == ["8", "-m", "pipelines.train"]
+    monkeypatch.setenv("ACCELERATE_CONFIG", "configs/accelerate/eight_gpus.yaml")
+    assert "accelerate.commands.launch" in _launcher("train", eight)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert _launcher("train", eight) == [sys.executable, "-m", "pipelines.train"]
