@@ -21,9 +21,9 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from medclip_dcl.errors import ImageError, MedclipError, ServiceError
-from medclip_dcl.files import read_key
-from medclip_dcl.schemas import ClassifyAnswer, GroundAnswer, RetrieveAnswer, Schema
+from .errors import ImageError, MedclipError, ServiceError
+from .files import read_key
+from .schemas import ClassifyAnswer, GroundAnswer, RetrieveAnswer, Schema
 
 _BUSY = {429, 503}
 _SHORTEST_WAIT_S = 0.1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from medclip_dcl.errors import ArtifactUnreadable, ArtifactUnwritable, ConfigError, StudyError
+from .errors import ArtifactUnreadable, ArtifactUnwritable, ConfigError, StudyError
 
 STAGED = ".staged."
 """How the name of a file begins that is being written; one that stays was left by a kill."""

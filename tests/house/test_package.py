@@ -1,5 +1,6 @@
 """The wheel and the sdist hold everything, and run from an empty folder without the checkout."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.service import png, running, store
 from tests.house.tree import ROOT
 
 LOSS = """
@@ -111,3 +113,30 @@ def test_the_demo_begins_in_an_empty_folder(binaries: Path, tmp_path: Path) -> N
     run([binaries / "medclip", "demo", *words], tmp_path)
     assert (tmp_path / "runs/demo/report.html").is_file()
     assert "report" in run([binaries / "medclip", "show", "demo"], tmp_path)
+
+
+BORROWED = (
+    "annotated_types", "anyio", "certifi", "h11", "httpcore", "httpx", "idna", "pydantic",
+    "pydantic_core", "sniffio", "typing_extensions.py", "typing_inspection",
+)  # fmt: skip
+"""What pip installs for httpx and pydantic."""
+
+
+def test_the_client_alone_asks_a_service_without_torch(tmp_path: Path) -> None:
+    _, wheel = build(tracked_copy(tmp_path / "source") / "client", tmp_path / "dist")
+    binaries = environment_with(wheel, tmp_path / "venv", [])
+    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    for name in BORROWED:
+        if (found := Path(sysconfig.get_paths()["purelib"]) / name).exists():
+            (site / name).symlink_to(found)
+    heavy = "import importlib.util as u; print([n for n in ('torch', 'numpy') if u.find_spec(n)])"
+    assert run([binaries / "python", "-c", heavy], tmp_path).strip() == "[]"
+
+    folder = store(tmp_path / "published")
+    (tmp_path / "key").write_text("k" * 40)
+    (tmp_path / "key").chmod(0o400)
+    (tmp_path / "image.png").write_bytes(png())
+    with running(folder, key_file=str(tmp_path / "key")) as service:
+        words = ["classify", "image.png", "--url", service.url, "--key-file", "key"]
+        answer = json.loads(run([binaries / "medclip-ask", *words], tmp_path))
+    assert [finding["name"] for finding in answer["findings"]] == ["effusion", "pneumonia"]
