@@ -39,8 +39,10 @@ bench-compare: $(INSTALLED) ## make bench-compare BASE=commit: speed of this che
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long
 
-docs: $(INSTALLED) ## the tables in the READMEs, from the code
+docs: $(INSTALLED) ## the tables in the READMEs from the code, then the site
 	$(BIN)/python -m tests.house.documents
+	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || $(BIN)/pip install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 containers: $(INSTALLED) ## docker/ built and run by real engines, as its page says; needs root and the demo
 	$(BIN)/python -m tests.docker --engine docker --full

@@ -24,6 +24,20 @@ Config = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Write errors alone.")]
 
 
+COMMANDS = {
+    "Begin here": {
+        "demo": "every stage on generated studies, in minutes",
+        "run": "every stage of a config; what is valid already is reused",
+        "show": "the figures of a run, and its report",
+        "serve": "the service and its viewer, on the demo's model",
+        "ask": "ask a running service: classify, ground, retrieve",
+    },
+    "Stages": STAGES,
+    "Tools": TOOLS,
+}
+"""Every command by its panel of the help, with its line."""
+
+
 class _LazyGroup(TyperGroup):
     """Replaces the name of a stage or tool by its command once it is asked for."""
 
@@ -99,18 +113,7 @@ def _app() -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="markdown",
     )
-    panels = {
-        "Begin here": {
-            "demo": "every stage on generated studies, in minutes",
-            "run": "every stage of a config; what is valid already is reused",
-            "show": "the figures of a run, and its report",
-            "serve": "the service and its viewer, on the demo's model",
-            "ask": "ask a running service: classify, ground, retrieve",
-        },
-        "Stages": STAGES,
-        "Tools": TOOLS,
-    }
-    for panel, names in panels.items():
+    for panel, names in COMMANDS.items():
         for name, line in names.items():
             function = _ask if name == "ask" else _placeholder
             settings = {"ignore_unknown_options": True, "allow_extra_args": True}
