@@ -89,7 +89,7 @@ def _troubleshooting() -> str:
     return (
         "# Troubleshooting by error code\n\nThe service answers a request that fails with a code, "
         "a line and the id under which its log knows the request.\n\n| code | status | what to do |\n"
-        f"|---|---|---|\n{table}\n\n## Left out of a data set\n\n{documents.reasons_table()}"
+        f"|---|---|---|\n{table}\n\n## Rejects\n\n{documents.reasons_table()}"
     )
 
 

@@ -69,7 +69,7 @@ def test_sentences_become_eta(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     output = tmp_path / "eta.csv"
     options = ["--model", tmp_path / "bert", "--output", output]
     example("sentences_to_eta", monkeypatch, tmp_path / "sentences.txt", *options)
-    rows = list(csv.DictReader(output.open()))
+    rows = list(csv.DictReader(output.read_text().splitlines()))
     assert {row["sentence"] for row in rows} == set(lines) - {""}
     for row in rows:
         eta = min(0.2 * math.exp(0.35 * float(row["pll_nats"])), 0.2)
@@ -89,7 +89,7 @@ def test_a_folder_becomes_a_table_and_a_bad_image_a_line(
     (images / "c.png").write_bytes(b"no image")
     words = [published / "model", images, "--output", tmp_path / "table.csv"]
     assert example("zero_shot_folder", monkeypatch, *words) == 1
-    rows = list(csv.DictReader((tmp_path / "table.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [row["image"] for row in rows] == ["a.dcm", "more/b.png"]
     assert all(0 <= float(row["effusion"]) <= 1 for row in rows)
     assert "c.png" in capsys.readouterr().err
