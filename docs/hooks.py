@@ -88,7 +88,7 @@ def _troubleshooting() -> str:
     documents = importlib.import_module("tests.house.documents")
     return (
         "# Troubleshooting by error code\n\nThe service answers a request that fails with a code, "
-        "a line and the id under which its log knows the request.\n\n| code | status | what to do |\n"
+        "a line and the id that its log knows it by.\n\n| code | status | what to do |\n"
         f"|---|---|---|\n{table}\n\n## Rejects\n\n{documents.reasons_table()}"
     )
 
