@@ -18,77 +18,29 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _STUDIES_UNDER = {
-    "examination": (
-        50743547,
-        53356173,
-        55157853,
-        59215320,
-        59363654,
-    ),
-    "history": (51491012,),
-    "indication": (
-        50058765,
-        51966317,
-        54365831,
-        54654948,
-        55124749,
-        57936451,
-    ),
-    "note": (56451190,),
-    "recommendations": (
-        50913680,
-        56482935,
-        58157373,
-        58375018,
-        59067458,
-        59087630,
-        59768032,
-    ),
-    "technique": (
-        50808053,
-        53202765,
-        59279892,
-    ),
+    "examination": "50743547 53356173 55157853 59215320 59363654",
+    "history": "51491012",
+    "indication": "50058765 51966317 54365831 54654948 55124749 57936451",
+    "note": "56451190",
+    "recommendations": "50913680 56482935 58157373 58375018 59067458 59087630 59768032",
+    "technique": "50808053 53202765 59279892",
 }
-
-HEADER_OF = {str(study): header for header, ids in _STUDIES_UNDER.items() for study in ids}
+HEADER_OF = {study: header for header, ids in _STUDIES_UNDER.items() for study in ids.split()}
 """Study -> name of the section that holds its report: 23 studies."""
 
-_SPANS = (
-    (50196495, 59, 399),
-    (50525523, 201, 349),
-    (50798377, 0, 0),
-    (51410602, 47, 320),
-    (52035334, 0, 0),
-    (52119491, 179, 454),
-    (52648681, 292, 631),
-    (52674888, 145, 296),
-    (53071062, 0, 0),
-    (53182247, 59, 412),
-    (53488209, 149, 475),
-    (53514462, 73, 377),
-    (53607029, 0, 0),
-    (54168089, 0, 0),
-    (54231141, 0, 0),
-    (54875119, 234, 988),
-    (54986978, 59, 306),
-    (55258338, 192, 568),
-    (56412866, 522, 822),
-    (56579911, 59, 218),
-    (56724958, 0, 0),
-    (56760320, 219, 457),
-    (57150433, 61, 394),
-    (57564132, 233, 554),
-    (58235663, 0, 0),
-    (59003148, 262, 505),
-    (59330497, 140, 655),
-    (59505494, 59, 450),
-    (59562049, 158, 348),
-    (59889364, 172, 453),
-    (59982525, 313, 717),
-)
-
-SPAN_OF = {str(study): (start, end) for study, start, end in _SPANS}
+_SPANS = """
+    50196495 59 399; 50525523 201 349; 50798377 0 0; 51410602 47 320; 52035334 0 0;
+    52119491 179 454; 52648681 292 631; 52674888 145 296; 53071062 0 0; 53182247 59 412;
+    53488209 149 475; 53514462 73 377; 53607029 0 0; 54168089 0 0; 54231141 0 0;
+    54875119 234 988; 54986978 59 306; 55258338 192 568; 56412866 522 822; 56579911 59 218;
+    56724958 0 0; 56760320 219 457; 57150433 61 394; 57564132 233 554; 58235663 0 0;
+    59003148 262 505; 59330497 140 655; 59505494 59 450; 59562049 158 348; 59889364 172 453;
+    59982525 313 717
+"""
+SPAN_OF = {
+    study: (int(start), int(end))
+    for study, start, end in (entry.split() for entry in _SPANS.split(";"))
+}
 """Study -> first character of its text and the one after its last: 31 studies. Both are 0
 for the 8 reports that say nothing of the image."""
 
@@ -103,72 +55,34 @@ _BLANK_LINE = "\n \n"
 _LOOSE_BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
 _SPELLINGS = {
-    "impression": (
-        "conclusion",
-        "imoression",
-        "imperssion",
-        "impession",
-        "impresion",
-        "impressoin",
-        "impresson",
-        "imprression",
-        "imprssion",
-        "mpression",
-        "ndication",
-    ),
-    "findings": (
-        "chest, two views",
-        "finding",
-        "findgings",
-        "findindgs",
-        "findins",
-        "findngs",
-        "findnings",
-        "finidngs",
-    ),
-    "comparison": (
-        "comparision",
-        "comparisions",
-        "comparrison",
-        "comparsion",
-        "reference exam",
-    ),
-    "indication": (
-        "clinical indication",
-        "idication",
-        "reason for exam",
-        "reason for examination",
-    ),
-    "history": ("clinical information", "pfi"),
-    "examination": ("exam", "type of examination"),
-    "recommendations": ("recommendation", "recommendation(s)"),
-    "wet read": ("wetread",),
+    "impression": """
+        conclusion; imoression; imperssion; impession; impresion; impressoin; impresson;
+        imprression; imprssion; mpression; ndication
+    """,
+    "findings": """
+        chest, two views; finding; findgings; findindgs; findins; findngs; findnings; finidngs
+    """,
+    "comparison": "comparision; comparisions; comparrison; comparsion; reference exam",
+    "indication": "clinical indication; idication; reason for exam; reason for examination",
+    "history": "clinical information; pfi",
+    "examination": "exam; type of examination",
+    "recommendations": "recommendation; recommendation(s)",
+    "wet read": "wetread",
 }
 _NAMES = {
-    spelling: name for name, spellings in _SPELLINGS.items() for spelling in (name, *spellings)
+    spelling.strip(): name
+    for name, spellings in _SPELLINGS.items()
+    for spelling in (name, *spellings.split(";"))
 }
 _TELLING = ("impression", "findings", "history", "comparison", "addendum")
 """A header that holds one of these words has this name; the first in this order counts."""
-_VIEWS = (
-    "chest",
-    "portable",
-    "pa and lat",
-    "lateral and pa",
-    "ap and lateral",
-    "lateral and ap",
-    "frontal and",
-    "two views",
-    "frontal view",
-    "pa view",
-    "ap view",
-    "one view",
-    "lateral view",
-    "bone window",
-    "frontal upright",
-    "frontal semi-upright",
-    "ribs",
-)
+_VIEWS = """
+    chest; portable; pa and lat; lateral and pa; ap and lateral; lateral and ap; frontal and;
+    two views; frontal view; pa view; ap view; one view; lateral view; bone window; frontal
+    upright; frontal semi-upright; ribs
+"""
 """A header that holds one of these names a projection: what follows are findings."""
+_VIEW = re.compile("|".join(" ".join(view.split()) for view in _VIEWS.split(";")))
 _LOOSE_NAMES = {
     "conclusions": "impression",
     "interpretation": "impression",
@@ -204,9 +118,6 @@ def read_sections(text: str, study_id: str = "") -> Sections:
         text: the report, lines divided by newlines.
         study_id: the study, digits alone; empty where it is none of the release.
 
-    Returns:
-        The sections, without whitespace at their ends; all empty where the rules find none.
-
     Source: section_parser.py and create_section_files.py of MIT-LCP/mimic-code, rules
         re-expressed; outcomes were compared on 200,000 generated reports.
     """
@@ -232,16 +143,8 @@ def read_loose_sections(text: str, _study_id: str = "") -> Sections:
     A header is a line that starts with capitals and a colon, or one of the usual names in
     capitals with a colon anywhere in a line. A report without headers, or with none that is
     usual, stands in as a whole; one with usual headers, but neither findings nor impression,
-    by what follows the first blank line of its last section.
-
-    Args:
-        text: the report, lines divided by newlines.
-        _study_id: not used; both readers are called alike.
-
-    Returns:
-        The sections, without whitespace at their ends.
-
-    Source: ours, with the header names of `read_sections`.
+    by what follows the first blank line of its last section. The id is not used: both
+    readers are called alike.
     """
     headers = list(_LOOSE_HEADER.finditer(text))
     if not headers:
@@ -262,22 +165,16 @@ def read_loose_sections(text: str, _study_id: str = "") -> Sections:
 
 
 def section_name(header: str) -> str:
-    """Bring the header of a section to its usual name.
+    """Bring a header, without its colon and in any case, to its usual name in lower case.
 
-    Args:
-        header: the header without its colon, in any case.
-
-    Returns:
-        `findings`, `impression` or another name in lower case. A header that names both
-        is `impression`; one that names a projection alone is `findings`.
-
-    Source: section_parser.py of MIT-LCP/mimic-code.
+    A header that names both parts is `impression`; one that names a projection alone is
+    `findings`. Source: section_parser.py of MIT-LCP/mimic-code.
     """
     name = header.lower().strip()
     if name in _NAMES:
         return _NAMES[name]
     telling = next((word for word in _TELLING if word in name), "")
-    return telling or ("findings" if any(view in name for view in _VIEWS) else name)
+    return telling or ("findings" if _VIEW.search(name) else name)
 
 
 def _loose_name(header: str) -> str:
