@@ -79,38 +79,20 @@ SENTENCES = TableFormat(
 
 
 def normalise_text(text: str) -> str:
-    """Bring a sentence into the form that is keyed, scored and trained on.
-
-    Args:
-        text: any text.
-
-    Returns:
-        The text with every run of whitespace replaced by one space, and none at the ends.
-    """
+    """Replace every run of whitespace by one space: the form that is keyed, scored, trained on."""
     return " ".join(text.split())
 
 
 def text_key(text: str) -> str:
-    """Name a sentence by its text.
-
-    Args:
-        text: the sentence; it is normalised first.
-
-    Returns:
-        32 hexadecimal digits: half of the SHA-256 of the normalised text.
-    """
+    """Name a sentence by half of the SHA-256 of its normalised text, 32 hexadecimal digits."""
     return hashlib.sha256(normalise_text(text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def distinct_sentences(artifact: Artifact) -> pa.Table:
     """List every distinct sentence with how often the training split says it.
 
-    Args:
-        artifact: sentences.
-
-    Returns:
-        Columns text_key, text, count (occurrences in the training split, int32) and
-        reports (training reports that contain it, int32), in order of text_key.
+    Columns text_key, text, count (occurrences in the training split, int32) and reports
+    (training reports that contain it, int32), in order of text_key.
     """
     table = read_table(artifact.path, SENTENCES, ["study_id", "split", "text", "text_key"])
     texts = table.group_by("text_key").aggregate([("text", "min")])
@@ -130,14 +112,7 @@ def distinct_sentences(artifact: Artifact) -> pa.Table:
 
 
 def training_reports(artifact: Artifact) -> int:
-    """Count the reports of the training split that have a sentence.
-
-    Args:
-        artifact: sentences.
-
-    Returns:
-        Distinct studies.
-    """
+    """Count the reports of the training split that have a sentence."""
     table = read_table(artifact.path, SENTENCES, ["study_id", "split"])
     return len(table.filter(pc.equal(table["split"], "train"))["study_id"].unique())
 
@@ -192,13 +167,6 @@ class Split:
 def split_section(text: str, settings: SentencesConfig) -> Split:
     """Split one section of a report into the sentences that are scored and trained on.
 
-    Args:
-        text: the section, with or without line breaks.
-        settings: shortest sentence kept.
-
-    Returns:
-        The kept sentences in order, and counts of what was dropped or cut.
-
     Source: Sadvilkar and Neumann 2020 (PySBD); the rules are ours.
     """
     whole = normalise_text(text)
@@ -229,29 +197,17 @@ def split_section(text: str, settings: SentencesConfig) -> Split:
 
 
 def without_number(sentence: str) -> str:
-    """Cut off the number of a list item.
-
-    Args:
-        sentence: one sentence.
-
-    Returns:
-        The sentence from its first word on: "2. No effusion." gives "No effusion.".
-    """
+    """Cut off the number of a list item: "2. No effusion." gives "No effusion."."""
     return _NUMBER.sub("", sentence)
 
 
 def split_reports(
     reports: Sequence[Mapping[str, str]], settings: SentencesConfig
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Split all reports. A distinct section is split once: reports repeat, and PySBD is slow.
+    """Split all reports: rows of the manifest's table in, sorted rows of `SENTENCES` out.
 
-    Args:
-        reports: rows of the manifest's table of reports.
-        settings: sections used, shortest sentence kept.
-
-    Returns:
-        Rows of `SENTENCES`, sorted, and the summary, by which
-        plain_sentences + separated - all that was dropped = sentences.
+    A distinct section is split once: reports repeat, and PySBD is slow. By the summary,
+    plain_sentences + separated - all that was dropped = sentences.
     """
     parts = [(report, name) for report in reports for name in used_sections(report, settings)]
     splits: dict[str, Split] = {}
@@ -290,15 +246,7 @@ def split_reports(
 
 
 def used_sections(report: Mapping[str, str], settings: SentencesConfig) -> list[str]:
-    """Name the sections of a report that are used: those asked for, or what stands in for them.
-
-    Args:
-        report: name of a section -> its text, empty where there is none.
-        settings: the sections asked for.
-
-    Returns:
-        Names of sections with text.
-    """
+    """Name the sections with text that are used: those asked for, or what stands in for them."""
     present = [name for name in settings.sections if report[name]]
     return present or (["last_paragraph"] if report["last_paragraph"] else [])
 
@@ -315,14 +263,7 @@ def _losses(splits: Sequence[Split]) -> dict[str, int]:
 
 
 def segment(text: str) -> list[str]:
-    """Split a text at the ends of its sentences and drop nothing.
-
-    Args:
-        text: any text; whitespace should be collapsed.
-
-    Returns:
-        Sentences with collapsed whitespace, empty ones left out.
-    """
+    """Split a text of collapsed whitespace at the ends of its sentences and drop nothing."""
     stripped = (normalise_text(piece) for piece in _SEGMENTER.segment(text))
     return [piece for piece in stripped if piece]
 
@@ -367,15 +308,7 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 
 def broken_rule(sentence: str, min_words: int) -> str:
-    """Name the rule by which a sentence is dropped.
-
-    Args:
-        sentence: a normalised sentence.
-        min_words: fewest words with a letter outside de-identification tokens.
-
-    Returns:
-        A name from `RULES`, or "" where the sentence is kept.
-    """
+    """Name the one of `RULES` by which a normalised sentence is dropped; "" where it is kept."""
     if not any(character.isalnum() or character == "_" for character in sentence):
         return "punctuation"
     if _ENUMERATOR.fullmatch(sentence):
