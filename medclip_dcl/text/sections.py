@@ -83,14 +83,8 @@ _VIEWS = """
 """
 """A header that holds one of these names a projection: what follows are findings."""
 _VIEW = re.compile("|".join(" ".join(view.split()) for view in _VIEWS.split(";")))
-_LOOSE_NAMES = {
-    "conclusions": "impression",
-    "interpretation": "impression",
-    "opinion": "impression",
-    "summary": "impression",
-    "observations": "findings",
-    "report": "findings",
-}
+_LOOSE_NAMES = dict.fromkeys(("conclusions", "interpretation", "opinion", "summary"), "impression")
+_LOOSE_NAMES |= {"observations": "findings", "report": "findings"}
 _USUAL = {*_NAMES.values(), *_TELLING, "technique", "procedure", "reason"}
 
 
