@@ -219,9 +219,7 @@ def split_reports(
                 progress.advance((number - 1) % _REPORTED + 1)
     rows: list[dict[str, Any]] = [
         {
-            "study_id": report["study_id"],
-            "subject_id": report["subject_id"],
-            "split": report["split"],
+            **{key: report[key] for key in ("study_id", "subject_id", "split")},
             "section": name,
             "position": index,
             "text": text,
@@ -270,14 +268,11 @@ def segment(text: str) -> list[str]:
 
 def _pieces(text: str) -> tuple[list[str], bool]:
     """Segment a text, or cut it at its stops; True where it was segmented."""
-    try:
-        with _deadline(DEADLINE_S):
-            pieces = segment(text)
-    except _Late:
-        return _cut_at_stops(text), False
-    if "".join(pieces).replace(" ", "") != text.replace(" ", ""):
-        return _cut_at_stops(text), False
-    return pieces, True
+    with contextlib.suppress(_Late), _deadline(DEADLINE_S):
+        pieces = segment(text)
+        if "".join(pieces).replace(" ", "") == text.replace(" ", ""):
+            return pieces, True
+    return _cut_at_stops(text), False
 
 
 def _cut_at_stops(text: str) -> list[str]:
@@ -315,6 +310,4 @@ def broken_rule(sentence: str, min_words: int) -> str:
         return "enumerator"
     readable = MASK.sub(" ", sentence)
     words = sum(any(c.isalpha() for c in word) for word in readable.split())
-    if words == 0:
-        return "masked"
-    return "short" if words < min_words else ""
+    return "masked" if words == 0 else "short" if words < min_words else ""
