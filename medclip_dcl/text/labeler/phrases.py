@@ -7,43 +7,36 @@ later rules read.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from medclip_dcl.text.labeler.lexicon import CUES, PHRASES_OF, REGIONS_OF, Cue, split_phrases
 
 _WORD = re.compile(r"\d+(?:[.,/]\d+)*|[a-z]+(?:'[a-z]+)?|[,;:/?()]")
 _FORGIVEN_LENGTH = 8
 """Letters from which one wrong letter is forgiven; shorter words are too alike."""
+_LONGEST_CLAUSE = 100
 
-Value = TypeVar("Value")
 
-
-class Match(NamedTuple, Generic[Value]):
+class Match(NamedTuple):
     """A phrase that was found: what it stands for, and its words' places."""
 
-    value: Value
+    value: Any
     start: int
     end: int
 
 
 def words(text: str) -> list[str]:
-    """Cut text into lower-case words, numbers and the marks `, ; : / ? ( )`.
+    """Cut text into lower-case words in the singular, numbers and the marks `, ; : / ? ( )`.
 
     Hyphens separate words, so that "air-space" is two.
-
-    Args:
-        text: any text.
-
-    Returns:
-        The words in order, each in its plain form: plurals turned to singulars.
     """
     return [_singular(word) for word in _WORD.findall(text.lower())]
 
 
-class PhraseTable(Generic[Value]):
+class PhraseTable:
     """Finds every phrase of a lexicon, the longest first, without overlaps.
 
     Args:
@@ -51,28 +44,20 @@ class PhraseTable(Generic[Value]):
         forgiven: phrases in whose long words one slip of the pen is forgiven.
     """
 
-    def __init__(self, phrases: Mapping[str, Value], forgiven: Iterable[str]) -> None:
-        self._root = _Node[Value]()
-        vocabulary = set()
+    def __init__(self, phrases: Mapping[str, Any], forgiven: Iterable[str]) -> None:
+        self._root = _Node()
         for phrase, value in phrases.items():
             node = self._root
             for word in words(phrase):
                 node = node.following.setdefault(word, _Node())
-                vocabulary.add(word)
             node.value = value
         self._spelling = _Spelling(
-            vocabulary, {word for phrase in forgiven for word in words(phrase)}
+            {word for phrase in phrases for word in words(phrase)},
+            {word for phrase in forgiven for word in words(phrase)},
         )
 
-    def find(self, text: str) -> list[Match[Value]]:
-        """Find the phrases of a text.
-
-        Args:
-            text: any text.
-
-        Returns:
-            Matches in order; their places count words.
-        """
+    def find(self, text: str) -> list[Match]:
+        """Find the phrases of a text, in order; their places count words."""
         known = [self._spelling.correct(word) for word in words(text)]
         matches = []
         index = 0
@@ -83,7 +68,7 @@ class PhraseTable(Generic[Value]):
             index = index + 1 if match is None else match.end
         return matches
 
-    def _longest(self, known: Sequence[str], start: int) -> Match[Value] | None:
+    def _longest(self, known: Sequence[str], start: int) -> Match | None:
         node, found = self._root, None
         for index in range(start, len(known)):
             if known[index] not in node.following:
@@ -94,14 +79,12 @@ class PhraseTable(Generic[Value]):
         return found
 
 
-class _Node(Generic[Value]):
+@dataclass(slots=True)
+class _Node:
     """A place in the tree: what ends here, and the words that go on."""
 
-    __slots__ = ("following", "value")
-
-    def __init__(self) -> None:
-        self.value: Value | None = None
-        self.following: dict[str, _Node[Value]] = {}
+    value: Any = None
+    following: dict[str, "_Node"] = field(default_factory=dict)
 
 
 class _Spelling:
@@ -150,9 +133,7 @@ def _singular(word: str) -> str:
         return word
     if word.endswith("ies"):
         return word[:-3] + "y"
-    if word.endswith(("sses", "xes", "ches", "shes")):
-        return word[:-2]
-    return word[:-1]
+    return word[: -2 if word.endswith(("sses", "xes", "ches", "shes")) else -1]
 
 
 class Polarity(Enum):
@@ -176,12 +157,7 @@ class Mention:
 class Mark(NamedTuple):
     """A phrase found in a sentence: a cue, or the name of a concept or of a region.
 
-    Attributes:
-        cue: what the phrase does; None where it is a name.
-        concept: concept that it names; empty where it names none.
-        region: part of the image that it names; empty where it names none.
-        start: place of its first word in the sentence.
-        end: place after its last word.
+    What it is not is None or empty; `start` and `end` count words.
     """
 
     cue: Cue | None
@@ -191,49 +167,32 @@ class Mark(NamedTuple):
     end: int
 
 
-class _Term(NamedTuple):
-    cue: Cue | None = None
-    concept: str = ""
-    region: str = ""
+def _terms() -> dict[str, tuple[Cue | None, str, str]]:
+    """Phrase -> the first three fields of its mark."""
+    names = {phrase: (None, name, "") for phrase, name in _phrases(PHRASES_OF)}
+    regions = {phrase: (None, "", name) for phrase, name in _phrases(REGIONS_OF)}
+    return names | regions | {phrase: (cue, "", "") for phrase, cue in _phrases(CUES)}
 
 
-def _terms() -> Iterator[tuple[str, _Term]]:
-    for concept, text in PHRASES_OF.items():
-        yield from ((phrase, _Term(concept=concept)) for phrase in split_phrases(text))
-    for region, text in REGIONS_OF.items():
-        yield from ((phrase, _Term(region=region)) for phrase in split_phrases(text))
-    for cue, text in CUES.items():
-        yield from ((phrase, _Term(cue=cue)) for phrase in split_phrases(text))
+def _phrases(texts: Mapping[Any, str]) -> Iterator[tuple[str, Any]]:
+    return ((phrase, name) for name, text in texts.items() for phrase in split_phrases(text))
 
 
-_NAMES = [phrase for text in PHRASES_OF.values() for phrase in split_phrases(text)]
-_LONGEST_CLAUSE = 100
-_TABLE = PhraseTable(dict(_terms()), forgiven=_NAMES)
+_TABLE = PhraseTable(_terms(), forgiven=[phrase for phrase, _ in _phrases(PHRASES_OF)])
 
 
 def find_marks(sentence: str) -> list[Mark]:
-    """Find every phrase of the lexicon and of the cues, the longest at each place.
-
-    Args:
-        sentence: any text.
-
-    Returns:
-        The marks, left to right, without overlaps.
-    """
-    return [Mark(*match.value, match.start, match.end) for match in _TABLE.find(sentence)]
+    """Find every phrase of the lexicon and of the cues, left to right, the longest first."""
+    return [
+        Mark(cue, name, part, start, end) for (cue, name, part), start, end in _TABLE.find(sentence)
+    ]
 
 
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
-    """Cut a sentence where nothing said before reaches what comes after.
+    """Cut a sentence where nothing said before reaches what comes after; drop the cutting words.
 
     A clause is cut at its hundredth mark as well, so that no text, however written, is
     read in more than a time that grows with its length.
-
-    Args:
-        marks: marks of one sentence.
-
-    Yields:
-        The marks of each clause, the cutting words left out.
     """
     clause: list[Mark] = []
     for mark in marks:
