@@ -36,14 +36,7 @@ _SUBJECT_ENDS = {Cue.VERB, Cue.SEEN, Cue.WITH}
 
 
 def read_negation(clause: Sequence[Mark]) -> list[Polarity]:
-    """Follow the polarity through a clause.
-
-    Args:
-        clause: marks of one clause.
-
-    Returns:
-        The polarity at every mark; at a concept, it is the concept's own.
-    """
+    """Give the polarity at every mark of a clause; at a concept, it is the concept's own."""
     polarities = _read_forward(clause)
     for index, mark in enumerate(clause):
         if mark.cue is Cue.HEDGE_BOTH:
