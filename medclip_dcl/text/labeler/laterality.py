@@ -24,14 +24,7 @@ Sides = frozenset[str]
 
 
 def read_laterality(clause: Sequence[Mark]) -> dict[int, Sides]:
-    """Find the sides of every concept of a clause.
-
-    Args:
-        clause: marks of one clause.
-
-    Returns:
-        Place of each concept in the clause -> its sides, empty where none is named.
-    """
+    """Find the sides of every concept of a clause: its index -> sides, empty if none is named."""
     indices = [index for index, mark in enumerate(clause) if mark.concept]
     before = dict.fromkeys(indices, Sides())
     after = dict.fromkeys(indices, Sides())
@@ -43,15 +36,6 @@ def read_laterality(clause: Sequence[Mark]) -> dict[int, Sides]:
         gap = clause[index + 1 : following]
         joint = max((i for i, mark in enumerate(gap) if mark.cue in _JOINTS), default=-1)
         after[index], before[following] = _named(gap[: joint + 1]), _named(gap[joint + 1 :])
-    return _share(clause, indices, before, after)
-
-
-def _share(
-    clause: Sequence[Mark],
-    indices: Sequence[int],
-    before: dict[int, Sides],
-    after: dict[int, Sides],
-) -> dict[int, Sides]:
     sides = {index: before[index] | after[index] for index in indices}
     for index, following in pairwise(indices):
         if not sides[following] and _is_shared(clause[index + 1 : following]):
