@@ -27,13 +27,8 @@ def read_regions(
 ) -> tuple[list[Mention], bool]:
     """Read what a clause says about parts of the image.
 
-    Args:
-        clause: marks of one clause.
-        polarities: the polarity at every mark.
-
-    Returns:
-        Mentions of the concepts that are so denied or asserted, and whether the image or
-        the lungs are called normal.
+    Returns the concepts that are so denied or asserted, and whether the image or the lungs
+    are called normal.
     """
     mentions: list[Mention] = []
     normal = False
