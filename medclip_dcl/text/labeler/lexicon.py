@@ -489,12 +489,5 @@ MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
 
 
 def split_phrases(text: str) -> list[str]:
-    """Split an entry of the lexicon.
-
-    Args:
-        text: phrases separated by semicolons.
-
-    Returns:
-        The phrases.
-    """
+    """Split an entry of the lexicon into its phrases."""
     return [" ".join(phrase.split()) for phrase in text.split(";")]
