@@ -84,12 +84,6 @@ class Reading:
 def read_sentence(text: str) -> Reading:
     """Read one sentence.
 
-    Args:
-        text: a sentence; any text is allowed.
-
-    Returns:
-        Its mentions, and whether it calls the image or the lungs normal.
-
     Source: ours; cues with a scope are the idea of NegEx (Chapman et al. 2001).
     """
     marks = find_marks(text)
@@ -105,14 +99,7 @@ def read_sentence(text: str) -> Reading:
 
 
 def read_report(text: str) -> Reading:
-    """Read every sentence of a text.
-
-    Args:
-        text: findings, impression, a whole report or one sentence; any text is allowed.
-
-    Returns:
-        The mentions of all sentences in order; normal where one sentence says so.
-    """
+    """Read every sentence of a text: all mentions in order; normal where one says so."""
     whole = Reading()
     for sentence in _SENTENCE_END.split(text):
         reading = read_sentence(sentence)
@@ -122,11 +109,7 @@ def read_report(text: str) -> Reading:
 
 
 def reader_digest() -> str:
-    """Name the rules and words that claims are read with.
-
-    Returns:
-        16 hexadecimal digits; others wherever a claim could have come out otherwise.
-    """
+    """Name the rules and words that claims are read with, by 16 hexadecimal digits."""
     data = [
         RULES,
         {cue.name: text for cue, text in CUES.items()},
@@ -145,11 +128,8 @@ FINDINGS = tuple(name for name in LABELS if name != "No Finding")
 """The 13 findings that claims are about, as MIMIC-CXR-JPG's table names them."""
 
 _ABNORMAL = {Polarity.ASSERTED, Polarity.UNCERTAIN}
-_CHECKED_WHERE_NORMAL = (
-    {"Cardiomegaly"},
-    {"Consolidation", "Lung Opacity", "Pneumonia"},
-    {"Pleural Effusion"},
-)
+_LUNGS_CHECKED = {"Consolidation", "Lung Opacity", "Pneumonia"}
+_CHECKED_WHERE_NORMAL = ({"Cardiomegaly"}, _LUNGS_CHECKED, {"Pleural Effusion"})
 """Heart, lungs, pleura: with something denied of each, a text has called the image normal."""
 
 
@@ -208,14 +188,10 @@ def read_claims(text: str) -> ReportLabels:
 
 
 def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Write the claims of every distinct sentence and of every report.
+    """Write the claims of every distinct sentence and of every report, and give the summary.
 
-    Args:
-        folder: the draft's folder.
-        rows: study_id, text and text_key of the sentences, in order of study_id.
-
-    Returns:
-        The summary; shares are of sentences as they occur, repeats included.
+    Rows have study_id, text and text_key, in order of study_id. Shares of the summary are of
+    sentences as they occur, repeats included.
     """
     readings = {row["text_key"]: read_report(row["text"]) for row in rows}
     said = {key: report_labels_of([reading]) for key, reading in readings.items()}
@@ -227,8 +203,7 @@ def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, A
         (SENTENCE_CLAIMS, "text_key", said),
         (REPORT_CLAIMS, "study_id", reports),
     ):
-        table = [{name: key, **claims[key].to_row()} for key in sorted(claims)]
-        write_table(folder, form, table)
+        write_table(folder, form, [{name: key, **claims[key].to_row()} for key in sorted(claims)])
     kinds = ("asserted", "negated", "uncertain")
     counts = {
         kind: Counter(name for claim in reports.values() for name in getattr(claim, kind))
@@ -248,14 +223,7 @@ def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, A
 
 
 def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
-    """Unite what several sentences say.
-
-    Args:
-        readings: readings of the sentences of one report, in any order.
-
-    Returns:
-        The claims of the report.
-    """
+    """Unite what the sentences of a report say, in any order."""
     asserted: dict[str, frozenset[str]] = {}
     negated, uncertain = set[str](), set[str]()
     normal = abnormal = False
@@ -290,14 +258,7 @@ def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:
 
 
 def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:
-    """Write asserted findings as the tables keep them.
-
-    Args:
-        asserted: finding -> sides; an empty set where none is named.
-
-    Returns:
-        Sorted `Finding` (no side) and `Finding|side` entries.
-    """
+    """Write finding -> sides as the tables keep them: sorted `Finding`, `Finding|side`."""
     return sorted(
         entry
         for name, sides in asserted.items()
@@ -306,14 +267,7 @@ def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:
 
 
 def split_sides(entries: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Read asserted findings back from a table's entries.
-
-    Args:
-        entries: what `join_sides` wrote.
-
-    Returns:
-        Finding -> sides.
-    """
+    """Read finding -> sides back from the entries that `join_sides` wrote."""
     found: dict[str, frozenset[str]] = {}
     for entry in entries:
         name, _, side = entry.partition("|")
