@@ -6,9 +6,13 @@ the errors in the development half alone, the only one that is read unless `--he
 for the other. A finding is read at the level of our own concepts, which are as fine as
 the labels, and once more as CheXpert's names, where mass and nodule are one and a
 nodular opacity or an infection counts.
+
+Ways of speaking that those reports lack, such as limits of technique, indications and
+things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler).
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import os
@@ -21,7 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.record import finish
-from medclip_dcl.text.labeler.labels import Reading, read_claims, read_report, report_labels_of
+from medclip_dcl.text.labeler.labels import (
+    Reading,
+    ReportLabels,
+    read_claims,
+    read_report,
+    report_labels_of,
+)
 from medclip_dcl.text.labeler.phrases import Polarity
 
 CONCEPT_OF = {
@@ -55,6 +65,24 @@ FINDING_OF = {
 }
 """CheXpert's name -> names in the labels; the other four have no counterpart there."""
 
+SHORT = {
+    "Atelectasis": "ate",
+    "Cardiomegaly": "car",
+    "Consolidation": "con",
+    "Edema": "ede",
+    "Enlarged Cardiomediastinum": "ecm",
+    "Fracture": "fra",
+    "Lung Lesion": "les",
+    "Lung Opacity": "opa",
+    "Pleural Effusion": "eff",
+    "Pleural Other": "plo",
+    "Pneumonia": "pna",
+    "Pneumothorax": "ptx",
+    "Support Devices": "dev",
+}
+"""Finding -> its name in the table of sentences."""
+
+SENTENCES = Path(__file__).parents[2] / "tests/medclip_dcl/text/labeler/sentences.csv"
 FEWEST_POSITIVES = 20
 MACRO_BAR = 0.80
 
@@ -131,6 +159,31 @@ def macro_f1(scores: dict[str, Score], judged: Sequence[str]) -> float:
     return sum(scores[name].f1 for name in judged) / len(judged)
 
 
+def notation(claims: ReportLabels) -> set[str]:
+    """`+eff:lr` asserted on both sides, `-eff` negated, `?eff` hedged, `normal`."""
+    said = {f"-{SHORT[name]}" for name in claims.negated}
+    said |= {f"?{SHORT[name]}" for name in claims.uncertain}
+    for name, sides in claims.asserted.items():
+        letters = "".join(sorted(side[0] for side in sides))
+        said.add(f"+{SHORT[name]}:{letters}" if letters else f"+{SHORT[name]}")
+    return said | ({"normal"} if claims.normal else set())
+
+
+def measure_kinds() -> dict[str, float]:
+    """Print how many sentences of each kind are read as the table expects, claims and sides."""
+    total, right = Counter[str](), Counter[str]()
+    with SENTENCES.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            is_right = notation(read_claims(row["sentence"])) == set(row["claims"].split())
+            for kind in (row["kind"], "all kinds"):
+                total[kind] += 1
+                right[kind] += is_right
+    print("\nsentences by kind               right       of")
+    for kind, count in total.items():
+        print(f"{kind:30}{right[kind]:7d}{count:9d}")
+    return {f"right {kind}": right[kind] / count for kind, count in total.items()}
+
+
 def sentences_per_second(reports: Sequence[dict[str, Any]]) -> float:
     sentences = [part for report in reports for part in text_of(report).split(". ")]
     start = time.process_time()
@@ -164,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.held_out:
         parts["held out"] = [not chosen for chosen in parts["development"]]
         parts["all"] = [True] * len(reports)
-    figures: dict[str, float] = {}
+    figures = measure_kinds()
     for part, chosen in parts.items():
         figures |= measure(part, list(compress(reports, chosen)), reports)
     print(f"* fewer than {FEWEST_POSITIVES} positives in all reports: not in the mean")

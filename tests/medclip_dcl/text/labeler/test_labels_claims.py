@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.method.labeler import SHORT, notation
 from medclip_dcl.text.labeler.labels import (
     FINDINGS,
     ReportLabels,
@@ -15,33 +16,7 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.lexicon import CUES, PHRASES_OF, split_phrases
 
-SHORT = {
-    "ate": "Atelectasis",
-    "car": "Cardiomegaly",
-    "con": "Consolidation",
-    "ede": "Edema",
-    "ecm": "Enlarged Cardiomediastinum",
-    "fra": "Fracture",
-    "les": "Lung Lesion",
-    "opa": "Lung Opacity",
-    "eff": "Pleural Effusion",
-    "plo": "Pleural Other",
-    "pna": "Pneumonia",
-    "ptx": "Pneumothorax",
-    "dev": "Support Devices",
-}
 CLEAR_LUNGS = "-ate -con -ede -les -opa -pna"
-
-
-def notation(claims: ReportLabels) -> set[str]:
-    """`+eff:lr` asserted on both sides, `-eff` negated, `?eff` hedged, `normal`."""
-    short = {name: key for key, name in SHORT.items()}
-    said = {f"-{short[name]}" for name in claims.negated}
-    said |= {f"?{short[name]}" for name in claims.uncertain}
-    for name, sides in claims.asserted.items():
-        letters = "".join(sorted(side[0] for side in sides))
-        said.add(f"+{short[name]}:{letters}" if letters else f"+{short[name]}")
-    return said | ({"normal"} if claims.normal else set())
 
 
 ASSERTIONS = [
@@ -243,8 +218,8 @@ def test_the_tables_hold_every_finding_in_every_polarity_that_they_promise() -> 
         for item in row.split()
     }
     assert sum(map(len, TABLES.values())) >= 80
-    assert {f"+{key}" for key in SHORT} <= said
-    assert set(SHORT.values()) == set(FINDINGS)
+    assert {f"+{key}" for key in SHORT.values()} <= said
+    assert SHORT.keys() == set(FINDINGS)
 
 
 def test_report_asserts_over_hedges_and_hedges_over_denials() -> None:
