@@ -9,7 +9,8 @@ The rules, in the order in which they are applied:
     5  Side words give it its sides (`laterality`).
     6  Parts of the image called normal or enlarged add theirs (`normality`).
     7  Concepts become findings, and the sentences of a report are united: asserted anywhere
-       beats hedged, hedged beats negated, and a finding that no sentence names has no label.
+       beats hedged, hedged beats negated, negated beats asked for, which alone is hedged; a
+       finding that no sentence names has no label.
 
 A claim is a finding with a polarity and, where it is asserted, its sides.
 """
@@ -67,7 +68,7 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 1
+RULES = 2
 """Version of the rules; raised with every change of the code that applies them."""
 
 _SENTENCE_END = re.compile(r"(?<!\d)\.|\.(?!\d)|[;!]|\n[ \t]*\n")
@@ -91,7 +92,10 @@ def read_sentence(text: str) -> Reading:
     for clause in cut_clauses(marks):
         polarities = read_negation(clause)
         for index, sides in read_laterality(clause).items():
-            reading.mentions.append(Mention(clause[index].concept, polarities[index], sides))
+            concept, polarity = clause[index].concept, polarities[index]
+            if concept == "Device" and polarity is Polarity.ASKED:
+                polarity = Polarity.ASSERTED  # "limited evaluation of the stent": it is there
+            reading.mentions.append(Mention(concept, polarity, sides))
         mentions, normal = read_regions(clause, polarities)
         reading.mentions += mentions
         reading.normal |= normal
@@ -225,7 +229,7 @@ def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, A
 def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     """Unite what the sentences of a report say, in any order."""
     asserted: dict[str, frozenset[str]] = {}
-    negated, uncertain = set[str](), set[str]()
+    negated, uncertain, asked = set[str](), set[str](), set[str]()
     normal = abnormal = False
     for reading in readings:
         normal |= reading.normal
@@ -240,9 +244,12 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                     uncertain.add(finding)
                 elif polarity is Polarity.NEGATED:
                     negated.add(finding)
+                elif polarity is Polarity.ASKED:
+                    asked.add(finding)
     # A report hedges in one sentence and asserts in another ("possible edema", "edema is
     # worse"): the stronger word stands.
-    uncertain -= asserted.keys()
+    # "evaluate for edema" and "sensitivity for edema is low" give way to any other word.
+    uncertain = (uncertain | (asked - negated)) - asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
     return ReportLabels(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)

@@ -42,7 +42,15 @@ class Cue(Enum):
     EXCLUDED = auto()
     """Negates what comes before, and leaves it open after a "not": "cannot be excluded"."""
     EXCLUDE = auto()
-    """Leaves what follows open, negated or not: "to exclude", "cannot rule out"."""
+    """Hedges what follows after a "not": "cannot rule out"; else asks for it: "to exclude"."""
+    ASK = auto()
+    """What follows is asked for or hard to judge, not stated: "check for", "sensitivity for"."""
+    ASK_BEFORE = auto()
+    """What comes before is hard to judge here: "is poorly evaluated", "better seen on CT"."""
+    IF_ANY = auto()
+    """Hedges the concept before, else what follows: "trace effusion, if any"."""
+    HEDGE_EITHER = auto()
+    """Hedges what follows, else the concept before: "in the appropriate clinical setting"."""
     HEDGE = auto()
     """Leaves what follows open: "may represent", "possible"."""
     HEDGE_BEFORE = auto()
@@ -50,7 +58,9 @@ class Cue(Enum):
     HEDGE_BOTH = auto()
     """Leaves both neighbours open: "versus"."""
     PAST = auto()
-    """What follows is history and no claim."""
+    """What follows is history, or why something was done, and no claim."""
+    PAST_BEFORE = auto()
+    """What comes before is history: "by history"."""
     CHANGE = auto()
     """After a negation it is the change that is denied, not the finding."""
     BREAK = auto()
@@ -93,14 +103,17 @@ CUES = {
         no; without; negative; negative for; free of; clear of; absence of; lack of; deny;
         neither; nor; resolution of; clearing of; removal of; rather than; no evidence of; no
         evidence for; no evidence to suggest; no sign of; no definite; no convincing; no
-        suspicious; no concerning; no suspected; not suggestive of
+        suspicious; no concerning; no suspected; not suggestive of; unlikely that there is;
+        unlikely that there are; unlikely to be; free from; devoid of; no
+        indication of; no indication for
     """,
     Cue.NOT: """
         not; cannot; can not; no longer; never; nothing; isn't; aren't; wasn't; hasn't; can't;
         couldn't; doesn't; don't
     """,
     Cue.DENY_BEFORE: """
-        resolved; cleared; removed; absent; disappeared; unlikely; less likely; none
+        resolved; cleared; removed; absent; disappeared; unlikely; less likely; none; withdrawn;
+        been pulled; discontinued; taken out
     """,
     Cue.EXCLUDED: "excluded; ruled out",
     Cue.HEDGE: """
@@ -108,19 +121,60 @@ CUES = {
         presumed; suggest; suggesting; suggestive of; suggestion of; suspect; suspected;
         suspicious for; suspicion for; suspicion of; concern for; concerning for; concern is for;
         worrisome for; question; questionable; question of; ?; equivocal; indeterminate;
-        differential; differential diagnosis; consider; consideration; whether; if; either;
-        evaluate for; evaluation for; assess for; correlate for; correlate with; correlate
-        clinically for; clinical correlation for
+        differential; differential diagnosis; consider; consideration; whether; if; if there is;
+        if there are; either; any residual; any remaining; correlate for; correlate with;
+        correlate clinically for; clinical correlation for; little if any; minimal if any; small if
+        any; trace if any; mild if any; tiny if any
+    """,
+    Cue.ASK: """
+        check for; evaluate for; evaluating for; evaluation for; evaluation of; assess for;
+        assessing for; assessment for; assessment of; look for; looking for; search for; screen
+        for; screening for; sensitivity; sensitivity for; sensitivity to detect; sensitive for;
+        sensitive to; detect; detection of; reason for exam; reason for
+        examination; indication; clinical indication; clinical concern for; r / o
+    """,
+    Cue.ASK_BEFORE: """
+        poorly evaluated; poorly assessed; poorly seen; poorly visualized; incompletely evaluated;
+        incompletely assessed; suboptimally evaluated; suboptimally assessed; suboptimally seen;
+        not well evaluated; not well assessed; not well depicted; not clearly seen; not clearly
+        visualized; not optimally evaluated; not adequately evaluated; not fully evaluated; cannot
+        be assessed; cannot be evaluated; limited in evaluation; difficult to assess; difficult
+        to evaluate; difficult to see; better seen; better demonstrated; better assessed; better
+        evaluated; better characterized; better visualized; better depicted; better appreciated;
+        best seen on ct; below the resolution; seen on ct; noted on ct; described on ct; shown on
+        ct; known from ct; identified on ct; demonstrated on ct; seen on prior ct; noted on prior
+        ct; described on prior ct; identified on prior ct; seen on the ct; seen on recent ct; seen
+        on the recent ct; may be missed; could be missed; can be missed; may be obscured; could be
+        obscured; may be occult; could be occult; may not be visible; may not be apparent; may be
+        inapparent
+    """,
+    Cue.IF_ANY: "if any; if present; if at all; if real",
+    Cue.HEDGE_EITHER: """
+        difficult to exclude; hard to exclude;
+        in the appropriate clinical setting; in the appropriate clinical context; in the
+        appropriate setting; in the correct clinical setting; in the correct clinical context; in
+        the proper clinical setting; in the proper clinical context; in the right clinical
+        setting; in the right clinical context; in an appropriate clinical setting; depending on
+        the clinical setting; given the appropriate clinical setting
     """,
     Cue.EXCLUDE: "exclude; rule out; excluding; ruling out",
     Cue.HEDGE_BEFORE: """
         is possible; are possible; may be present; could be present; might be present; is
         suspected; are suspected; is questioned; is questionable; is a possibility; is a
-        consideration; be considered; would be a consideration; in the differential; not well
-        seen; not well visualized; not well demonstrated; less well seen; difficult to exclude
+        consideration; remain a consideration; be considered; would be a consideration; in the
+        differential; not well seen; not well visualized; not well demonstrated; less well seen;
+        likely present; is likely
     """,
     Cue.HEDGE_BOTH: "versus; vs; as opposed to",
-    Cue.PAST: "history of; with history",
+    Cue.PAST: """
+        history of; with history; hx of; h / o; history significant for; history is significant
+        for; history notable for; history remarkable for; treated for; treatment for; treatment
+        of; antibiotic for; therapy for; placed for; placement for; thoracentesis for;
+        thoracentesis of; lobectomy for; pneumonectomy for; resection for; surgery for;
+        pleurodesis for; radiation for; drainage of; draining of; evacuation of; resection of;
+        excision of; biopsy of; ablation of; embolization of; repair of
+    """,
+    Cue.PAST_BEFORE: "by history; by report; per history; per report",
     Cue.CHANGE: """
         change; increase; decrease; improvement; progression; resolution; clearing; alteration;
         difference; growth; worsening of; enlargement of
@@ -128,7 +182,8 @@ CUES = {
     Cue.BREAK: """
         but; however; although; though; except; exception; with the exception of; with exception
         of; aside from; other than; apart from; besides; which; who; yet; whereas; while; because;
-        despite; nevertheless; there is; there are; there was; there remain; there has been; there
+        despite; in spite of; limited by; obscured by; limited due to; limited secondary to;
+        nevertheless; there is; there are; there was; there remain; there has been; there
         have been
     """,
     Cue.OR: "or; /",
@@ -142,7 +197,8 @@ CUES = {
     Cue.SEEN: """
         seen; identified; visualized; visualised; noted; present; evident; appreciated;
         demonstrated; redemonstrated; apparent; visible; detected; found; observed; recognized;
-        suggested; shown; confirmed
+        suggested; shown; confirmed; reproduced; depicted; discernible; perceptible; discerned;
+        delineated
     """,
     Cue.VIEW: """
         lateral; lateral view; on the lateral; on the lateral view; on lateral; on lateral view;
@@ -175,7 +231,12 @@ CUES = {
     Cue.ABNORMALITY: "abnormality; disease; process; finding; pathology; illness",
     Cue.NEUTRAL: """
         not only; no doubt; not included; not optimally; not available; unresolved; partially
-        resolved; incompletely resolved; nearly resolved; strongly suggest; strongly suggestive
+        resolved; incompletely resolved; nearly resolved; almost resolved; almost completely
+        resolved; nearly completely resolved; largely resolved; mostly resolved; partially cleared;
+        nearly cleared; largely cleared; near complete resolution; near complete resolution of;
+        nearly complete resolution of; almost complete resolution of; partial resolution of;
+        incomplete resolution of; partial clearing of; incomplete clearing of; near complete
+        clearing of; strongly suggest; strongly suggestive
         of; most suggestive of; compared; consistent; normal variant; normal variation; right
         away; in line; line of sight; lead to; heart rate; chest pain; mass effect; hemithorax;
         bone density; density of the bone; bone mineral density; bony density; soft tissue

@@ -1,6 +1,6 @@
 """Clause -> the polarity of every concept in it.
 
-A clause is read left to right in one polarity: asserting, denying, hedging, past. A cue sets
+A clause is read left to right in one polarity: asserting, denying, hedging, asking, past. A cue sets
 it. It ends where an independent statement begins: at "with" after a denied finding, and
 at "and" or a comma before words of size, side or part, or after a verb ("no effusion is
 seen, lungs are hazy"). A list with "or" never ends it. Where "no" is followed by a change
@@ -20,13 +20,18 @@ _POLARITIES = {
     Cue.NOT: Polarity.NEGATED,
     Cue.HEDGE: Polarity.UNCERTAIN,
     Cue.HEDGE_BOTH: Polarity.UNCERTAIN,
-    Cue.EXCLUDE: Polarity.UNCERTAIN,
+    Cue.HEDGE_EITHER: Polarity.UNCERTAIN,
+    Cue.IF_ANY: Polarity.UNCERTAIN,
+    Cue.EXCLUDE: Polarity.ASKED,
+    Cue.ASK: Polarity.ASKED,
     Cue.PAST: Polarity.PAST,
 }
 _LOOKING_BACK = {  # what stands before is, and what it is where a "not" stands between
     Cue.DENY_BEFORE: (Polarity.NEGATED, Polarity.ASSERTED),
     Cue.EXCLUDED: (Polarity.NEGATED, Polarity.UNCERTAIN),
     Cue.HEDGE_BEFORE: (Polarity.UNCERTAIN, Polarity.UNCERTAIN),
+    Cue.ASK_BEFORE: (Polarity.ASKED, Polarity.ASKED),
+    Cue.PAST_BEFORE: (Polarity.PAST, Polarity.PAST),
 }
 _NEGATIONS = {Cue.DENY, Cue.NOT}
 _LISTS = {Cue.AND, Cue.COMMA}
@@ -39,7 +44,7 @@ def read_negation(clause: Sequence[Mark]) -> list[Polarity]:
     """Give the polarity at every mark of a clause; at a concept, it is the concept's own."""
     polarities = _read_forward(clause)
     for index, mark in enumerate(clause):
-        if mark.cue is Cue.HEDGE_BOTH:
+        if mark.cue is Cue.HEDGE_BOTH or _turns_back(clause, index):
             _hedge_last_concept(clause, polarities, index)
         if mark.cue in _LOOKING_BACK:
             plain, after_not = _LOOKING_BACK[mark.cue]
@@ -56,7 +61,7 @@ def _read_forward(clause: Sequence[Mark]) -> list[Polarity]:
     polarity, fresh = Polarity.ASSERTED, False  # fresh: no concept since the cue that set it
     polarities = []
     for index, mark in enumerate(clause):
-        if mark.cue in _POLARITIES:
+        if mark.cue in _POLARITIES and not _turns_back(clause, index):
             polarity, fresh = _next_polarity(clause, index, polarity), True
         elif mark.cue in _LOOKING_BACK:
             has_subject = any(item.concept for item in clause[:index])
@@ -80,6 +85,8 @@ def _next_polarity(clause: Sequence[Mark], index: int, polarity: Polarity) -> Po
         # only "not without" side by side cancels; in "no mass, no effusion" both deny
         doubled = adjacent and previous is not None and previous.cue in _NEGATIONS
         return Polarity.ASSERTED if doubled else Polarity.NEGATED
+    if mark.cue is Cue.EXCLUDE and polarity is Polarity.NEGATED:
+        return Polarity.UNCERTAIN  # "cannot exclude"
     if mark.cue in _HEDGES and polarity is Polarity.NEGATED:
         # "no possible effusion" denies; "no effusion, possible edema" hedges what follows
         separate = previous is not None and previous.cue in _LISTS
@@ -92,7 +99,9 @@ def _ends_scope(clause: Sequence[Mark], index: int, polarity: Polarity, fresh: b
     if cue is Cue.CHANGE:
         return fresh and polarity is Polarity.NEGATED
     if cue is Cue.WITH:
-        return not fresh and polarity is Polarity.NEGATED
+        return not fresh and polarity in {Polarity.NEGATED, Polarity.PAST}
+    if cue is Cue.VERB and polarity in {Polarity.ASKED, Polarity.PAST}:
+        return not fresh
     return cue in _LISTS and not fresh and _begins_statement(clause, index)
 
 
@@ -117,6 +126,15 @@ def _denies_sight(clause: Sequence[Mark], index: int) -> bool:
         return False
     following = [mark.cue for mark in clause[index + 1 : index + 4] if mark.cue is not Cue.VERB]
     return following[:1] == [Cue.SEEN] and following[1:2] != [Cue.VIEW]
+
+
+def _turns_back(clause: Sequence[Mark], index: int) -> bool:
+    """Whether a hedge that can look both ways means the concept before it."""
+    if clause[index].cue is Cue.IF_ANY:
+        return any(mark.concept for mark in clause[:index])
+    return clause[index].cue is Cue.HEDGE_EITHER and not any(
+        mark.concept for mark in clause[index + 1 :]
+    )
 
 
 def _follows_not(clause: Sequence[Mark], index: int) -> bool:

@@ -142,6 +142,8 @@ class Polarity(Enum):
     ASSERTED = "asserted"
     NEGATED = "negated"
     UNCERTAIN = "uncertain"
+    ASKED = "asked"
+    """Asked for, or hard to judge: open where nothing else is said of it."""
     PAST = "past"
 
 
