@@ -1,7 +1,7 @@
 """Clause -> the polarity of every concept in it.
 
-A clause is read left to right in one polarity: asserting, denying, hedging, asking, past. A cue sets
-it. It ends where an independent statement begins: at "with" after a denied finding, and
+A clause is read left to right in one polarity: asserting, denying, hedging, asking, past. A
+cue sets it. It ends where an independent statement begins: at "with" after a denied finding, and
 at "and" or a comma before words of size, side or part, or after a verb ("no effusion is
 seen, lungs are hazy"). A list with "or" never ends it. Where "no" is followed by a change
 ("no change in the effusion") or by another negation ("not without"), nothing is denied.
