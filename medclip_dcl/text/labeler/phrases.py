@@ -180,7 +180,8 @@ def _phrases(texts: Mapping[Any, str]) -> Iterator[tuple[str, Any]]:
     return ((phrase, name) for name, text in texts.items() for phrase in split_phrases(text))
 
 
-_TABLE = PhraseTable(_terms(), forgiven=[phrase for phrase, _ in _phrases(PHRASES_OF)])
+_FORGIVEN = [phrase for texts in (PHRASES_OF, REGIONS_OF) for phrase, _ in _phrases(texts)]
+_TABLE = PhraseTable(_terms(), forgiven=[*_FORGIVEN, *split_phrases(CUES[Cue.NORMAL])])
 
 
 def find_marks(sentence: str) -> list[Mark]:
