@@ -104,8 +104,8 @@ CUES = {
         neither; nor; resolution of; clearing of; removal of; rather than; no evidence of; no
         evidence for; no evidence to suggest; no sign of; no definite; no convincing; no
         suspicious; no concerning; no suspected; not suggestive of; unlikely that there is;
-        unlikely that there are; unlikely to be; free from; devoid of; no
-        indication of; no indication for
+        unlikely that there are; unlikely to be; free from; devoid of; no indication of; no
+        indication for
     """,
     Cue.NOT: """
         not; cannot; can not; no longer; never; nothing; isn't; aren't; wasn't; hasn't; can't;
@@ -123,23 +123,23 @@ CUES = {
         worrisome for; question; questionable; question of; ?; equivocal; indeterminate;
         differential; differential diagnosis; consider; consideration; whether; if; if there is;
         if there are; either; any residual; any remaining; correlate for; correlate with;
-        correlate clinically for; clinical correlation for; little if any; minimal if any; small if
-        any; trace if any; mild if any; tiny if any
+        correlate clinically for; clinical correlation for; little if any; minimal if any; small
+        if any; trace if any; mild if any; tiny if any
     """,
     Cue.ASK: """
         check for; evaluate for; evaluating for; evaluation for; evaluation of; assess for;
         assessing for; assessment for; assessment of; look for; looking for; search for; screen
         for; screening for; sensitivity; sensitivity for; sensitivity to detect; sensitive for;
-        sensitive to; detect; detection of; reason for exam; reason for
-        examination; indication; clinical indication; clinical concern for; r / o
+        sensitive to; detect; detection of; reason for exam; reason for examination; indication;
+        clinical indication; clinical concern for; r / o
     """,
     Cue.ASK_BEFORE: """
         poorly evaluated; poorly assessed; poorly seen; poorly visualized; incompletely evaluated;
         incompletely assessed; suboptimally evaluated; suboptimally assessed; suboptimally seen;
         not well evaluated; not well assessed; not well depicted; not clearly seen; not clearly
         visualized; not optimally evaluated; not adequately evaluated; not fully evaluated; cannot
-        be assessed; cannot be evaluated; limited in evaluation; difficult to assess; difficult
-        to evaluate; difficult to see; better seen; better demonstrated; better assessed; better
+        be assessed; cannot be evaluated; limited in evaluation; difficult to assess; difficult to
+        evaluate; difficult to see; better seen; better demonstrated; better assessed; better
         evaluated; better characterized; better visualized; better depicted; better appreciated;
         best seen on ct; below the resolution; seen on ct; noted on ct; described on ct; shown on
         ct; known from ct; identified on ct; demonstrated on ct; seen on prior ct; noted on prior
@@ -150,12 +150,12 @@ CUES = {
     """,
     Cue.IF_ANY: "if any; if present; if at all; if real",
     Cue.HEDGE_EITHER: """
-        difficult to exclude; hard to exclude;
-        in the appropriate clinical setting; in the appropriate clinical context; in the
-        appropriate setting; in the correct clinical setting; in the correct clinical context; in
-        the proper clinical setting; in the proper clinical context; in the right clinical
-        setting; in the right clinical context; in an appropriate clinical setting; depending on
-        the clinical setting; given the appropriate clinical setting
+        difficult to exclude; hard to exclude; in the appropriate clinical setting; in the
+        appropriate clinical context; in the appropriate setting; in the correct clinical setting;
+        in the correct clinical context; in the proper clinical setting; in the proper clinical
+        context; in the right clinical setting; in the right clinical context; in an appropriate
+        clinical setting; depending on the clinical setting; given the appropriate clinical
+        setting
     """,
     Cue.EXCLUDE: "exclude; rule out; excluding; ruling out",
     Cue.HEDGE_BEFORE: """
@@ -183,8 +183,8 @@ CUES = {
         but; however; although; though; except; exception; with the exception of; with exception
         of; aside from; other than; apart from; besides; which; who; yet; whereas; while; because;
         despite; in spite of; limited by; obscured by; limited due to; limited secondary to;
-        nevertheless; there is; there are; there was; there remain; there has been; there
-        have been
+        nevertheless; there is; there are; there was; there remain; there has been; there have
+        been
     """,
     Cue.OR: "or; /",
     Cue.AND: "and; as well as",
@@ -232,25 +232,23 @@ CUES = {
     Cue.NEUTRAL: """
         not only; no doubt; not included; not optimally; not available; unresolved; partially
         resolved; incompletely resolved; nearly resolved; almost resolved; almost completely
-        resolved; nearly completely resolved; largely resolved; mostly resolved; partially cleared;
-        nearly cleared; largely cleared; near complete resolution; near complete resolution of;
-        nearly complete resolution of; almost complete resolution of; partial resolution of;
-        incomplete resolution of; partial clearing of; incomplete clearing of; near complete
-        clearing of; strongly suggest; strongly suggestive
-        of; most suggestive of; compared; consistent; normal variant; normal variation; right
-        away; in line; line of sight; lead to; heart rate; chest pain; mass effect; hemithorax;
-        bone density; density of the bone; bone mineral density; bony density; soft tissue
-        density; right heart border; left heart border; shift of the mediastinum; monitor lead;
-        monitoring lead; external lead; telemetry lead; ekg lead; ecg lead; chest cavity; pleural
-        cavity; thoracic cavity; abdominal cavity; peritoneal cavity; prior exam; prior
-        examination; prior study; prior radiograph; prior film; prior chest radiograph; prior
-        chest x ray; previous exam; previous examination; previous study; previous radiograph;
-        previous film; previous chest radiograph; previous chest x ray; last exam; last
-        examination; last study; last radiograph; last film; last chest radiograph; last chest x
-        ray; recent exam; recent examination; recent study; recent radiograph; recent film; recent
-        chest radiograph; recent chest x ray; comparison exam; comparison examination; comparison
-        study; comparison radiograph; comparison film; comparison chest radiograph; comparison
-        chest x ray
+        resolved; nearly completely resolved; largely resolved; mostly resolved; partially
+        cleared; nearly cleared; largely cleared; near complete resolution; near complete
+        resolution of; nearly complete resolution of; almost complete resolution of; partial
+        resolution of; incomplete resolution of; partial clearing of; incomplete clearing of; near
+        complete clearing of; strongly suggest; strongly suggestive of; most suggestive of;
+        compared; consistent; normal variant; normal variation; right away; in line; line of
+        sight; lead to; heart rate; chest pain; mass effect; hemithorax; bone density; density of
+        the bone; bone mineral density; bony density; soft tissue density; right heart border;
+        left heart border; shift of the mediastinum; chest cavity; pleural cavity; thoracic
+        cavity; abdominal cavity; peritoneal cavity; prior exam; prior examination; prior study;
+        prior radiograph; prior film; prior chest radiograph; prior chest x ray; previous exam;
+        previous examination; previous study; previous radiograph; previous film; previous chest
+        radiograph; previous chest x ray; last exam; last examination; last study; last
+        radiograph; last film; last chest radiograph; last chest x ray; recent exam; recent
+        examination; recent study; recent radiograph; recent film; recent chest radiograph; recent
+        chest x ray; comparison exam; comparison examination; comparison study; comparison
+        radiograph; comparison film; comparison chest radiograph; comparison chest x ray
     """,
     Cue.LEFT: "left; left sided; leftward; lt; lul; lll; lingula; lingular",
     Cue.RIGHT: "right; right sided; rightward; rt; rul; rml; rll",
@@ -300,7 +298,7 @@ LEFT_OPEN_BY = {
 PHRASES_OF = {
     "Atelectasis": """
         atelectasis; atelectases; atelectatic; atelectatic change; collapsed lung; collapsed lobe;
-        atelectasia; collapse
+        atelectasia; collapse; collapsed
     """,
     "Volume Loss": "volume loss; loss of volume",
     "Cardiomegaly": """
@@ -311,11 +309,14 @@ PHRASES_OF = {
         big; large heart; heart size is increased; increased heart size; heart size is large;
         heart is increased in size; increase in heart size; increase in cardiac size; increase in
         size of the heart; increase in size of the cardiac silhouette; increase in the size of the
-        heart
+        heart; increased cardiac silhouette; increased size of the heart; increased size of the
+        cardiac silhouette; heart size is mildly increased; heart size is slightly increased;
+        heart size increased; cardiac silhouette is increased; increased cardiac size; heart is
+        mildly increased in size
     """,
     "Consolidation": """
         consolidation; consolidative; consolidated; consolidative opacity; consolidating;
-        consolidative change; airspace consolidation; air space consolidation
+        consolidative change; airspace consolidation; air space consolidation; consolidate
     """,
     "Edema": """
         edema; oedema; pulmonary edema; interstitial edema; edematous; alveolar edema; kerley
@@ -374,8 +375,11 @@ PHRASES_OF = {
     """,
     "Effusion": """
         effusion; pleural effusion; pleural fluid; hydrothorax; hemothorax; fluid collection;
-        fluid in the fissure; pleural collection; fissural fluid; subpulmonic fluid; parapneumonic
-        effusion; layering fluid; empyema
+        fluid in the pleural space; fluid in the right pleural space; fluid in the left pleural
+        space; fluid in the minor fissure; fluid in the major fissure; fluid along the fissure;
+        fluid within the fissure; loculated fluid; intrafissural fluid; fluid in the fissure;
+        pleural collection; fissural fluid; subpulmonic fluid; parapneumonic effusion; layering
+        fluid; empyema
     """,
     "Blunting": "blunting; blunted",
     "Pleural Thickening": """
@@ -383,7 +387,12 @@ PHRASES_OF = {
         thickened pleura; thickening of the pleura; thickening of the fissure; fissural
         thickening; apical pleural thickening; pleural reaction; pleural parenchymal thickening;
         thickening of the minor fissure; thickening of the major fissure; pleural capping; apical
-        pleural capping; thickening in the fissure; fissure thickening
+        pleural capping; thickening in the fissure; fissure thickening; thickening of the right
+        pleura; thickening of the left pleura; thickening of the apical pleura; thickened fissure;
+        thickened minor fissure; thickened major fissure; thickening along the fissure; thickening
+        of the pleural surface; pleural and parenchymal thickening; pleural scarring / thickening;
+        pleural scar / thickening; pleuroparenchymal thickening; pleural based thickening;
+        thickening of the right minor fissure; interlobar fissural thickening
     """,
     "Pleural Scar": """
         pleural scarring; pleural scar; pleural calcification; pleural based density; pleural
@@ -417,8 +426,7 @@ PHRASES_OF = {
         endovascular graft
     """,
     "Emphysema": """
-        emphysema; emphysematous; emphysematous change; bullous disease; bulla; bullae; bullous;
-        bullous emphysema; emphysematous disease; bleb
+        emphysema; emphysematous; emphysematous change; bullous emphysema; emphysematous disease
     """,
     "Hernia": """
         hiatal hernia; hiatus hernia; diaphragmatic hernia; bochdalek hernia; morgagni hernia;
@@ -456,7 +464,11 @@ PHRASES_OF = {
         atrial enlargement; ventricular hypertrophy; scoliotic; curvature; bronchovascular
         crowding; low volume; destructive lesion; aggressive lesion; sternotomy; median
         sternotomy; aspiration; contusion; hemorrhage; hematoma; bronchospasm; bronchiolitis;
-        small airway disease; osteophytic
+        small airway disease; osteophytic; bullous disease; bulla; bullae; bullous; bleb;
+        degeneration; hypoventilated; hypoventilation; monitor lead; monitoring lead; external
+        lead; telemetry lead; ekg lead; ecg lead; piercing; nipple ring; contrast material; motion
+        artifact; increased pulmonary marking; prominent pulmonary marking; increased marking;
+        prominent marking; coarse marking; pectus carinatum
     """,
 }
 """Concept -> phrases, separated by semicolons."""
