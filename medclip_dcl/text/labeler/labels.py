@@ -6,7 +6,7 @@ The rules, in the order in which they are applied:
     2  The longest phrase of the lexicon and of the cues counts at each position (`phrases`).
     3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across.
     4  Cues give every concept its polarity (`negation`).
-    5  Side words give it its sides (`laterality`).
+    5  Side words give it its sides, other words its zone and degree (`laterality`).
     6  Parts of the image called normal or enlarged add theirs (`normality`).
     7  Concepts become findings, and the sentences of a report are united: asserted anywhere
        beats hedged, hedged beats negated, negated beats asked for, which alone is hedged; a
@@ -31,13 +31,27 @@ import pyarrow as pa
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler import lexicon
-from medclip_dcl.text.labeler.laterality import read_laterality
-from medclip_dcl.text.labeler.lexicon import CUES, FINDINGS_OF, LABELS, LEFT_OPEN_BY, MIDLINE, Cue
+from medclip_dcl.text.labeler.laterality import read_laterality, territories
+from medclip_dcl.text.labeler.lexicon import (
+    CUES,
+    FINDINGS_OF,
+    LABELS,
+    LEFT_OPEN_BY,
+    MIDLINE,
+    ZONES,
+    Cue,
+)
 from medclip_dcl.text.labeler.negation import read_negation
 from medclip_dcl.text.labeler.normality import read_regions
-from medclip_dcl.text.labeler.phrases import Mention, Polarity, cut_clauses, find_marks
+from medclip_dcl.text.labeler.phrases import (
+    Mention,
+    Polarity,
+    cut_clauses,
+    find_marks,
+    find_modifiers,
+)
 
-ARTIFACT = ArtifactType("claims", 2, "read_claims")
+ARTIFACT = ArtifactType("claims", 3, "read_claims")
 
 _FINDINGS = pa.list_(pa.string())
 
@@ -51,6 +65,8 @@ SENTENCE_CLAIMS = TableFormat(
         Column("negated", _FINDINGS, "findings negated"),
         Column("uncertain", _FINDINGS, "findings hedged"),
         Column("normal", pa.bool_(), "whether it calls the image or the lungs normal"),
+        Column("zone", pa.string(), "upper, middle or lower; empty: none, or several, of asserted"),
+        Column("severity", pa.string(), "mild, moderate or severe; empty as for `zone`"),
     ),
 )
 """One row per distinct sentence, in order of text_key."""
@@ -95,10 +111,18 @@ def read_sentence(text: str) -> Reading:
             concept, polarity = clause[index].concept, polarities[index]
             if concept == "Device" and polarity is Polarity.ASKED:
                 polarity = Polarity.ASSERTED  # "limited evaluation of the stent": it is there
-            reading.mentions.append(Mention(concept, polarity, sides))
+            reading.mentions.append(Mention(concept, polarity, sides, clause[index].start))
         mentions, normal = read_regions(clause, polarities)
         reading.mentions += mentions
         reading.normal |= normal
+    asserted = [item for item in reading.mentions if item.polarity is Polarity.ASSERTED]
+    modifiers = find_modifiers(text) if asserted else []
+    if modifiers:
+        spans = territories(marks)
+        for item in asserted:
+            first, end = spans[item.start]
+            named = frozenset(name for name, start in modifiers if first <= start < end)
+            item.zones, item.severities = named & ZONES.keys(), named - ZONES.keys()
     return reading
 
 
@@ -123,6 +147,8 @@ def reader_digest() -> str:
         lexicon.LEFT_OPEN_BY,
         lexicon.NEGATED_WHERE_NORMAL,
         lexicon.ASSERTED_WHERE_LARGE,
+        lexicon.ZONES,
+        lexicon.SEVERITIES,
         sorted(lexicon.MIDLINE),
     ]
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
@@ -146,12 +172,16 @@ class ReportLabels:
         negated: findings denied, and neither asserted nor hedged.
         uncertain: findings left open, and not asserted.
         normal: the image or the lungs are called normal, and nothing contradicts it.
+        zone: the one zone ("upper", "middle", "lower") named of what is asserted, or empty.
+        severity: the one degree ("mild", "moderate", "severe") named of it, or empty.
     """
 
     asserted: Mapping[str, frozenset[str]]
     negated: frozenset[str]
     uncertain: frozenset[str]
     normal: bool
+    zone: str = ""
+    severity: str = ""
 
     def __bool__(self) -> bool:
         """Whether the text makes any claim."""
@@ -164,6 +194,8 @@ class ReportLabels:
             "negated": sorted(self.negated),
             "uncertain": sorted(self.uncertain),
             "normal": self.normal,
+            "zone": self.zone,
+            "severity": self.severity,
         }
 
     @classmethod
@@ -174,6 +206,8 @@ class ReportLabels:
             frozenset(row["negated"]),
             frozenset(row["uncertain"]),
             bool(row["normal"]),
+            row.get("zone", ""),
+            row.get("severity", ""),
         )
 
 
@@ -207,7 +241,9 @@ def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, A
         (SENTENCE_CLAIMS, "text_key", said),
         (REPORT_CLAIMS, "study_id", reports),
     ):
-        write_table(folder, form, [{name: key, **claims[key].to_row()} for key in sorted(claims)])
+        rows_of = ({name: key, **claims[key].to_row()} for key in sorted(claims))
+        table = [{column: row[column] for column in form.schema.names} for row in rows_of]
+        write_table(folder, form, table)
     kinds = ("asserted", "negated", "uncertain")
     counts = {
         kind: Counter(name for claim in reports.values() for name in getattr(claim, kind))
@@ -230,6 +266,7 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     """Unite what the sentences of a report say, in any order."""
     asserted: dict[str, frozenset[str]] = {}
     negated, uncertain, asked = set[str](), set[str](), set[str]()
+    zones, severities = set[str](), set[str]()
     normal = abnormal = False
     for reading in readings:
         normal |= reading.normal
@@ -240,6 +277,8 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                 if polarity is Polarity.ASSERTED:
                     sides = frozenset[str]() if finding in MIDLINE else mention.sides
                     asserted[finding] = asserted.get(finding, frozenset()) | sides
+                    zones |= mention.zones
+                    severities |= mention.severities
                 elif polarity is Polarity.UNCERTAIN:
                     uncertain.add(finding)
                 elif polarity is Polarity.NEGATED:
@@ -252,7 +291,14 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
     uncertain = (uncertain | (asked - negated)) - asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
-    return ReportLabels(asserted, frozenset(negated), frozenset(uncertain), normal and not abnormal)
+    return ReportLabels(
+        asserted,
+        frozenset(negated),
+        frozenset(uncertain),
+        normal and not abnormal,
+        zones.pop() if len(zones) == 1 else "",
+        severities.pop() if len(severities) == 1 else "",
+    )
 
 
 def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:

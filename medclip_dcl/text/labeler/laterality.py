@@ -1,4 +1,4 @@
-"""Clause -> the sides of every concept in it.
+"""Clause -> the sides of every concept in it; sentence -> their zones and sizes.
 
 Of the side words between two concepts, those after the last joint ("and", "with", a
 comma, a verb ...) belong to the later concept and the rest to the earlier. A concept
@@ -6,6 +6,7 @@ without a side takes its neighbour's, where only "and", "or", "with" and words o
 are between them: "left effusion and atelectasis", "effusion and atelectasis on the left".
 """
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ _SIDES = {
 }
 _SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
 _JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
+_ENDS = _JOINTS | {Cue.BREAK}
 
 Sides = frozenset[str]
 
@@ -52,3 +54,21 @@ def _named(marks: Sequence[Mark]) -> Sides:
 
 def _is_shared(gap: Sequence[Mark]) -> bool:
     return all(mark.cue in _SHARING_JOINTS or mark.cue is Cue.DEGREE for mark in gap)
+
+
+def territories(marks: Sequence[Mark]) -> dict[int, tuple[int, int]]:
+    """Divide the words of a sentence among its concepts and enlargements.
+
+    Between two of them the words up to the last joint belong to the earlier.
+
+    Returns the place of the first word of each -> places of its first word and after its last.
+    """
+    named = [i for i, mark in enumerate(marks) if mark.concept or mark.cue is Cue.LARGE]
+    if not named:
+        return {}
+    cuts = []
+    for index, following in pairwise(named):
+        joints = [mark.end for mark in marks[index + 1 : following] if mark.cue in _ENDS]
+        cuts.append(joints[-1] if joints else marks[index].end)
+    spans = zip([0, *cuts], [*cuts, sys.maxsize], strict=True)
+    return {marks[index].start: span for index, span in zip(named, spans, strict=True)}

@@ -557,6 +557,31 @@ ASSERTED_WHERE_LARGE = {
 }
 """Part of the image -> concept that is asserted by calling it enlarged."""
 
+ZONES = {
+    "upper": "upper; apical; apex; apices; biapical; biapically; rul; lul",
+    "middle": "middle; mid; midlung; lingula; lingular; hilar; hila; hilum; perihilar; rml",
+    "lower": """
+        lower; basilar; basal; base; basally; bibasilar; bibasilarly; bibasal; costophrenic; rll;
+        lll
+    """,
+    "": """
+        upper limit; upper normal; upper abdomen; upper abdominal; upper quadrant; upper extremity;
+        lower extremity; upper svc; mid svc; lower svc; upper thoracic; mid thoracic; lower
+        thoracic; lower cervical; lower neck; lower end; middle mediastinum; base of the neck; base
+        of the heart; hilar lymph node; hilar node; hilar adenopathy; hilar lymphadenopathy
+    """,
+}
+"""Zone of the lungs -> words that name it; the last are words that hold one and name none."""
+
+SEVERITIES = {
+    "mild": """
+        mild; mildly; minimal; minimally; small; tiny; trace; slight; slightly; subtle; minor; faint
+    """,
+    "moderate": "moderate; moderately",
+    "severe": "severe; severely; large; marked; markedly; massive; extensive; gross",
+}
+"""Size or degree -> words that name it."""
+
 MIDLINE = frozenset({"Cardiomegaly", "Enlarged Cardiomediastinum"})
 """Findings that have no side, whatever side word stands near."""
 

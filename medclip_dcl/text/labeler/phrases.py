@@ -12,7 +12,15 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from medclip_dcl.text.labeler.lexicon import CUES, PHRASES_OF, REGIONS_OF, Cue, split_phrases
+from medclip_dcl.text.labeler.lexicon import (
+    CUES,
+    PHRASES_OF,
+    REGIONS_OF,
+    SEVERITIES,
+    ZONES,
+    Cue,
+    split_phrases,
+)
 
 _WORD = re.compile(r"\d+(?:[.,/]\d+)*|[a-z]+(?:'[a-z]+)?|[,;:/?()]")
 _FORGIVEN_LENGTH = 8
@@ -154,6 +162,10 @@ class Mention:
     concept: str
     polarity: Polarity
     sides: frozenset[str] = frozenset()
+    start: int = 0
+    """Place of the first word that names it."""
+    zones: frozenset[str] = frozenset()
+    severities: frozenset[str] = frozenset()
 
 
 class Mark(NamedTuple):
@@ -189,6 +201,16 @@ def find_marks(sentence: str) -> list[Mark]:
     return [
         Mark(cue, name, part, start, end) for (cue, name, part), start, end in _TABLE.find(sentence)
     ]
+
+
+_MODIFIERS = PhraseTable(
+    {phrase: name for texts in (ZONES, SEVERITIES) for phrase, name in _phrases(texts)}, forgiven=()
+)
+
+
+def find_modifiers(sentence: str) -> list[tuple[str, int]]:
+    """Find the words that name a zone of the lungs, a size or a degree, and their places."""
+    return [(name, start) for name, start, _ in _MODIFIERS.find(sentence) if name]
 
 
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:

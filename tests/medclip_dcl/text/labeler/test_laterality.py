@@ -1,8 +1,10 @@
 """The sides of every concept of a clause."""
 
+import sys
+
 import pytest
 
-from medclip_dcl.text.labeler.laterality import read_laterality
+from medclip_dcl.text.labeler.laterality import read_laterality, territories
 from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks
 
 
@@ -34,3 +36,16 @@ def test_every_concept_has_its_sides(clause: str, expected: str) -> None:
 
 def test_a_clause_without_concepts_has_no_sides() -> None:
     assert read_laterality(find_marks("the right and left")) == {}
+
+
+@pytest.mark.parametrize(
+    ("sentence", "spans"),
+    [
+        ("edema", [(0, sys.maxsize)]),
+        ("small left effusion with mild edema", [(0, 4), (4, sys.maxsize)]),
+        ("no finding", []),
+        ("effusion left base but edema", [(0, 4), (4, sys.maxsize)]),
+    ],
+)
+def test_every_word_belongs_to_one_concept(sentence: str, spans: list[tuple[int, int]]) -> None:
+    assert list(territories(find_marks(sentence)).values()) == spans
