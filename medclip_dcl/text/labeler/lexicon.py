@@ -180,11 +180,11 @@ CUES = {
         difference; growth; worsening of; enlargement of
     """,
     Cue.BREAK: """
-        but; however; although; though; except; exception; with the exception of; with exception
-        of; aside from; other than; apart from; besides; which; who; yet; whereas; while; because;
-        despite; in spite of; limited by; obscured by; limited due to; limited secondary to;
-        nevertheless; there is; there are; there was; there remain; there has been; there have
-        been
+        but; however; findings:; impression:; although; though; except; exception; with the
+        exception of; with exception of; aside from; other than; apart from; besides; which; who;
+        yet; whereas; while; because; despite; in spite of; limited by; obscured by; limited due
+        to; limited secondary to; nevertheless; there is; there are; there was; there remain;
+        there has been; there have been
     """,
     Cue.OR: "or; /",
     Cue.AND: "and; as well as",
@@ -282,6 +282,7 @@ FINDINGS_OF: dict[str, tuple[str, ...]] = {
     "Pneumothorax": ("Pneumothorax",),
     "Hydropneumothorax": ("Pleural Effusion", "Pneumothorax"),
     "Device": ("Support Devices",),
+    "Calcified Nodule": (),
     "Emphysema": (),
     "Hernia": (),
     "Other": (),
@@ -349,6 +350,7 @@ PHRASES_OF = {
         cavitary mass; cavity
     """,
     "Nodule": "nodule; micronodule; pulmonary nodule; coin lesion; nodular lesion",
+    "Calcified Nodule": "calcified nodule; calcified pulmonary nodule; calcified lung nodule",
     "Nodular Opacity": """
         nodular density; nodular opacity; nodular opacification; nodularity; nodular focus;
         nodular shadow; round density; rounded density; rounded opacity; round opacity; nodular
@@ -433,42 +435,42 @@ PHRASES_OF = {
         hernia; paraesophageal hernia
     """,
     "Other": """
-        granuloma; calcified granuloma; calcified nodule; granulomatous disease; calcified;
-        tortuous; granulomatous change; granulomatous calcification; calcification; calcified
-        lymph node; calcified hilar lymph node; calcinosis; tortuosity; ectasia; ectatic;
-        uncoiled; unfolded; atherosclerosis; atherosclerotic; arteriosclerosis; aneurysm;
-        unfolding; scoliosis; dextroscoliosis; levoscoliosis; kyphosis; kyphotic; degenerative;
-        degenerative change; degenerative disease; spondylosis; osteophyte; osteophytosis;
-        osteoarthritis; arthritis; arthropathy; osteopenia; osteopenic; osteoporosis;
-        demineralization; sclerosis; sclerotic; hyperinflation; hyperinflated; hyperexpansion;
-        hyperexpanded; overinflation; overinflated; hyperlucent; hyperlucency; hypoinflation;
-        hypoinflated; hypoventilatory; low lung volume; hypoaeration; underinflated;
-        underexpanded; diminished lung volume; decreased lung volume; shallow inspiration; copd;
-        chronic obstructive pulmonary disease; obstructive lung disease; flattening; flattened;
-        flattened diaphragm; eventration; elevated; elevation; tenting; deformity; clip; suture;
-        staple; surgical change; postsurgical; postsurgical change; postoperative; post operative
-        change; mastectomy; cholecystectomy; bronchiectasis; spur; bronchitic; bronchitis;
-        lymphadenopathy; adenopathy; pneumomediastinum; pneumoperitoneum; free air; subcutaneous
-        emphysema; subcutaneous air; foreign body; bullet; shrapnel; azygos lobe; azygous lobe;
-        azygos fissure; cervical rib; dislocation; separation; situs; bone island; pectus; pectus
-        excavatum; spurring; healed; goiter; shift; deviation; dilatation; distended; thickening;
-        inflammatory change; reactive airway disease; tuberculosis; sarcoidosis; asthma; lucency;
-        fat pad; surgical absence; air fluid level; contour abnormality; abnormal; pulmonary
-        artery hypertension; pulmonary arterial hypertension; pulmonary hypertension; chronic
-        change; chronic lung disease; chronic appearing change; chronic lung change; diffuse lung
-        disease; vertebral collapse; vertebral body collapse; collapse of the vertebral body;
-        collapsed vertebra; pericardial effusion; pericardial fluid; granulomatous infection;
-        previous infection; prior infection; old infection; remote infection; prior pneumonia;
-        previous pneumonia; bony lesion; bone lesion; lucent lesion; osseous lesion; lytic lesion;
-        blastic lesion; sclerotic lesion; expansile lesion; cavitation; ventricular enlargement;
-        atrial enlargement; ventricular hypertrophy; scoliotic; curvature; bronchovascular
-        crowding; low volume; destructive lesion; aggressive lesion; sternotomy; median
-        sternotomy; aspiration; contusion; hemorrhage; hematoma; bronchospasm; bronchiolitis;
-        small airway disease; osteophytic; bullous disease; bulla; bullae; bullous; bleb;
-        degeneration; hypoventilated; hypoventilation; monitor lead; monitoring lead; external
-        lead; telemetry lead; ekg lead; ecg lead; piercing; nipple ring; contrast material; motion
-        artifact; increased pulmonary marking; prominent pulmonary marking; increased marking;
-        prominent marking; coarse marking; pectus carinatum
+        granuloma; calcified granuloma; granulomatous disease; calcified; tortuous; granulomatous
+        change; granulomatous calcification; calcification; calcified lymph node; calcified hilar
+        lymph node; calcinosis; tortuosity; ectasia; ectatic; uncoiled; unfolded; atherosclerosis;
+        atherosclerotic; arteriosclerosis; aneurysm; unfolding; scoliosis; dextroscoliosis;
+        levoscoliosis; kyphosis; kyphotic; degenerative; degenerative change; degenerative
+        disease; spondylosis; osteophyte; osteophytosis; osteoarthritis; arthritis; arthropathy;
+        osteopenia; osteopenic; osteoporosis; demineralization; sclerosis; sclerotic;
+        hyperinflation; hyperinflated; hyperexpansion; hyperexpanded; overinflation; overinflated;
+        hyperlucent; hyperlucency; hypoinflation; hypoinflated; hypoventilatory; low lung volume;
+        hypoaeration; underinflated; underexpanded; diminished lung volume; decreased lung volume;
+        shallow inspiration; copd; chronic obstructive pulmonary disease; obstructive lung
+        disease; flattening; flattened; flattened diaphragm; eventration; elevated; elevation;
+        tenting; deformity; clip; suture; staple; surgical change; postsurgical; postsurgical
+        change; postoperative; post operative change; mastectomy; cholecystectomy; bronchiectasis;
+        spur; bronchitic; bronchitis; lymphadenopathy; adenopathy; pneumomediastinum;
+        pneumoperitoneum; free air; subcutaneous emphysema; subcutaneous air; foreign body;
+        bullet; shrapnel; azygos lobe; azygous lobe; azygos fissure; cervical rib; dislocation;
+        separation; situs; bone island; pectus; pectus excavatum; spurring; healed; goiter; shift;
+        deviation; dilatation; distended; thickening; inflammatory change; reactive airway
+        disease; tuberculosis; sarcoidosis; asthma; lucency; fat pad; surgical absence; air fluid
+        level; contour abnormality; abnormal; pulmonary artery hypertension; pulmonary arterial
+        hypertension; pulmonary hypertension; chronic change; chronic lung disease; chronic
+        appearing change; chronic lung change; diffuse lung disease; vertebral collapse; vertebral
+        body collapse; collapse of the vertebral body; collapsed vertebra; pericardial effusion;
+        pericardial fluid; granulomatous infection; previous infection; prior infection; old
+        infection; remote infection; prior pneumonia; previous pneumonia; bony lesion; bone
+        lesion; lucent lesion; osseous lesion; lytic lesion; blastic lesion; sclerotic lesion;
+        expansile lesion; cavitation; ventricular enlargement; atrial enlargement; ventricular
+        hypertrophy; scoliotic; curvature; bronchovascular crowding; low volume; destructive
+        lesion; aggressive lesion; sternotomy; median sternotomy; aspiration; contusion;
+        hemorrhage; hematoma; bronchospasm; bronchiolitis; small airway disease; osteophytic;
+        bullous disease; bulla; bullae; bullous; bleb; degeneration; hypoventilated;
+        hypoventilation; monitor lead; monitoring lead; external lead; telemetry lead; ekg lead;
+        ecg lead; piercing; nipple ring; contrast material; motion artifact; increased pulmonary
+        marking; prominent pulmonary marking; increased marking; prominent marking; coarse
+        marking; pectus carinatum
     """,
 }
 """Concept -> phrases, separated by semicolons."""
