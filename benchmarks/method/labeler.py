@@ -34,23 +34,23 @@ from medclip_dcl.text.labeler.labels import (
 )
 from medclip_dcl.text.labeler.phrases import Polarity
 
-CONCEPT_OF = {
-    "Atelectasis": "Atelectasis",
-    "Cardiomegaly": "Cardiomegaly",
-    "Effusion": "Effusion",
-    "Infiltration": "Infiltrate",
-    "Mass": "Mass",
-    "Nodule": "Nodule",
-    "Pneumonia": "Pneumonia",
-    "Pneumothorax": "Pneumothorax",
-    "Consolidation": "Consolidation",
-    "Edema": "Edema",
-    "Emphysema": "Emphysema",
-    "Fibrosis": "Fibrosis",
-    "Pleural_Thickening": "Pleural Thickening",
-    "Hernia": "Hernia",
+CONCEPTS_OF = {
+    "Atelectasis": {"Atelectasis"},
+    "Cardiomegaly": {"Cardiomegaly"},
+    "Effusion": {"Effusion"},
+    "Infiltration": {"Infiltrate"},
+    "Mass": {"Mass"},
+    "Nodule": {"Nodule", "Calcified Nodule"},
+    "Pneumonia": {"Pneumonia"},
+    "Pneumothorax": {"Pneumothorax"},
+    "Consolidation": {"Consolidation"},
+    "Edema": {"Edema"},
+    "Emphysema": {"Emphysema"},
+    "Fibrosis": {"Fibrosis"},
+    "Pleural_Thickening": {"Pleural Thickening"},
+    "Hernia": {"Hernia"},
 }
-"""Name in the labels -> our concept."""
+"""Name in the labels -> our concepts."""
 
 FINDING_OF = {
     "Atelectasis": ("Atelectasis",),
@@ -127,7 +127,7 @@ def text_of(report: dict[str, Any]) -> str:
 def concepts_found(reading: Reading) -> Set[str]:
     """The names of the labels that a report's mentions assert, and `normal`."""
     asserted = {item.concept for item in reading.mentions if item.polarity is Polarity.ASSERTED}
-    names = {name for name, concept in CONCEPT_OF.items() if concept in asserted}
+    names = {name for name, concepts in CONCEPTS_OF.items() if concepts & asserted}
     return names | {"normal"} if report_labels_of([reading]).normal else names
 
 
@@ -235,7 +235,7 @@ def measure(
     readings = [read_report(text_of(report)) for report in reports]
     figures: dict[str, float] = {f"reports {part}": len(reports)}
     for level, names, read, truth in (
-        ("concepts", [*CONCEPT_OF, "normal"], concepts_found, labels_of),
+        ("concepts", [*CONCEPTS_OF, "normal"], concepts_found, labels_of),
         ("findings", list(FINDING_OF), findings_found, findings_of),
     ):
         pairs = [(read(one), truth(report)) for one, report in zip(readings, reports, strict=True)]
