@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from medclip_dcl.text.labeler.labels import (
     read_report,
     report_labels_of,
 )
-from medclip_dcl.text.labeler.phrases import Polarity
+from medclip_dcl.text.labeler.phrases import Mention, Polarity
 
 CONCEPTS_OF = {
     "Atelectasis": {"Atelectasis"},
@@ -51,6 +51,52 @@ CONCEPTS_OF = {
     "Hernia": {"Hernia"},
 }
 """Name in the labels -> our concepts."""
+
+CONCEPTS_OF_HEADING = {
+    "Airspace Disease": {"Opacity"},
+    "Cardiomegaly": {"Cardiomegaly"},
+    "Cicatrix": {"Opacity"},
+    "Consolidation": {"Consolidation"},
+    "Density": {"Opacity", "Nodular Opacity"},
+    "Fractures, Bone": {"Fracture"},
+    "Infiltrate": {"Infiltrate"},
+    "Mass": {"Mass"},
+    "Nodule": {"Nodule", "Nodular Opacity"},
+    "Opacity": {"Opacity", "Nodular Opacity"},
+    "Pleural Effusion": {"Effusion"},
+    "Pneumonia": {"Pneumonia"},
+    "Pneumothorax": {"Pneumothorax"},
+    "Pulmonary Atelectasis": {"Atelectasis"},
+    "Pulmonary Edema": {"Edema"},
+    "Thickening": {"Pleural Thickening"},
+}
+"""Heading of the indexers -> our concepts. They name place and size: `Opacity/lung/base/left`."""
+
+QUALIFIERS = {
+    "side": {
+        "left": {"left"},
+        "right": {"right"},
+        "bilateral": {"left", "right"},
+    },
+    "zone": {
+        "upper lobe": {"upper"},
+        "apex": {"upper"},
+        "middle lobe": {"middle"},
+        "lingula": {"middle"},
+        "hilum": {"middle"},
+        "lower lobe": {"lower"},
+        "base": {"lower"},
+        "costophrenic angle": {"lower"},
+    },
+    "severity": {
+        "mild": {"mild"},
+        "small": {"mild"},
+        "moderate": {"moderate"},
+        "severe": {"severe"},
+        "large": {"severe"},
+    },
+}
+"""Attribute -> the indexers' word -> ours."""
 
 FINDING_OF = {
     "Atelectasis": ("Atelectasis",),
@@ -184,6 +230,50 @@ def measure_kinds() -> dict[str, float]:
     return {f"right {kind}": right[kind] / count for kind, count in total.items()}
 
 
+def measure_places(part: str, reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Print how well sides, zones and degrees of what both assert agree with the indexers'."""
+    figures: dict[str, float] = {}
+    print(f"\n{f'places, {part}':30}        n  precision  recall    F1")
+    for attribute, words in QUALIFIERS.items():
+        pairs = []
+        for report in reports:
+            asserted = [
+                item
+                for item in read_report(text_of(report)).mentions
+                if item.polarity is Polarity.ASSERTED
+            ]
+            for concepts, true in indexed(report, words).items():
+                same = [item for item in asserted if item.concept in concepts]
+                found = {name for item in same for name in attribute_of(item, attribute)}
+                pairs += [(found, true)] if same else []
+        names = {name for values in words.values() for name in values}
+        counts = Score(*map(sum, zip(*score(pairs, sorted(names)).values(), strict=True)))
+        print(
+            f"{attribute:30}{counts.positives:9d}{counts.precision:11.3f}"
+            f"{counts.recall:8.3f}{counts.f1:6.3f}"
+        )
+        figures[f"f1 {attribute} {part}"] = counts.f1
+    return figures
+
+
+def indexed(
+    report: dict[str, Any], words: Mapping[str, Set[str]]
+) -> dict[frozenset[str], Set[str]]:
+    """Our concepts of each heading of a report -> what its qualifiers say of one attribute."""
+    found: dict[frozenset[str], Set[str]] = {}
+    for entry in report["mesh"]:
+        heading, *qualifiers = entry.split("/")
+        if heading in CONCEPTS_OF_HEADING:
+            concepts = frozenset(CONCEPTS_OF_HEADING[heading])
+            said = {name for word in qualifiers for name in words.get(word, ())}
+            found[concepts] = found.get(concepts, set()) | said
+    return found
+
+
+def attribute_of(mention: Mention, attribute: str) -> Set[str]:
+    return {"side": mention.sides, "zone": mention.zones, "severity": mention.severities}[attribute]
+
+
 def sentences_per_second(reports: Sequence[dict[str, Any]]) -> float:
     sentences = [part for report in reports for part in text_of(report).split(". ")]
     start = time.process_time()
@@ -219,7 +309,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parts["all"] = [True] * len(reports)
     figures = measure_kinds()
     for part, chosen in parts.items():
-        figures |= measure(part, list(compress(reports, chosen)), reports)
+        chosen_reports = list(compress(reports, chosen))
+        figures |= measure(part, chosen_reports, reports)
+        figures |= measure_places(part, chosen_reports)
     print(f"* fewer than {FEWEST_POSITIVES} positives in all reports: not in the mean")
     figures["macro_f1"] = figures[f"macro_f1 concepts {part}"]
     figures["sentences_per_s"] = sentences_per_second(reports)
