@@ -31,7 +31,7 @@ import pyarrow as pa
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler import lexicon
-from medclip_dcl.text.labeler.laterality import read_laterality, territories
+from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
 from medclip_dcl.text.labeler.lexicon import (
     CUES,
     FINDINGS_OF,
@@ -118,11 +118,10 @@ def read_sentence(text: str) -> Reading:
     asserted = [item for item in reading.mentions if item.polarity is Polarity.ASSERTED]
     modifiers = find_modifiers(text) if asserted else []
     if modifiers:
-        spans = territories(marks)
+        named = read_modifiers(marks, modifiers)
         for item in asserted:
-            first, end = spans[item.start]
-            named = frozenset(name for name, start in modifiers if first <= start < end)
-            item.zones, item.severities = named & ZONES.keys(), named - ZONES.keys()
+            item.zones = named[item.start] & ZONES.keys()
+            item.severities = named[item.start] - ZONES.keys()
     return reading
 
 

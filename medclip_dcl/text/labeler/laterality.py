@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from medclip_dcl.text.labeler.lexicon import Cue
+from medclip_dcl.text.labeler.lexicon import ZONES, Cue
 from medclip_dcl.text.labeler.phrases import Mark
 
 _SIDES = {
@@ -56,19 +56,27 @@ def _is_shared(gap: Sequence[Mark]) -> bool:
     return all(mark.cue in _SHARING_JOINTS or mark.cue is Cue.DEGREE for mark in gap)
 
 
-def territories(marks: Sequence[Mark]) -> dict[int, tuple[int, int]]:
-    """Divide the words of a sentence among its concepts and enlargements.
+def read_modifiers(
+    marks: Sequence[Mark], modifiers: Sequence[tuple[str, int]]
+) -> dict[int, frozenset[str]]:
+    """Find the zones, sizes and degrees of every concept and enlargement of a sentence.
 
-    Between two of them the words up to the last joint belong to the earlier.
+    Of the words between two of them those up to the last joint belong to the earlier. A
+    zone is shared as a side is, a size is not.
 
-    Returns the place of the first word of each -> places of its first word and after its last.
+    Returns the place of the first word of each -> what its modifiers name.
     """
     named = [i for i, mark in enumerate(marks) if mark.concept or mark.cue is Cue.LARGE]
-    if not named:
-        return {}
-    cuts = []
+    cuts = [0]
     for index, following in pairwise(named):
         joints = [mark.end for mark in marks[index + 1 : following] if mark.cue in _ENDS]
         cuts.append(joints[-1] if joints else marks[index].end)
-    spans = zip([0, *cuts], [*cuts, sys.maxsize], strict=True)
-    return {marks[index].start: span for index, span in zip(named, spans, strict=True)}
+    found = {
+        index: frozenset(name for name, start in modifiers if first <= start < end)
+        for index, (first, end) in zip(named, pairwise([*cuts, sys.maxsize]), strict=False)
+    }
+    for one, other in [*pairwise(named), *pairwise(reversed(named))]:
+        gap = marks[min(one, other) + 1 : max(one, other)]
+        if not found[other] & ZONES.keys() and _is_shared(gap):
+            found[other] |= found[one] & ZONES.keys()
+    return {marks[index].start: names for index, names in found.items()}

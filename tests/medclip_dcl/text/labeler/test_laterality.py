@@ -1,11 +1,9 @@
 """The sides of every concept of a clause."""
 
-import sys
-
 import pytest
 
-from medclip_dcl.text.labeler.laterality import read_laterality, territories
-from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks
+from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
+from medclip_dcl.text.labeler.phrases import cut_clauses, find_marks, find_modifiers
 
 
 def sides(clause: str) -> str:
@@ -39,13 +37,17 @@ def test_a_clause_without_concepts_has_no_sides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "spans"),
+    ("sentence", "expected"),
     [
-        ("edema", [(0, sys.maxsize)]),
-        ("small left effusion with mild edema", [(0, 4), (4, sys.maxsize)]),
-        ("no finding", []),
-        ("effusion left base but edema", [(0, 4), (4, sys.maxsize)]),
+        ("edema", "-"),
+        ("small left basal effusion with mild edema", "lower,mild lower,mild"),
+        ("large effusion but mild edema", "severe mild"),
+        ("opacity in the apex, effusion", "upper -"),
+        ("atelectasis or scarring at the left base", "lower lower"),
+        ("the heart is moderately enlarged without basal opacity", "moderate lower"),
+        ("no finding", ""),
     ],
 )
-def test_every_word_belongs_to_one_concept(sentence: str, spans: list[tuple[int, int]]) -> None:
-    assert list(territories(find_marks(sentence)).values()) == spans
+def test_every_concept_has_its_zones_and_degrees(sentence: str, expected: str) -> None:
+    found = read_modifiers(find_marks(sentence), find_modifiers(sentence))
+    assert " ".join(",".join(sorted(names)) or "-" for names in found.values()) == expected
