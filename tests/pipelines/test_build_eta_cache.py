@@ -188,6 +188,8 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
             "negated": [],
             "uncertain": [],
             "normal": row == clear,
+            "zone": "",
+            "severity": "",
         }
         for row in distinct
     ]
