@@ -1,11 +1,11 @@
 """What a form brings, as a route may ask for it: an image, phrases, a box, findings; no more."""
 
-import json
-import math
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, File, Form, Request, UploadFile
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import SquareImage
@@ -21,6 +21,9 @@ _LONGEST_HEAD = 4096
 _BOUNDARY = re.compile(
     rb"^multipart/form-data;\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))\s*$"
 )
+
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_BOX = TypeAdapter(tuple[_Number, _Number, _Number, _Number])
 
 
 def set_image_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]:
@@ -141,17 +144,13 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
     Raises:
         ApiError: it is malformed, empty, or leaves the image.
     """
-    tree = _strict_json(text)
-    is_list = isinstance(tree, list) and len(tree) == 4
-    if not is_list or not all(type(item) in {int, float} for item in tree):
-        raise ApiError("invalid_request")
-    height_px, width_px = image.height_px, image.width_px
     try:
-        x, y, width, height = (float(item) for item in tree)
-    except OverflowError as error:
+        x, y, width, height = _BOX.validate_json(text)
+    except ValidationError as error:
         raise ApiError("invalid_request") from error
+    height_px, width_px = image.height_px, image.width_px
     inside = x >= 0 and y >= 0 and x + width <= width_px and y + height <= height_px
-    if not all(map(math.isfinite, (x, y, width, height))) or min(width, height) < 1 or not inside:
+    if min(width, height) < 1 or not inside:
         raise ApiError("invalid_request")
     return x / width_px, y / height_px, width / width_px, height / height_px
 
@@ -168,21 +167,14 @@ def parse_findings(text: str) -> tuple[Finding, ...] | None:
     """
     if not text:
         return None
-    findings = parse_prompts(_strict_json(text))
+    try:
+        tree = from_json(text, allow_inf_nan=False)
+    except (ValueError, TypeError) as error:  # the second: what is not text
+        raise ApiError("invalid_request") from error
+    findings = parse_prompts(tree)
     prompts = [side for finding in findings for side in (*finding.positive, *finding.negative)]
     if len(findings) > MAX_FINDINGS or len(prompts) > 8 * MAX_FINDINGS:
         raise ApiError("invalid_request")
     for text in (*prompts, *(finding.name for finding in findings)):
         plain_text(text)
     return findings
-
-
-def _strict_json(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise ApiError("invalid_request") from error
-
-
-def _refuse(_constant: str) -> None:
-    raise ValueError("not a number is not JSON")

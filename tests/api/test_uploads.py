@@ -1,11 +1,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from api.uploads import set_image_aside
+from api.errors import ApiError
+from api.uploads import parse_box, parse_findings, set_image_aside
+from medclip_dcl.data.images import SquareImage
+from medclip_dcl.errors import QueryError
 
 LARGE = 256 * 1024
 IMAGE = bytes(range(256)) * (LARGE // 256)
@@ -87,3 +91,14 @@ def test_what_is_no_plain_form_stays_as_it_is(kind: bytes) -> None:
     assert set_image_aside(body, kind) == (body, b"")
     unended = body.removesuffix(b"\r\n" + END)
     assert set_image_aside(unended, KIND) == (unended, b"")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "[" * 100_000, "[NaN, 1, 2, 3]", '["1", 2, 3, 4]'])
+def test_boxes_and_findings_that_are_no_strict_json_are_refused(text: str) -> None:
+    image = SquareImage(
+        np.zeros((8, 8), np.uint8), 96, 64, constant=True, source="png", inverted=False
+    )
+    with pytest.raises(ApiError, match="invalid_request"):
+        parse_box(text, image)
+    with pytest.raises((ApiError, QueryError)):
+        parse_findings(text)
