@@ -4,13 +4,13 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import Scope
 
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.files import read_keys
 
 from .logging import log, state_of
 from .settings import ServeSettings
@@ -36,7 +36,7 @@ class ApiKeys:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._mark = _mark(file)
-        self._hashes = _read_keys(file)
+        self._hashes = _read_hashes(file)
 
     def id_of(self, key: bytes) -> str | None:
         """Name a key by the first eight digits of its SHA-256; None where the file lacks it."""
@@ -51,7 +51,7 @@ class ApiKeys:
             return
         self._mark = mark  # taken before the file is read: a change in between is seen again
         try:
-            self._hashes = _read_keys(self._file)
+            self._hashes = _read_hashes(self._file)
         except ConfigError as error:
             log("keys_refused", logging.ERROR, reason=str(error))
         else:
@@ -143,18 +143,9 @@ def _mark(file: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
 
 
-def _read_keys(file: Path) -> tuple[bytes, ...]:
-    try:
-        mode = file.stat().st_mode
-        keys = file.read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = type(error).__name__
-        raise ConfigError(
-            f"key file {file} cannot be read ({reason}); give an ASCII file"
-        ) from error
-    if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        raise ConfigError(f"key file {file} is open to others; run chmod 440 on it")
-    if not keys or min(map(len, keys)) < _SHORTEST_KEY:
+def _read_hashes(file: Path) -> tuple[bytes, ...]:
+    keys = read_keys(file)
+    if min(map(len, keys)) < _SHORTEST_KEY:
         raise ConfigError(f"key file {file} needs keys of at least {_SHORTEST_KEY} characters")
     return tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 

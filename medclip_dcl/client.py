@@ -22,7 +22,7 @@ import httpx
 from pydantic import ValidationError
 
 from .errors import ImageError, MedclipError, ServiceError
-from .files import read_key
+from .files import read_keys
 from .schemas import ClassifyAnswer, GroundAnswer, RetrieveAnswer, Schema
 
 _BUSY = {429, 503}
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
     arguments = _parser(prog).parse_args(argv)
     try:
         with ExitStack() as stack:
-            key = read_key(arguments.key_file) if arguments.key_file else ""
+            key = read_keys(arguments.key_file)[0] if arguments.key_file else ""
             client = stack.enter_context(Client(arguments.url, key))
             answer = _question(client, arguments)
     except MedclipError as error:

@@ -112,8 +112,8 @@ def path_under(root: Path, relative: str) -> Path:
     return path
 
 
-def read_key(path: Path) -> str:
-    """Read the first key of a file, so that no command line and no environment shows it.
+def read_keys(path: Path) -> list[str]:
+    """Read keys, one a line, from a file, so that no command line and no environment shows them.
 
     ConfigError where the file is open to others, cannot be read or holds no printable ASCII.
     """
@@ -126,9 +126,9 @@ def read_key(path: Path) -> str:
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"key file {path} is open to others; run chmod 440 on it")
     keys = [line.strip() for line in lines if line.strip()]
-    if not keys or not (keys[0].isascii() and keys[0].isprintable()):
+    if not keys or not all(key.isascii() and key.isprintable() for key in keys):
         raise ConfigError(f"key file {path} holds no key of printable ASCII; write one a line")
-    return keys[0]
+    return keys
 
 
 def find_config(path: Path) -> Path:

@@ -22,7 +22,7 @@ import numpy as np
 
 from medclip_dcl.artifact import json_digest
 from medclip_dcl.errors import ConfigError, EngineError
-from medclip_dcl.files import read_key
+from medclip_dcl.files import read_keys
 from medclip_dcl.progress import Progress
 from medclip_dcl.retrieval.embeddings import Floats, Mask, Nearest, Rows, Shards
 from medclip_dcl.retrieval.settings import RetrievalConfig
@@ -75,7 +75,7 @@ class Milvus:
         logging.getLogger("milvus_lite").setLevel(logging.CRITICAL)
         self._settings = settings
         self._kinds = pymilvus.DataType
-        token = read_key(Path(settings.token_file)) if settings.token_file else ""
+        token = read_keys(Path(settings.token_file))[0] if settings.token_file else ""
         self._refusals = (pymilvus.MilvusException,)
         with self._asked():
             self._client = pymilvus.MilvusClient(
