@@ -30,7 +30,6 @@ from .logging import Metrics, log, log_fault
 from .memory import give_memory_back
 from .settings import ServeSettings
 
-_WARM_UP_PX = 64
 _IDLE_S = 10.0
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
 _FINE = frozenset({"ready", "no_index"})
@@ -213,7 +212,12 @@ class ModelManager:
         if not self._settings.index:
             return new
         try:
-            index = await asyncio.to_thread(self._read_index, new.predictor.digest)
+            index = await asyncio.to_thread(
+                RetrievalIndex.open,
+                Path(self._settings.index),
+                new.predictor.digest,
+                self._settings.retrieval,
+            )
             await self.current.batcher.run(partial(_search, new.predictor, index))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("index_unusable", error)
@@ -228,11 +232,6 @@ class ModelManager:
             torch.set_num_threads(self._settings.threads)
         default = "cuda" if torch.cuda.is_available() else "cpu"
         return published, build_predictor(published, torch.device(self._settings.device or default))
-
-    def _read_index(self, model_digest: str) -> RetrievalIndex:
-        return RetrievalIndex.open(
-            Path(self._settings.index), model_digest, self._settings.retrieval
-        )
 
     def _explain(self, event: str, error: Exception) -> None:
         """Log why something cannot be served; our own messages name paths, settings and digests."""
@@ -251,7 +250,7 @@ class ModelManager:
         decoder = Decoder(images, workers)
         self._decoders.append((images, decoder))
         with ThreadPoolExecutor(workers) as threads:
-            list(threads.map(decoder.open, [_ramp()] * workers))
+            list(threads.map(decoder.open, [_gradient()] * workers))
         return decoder
 
     def _retire_decoders(self) -> None:
@@ -280,8 +279,7 @@ def _identity(file: Path) -> tuple[int, int, int] | None:
     return None
 
 
-def _ramp() -> bytes:
-    ramp = np.tile(np.arange(_WARM_UP_PX, dtype=np.uint8), (_WARM_UP_PX, 1))
+def _gradient() -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(ramp).save(stream, "PNG")
+    Image.linear_gradient("L").save(stream, "PNG")
     return stream.getvalue()
