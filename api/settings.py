@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError
 
+from medclip_dcl.config import read_yaml
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.files import find_config
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.section import Section
 
@@ -99,7 +98,7 @@ def read_settings(
         ConfigError: the file cannot be read, a key or variable is unknown, or a value
             breaks its rule.
     """
-    tree = _read_file(file) if file is not None else {}
+    tree = read_yaml(file, "settings file") if file is not None else {}
     known = {_PREFIX + name.upper(): name for name in ServeSettings.model_fields}
     given = {name for name in environment if name.upper().startswith(_PREFIX)}
     unknown = sorted(given - set(known) - {FILE_VARIABLE})
@@ -114,19 +113,6 @@ def read_settings(
             f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
         ]
         raise ConfigError(f"service settings: {'; '.join(faults)}") from error
-
-
-def _read_file(file: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(find_config(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = type(error).__name__
-        raise ConfigError(f"settings {file} cannot be read ({reason}); give a YAML file") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"settings {file} hold a {type(tree).__name__}; they must hold keys")
-    return tree
 
 
 def _value(text: str) -> Any:

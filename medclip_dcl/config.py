@@ -153,6 +153,24 @@ class Config(Section):
     """HTML report."""
 
 
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """Read a YAML file of keys, found as `find_config` does; errors call it `what`.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
+    try:
+        tree = yaml.safe_load(find_config(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = type(error).__name__
+        raise ConfigError(f"{what} {path} cannot be read ({reason}); give a YAML file") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{what} {path} holds a {type(tree).__name__}; it must hold keys")
+    return tree
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply overrides.
 
@@ -169,15 +187,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the file cannot be read, a key is unknown, renamed or removed, or a
             value breaks its rule.
     """
-    try:
-        tree = yaml.safe_load(find_config(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = type(error).__name__
-        raise ConfigError(f"config {path} cannot be read ({reason}); give a YAML file") from error
-    if tree is None:
-        tree = {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"config {path} holds a {type(tree).__name__}; it must hold keys")
+    tree = read_yaml(path, "config")
     for override in overrides:
         _apply(tree, override)
     if gone := list(_gone(tree)):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import yaml
 from jaxtyping import Float, UInt8
 from scipy import ndimage
 from sklearn.covariance import LedoitWolf
 from torch import Tensor
 from transformers import BertConfig, BertTokenizer
 
+from medclip_dcl.config import read_yaml
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.model_package import (
@@ -80,12 +80,8 @@ def read_prompts(path: Path) -> tuple[Finding, ...]:
     Raises:
         ConfigError: the file cannot be read, is of another version, or an entry is malformed.
     """
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = type(error).__name__
-        raise ConfigError(f"prompts {path} cannot be read ({reason}); give a YAML file") from error
-    if not isinstance(tree, Mapping) or tree.get("format_version") != _PROMPTS_VERSION:
+    tree = read_yaml(path, "prompt file")
+    if tree.get("format_version") != _PROMPTS_VERSION:
         raise ConfigError(f"prompts {path} must say format_version: {_PROMPTS_VERSION}")
     try:
         return parse_prompts(tree.get("findings"))
