@@ -13,9 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import httpx
@@ -33,7 +31,11 @@ _Answer = TypeVar("_Answer", bound=Schema)
 
 
 class Client:
-    """A connection to one service; closed at the end of a `with` block."""
+    """A connection to one service; closed at the end of a `with` block.
+
+    Every question takes DICOM, PNG or JPEG, as a path or as its bytes. It raises ImageError where
+    the image cannot be read, ServiceError where the service cannot be reached or refuses.
+    """
 
     def __init__(
         self, url: str, key: str = "", *, timeout_s: float = 60, patience_s: float = 60
@@ -45,9 +47,6 @@ class Client:
             key: API key; empty where the service asks for none.
             timeout_s: seconds that one attempt may take.
             patience_s: seconds within which a busy service is asked again.
-
-        Raises:
-            ServiceError: the address is not an http or https URL.
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
@@ -58,12 +57,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -80,16 +74,9 @@ class Client:
         """Ask which findings an image shows.
 
         Args:
-            image: DICOM, PNG or JPEG, as a path or as its bytes.
+            image: the image.
             findings: `name`, `positive` and `negative` of each; None: the model's own.
             explain: whether heatmaps are wanted.
-
-        Returns:
-            The answer.
-
-        Raises:
-            ImageError: the image cannot be read.
-            ServiceError: the service cannot be reached, or refuses the image or the request.
         """
         fields = {"explain": str(explain).lower()}
         if findings is not None:
@@ -101,17 +88,7 @@ class Client:
     ) -> GroundAnswer:
         """Ask where phrases are seen on an image.
 
-        Args:
-            image: DICOM, PNG or JPEG, as a path or as its bytes.
-            phrases: sentences.
-            threshold: score from which boxes are traced; None: the service's rule.
-
-        Returns:
-            The answer.
-
-        Raises:
-            ImageError: the image cannot be read.
-            ServiceError: the service cannot be reached, or refuses the image or the request.
+        `threshold` is the score from which boxes are traced; None: the service's rule.
         """
         fields: dict[str, Any] = {"phrase": list(phrases)}
         if threshold is not None:
@@ -137,13 +114,6 @@ class Client:
             box: x, y, width and height on the image, pixels; None: the whole image.
             k: hits at most.
             filters: `split`, `view`, `finding` (one or several each) and `exclude_patient`.
-
-        Returns:
-            The answer.
-
-        Raises:
-            ImageError: the image cannot be read.
-            ServiceError: the service cannot be reached, or refuses the image or the request.
         """
         fields: dict[str, Any] = {"target": target, "k": str(k), **filters}
         if text:
@@ -206,20 +176,14 @@ def _read(reply: httpx.Response, kind: type[_Answer]) -> _Answer:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.client") -> int:
-    """Ask the service one question and print the answer.
+    """Ask the service one question and print the answer; return 0 or the error's exit code.
 
-    Args:
-        argv: arguments; None: those of the process.
-        prog: what the help calls this command.
-
-    Returns:
-        0, or the exit code of the error.
+    `prog` is what the help calls this command.
     """
     arguments = _parser(prog).parse_args(argv)
     try:
-        with ExitStack() as stack:
-            key = read_keys(arguments.key_file)[0] if arguments.key_file else ""
-            client = stack.enter_context(Client(arguments.url, key))
+        key = read_keys(arguments.key_file)[0] if arguments.key_file else ""
+        with Client(arguments.url, key) as client:
             answer = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)
