@@ -1,7 +1,4 @@
-"""YAML file + key=value overrides -> Config.
-
-The whole configuration: one frozen tree, unknown keys refused.
-"""
+"""The whole configuration, one frozen tree, from a YAML file and key=value overrides."""
 
 import json
 import os
@@ -172,16 +169,10 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file and apply overrides.
+    """Read a YAML file and apply `section.key=value` overrides.
 
-    Args:
-        path: YAML file whose keys are those of `Config`.
-        overrides: `section.key=value` strings. The value is parsed as JSON, and
-            taken as a plain string where it is not JSON: `1e-5` is a number, `no`
-            and `00123` are strings.
-
-    Returns:
-        The validated, frozen configuration.
+    A value is parsed as JSON, and taken as a plain string where it is not JSON: `1e-5` is a
+    number, `no` and `00123` are strings.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown, renamed or removed, or a
@@ -201,17 +192,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def resolve_path(text: str, config: Config) -> Path:
     """Turn a path setting into a path.
 
-    Args:
-        text: the setting; `${WORK}` means `config.work`, any other `${NAME}` the
-            environment variable NAME.
-        config: the configuration that the setting belongs to.
-
-    Returns:
-        The path, relative to the current folder unless absolute; a file below `configs` that is
-        not there is the one of the package.
-
-    Raises:
-        ConfigError: the variable is not set, or the setting is empty.
+    `${WORK}` means `config.work`, any other `${NAME}` the environment variable NAME; ConfigError
+    where it is not set, or the setting is empty. A file below `configs` that is not there is the
+    one of the package.
     """
     if not text:
         raise ConfigError("a path setting is empty; set it in the config or with --set")
