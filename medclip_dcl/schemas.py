@@ -141,15 +141,12 @@ class PhraseAnswer(Schema):
     @classmethod
     def of(cls, found: "Grounding") -> "PhraseAnswer":
         """Put a grounding into words."""
-        box = found.box
         return cls(
             grid=_rounded(found.grid),
             affine=found.affine,
-            peak=Point(x=found.peak.x, y=found.peak.y, score=found.peak.score),
+            peak=Point(**vars(found.peak)),
             threshold=found.threshold,
-            box=None
-            if box is None
-            else Rectangle(x=box.x, y=box.y, width=box.width, height=box.height),
+            box=None if found.box is None else Rectangle(**vars(found.box)),
         )
 
 
@@ -191,18 +188,7 @@ class HitAnswer(Schema):
     @classmethod
     def of(cls, hit: "Hit", *, has_picture: bool) -> "HitAnswer":
         """Put a hit into words."""
-        return cls(
-            id=hit.id,
-            score=hit.score,
-            texts=list(hit.texts),
-            studies=hit.studies,
-            thumbnail=f"/images/{quote(hit.id)}" if has_picture else None,
-            study_id=hit.study_id,
-            subject_id=hit.subject_id,
-            split=hit.split,
-            view=hit.view,
-            findings=list(hit.findings),
-        )
+        return cls(thumbnail=f"/images/{quote(hit.id)}" if has_picture else None, **vars(hit))
 
 
 class RetrieveAnswer(Schema):
