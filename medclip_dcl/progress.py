@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
@@ -15,14 +14,9 @@ _EVERY_S = "PROGRESS_EVERY_S"
 
 
 class Progress:
-    """Counts finished items of one piece of work.
+    """Counts finished items of one piece of work, on standard error unless a stream is given.
 
-    Args:
-        label: what is being done, a few words.
-        total: items in all.
-        unit: what one item is.
-        done: items that an earlier run had finished.
-        stream: where to write; standard error by default.
+    `done` are items that an earlier run had finished.
     """
 
     def __init__(
@@ -42,12 +36,7 @@ class Progress:
         self._bar = _bar(label, total, unit, done, self._stream) if self._stream.isatty() else None
 
     def advance(self, items: int = 1, **figures: float) -> None:
-        """Count finished items and show figures next to them.
-
-        Args:
-            items: how many were finished.
-            figures: numbers worth seeing, such as a loss.
-        """
+        """Count finished items and show figures, such as a loss, next to them."""
         self._done += items
         self._figures.update(figures)
         if self._bar is not None:
@@ -81,12 +70,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -13,20 +13,13 @@ import torch
 class RngStream(IntEnum):
     """What is drawn; each stream is independent of the others."""
 
-    ORDER = 1
-    """Order of the studies in an epoch."""
-    CHOICE = 2
-    """Image and sentence of each study in a step."""
-    VIEW = 3
-    """Crop, brightness and contrast of each image in a step."""
-    PAIRING = 4
-    """Whose report each image gets in the shuffled control."""
-    DROPOUT = 5
-    """Dropout of each process in a step."""
-    NEGATIVES = 7
-    """Negatives that are kept, of each process in a step."""
-    VALIDATION = 6
-    """Seed of the validation batches."""
+    ORDER = 1  # of the studies in an epoch
+    CHOICE = 2  # image and sentence of each study in a step
+    VIEW = 3  # crop, brightness and contrast of each image in a step
+    PAIRING = 4  # whose report each image gets in the shuffled control
+    DROPOUT = 5  # of each process in a step
+    VALIDATION = 6  # seed of the validation batches
+    NEGATIVES = 7  # those that are kept, of each process in a step
 
 
 def generator_for(seed: int, stream: RngStream, *position: int) -> np.random.Generator:

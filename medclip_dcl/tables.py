@@ -65,19 +65,19 @@ def write_table(
 
 
 def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a table, checking its pages and its columns.
-
-    Args:
-        folder: folder of the artifact.
-        form: the columns that it must have.
-        columns: the columns wanted; None: all.
+    """Read a table, or some columns of it, checking its pages and its columns.
 
     Raises:
         ArtifactCorrupt: the file cannot be read, or its columns are others.
     """
     path = folder / form.file
     try:
-        table = _mapped(path) if path.suffix == ".arrow" else _checked(path)
+        if path.suffix == ".arrow":
+            with pa.memory_map(str(path)) as source:
+                table = pa.ipc.open_file(source).read_all()
+            table.validate(full=True)
+        else:
+            table = pq.read_table(path, page_checksum_verification=True, memory_map=False)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(f"table {path} is missing or damaged; rerun its job") from error
     if table.schema.remove_metadata() != form.schema:
@@ -85,14 +85,3 @@ def read_table(folder: Path, form: TableFormat, columns: Sequence[str] | None = 
             f"table {path} has other columns than {form.file} must; rerun its job"
         )
     return table.select(list(columns)) if columns is not None else table
-
-
-def _checked(path: Path) -> pa.Table:
-    return pq.read_table(path, page_checksum_verification=True, memory_map=False)
-
-
-def _mapped(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-    table.validate(full=True)
-    return table
