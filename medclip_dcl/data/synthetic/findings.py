@@ -241,57 +241,23 @@ TYPES = {
 COMMON_TYPES = ("pneumonia", "cardiomegaly", "edema", "effusion", "pneumothorax")
 """The five that zero-shot classification asks for."""
 
-FINE_FINDINGS = (
-    FineFinding("cardiomegaly"),
-    FineFinding("effusion", "left"),
-    FineFinding("edema"),
-    FineFinding("pneumonia", "right", "lower"),
-    FineFinding("pneumothorax", "right"),
-    FineFinding("effusion", "right"),
-    FineFinding("pneumonia", "left", "lower"),
-    FineFinding("pneumothorax", "left"),
-    FineFinding("atelectasis", "left", "lower"),
-    FineFinding("pacemaker", "left"),
-    FineFinding("central line", "right"),
-    FineFinding("pneumonia", "right", "mid"),
-    FineFinding("atelectasis", "right", "lower"),
-    FineFinding("endotracheal tube"),
-    FineFinding("pneumonia", "right", "upper"),
-    FineFinding("sternotomy wires"),
-    FineFinding("enteric tube"),
-    FineFinding("nodule", "right", "upper"),
-    FineFinding("pneumonia", "left", "mid"),
-    FineFinding("pneumonia", "left", "upper"),
-    FineFinding("enlarged aorta"),
-    FineFinding("scoliosis", "right"),
-    FineFinding("nodule", "left", "upper"),
-    FineFinding("rib fracture", "left", "lower"),
-    FineFinding("elevated hemidiaphragm", "right"),
-    FineFinding("nodule", "right", "mid"),
-    FineFinding("granuloma", "right", "upper"),
-    FineFinding("hiatal hernia"),
-    FineFinding("rib fracture", "right", "lower"),
-    FineFinding("nodule", "left", "lower"),
-    FineFinding("apical thickening", "right"),
-    FineFinding("atelectasis", "right", "mid"),
-    FineFinding("central line", "left"),
-    FineFinding("hilar enlargement", "right"),
-    FineFinding("nodule", "right", "lower"),
-    FineFinding("cavitary mass", "right", "upper"),
-    FineFinding("granuloma", "left", "upper"),
-    FineFinding("apical thickening", "left"),
-    FineFinding("nodule", "left", "mid"),
-    FineFinding("elevated hemidiaphragm", "left"),
-    FineFinding("atelectasis", "left", "mid"),
-    FineFinding("rib fracture", "left", "upper"),
-    FineFinding("hilar enlargement", "left"),
-    FineFinding("granuloma", "right", "lower"),
-    FineFinding("cavitary mass", "left", "upper"),
-    FineFinding("rib fracture", "right", "upper"),
-    FineFinding("pacemaker", "right"),
-    FineFinding("scoliosis", "left"),
-    FineFinding("granuloma", "left", "lower"),
+_BY_FREQUENCY = (
+    "cardiomegaly / effusion, left / edema / pneumonia, right, lower / pneumothorax, right / "
+    "effusion, right / pneumonia, left, lower / pneumothorax, left / atelectasis, left, lower / "
+    "pacemaker, left / central line, right / pneumonia, right, mid / atelectasis, right, lower / "
+    "endotracheal tube / pneumonia, right, upper / sternotomy wires / enteric tube / "
+    "nodule, right, upper / pneumonia, left, mid / pneumonia, left, upper / enlarged aorta / "
+    "scoliosis, right / nodule, left, upper / rib fracture, left, lower / "
+    "elevated hemidiaphragm, right / nodule, right, mid / granuloma, right, upper / "
+    "hiatal hernia / rib fracture, right, lower / nodule, left, lower / apical thickening, right / "
+    "atelectasis, right, mid / central line, left / hilar enlargement, right / "
+    "nodule, right, lower / cavitary mass, right, upper / granuloma, left, upper / "
+    "apical thickening, left / nodule, left, mid / elevated hemidiaphragm, left / "
+    "atelectasis, left, mid / rib fracture, left, upper / hilar enlargement, left / "
+    "granuloma, right, lower / cavitary mass, left, upper / rib fracture, right, upper / "
+    "pacemaker, right / scoliosis, left / granuloma, left, lower"
 )
+FINE_FINDINGS = tuple(FineFinding(*text.split(", ")) for text in _BY_FREQUENCY.split(" / "))
 """Every fine finding; the n-th is drawn with a weight of 1/n."""
 
 _NORMAL_SHARE = 0.4
