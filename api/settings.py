@@ -1,13 +1,12 @@
 """Settings of the service: a YAML file, then MEDCLIP_* variables, then the launcher's arguments."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from medclip_dcl.config import read_yaml
+from medclip_dcl.config import parse_value, read_yaml
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.section import Section
@@ -104,7 +103,7 @@ def read_settings(
     unknown = sorted(given - set(known) - {FILE_VARIABLE})
     if unknown:
         raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")
-    tree |= {known[name]: _value(environment[name]) for name in given & set(known)}
+    tree |= {known[name]: parse_value(environment[name]) for name in given & set(known)}
     tree |= {name: value for name, value in overrides.items() if value is not None}
     try:
         return ServeSettings.model_validate(tree)
@@ -113,10 +112,3 @@ def read_settings(
             f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
         ]
         raise ConfigError(f"service settings: {'; '.join(faults)}") from error
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

@@ -211,21 +211,25 @@ def resolve_path(text: str, config: Config) -> Path:
     return find_config(path) if path.parts[:1] == ("configs",) else path
 
 
+def parse_value(text: str) -> Any:
+    """Parse a setting that was given as text: JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"override {override!r} must read section.key=value")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = text
     node = tree
     for name in names[:-1]:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise ConfigError(f"override {key!r}: {name!r} is not a section")
-    node[names[-1]] = value
+    node[names[-1]] = parse_value(text)
 
 
 def _gone(tree: dict[str, Any], prefix: str = "") -> Iterable[str]:
