@@ -97,14 +97,7 @@ def eta_from_pll(
 
 
 def cap_eta(eta: Float[Tensor, " sentences"], eta_max: float) -> Float[Tensor, " sentences"]:
-    """Keep eta at or below a cap.
-
-    Args:
-        eta: class probabilities, at least 0; an oracle may give values up to 1.
-        eta_max: the cap, in (0, 1).
-
-    Returns:
-        min(eta, eta_max).
+    """Keep eta, which an oracle may give up to 1, at or below a cap in (0, 1).
 
     Raises:
         ScoreError: an eta is negative or not a number, or the cap is out of its range.
@@ -128,14 +121,7 @@ class SentenceClaims(NamedTuple):
 
 
 def eta_from_frequency(reports: NDArray[np.int64], total: int) -> Floats:
-    """Estimate the class probability by how many reports contain the very same sentence.
-
-    Args:
-        reports: training reports that contain each sentence.
-        total: training reports with any sentence.
-
-    Returns:
-        Shares in [0, 1].
+    """Estimate the class probability by the share of training reports with the very sentence.
 
     Raises:
         ScoreError: there is no training report, or fewer than contain a sentence.
@@ -202,15 +188,7 @@ def _fitting_share(
 
 
 def label_shares(keys: Sequence[str], claimed: Artifact, listed: Artifact) -> Floats:
-    """Give the share of labelled training studies that each sentence fits.
-
-    Args:
-        keys: text keys of the sentences.
-        claimed: the claims.
-        listed: the manifest.
-
-    Returns:
-        Shares in the order of the keys; 0 for a sentence without claims.
+    """Give the share of labelled training studies that each key's sentence fits.
 
     Raises:
         ArtifactStale: the claims lack a sentence.
@@ -250,14 +228,9 @@ def _labels(listed: Artifact) -> NDArray[np.int8]:
 
 
 def read_given_table(path: Path) -> dict[str, float]:
-    """Read class probabilities that someone gives for sentences.
+    """Read text key -> class probability from a CSV with `text`, and `eta` or `rho`.
 
-    Args:
-        path: CSV with a column `text` and a column `eta` or `rho`; a text may carry the
-            number of a list item, which the corpus's sentences have lost.
-
-    Returns:
-        Text key -> value.
+    A text may carry the number of a list item, which the corpus's sentences have lost.
 
     Raises:
         ConfigError: the file cannot be read, lacks a column, holds a value outside
@@ -305,14 +278,8 @@ def write_cache(
 ) -> dict[str, Any]:
     """Estimate the eta of every distinct sentence, cap it and write the cache's table.
 
-    Args:
-        folder: the draft's folder.
-        settings: where eta comes from.
-        inputs: the artifacts of `inputs_of`, by name.
-        table: `eta.table`, where the source is `table` or `oracle`.
-
-    Returns:
-        The summary: counts, and quantiles of eta.
+    `inputs` are the artifacts of `inputs_of` by name, `table` is `eta.table` where the source is
+    `table` or `oracle`. The summary has counts, and quantiles of eta.
 
     Raises:
         ArtifactStale: likelihoods or claims are those of other sentences.
@@ -366,7 +333,6 @@ def _estimate(
 
 
 def _scored(inputs: Mapping[str, Artifact], distinct: pa.Table) -> pa.Table:
-    """Read the likelihoods, which must be those of the very same sentences."""
     from medclip_dcl.likelihood import scoring  # imports transformers
 
     scored = read_table(inputs[scoring.ARTIFACT.name].path, scoring.LIKELIHOODS)
@@ -398,11 +364,7 @@ def _summary(
 class EtaCache:
     """Gives the eta of a sentence by its key; keys and values stay in the mapped file.
 
-    Args:
-        artifact: a committed eta cache.
-
     Raises:
-        ArtifactCorrupt: the file cannot be read.
         ScoreError: the keys are out of order, or an eta is not in [0, 1).
     """
 
@@ -424,17 +386,7 @@ class EtaCache:
         return len(self._keys)
 
     def eta_of(self, keys: Sequence[str]) -> np.ndarray:
-        """Look sentences up.
-
-        Args:
-            keys: text keys, repeats allowed.
-
-        Returns:
-            Their etas in order, float64.
-
-        Raises:
-            ScoreError: a key is not in the cache.
-        """
+        """Look up text keys, repeats allowed: float64, in order; ScoreError where one lacks."""
         asked = np.asarray(keys, dtype="S32")
         index = np.searchsorted(self._keys, asked)
         found = index < len(self._keys)
@@ -450,7 +402,7 @@ class EtaCache:
 
 
 def _mapped_keys(column: pa.ChunkedArray) -> np.ndarray:
-    """View 32-byte keys as one array without a copy."""
+    # 32-byte keys as one array of the mapped bytes, without a copy: a corpus has millions.
     keys = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     _, offsets, data = keys.buffers()
     count = len(keys)
@@ -476,14 +428,7 @@ class Correction(NamedTuple):
 
 
 def correction(eta: float, global_batch: int) -> Correction:
-    """Compute what a class probability means in a batch.
-
-    Args:
-        eta: class probability, in [0, 1).
-        global_batch: pairs in a batch, over all processes; at least 2.
-
-    Returns:
-        Expected false negatives and where the correction ends, for M = 1 and v = x+.
+    """Compute what an eta means in a batch of at least 2 pairs, for M = 1 and v = x+.
 
     Source: Wang et al. 2023, Eq. 8 with M = 1: g > 0 is L > log(1 + N eta), for L the
         uncorrected loss of the anchor. The gradient is that of L times
@@ -496,17 +441,10 @@ def correction(eta: float, global_batch: int) -> Correction:
 
 
 def same_correction(eta: float, from_batch: int, to_batch: int) -> float:
-    """Give the eta that expects as many false negatives in a batch of another size.
+    """Give the eta that expects as many false negatives in a batch of another size, at least 2.
 
-    Args:
-        eta: class probability, in [0, 1).
-        from_batch: pairs in the batch that it was chosen for; at least 2.
-        to_batch: pairs in the other batch; at least 2.
-
-    Returns:
-        eta * (from_batch - 1) / (to_batch - 1). It may be 1 or more, where no smaller
-        batch can be corrected as much. For a and the cap together it keeps N eta of every
-        sentence, since eta = min(a p**k, cap) is scaled as a whole; k stays.
+    It may be 1 or more, where no smaller batch can be corrected as much. Scaling a and the cap
+    together keeps N eta of every sentence, since eta = min(a p**k, cap); k stays.
 
     Source: ours. An eta that is a true class probability is right at every size; one that
         was chosen for its results at one size is not.
