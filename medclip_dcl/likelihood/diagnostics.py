@@ -70,19 +70,16 @@ def diagnose(
     rho: Floats | None = None,
     cap: float | None = None,
 ) -> Diagnostics:
-    """Describe the etas of a corpus.
+    """Describe the etas of a corpus's distinct sentences.
 
     Args:
-        eta: class probability of each distinct sentence.
+        eta: class probability of each.
         pll_nats: its pseudo-log-likelihood, nats; None where eta has another source.
         count: how often the training split says it.
         negatives: N, negatives of one anchor.
         examples: how many most and least corrected sentences are named.
         rho: true class probability; nan where it is not known. None: unknown for all.
         cap: largest eta, to which the truth is capped before their distance is taken.
-
-    Returns:
-        The figures; nothing is drawn here.
     """
     said = np.flatnonzero(count > 0)
     weights = count[said] / max(1, count[said].sum())
@@ -110,16 +107,9 @@ def diagnose(
 def compare_with_truth(
     eta: Floats, rho: Floats, count: NDArray[np.int64], cap: float | None = None
 ) -> Truth:
-    """Compare estimated with true class probabilities.
+    """Compare estimated with true class probabilities, over sentences whose rho is not nan.
 
-    Args:
-        eta: estimates, one per distinct sentence.
-        rho: truths; nan where not known.
-        count: how often the training split says each sentence.
-        cap: largest eta, to which rho is capped in `log_error`.
-
-    Returns:
-        Correlations over the sentences whose rho is known; nan where undefined.
+    `count` says how often training says each; rho is capped at `cap` in `log_error`.
     """
     known = np.isfinite(rho)
     positive = known & (rho > 0) & (eta > 0)
@@ -140,14 +130,7 @@ def compare_with_truth(
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Correlate two orders; tied values share their mean rank.
-
-    Args:
-        x: values.
-        y: as many values.
-
-    Returns:
-        A number in [-1, 1]; nan where fewer than two values differ.
+    """Correlate two orders, ties at their mean rank; nan where fewer than two values differ.
 
     Source: Spearman 1904.
     """
@@ -174,25 +157,21 @@ SentenceFloats = Float[np.ndarray, " sentences"]
 
 @dataclass(frozen=True)
 class Part:
-    """Sentences of neighbouring eta.
-
-    Attributes:
-        sentences: distinct ones.
-        said: how often they are said in training.
-        low: their smallest eta.
-        high: their largest.
-        expected: N times their mean eta, each as often as it is said.
-        known: occurrences whose class probability is known.
-        real: N times the mean class probability of these; None: none is known.
-    """
+    """Sentences of neighbouring eta."""
 
     sentences: int
+    """Distinct ones."""
     said: int
+    """How often they are said in training."""
     low: float
     high: float
+    """Their smallest and largest eta."""
     expected: float
+    """N times their mean eta, each as often as it is said."""
     known: int
+    """Occurrences whose class probability is known."""
     real: float | None
+    """N times the mean class probability of these; None: none is known."""
 
 
 def audit_parts(
@@ -204,15 +183,8 @@ def audit_parts(
 ) -> list[Part]:
     """Cut the sentences into parts that are said about equally often, by eta.
 
-    Args:
-        eta: assumed class probability of each distinct sentence.
-        rho: the class probability; not a number where nobody knows it.
-        count: how often each is said in training; those never said are left out.
-        negatives: N, negatives of one anchor.
-        parts: number of parts at most; sentences of one eta stay together.
-
-    Returns:
-        The parts, by ascending eta.
+    `rho` is the class probability, nan where nobody knows it. Sentences that training never
+    says are left out, those of one eta stay together. The parts come by ascending eta.
 
     Source: ours; N eta is the number of false negatives that the correction assumes
         (Wang et al. 2023, Section 2.2).
