@@ -15,6 +15,7 @@ model is run is the engine's matter; scores of engines agree within 2e-4 nats.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -46,16 +47,9 @@ class Encoding:
 def encode_sentences(
     tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], max_tokens: int | None = None
 ) -> list[Encoding]:
-    """Cut sentences into word pieces.
+    """Cut sentences into word pieces, by a fast tokenizer, one that knows the word of each piece.
 
-    Args:
-        tokenizer: a fast tokenizer, one that knows the word of each piece.
-        sentences: the sentences.
-        max_tokens: longest encoding, own tokens included; longer sentences are
-            truncated. None: nothing is truncated.
-
-    Returns:
-        One encoding per sentence, in order.
+    Encodings longer than `max_tokens`, own tokens included, are truncated; None: none is.
 
     Raises:
         ScoreError: the tokenizer is not a fast one, or a sentence has no word piece.
@@ -149,19 +143,10 @@ def score_encodings(
     advance: Callable[[int], None] | None = None,
     engine: Engine | None = None,
 ) -> Float[Tensor, " sentences"]:
-    """Score sentences that are word pieces already.
+    """Score sentences that are word pieces already, repeats once: float64 nats, on the CPU.
 
-    Args:
-        model: as in `pseudo_log_likelihood`.
-        encodings: the sentences; repeats are scored once.
-        mask_id: id of the mask token.
-        variant: as in `pseudo_log_likelihood`.
-        token_budget: word pieces in one forward pass.
-        advance: called with the number of masked copies after each forward pass.
-        engine: the model, prepared by `prepare_engine`; None: as transformers runs it.
-
-    Returns:
-        One sum per sentence, nats, float64, on the CPU. Log-probabilities are float32.
+    `advance` is called with the number of masked copies after each forward pass; `engine` is the
+    model prepared by `prepare_engine`, None: as transformers runs it.
 
     Raises:
         ScoreError: a sentence is too long for the model, or a score is not a number.
@@ -199,11 +184,7 @@ def _batches(
     variant: Variant,
     token_budget: int,
 ) -> Iterator[tuple[int, MaskedCopies]]:
-    """Cut the copies of sentences of one length into batches of about equal size.
-
-    Yields:
-        The first sentence of each batch, and its copies.
-    """
+    # Batches of about equal size, each with its first sentence: a long one spreads over several.
     sentence, position = (words >= 0).nonzero(as_tuple=True)  # (copies,)
     rows = rows_within(token_budget, ids.shape[1])
     batches = -(-len(sentence) // rows)
@@ -216,7 +197,6 @@ def _batches(
 def _hidden(
     words: Int[Tensor, "rows length"], position: Int[Tensor, " rows"], variant: Variant
 ) -> Bool[Tensor, "rows length"]:
-    """Mark what is masked in each copy."""
     column = torch.arange(words.shape[1], device=words.device)[None]
     if variant == "original":
         return column == position[:, None]
@@ -225,25 +205,19 @@ def _hidden(
 
 
 def _by_length(encodings: Sequence[Encoding]) -> Iterator[list[Encoding]]:
-    """Group encodings that are sorted by length."""
-    group: list[Encoding] = []
-    for encoding in encodings:
-        if group and len(encoding.ids) != len(group[0].ids):
-            yield group
-            group = []
-        group.append(encoding)
-    if group:
-        yield group
+    # Copies of one length need no padding, and padding would be most of the work.
+    for _, group in groupby(encodings, key=lambda item: len(item.ids)):
+        yield list(group)
 
 
 def _pieces(encodings: Collection[Encoding]) -> int:
-    """Count the word pieces that pass through the model."""
+    # That pass through the model: each scored piece asks for a copy of the whole sentence.
     return sum(item.tokens * len(item.ids) for item in encodings)
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and give every module its own mode back."""
+    # Dropout is off while scoring; every module gets its own mode back.
     training = [module for module in model.modules() if module.training]
     model.train(False)
     try:
@@ -254,7 +228,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _longest_input(model: PreTrainedModel) -> int:
-    """Positions that the model has; RoBERTa's kin keep the first `pad_token_id + 1` unused."""
+    # Positions that the model has; RoBERTa's kin keep the first `pad_token_id + 1` unused.
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None:
         return 1 << 30
