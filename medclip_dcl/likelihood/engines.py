@@ -44,13 +44,12 @@ from transformers import BertForMaskedLM, PreTrainedModel
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, PlainEngine, is_bert
 
-ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+_ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
     "gelu_new": ("Gelu", {"approximate": "tanh"}),
     "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
     "relu": ("Relu", {}),
-}
-"""Activations that a graph can hold -> operator and its attributes."""
+}  # activations that a graph can hold -> operator and its attributes
 
 _OPSET = 20
 _RUNTIME = "com.microsoft"  # ONNX Runtime's own operators
@@ -74,16 +73,9 @@ class BertGraph:
 
 
 def build_graph(model: BertForMaskedLM) -> BertGraph:
-    """Write a model's trimmed graph.
+    """Write the trimmed graph of a model on the CPU, in float32.
 
-    Args:
-        model: on the CPU, float32, with an activation of `ACTIVATIONS`.
-
-    Returns:
-        The graph; its weights share the model's memory where their layout allows.
-
-    Raises:
-        ImportError: the package `onnx` is not installed.
+    Its weights share the model's memory where their layout allows.
     """
     graph = _Writer(model)
     states, asked = "states", "asked"
@@ -109,7 +101,7 @@ class _Writer:
         self._width = int(config.hidden_size)
         self._heads = int(config.num_attention_heads)
         self._epsilon = float(config.layer_norm_eps)
-        self._activation = ACTIVATIONS[config.hidden_act]
+        self._activation = _ACTIVATIONS[config.hidden_act]
         self._nodes: list[Any] = []
         self._small: dict[str, Any] = {}
         self._weights: dict[str, NDArray[np.float32]] = {}
@@ -267,17 +259,10 @@ class _Writer:
 
 
 class OnnxEngine:
-    """Runs BERT's trimmed graph on the CPU.
+    """Runs BERT's trimmed graph on the CPU, for a model in eval mode whenever it scores.
 
     Weights are packed when it is made, in addition to the model's own: a model that is
     trained further needs another engine.
-
-    Args:
-        model: BERT in float32 on the CPU, in eval mode whenever it scores.
-        threads: threads of one forward pass.
-
-    Raises:
-        ImportError: onnx or onnxruntime is not installed.
     """
 
     def __init__(self, model: BertForMaskedLM, threads: int) -> None:
@@ -297,14 +282,7 @@ class OnnxEngine:
         self._embeddings: Any = model.bert.embeddings
 
     def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
-        """Score one word piece per row.
-
-        Args:
-            copies: the rows, on the CPU.
-
-        Returns:
-            Log-probability of each asked piece, nats, float32.
-        """
+        """Score as `Engine` says."""
         rows, length = copies.hidden.shape
         states, index = self._states(copies)
         feed = {
@@ -319,7 +297,7 @@ class OnnxEngine:
     def _states(
         self, copies: MaskedCopies
     ) -> tuple[Float[Tensor, "inputs length width"], Int[Tensor, "rows length"]]:
-        """Embed the sentences and one row of masks, or the copies where these are fewer."""
+        # Embed the sentences and one row of masks, or the copies where these are fewer.
         rows, length = copies.hidden.shape
         column = torch.arange(length)
         if rows <= len(copies.ids):
@@ -374,14 +352,7 @@ def prepare_engine(
 
 
 def resolve_engine(model: PreTrainedModel, name: EngineName = "auto") -> EngineName:
-    """Find the engine that `prepare_engine` takes.
-
-    Args:
-        model: a masked language model.
-        name: as in `prepare_engine`.
-
-    Returns:
-        `onnxruntime` or `plain`.
+    """Find the engine that `prepare_engine` takes: `onnxruntime` or `plain`.
 
     Raises:
         ScoreError: `onnxruntime` is asked for and cannot be had.
@@ -398,14 +369,10 @@ def resolve_engine(model: PreTrainedModel, name: EngineName = "auto") -> EngineN
 
 
 def find_budget(model: PreTrainedModel) -> int:
-    """Find how many word pieces one forward pass should hold.
+    """Find how many word pieces one forward pass should hold on the model's device.
 
-    Args:
-        model: the model, on the device on which it scores.
-
-    Returns:
-        `CPU_BUDGET` on a CPU. On a GPU a power of two that fits its free memory, so that
-        a little more or less of it gives the same batches.
+    On a GPU that is a power of two which fits its free memory: a little more or less of it gives
+    the same batches.
     """
     device = next(model.parameters()).device
     if device.type != "cuda":
@@ -415,32 +382,15 @@ def find_budget(model: PreTrainedModel) -> int:
 
 
 def rows_within(token_budget: int, length: int) -> int:
-    """Find how many rows one forward pass should hold.
-
-    A long row counts more than its word pieces, for its attention, so that the memory of
-    a pass hardly depends on the length of the sentences.
-
-    Args:
-        token_budget: word pieces in one forward pass.
-        length: word pieces of a row.
-
-    Returns:
-        Rows; at least 1, and never more word pieces than the budget where there are more.
-    """
+    """Find how many rows of a length one forward pass should hold: at least 1."""
+    # A long row counts more than its word pieces, for its attention, so that the memory of a
+    # pass hardly depends on the length of the sentences.
     cost = max(_SHORTEST, length + length * length // _WIDE)
     return max(1, token_budget // cost)
 
 
 def budget_that_fits(free_bytes: int, model: PreTrainedModel) -> int:
-    """Find the largest budget that leaves most of a GPU's free memory alone.
-
-    Args:
-        free_bytes: free memory.
-        model: the model; its widths tell what a word piece takes.
-
-    Returns:
-        Word pieces in one forward pass, a power of two in [1024, 65536].
-    """
+    """Find the largest budget, a power of two, that leaves most of a GPU's free memory alone."""
     config = model.config
     width = int(getattr(config, "hidden_size", 768))
     inner = int(getattr(config, "intermediate_size", 4 * width))
@@ -451,7 +401,7 @@ def budget_that_fits(free_bytes: int, model: PreTrainedModel) -> int:
 
 
 def _obstacle(model: PreTrainedModel) -> str:
-    """What keeps a model from the fast way; empty where nothing does."""
+    # What keeps a model from the fast way; empty where nothing does.
     missing = [package for package in _PACKAGES if find_spec(package) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
@@ -460,8 +410,8 @@ def _obstacle(model: PreTrainedModel) -> str:
     weights = list(model.parameters())
     if any(weight.device.type != "cpu" or weight.dtype != torch.float32 for weight in weights):
         return "weights are not float32 on the CPU"
-    if model.config.hidden_act not in ACTIVATIONS:
-        return f"the activation {model.config.hidden_act!r} is none of {', '.join(ACTIVATIONS)}"
+    if model.config.hidden_act not in _ACTIVATIONS:
+        return f"the activation {model.config.hidden_act!r} is none of {', '.join(_ACTIVATIONS)}"
     owners = {type(module).__name__ for module in model.modules() if _owns_weights(module)}
     if owners - _LAYERS:
         return f"the model holds weights in {sorted(owners - _LAYERS)}"
