@@ -1,12 +1,10 @@
 """Fitting of the masked language model: tokenizer, batches, training, saved state and card.
 
-The tokenizer reads text as bert-base-uncased does.
-
-A batch holds sentences of one length, so nothing is padded and no attention mask is
-needed. The length is that of a sentence drawn uniformly, and the others are drawn
-uniformly among those of its length: every sentence is as likely as any other. What a step
-draws depends on seed and step alone, so a killed fit goes on from its last saved state and
-ends with the same weights.
+The tokenizer reads text as bert-base-uncased does. A batch holds sentences of one length, so
+nothing is padded and no attention mask is needed. The length is that of a sentence drawn
+uniformly, and the others are drawn uniformly among those of its length: every sentence is as
+likely as any other. What a step draws depends on seed and step alone, so a killed fit goes on
+from its last saved state and ends with the same weights.
 """
 
 import json
@@ -51,16 +49,10 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def train_tokenizer(sentences: Sequence[str], vocabulary: int, max_tokens: int) -> BertTokenizer:
-    """Learn word pieces from a corpus.
+    """Learn word pieces, lower-cased, from a corpus with its repeats; the same one each time.
 
-    Args:
-        sentences: the corpus, repeats included.
-        vocabulary: most word pieces, the five special ones included; the corpus's
-            characters are always among them.
-        max_tokens: longest input that the model will read, word pieces.
-
-    Returns:
-        A lower-casing tokenizer; the same corpus gives the same one.
+    `vocabulary` is the most word pieces, the five special ones included; the corpus's characters
+    are always among them. The model will read `max_tokens` of them.
 
     Source: Schuster and Nakajima 2012; Devlin et al. 2019.
     """
@@ -92,13 +84,7 @@ class MaskedBatch:
 
 
 class Corpus:
-    """Encoded sentences, grouped by length.
-
-    Args:
-        encodings: the sentences, repeats included; at least one.
-        vocabulary: number of word pieces.
-        mask_id: id of the mask token.
-    """
+    """Encoded sentences, repeats included, at least one, grouped by length."""
 
     def __init__(self, encodings: Sequence[Encoding], vocabulary: int, mask_id: int) -> None:
         self._vocabulary, self._mask_id = vocabulary, mask_id
@@ -114,16 +100,7 @@ class Corpus:
         return int(self._ends[-1])
 
     def draw(self, rows: int, mask_share: float, generator: torch.Generator) -> MaskedBatch:
-        """Draw sentences of one length and mask them.
-
-        Args:
-            rows: sentences.
-            mask_share: share of word pieces that are predicted.
-            generator: source of everything that is drawn.
-
-        Returns:
-            The batch.
-        """
+        """Draw `rows` sentences of one length and mask them."""
         pivot = torch.randint(len(self), (1,), generator=generator)
         group = int(torch.searchsorted(self._ends, pivot, right=True))
         drawn = torch.randint(len(self._groups[group]), (rows,), generator=generator)
@@ -132,16 +109,7 @@ class Corpus:
     def all_once(
         self, rows: int, mask_share: float, generator: torch.Generator
     ) -> Iterator[MaskedBatch]:
-        """Go through all sentences once.
-
-        Args:
-            rows: most sentences in a batch.
-            mask_share: share of word pieces that are predicted.
-            generator: source of the masks.
-
-        Yields:
-            Batches, short sentences first.
-        """
+        """Go through all sentences once, short ones first, at most `rows` in a batch."""
         for number, group in enumerate(self._groups):
             for start in range(0, len(group), rows):
                 part = torch.arange(start, min(start + rows, len(group)))
@@ -154,12 +122,8 @@ class Corpus:
         mask_share: float,
         generator: torch.Generator,
     ) -> MaskedBatch:
-        """Mask as BERT's training does: 80 % masks, 10 % random pieces, 10 % as they are.
-
-        At least one piece of every sentence is asked, so that short ones are learned too.
-
-        Source: Devlin et al. 2019, Section 3.1; the piece that every sentence gives is ours.
-        """
+        # 80 % masks, 10 % random pieces, 10 % as they are (Devlin et al. 2019, Section 3.1). At
+        # least one piece of every sentence is asked, so that short ones are learned too: ours.
         ids = self._ids[group][rows]
         scored = self._words[group][rows] >= 0
         chance = torch.rand(ids.shape, generator=generator).masked_fill(~scored, 2.0)
@@ -171,9 +135,9 @@ class Corpus:
         return MaskedBatch(torch.where(asked & (kind >= 0.9), random_ids, hidden), labels)
 
 
-MASK_SHARE = 0.15  # of the word pieces; Devlin et al. 2019, Section 3.1
-HELD_OUT_SHARE = 0.05  # of the training reports, kept back to measure accuracy
-MAX_TOKENS = 128  # longest sentence that is fitted, with [CLS] and [SEP]; more are counted
+_MASK_SHARE = 0.15  # of the word pieces; Devlin et al. 2019, Section 3.1
+_HELD_OUT_SHARE = 0.05  # of the training reports, kept back to measure accuracy
+_MAX_TOKENS = 128  # longest sentence that is fitted, with [CLS] and [SEP]; more are counted
 _POSITIONS = 512  # that a BERT trained here can read, as bert-base
 _WARMUP_SHARE = 0.1  # of the steps; the learning rate then falls linearly to 0
 _WEIGHT_DECAY = 0.01  # of matrices; none for biases and norms
@@ -203,16 +167,8 @@ def fit_model(
     """Train a masked language model in place with AdamW, warm-up and linear decay.
 
     What a step draws depends on seed and step alone, so a fit that goes on from a state
-    ends with the weights of an uninterrupted one.
-
-    Args:
-        model: the model; it stays on its device.
-        corpus: the sentences.
-        settings: steps, batch and learning rate.
-        seed: seed of sentences, masks and dropout.
-        start: state to go on from; None: from the model as it is.
-        after_step: called with the number of finished steps, the loss in nats, and a function
-            that gives the state.
+    ends with the weights of an uninterrupted one. `after_step` is called with the number of
+    finished steps, the loss in nats, and a function that gives the state.
 
     Raises:
         TrainingError: the loss is not finite.
@@ -241,17 +197,10 @@ def fit_model(
 def masked_accuracy(
     model: BertForMaskedLM, corpus: Corpus, mask_share: float, batch: int, seed: int
 ) -> dict[str, float]:
-    """Measure how well masked word pieces are restored.
+    """Measure how well masked word pieces of unseen sentences are restored.
 
-    Args:
-        model: the model; it is left in eval mode.
-        corpus: sentences that it was not fitted to.
-        mask_share: share of word pieces that are predicted.
-        batch: sentences in one forward pass.
-        seed: seed of the masks.
-
-    Returns:
-        `held_out_accuracy`, `held_out_nats` per piece, and `held_out_pieces` asked.
+    Gives `held_out_accuracy`, `held_out_nats` per piece and the `held_out_pieces` asked; the model
+    is left in eval mode.
     """
     model.train(False)
     generator = torch.Generator().manual_seed(seed)
@@ -276,9 +225,8 @@ def _step(
     settings: LanguageModelConfig,
     generator: torch.Generator,
 ) -> float:
-    """Take one optimiser step over a few draws of one length each."""
     rows = -(-settings.batch // _DRAWS)
-    batches = [corpus.draw(rows, MASK_SHARE, generator) for _ in range(_DRAWS)]
+    batches = [corpus.draw(rows, _MASK_SHARE, generator) for _ in range(_DRAWS)]
     asked = sum(int((batch.labels != NOT_ASKED).sum()) for batch in batches)
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
@@ -313,7 +261,7 @@ def _optimizer(model: BertForMaskedLM, learning_rate: float) -> torch.optim.Adam
 
 
 def _decay(step: int, settings: LanguageModelConfig) -> float:
-    """Give the share of the peak learning rate that a step uses."""
+    # Share of the peak learning rate that a step uses.
     warmup = max(1, round(_WARMUP_SHARE * settings.steps))
     return min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup))
 
@@ -348,34 +296,19 @@ def _restore(model: BertForMaskedLM, optimizer: torch.optim.AdamW, state: FitSta
         }
 
 
-_NAME = "fit_state.safetensors"
-
-
 class FitStateFile:
-    """Keeps the newest state of a fit in a folder.
-
-    Args:
-        folder: the draft's folder.
-    """
+    """Keeps the newest state of a fit in the draft's folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _NAME
+        self._path = folder / "fit_state.safetensors"
 
     def write(self, state: FitState) -> None:
-        """Replace the saved state; a kill leaves the old one or the new one.
-
-        Args:
-            state: where the fit stands.
-        """
+        """Replace the saved state; a kill leaves the old one or the new one."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
         write_bytes(self._path, save(tensors, metadata={"step": str(state.step)}))
 
     def read(self) -> FitState | None:
-        """Read the saved state.
-
-        Returns:
-            The state, or None where there is none, or none that can be read.
-        """
+        """Read the saved state; None where there is none, or none that can be read."""
         try:
             with safe_open(self._path, framework="pt") as file:
                 step = int(file.metadata()["step"])
@@ -389,35 +322,27 @@ class FitStateFile:
         self._path.unlink(missing_ok=True)
 
 
-INTENDED_USE = (
+_INTENDED_USE = (
     "Research on the likelihood of sentences of radiology reports. Not a medical device: no output "
     "may guide the care of a patient."
 )
-LIMITS = (
+_LIMITS = (
     "It knows the language of the reports that it was fitted to, and little else.",
     "A language model may give back parts of what it was fitted to: keep it, and share it, as the "
     "terms of those reports allow and no further.",
     "Its likelihoods say how usual a sentence is, not whether it is true.",
 )
-LICENSE = "other"
-LICENSE_NAME = "terms-of-the-reports-and-of-the-checkpoint"
+_LICENSE = "other"
+_LICENSE_NAME = "terms-of-the-reports-and-of-the-checkpoint"
 _LICENSE_TEXT = (
     "This project grants no rights in the model. It is derived data: the terms of the reports that "
     "it was fitted to hold, and those of the checkpoint that it began from, where there was one."
 )
 
 
-def language_model_card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
-    """Write the card of a language model.
-
-    Args:
-        facts: figures of the run, such as held-out accuracy; counts and scalars, no texts.
-        settings: what it was fitted with; empty: it was not fitted here.
-        began: digest of the checkpoint that it began from; empty: from random weights.
-
-    Returns:
-        Markdown with the metadata that model hubs read. Equal arguments give equal cards.
-    """
+def _card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
+    # Counts and scalars of the run, no texts; equal arguments give equal cards. Empty settings: it
+    # was not fitted here; empty `began`: from random weights.
     origin = f"the checkpoint with digest `{began}`" if began else "random weights"
     done = "Fitted here by masked word pieces" if settings else "Taken as it is, not fitted here"
     accuracy = facts.get("held_out_accuracy")
@@ -429,15 +354,15 @@ def language_model_card(facts: Mapping[str, Any], settings: Mapping[str, Any], b
     )
     lines = [
         "---",
-        f"license: {LICENSE}",
-        f"license_name: {LICENSE_NAME}",
+        f"license: {_LICENSE}",
+        f"license_name: {_LICENSE_NAME}",
         "library_name: transformers",
         "pipeline_tag: fill-mask",
         "tags: [bert, radiology, research-only]",
         "---",
         "# Masked language model of report sentences",
         "",
-        f"**{INTENDED_USE}**",
+        f"**{_INTENDED_USE}**",
         "",
         f"{done}, from {origin}. {shown}",
         "",
@@ -450,7 +375,7 @@ def language_model_card(facts: Mapping[str, Any], settings: Mapping[str, Any], b
         "",
         "## Limits",
         "",
-        *(f"- {limit}" for limit in LIMITS),
+        *(f"- {limit}" for limit in _LIMITS),
         "",
         "## License",
         "",
@@ -467,7 +392,7 @@ def fit_language_model(
     began: str,
     seed: int,
 ) -> dict[str, Any]:
-    """Fit a model to the sentences of the training split, and write it with its card.
+    """Fit a model to the sentences of the training split, write it with its card, and sum up.
 
     Args:
         folder: the draft's folder, with a saved state if an earlier run was killed.
@@ -476,9 +401,6 @@ def fit_language_model(
         pretrained: the checkpoint to begin from; None: a small BERT of random weights.
         began: its digest.
         seed: seed of weights, batches and masks.
-
-    Returns:
-        The summary.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -495,7 +417,7 @@ def fit_language_model(
     state = FitStateFile(folder)
 
     def measured() -> dict[str, float]:
-        scores = masked_accuracy(loaded.model, unseen, MASK_SHARE, settings.batch, seed)
+        scores = masked_accuracy(loaded.model, unseen, _MASK_SHARE, settings.batch, seed)
         return {name: round(value, 5) for name, value in scores.items()}
 
     before = {}
@@ -519,19 +441,7 @@ def fit_language_model(
 
 
 def copy_language_model(folder: Path, pretrained: Path, began: str) -> dict[str, Any]:
-    """Write a given model as it is, with its card.
-
-    Args:
-        folder: the draft's folder.
-        pretrained: the checkpoint.
-        began: its digest.
-
-    Returns:
-        The summary.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-    """
+    """Write a given model, whose digest is `began`, as it is, with its card; CheckpointError."""
     loaded = load_language_model(pretrained)
     facts = {"fitted": False, **_size(loaded)}
     _write(folder, loaded, facts, {}, began)
@@ -551,15 +461,15 @@ def _write(
     began: str,
 ) -> None:
     save_language_model(loaded.model, loaded.tokenizer, folder)
-    write_text(folder / CARD, language_model_card(facts, settings, began))
+    write_text(folder / CARD, _card(facts, settings, began))
 
 
 def _texts(source: Artifact) -> tuple[list[str], list[str]]:
-    """Cut the training split's sentences by report."""
+    # By report, so that no held-out sentence stands in a report that is fitted.
     table = read_table(source.path, sentences.SENTENCES, ["study_id", "split", "text"])
     rows = [row for row in table.to_pylist() if row["split"] == "train"]
     kept_back = {
-        study for study in {row["study_id"] for row in rows} if _share(study) < HELD_OUT_SHARE
+        study for study in {row["study_id"] for row in rows} if _share(study) < _HELD_OUT_SHARE
     }
     fitted = [row["text"] for row in rows if row["study_id"] not in kept_back]
     held_out = [row["text"] for row in rows if row["study_id"] in kept_back]
@@ -571,8 +481,7 @@ def _texts(source: Artifact) -> tuple[list[str], list[str]]:
 
 
 def _share(study_id: str) -> float:
-    """Give a number in [0, 1) that is fixed by the id."""
-    return int(sentences.text_key(study_id)[:8], 16) / 2**32
+    return int(sentences.text_key(study_id)[:8], 16) / 2**32  # in [0, 1), fixed by the id
 
 
 def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) -> LanguageModel:
@@ -595,10 +504,10 @@ def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) 
 
 def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[Corpus, int]:
     encodings = encode_sentences(loaded.tokenizer, texts)
-    kept = [item for item in encodings if len(item.ids) <= MAX_TOKENS]
+    kept = [item for item in encodings if len(item.ids) <= _MAX_TOKENS]
     if not kept:
         raise ReportError(
-            f"every sentence is longer than {MAX_TOKENS} word pieces; check split_sentences"
+            f"every sentence is longer than {_MAX_TOKENS} word pieces; check split_sentences"
         )
     tokenizer: BertTokenizer = loaded.tokenizer
     corpus = Corpus(kept, len(tokenizer), tokenizer.mask_token_id)
