@@ -36,7 +36,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedM
 from medclip_dcl.artifact import Artifact, ArtifactType, json_digest
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import sha256_file, write_bytes, write_text
-from medclip_dcl.models.pretrained import read_tensors, weights_file
+from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
 
 ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
 
@@ -49,34 +49,14 @@ FILES = (CARD, CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
 
 
 def model_digest(artifact: Artifact) -> str:
-    """Name the weights and sizes of a language model, whatever its card says.
-
-    Args:
-        artifact: a language model.
-
-    Returns:
-        Digest of its weights and config, 64 hexadecimal digits.
-
-    Raises:
-        ArtifactCorrupt: it holds no weights or no config.
-    """
+    """Name the weights and sizes of a language model by a digest, whatever its card says."""
     for name in (CONFIG, WEIGHTS):
-        artifact.file(name)
+        artifact.file(name)  # ArtifactCorrupt where it holds none
     return json_digest({name: artifact.files[name]["sha256"] for name in (CONFIG, WEIGHTS)})
 
 
 def tokenizer_digest(artifact: Artifact) -> str:
-    """Name the tokenizer of a language model.
-
-    Args:
-        artifact: a language model.
-
-    Returns:
-        SHA-256 of its tokenizer.json, 64 hexadecimal digits.
-
-    Raises:
-        ArtifactCorrupt: it holds no tokenizer.
-    """
+    """Name the tokenizer of a language model by the digest of its tokenizer.json."""
     artifact.file(TOKENIZER)
     digest: str = artifact.files[TOKENIZER]["sha256"]
     return digest
@@ -126,14 +106,10 @@ class LanguageModel:
 
 
 def load_language_model(folder: Path) -> LanguageModel:
-    """Read a BERT masked language model from a directory, offline and without its code.
+    """Read a BERT masked language model, offline and without its code: on the CPU, in eval mode.
 
-    Args:
-        folder: config.json, model.safetensors (or pytorch_model.bin), and
-            tokenizer.json or vocab.txt.
-
-    Returns:
-        The model on the CPU in float32, in eval mode.
+    The folder has config.json, model.safetensors or pytorch_model.bin, and tokenizer.json or
+    vocab.txt. Weights become float32.
 
     Raises:
         CheckpointError: a file is missing or damaged, weights are missing or
@@ -154,13 +130,7 @@ def load_language_model(folder: Path) -> LanguageModel:
 
 
 def read_config(folder: Path) -> BertConfig:
-    """Read a checkpoint's sizes, and nothing else that its config says.
-
-    Args:
-        folder: the checkpoint's directory.
-
-    Returns:
-        The config; fields outside `CONFIG_FIELDS` are BERT's defaults.
+    """Read a checkpoint's sizes; fields outside `CONFIG_FIELDS` are BERT's defaults.
 
     Raises:
         CheckpointError: it is missing or damaged, or not BERT's.
@@ -180,13 +150,7 @@ def read_config(folder: Path) -> BertConfig:
 
 
 def read_tokenizer(folder: Path) -> BertTokenizer:
-    """Read a checkpoint's tokenizer, offline and without its code.
-
-    Args:
-        folder: the checkpoint's directory.
-
-    Returns:
-        A fast WordPiece tokenizer.
+    """Read a checkpoint's fast WordPiece tokenizer, offline and without its code.
 
     Raises:
         CheckpointError: its files are missing or damaged.
@@ -201,13 +165,7 @@ def read_tokenizer(folder: Path) -> BertTokenizer:
 
 
 def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
-    """Write a masked language model in the one layout that later stages read.
-
-    Args:
-        model: the model; its weights are written as they are.
-        tokenizer: its tokenizer.
-        folder: existing folder that receives the files of the artifact, without its card.
-    """
+    """Write a masked language model, all but its card, in the one layout that is read later."""
     fields = {name: getattr(model.config, name) for name in CONFIG_FIELDS}
     tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
     write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
@@ -221,13 +179,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
 
 
 def checkpoint_digests(folder: Path) -> dict[str, str]:
-    """Hash the files of a checkpoint that `load_language_model` would read.
-
-    Args:
-        folder: the checkpoint's directory.
-
-    Returns:
-        File name -> SHA-256 of those that exist.
+    """Give the SHA-256 of each file of a checkpoint that `load_language_model` would read.
 
     Raises:
         CheckpointError: there is no config.json.
@@ -241,14 +193,7 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    return {_modern(name): tensor.float() for name, tensor in read_tensors(folder).items()}
-
-
-def _modern(name: str) -> str:
-    """Translate the layer norm names of the first BERT releases."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
+    return {modern_key(name): tensor.float() for name, tensor in read_tensors(folder).items()}
 
 
 def _fill(model: BertForMaskedLM, state: dict[str, Tensor]) -> tuple[str, ...]:
@@ -300,36 +245,21 @@ class Engine(Protocol):
     """A way to run a masked language model."""
 
     def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
-        """Score one word piece per row.
+        """Give the log-probability of each row's asked piece, nats, float32.
 
-        Args:
-            copies: the rows, on the model's device.
-
-        Returns:
-            Log-probability of each asked piece, nats, float32.
+        The copies are on the model's device.
         """
         ...
 
 
 class PlainEngine:
-    """Runs a masked language model as transformers does, on its own device.
-
-    Args:
-        model: any masked language model, in eval mode whenever it scores.
-    """
+    """Runs any masked language model as transformers does; in eval mode whenever it scores."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     def log_probs(self, copies: MaskedCopies) -> Float[Tensor, " rows"]:
-        """Score one word piece per row.
-
-        Args:
-            copies: the rows, on the model's device.
-
-        Returns:
-            Log-probability of each asked piece, nats, float32 whatever the model's dtype.
-        """
+        """Score as `Engine` says, in float32 whatever the model's dtype."""
         ids, model = copies.masked(), self._model
         if is_bert(model):
             logits = asked_logits(cast(BertForMaskedLM, model), ids, copies.position)
@@ -352,22 +282,17 @@ def asked_logits(
     position: Int[Tensor, " asked"],
     row: Int[Tensor, " asked"] | None = None,
 ) -> Float[Tensor, "asked vocab"]:
-    """Predict some positions only.
+    """Compute logits of the vocabulary at some positions only, of rows without padding.
 
-    Args:
-        model: BERT; in eval mode where `row` is None.
-        ids: token ids without padding, masks in place.
-        position: the positions that are asked, from 0.
-        row: their rows, from 0; None: one position of every row, in order.
-
-    Returns:
-        Unnormalised log-probabilities of the vocabulary at those positions.
+    `row` has the rows of the positions; None: one of every row in order, of a model that is in
+    eval mode.
     """
     bert: Any = model.bert
     states = bert.embeddings(input_ids=ids)  # (rows, length, width)
     layers: list[Any] = list(bert.encoder.layer)
     for layer in layers[:-1]:
         states = layer(states)
+    # Nothing reads the last layer at positions that are not asked: only keys and values see all.
     last = layers[-1]
     if row is None:
         asked = states[torch.arange(len(ids), device=ids.device), position]
@@ -383,7 +308,7 @@ def asked_logits(
 def _attend_from(
     attention: Any, asked: Float[Tensor, "rows width"], states: Float[Tensor, "rows length width"]
 ) -> Float[Tensor, "rows width"]:
-    """Attend from one query a row: the matrix of queries meets one state instead of all."""
+    # One query a row: the matrix of queries meets one state instead of all.
     shape = (len(asked), -1, attention.num_attention_heads, attention.attention_head_size)
     context = F.scaled_dot_product_attention(
         attention.query(asked).view(shape).transpose(1, 2),

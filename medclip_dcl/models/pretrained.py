@@ -149,6 +149,12 @@ def _sample(keys: tuple[str, ...] | list[str]) -> str:
     return f"({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})" if keys else "()"
 
 
+def modern_key(key: str) -> str:
+    """Translate the names that the first BERT releases have for the parameters of layer norms."""
+    key = key.replace("LayerNorm.gamma", "LayerNorm.weight")
+    return key.replace("LayerNorm.beta", "LayerNorm.bias")
+
+
 RESNET_HEADS = (
     "classifier.",
     "fc.",

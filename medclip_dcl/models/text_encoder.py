@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from medclip_dcl.models.pretrained import LoadReport, fill, read_tensors
+from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
 
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
 _HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
@@ -79,12 +79,7 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
         CheckpointError: the file cannot be read, lacks a weight, has one of another
             shape, or holds keys that are neither BERT's nor a known head's.
     """
-    state = {_modern(key): value for key, value in read_tensors(folder).items()}
+    state = {
+        modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
+    }
     return fill(encoder.backbone, state, heads=_HEADS, layout="bert")
-
-
-def _modern(key: str) -> str:
-    key = key.removeprefix("bert.")
-    # The first BERT releases name the parameters of layer norms as TensorFlow does.
-    key = key.replace("LayerNorm.gamma", "LayerNorm.weight")
-    return key.replace("LayerNorm.beta", "LayerNorm.bias")
