@@ -1,11 +1,12 @@
 """Likelihoods: the pseudo-log-likelihood of every distinct sentence, scored once.
 
-A corpus is cut into units (`work_units`). Each is scored by one thread of a process, or by a
+A corpus is cut into units (`Plan`). Each is scored by one thread of a process, or by a
 GPU, so that on one kind of machine its bits depend on the unit alone; and it is written to a
 part of its own as soon as it is finished, so that a kill loses only the units in work. Several
 processes, on one node or on many, share the units; the main one puts the parts together.
 """
 
+import hashlib
 import io
 import math
 import multiprocessing
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
+from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact, ArtifactType, fingerprint_changes
 from medclip_dcl.distributed import Launch, available_cores
@@ -39,14 +42,14 @@ from medclip_dcl.likelihood.masked_lm import (
     read_tokenizer,
     tokenizer_digest,
 )
-from medclip_dcl.likelihood.pll import Variant, encode_sentences, score_encodings
+from medclip_dcl.likelihood.pll import Encoding, Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.settings import LikelihoodConfig
-from medclip_dcl.likelihood.work_units import Plan, part_of, plan_units, span_codes, units_of
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 ARTIFACT = ArtifactType("likelihoods", 2, "score_sentences", costly=True)
 
@@ -80,15 +83,9 @@ _PART_COLUMNS = (
 def score_header(
     source: Artifact, model: Artifact | None, settings: LikelihoodConfig
 ) -> dict[str, str]:
-    """List what scores depend on besides the sentences' texts.
+    """List what scores depend on besides texts, for the fingerprint of likelihoods.
 
-    Args:
-        source: the sentences.
-        model: the language model; None: what depends on it is left out.
-        settings: how sentences are scored.
-
-    Returns:
-        Names and values; part of the fingerprint of likelihoods.
+    Where the model is None, what depends on it is left out.
     """
     header = {
         "variant": settings.variant,
@@ -103,15 +100,7 @@ def score_header(
 
 
 def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
-    """Refuse likelihoods that were scored with other settings than are asked now.
-
-    Args:
-        artifact: likelihoods.
-        header: what is asked, from `score_header`.
-
-    Raises:
-        ArtifactStale: a value differs; the message names each.
-    """
+    """Raise ArtifactStale, naming each setting that differs from those of a `score_header`."""
     said = artifact.fingerprint["settings"]
     found = {name: said[name] for name in header if name in said}
     differences = fingerprint_changes(found, {name: header[name] for name in found})
@@ -125,9 +114,7 @@ def refuse_other_scores(artifact: Artifact, header: Mapping[str, str]) -> None:
 def write_part(folder: Path, rows: pa.Table) -> None:
     """Acknowledge the scores of a unit: after a kill a part is there whole or not at all.
 
-    Args:
-        folder: folder of the parts, in which several processes may write.
-        rows: columns text_key, first, last and pll_nats.
+    Several processes may write in the folder; rows have text_key, first, last and pll_nats.
     """
     form = TableFormat(f"part-{secrets.token_hex(8)}.parquet", _PART_COLUMNS)
     buffer = io.BytesIO()
@@ -137,15 +124,7 @@ def write_part(folder: Path, rows: pa.Table) -> None:
 
 
 def read_parts(folder: Path) -> tuple[pa.Table, int]:
-    """Read what has been acknowledged.
-
-    Args:
-        folder: folder of the parts.
-
-    Returns:
-        Columns text_key, first, last and pll_nats; and the number of parts that are
-        damaged and were left out.
-    """
+    """Read what has been acknowledged, and count the damaged parts that were left out."""
     tables = [TableFormat("", _PART_COLUMNS).schema.empty_table()]
     damaged = 0
     for path in sorted(folder.glob("part-*.parquet")):
@@ -154,6 +133,191 @@ def read_parts(folder: Path) -> tuple[pa.Table, int]:
         except ArtifactCorrupt:
             damaged += 1
     return pa.concat_tables(tables), damaged
+
+
+_BATCH = 4096  # sentences cut into word pieces at a time
+_SPAN_BITS = 16
+
+_UNIT_OPERATIONS = {"cpu": 2.5e11, "cuda": 2.5e13}  # three to ten seconds of a core, one of a GPU
+_MOST_PIECES = {"cpu": 200_000, "cuda": 2_000_000}  # of a unit, for models that are tiny
+_FEW_PIECES = 4096  # a unit need not be smaller, even where there are few sentences
+_SMALLEST_SHARE = 64  # units that a corpus falls into at least, beyond that size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The distinct sentences of a corpus, and the spans and units that scoring them takes.
+
+    It is made before the first result, so that a resumed run gives the same bits. A unit is a
+    fixed set of spans that is scored and acknowledged as a whole; a span is a run of scored word
+    pieces, [first, last), of one sentence. Sentences of one length are next to each other, so
+    that a unit is a few batches without padding; sentences of equal word pieces are scored once;
+    and a sentence whose masked copies cost more than a unit is cut between words into several
+    spans, whose sums add up. Cost is counted in word pieces that pass through the model: pieces
+    of the span x input length.
+    """
+
+    keys: np.ndarray
+    """Text key of each sentence, ascending, 32 bytes each."""
+    texts: Sequence[str]
+    pieces: Ints
+    """Word pieces of each sentence that are scored."""
+    twin: Ints
+    """The sentence of equal word pieces that is scored in each one's stead, often itself."""
+    truncated: int
+    """Sentences whose ends the model cannot read."""
+    text_index: Ints
+    """Sentence of each span; short sentences first."""
+    first: Ints
+    last: Ints
+    cost: Ints
+    """Cost of each span."""
+    unit: Ints
+    """Number of each span's unit, ascending."""
+    operations: float
+    """Multiplications and additions for one word piece."""
+
+    @property
+    def scored(self) -> int:
+        """Sentences that are scored themselves."""
+        return len(np.unique(self.twin))
+
+    @property
+    def codes(self) -> Ints:
+        """A number for every span, whatever unit it falls into."""
+        return span_codes(self.text_index, self.first, self.last)
+
+
+def plan_units(
+    tokenizer: PreTrainedTokenizerBase,
+    config: BertConfig,
+    keys: Sequence[str],
+    texts: Sequence[str],
+    *,
+    device: str = "cpu",
+    unit_pieces: int = 0,
+) -> Plan:
+    """Cut a corpus into units of about equal cost; the plan depends on the arguments alone.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        config: sizes of the model; longer sentences than it reads are truncated.
+        keys: text keys, ascending.
+        texts: their sentences.
+        device: kind of the device, `cpu` or `cuda`, by whose speed units are sized.
+        unit_pieces: cost of a unit; one may cost up to twice as much, or more where the
+            copies of a single word do. 0: some seconds' worth.
+
+    Raises:
+        ScoreError: a sentence has no word piece.
+    """
+    limit = int(config.max_position_embeddings)
+    length, pieces, twin, order, truncated = _measure(tokenizer, texts, limit)
+    cost = length * pieces
+    operations = piece_operations(config)
+    if not unit_pieces:
+        most = min(_MOST_PIECES[device], int(_UNIT_OPERATIONS[device] / operations))
+        share = int(cost[order].sum()) // _SMALLEST_SHARE
+        unit_pieces = max(1, min(most, max(_FEW_PIECES, share)))
+    rows: list[tuple[int, int, int]] = []
+    for index in order.tolist():
+        if cost[index] <= unit_pieces:
+            rows.append((index, 0, int(pieces[index])))
+            continue
+        (encoding,) = encode_sentences(tokenizer, [texts[index]], int(length[index]))
+        cuts = _cuts(encoding, max(1, unit_pieces // int(length[index])))
+        rows += [(index, first, last) for first, last in pairwise(cuts)]
+    index, first, last = np.array(rows, np.int64).reshape(-1, 3).T
+    span_cost = (last - first) * length[index]
+    unit = (np.cumsum(span_cost) - span_cost) // unit_pieces
+    return Plan(
+        np.array(keys, "S32"),
+        texts,
+        pieces,
+        twin,
+        truncated,
+        index,
+        first,
+        last,
+        span_cost,
+        unit,
+        operations,
+    )
+
+
+def _measure(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int
+) -> tuple[Ints, Ints, Ints, Ints, int]:
+    # Input length, scored pieces and twin of each sentence; the sentences that are scored
+    # themselves, short ones first; the number that is truncated.
+    length, pieces = np.zeros((2, len(texts)), np.int64)
+    prints = np.zeros((2, len(texts)), np.uint64)
+    truncated = 0
+    for start in range(0, len(texts), _BATCH):
+        for index, item in enumerate(
+            encode_sentences(tokenizer, texts[start : start + _BATCH], limit + 1), start
+        ):
+            truncated += len(item.ids) > limit  # its own encoding is one piece shorter
+            length[index] = min(limit, len(item.ids))
+            pieces[index] = item.tokens - (len(item.ids) > limit)
+            data = np.array([item.ids, item.words], np.int32).tobytes()
+            # 16 bytes of a hash stand for the pieces: a million sentences fit in 16 MB
+            prints[:, index] = np.frombuffer(
+                hashlib.blake2b(data, digest_size=16).digest(), np.uint64
+            )
+    by_piece = np.lexsort((np.arange(len(texts)), *prints, length))
+    same = (np.diff(prints[:, by_piece]) == 0).all(0) & (np.diff(length[by_piece]) == 0)
+    starts = np.append(True, ~same)
+    twin = np.empty(len(texts), np.int64)
+    twin[by_piece] = by_piece[starts][np.cumsum(starts) - 1]
+    return length, pieces, twin, by_piece[starts], truncated
+
+
+def piece_operations(config: BertConfig) -> float:
+    """Count the multiplications and additions of a model's layers for one word piece.
+
+    The vocabulary head, which runs on masked positions alone, and attention are left out.
+    """
+    width = float(config.hidden_size)
+    return 2.0 * config.num_hidden_layers * width * (4 * width + 2 * config.intermediate_size)
+
+
+def span_codes(index: Ints, first: Ints, last: Ints) -> Ints:
+    """Give every span a number of its own; pieces count to 65,535."""
+    codes: Ints = (index << 2 * _SPAN_BITS) | (first << _SPAN_BITS) | last
+    return codes
+
+
+def units_of(plan: Plan, left: NDArray[np.bool_]) -> Iterator[Ints]:
+    """Give the spans that are left of one unit after the other, as rows of the plan."""
+    rows = np.flatnonzero(left)
+    ends = np.flatnonzero(np.diff(plan.unit[rows])) + 1
+    yield from (part for part in np.split(rows, ends) if len(part))
+
+
+def part_of(encoding: Encoding, first: int, last: int) -> Encoding:
+    """Ask for scored pieces [first, last), whole words, of a sentence; others are only read."""
+    if (first, last) == (0, encoding.tokens):
+        return encoding
+    words, number = [], 0
+    for word in encoding.words:
+        asked = word >= 0 and first <= number < last
+        number += word >= 0
+        words.append(word if asked else -1)
+    return Encoding(encoding.ids, tuple(words))
+
+
+def _cuts(encoding: Encoding, most: int) -> list[int]:
+    # Between words, into spans of at most `most` pieces, or of one word.
+    words = [word for word in encoding.words if word >= 0]
+    starts = [
+        number for number, word in enumerate(words) if not number or word != words[number - 1]
+    ]
+    cuts = [0]
+    for start, end in pairwise([*starts, len(words)]):
+        if end - cuts[-1] > most and start > cuts[-1]:
+            cuts.append(start)
+    return [*cuts, len(words)]
 
 
 @dataclass(frozen=True)
@@ -188,18 +352,8 @@ class Scores(NamedTuple):
     pll_nats: tuple[float, ...]
 
 
-def engine_of(options: ScoringOptions) -> EngineName:
-    """Find the engine that scores on this machine.
-
-    Args:
-        options: how to score.
-
-    Returns:
-        `onnxruntime` or `plain`.
-
-    Raises:
-        ScoreError: `onnxruntime` is asked for and cannot be had.
-    """
+def _engine_of(options: ScoringOptions) -> EngineName:
+    """Find the engine that scores on this machine; ScoreError where the one asked for cannot."""
     if options.engine == "plain":
         return "plain"
     model: Any = load_language_model(options.folder).model
@@ -208,11 +362,7 @@ def engine_of(options: ScoringOptions) -> EngineName:
 
 
 class Scorer:
-    """Scores tasks in this process.
-
-    Args:
-        options: how to score.
-    """
+    """Scores tasks in this process."""
 
     def __init__(self, options: ScoringOptions) -> None:
         self._options = options
@@ -225,19 +375,9 @@ class Scorer:
         self._budget = options.token_budget or find_budget(self._model)
 
     def score(self, task: Task) -> Scores:
-        """Score a task.
-
-        Args:
-            task: sentences; those too long for the model are truncated.
-
-        Returns:
-            Their scores, in order.
-
-        Raises:
-            ScoreError: a score is not a number.
-        """
+        """Score a task, in order; sentences too long for the model are truncated."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # so that the bits of a score do not depend on their number
         try:
             whole = encode_sentences(self._tokenizer, task.texts, self._limit)
             parts = [
@@ -258,18 +398,7 @@ class Scorer:
 
 
 def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
-    """Measure how far scores in the precision asked for are from those in float32.
-
-    Args:
-        options: how to score.
-        texts: a few sentences; at least one.
-
-    Returns:
-        Largest difference of a sentence's score, nats.
-
-    Raises:
-        ScoreError: a score is not a number.
-    """
+    """Measure the largest difference, nats, of a few sentences' scores from those in float32."""
     task = Task(0, tuple(texts), tuple((0, _ALL) for _ in texts))
     exact = Scorer(replace(options, dtype="float32")).score(task).pll_nats
     rough = Scorer(options).score(task).pll_nats
@@ -279,15 +408,9 @@ def drift(options: ScoringOptions, texts: Sequence[str]) -> float:
 def score_tasks(
     options: ScoringOptions, tasks: Iterable[Task], workers: int
 ) -> Generator[Scores, None, None]:
-    """Score tasks, each in whatever process is free.
+    """Score tasks in `workers` processes, each task in whichever is free; 1: in this one.
 
-    Args:
-        options: how to score.
-        tasks: what to score; taken as processes become free.
-        workers: processes; 1: this one.
-
-    Yields:
-        Scores of each task, in the order in which they are finished.
+    The scores come in the order in which they are finished.
 
     Raises:
         ScoreError: a score is not a number, or a worker died.
@@ -365,15 +488,7 @@ def _died(process: BaseProcess) -> ScoreError:
 
 
 class CorpusScoring:
-    """One process of a launch that scores a corpus: the main one leads, the others follow.
-
-    Args:
-        source: the sentences.
-        model: the language model.
-        settings: how to score.
-        launch: this process among those of the launch.
-        say: prints facts about the job.
-    """
+    """One process of a launch that scores a corpus: the main one leads, the others follow."""
 
     def __init__(
         self,
@@ -401,29 +516,19 @@ class CorpusScoring:
     def choose_engine(self, existing: Artifact | None) -> dict[str, str]:
         """Choose the engine, and give the settings that the scores depend on.
 
-        Args:
-            existing: likelihoods that may be reused, whatever engine this machine has.
-
-        Returns:
-            Names and values for the fingerprint.
+        `existing` likelihoods may be reused, whatever engine this machine has.
         """
         header = score_header(self._source, self._model, self._settings)
         said = existing.fingerprint["settings"] if existing else {}
         if self._settings.engine == "auto" and said == {**header, "engine": said.get("engine")}:
             engine = cast("EngineName", said["engine"])
         else:
-            engine = engine_of(self._options)
+            engine = _engine_of(self._options)
         self._options = replace(self._options, engine=engine)
         return {**header, "engine": engine}
 
     def lead(self, folder: Path) -> dict[str, Any]:
-        """Score with the others and write the table.
-
-        Args:
-            folder: the draft's folder, with the parts of an earlier run if there are any.
-
-        Returns:
-            The summary.
+        """Score with the others, write the table into the draft's folder, and sum up.
 
         Raises:
             ScoreError: a score is not a number, or a worker died.
@@ -472,7 +577,7 @@ class CorpusScoring:
         )
 
     def _score(self, folder: Path, plan: Plan) -> None:
-        """Score what is not acknowledged of this process's share of the units."""
+        # What is not acknowledged of this process's share of the units.
         launch = self._launch
         _await_folder(folder)
         parts, damaged = read_parts(folder)
@@ -502,14 +607,13 @@ class CorpusScoring:
         return max(1, min(cores, math.floor(operations / _OPERATIONS_WORTH_A_PROCESS)))
 
     def _say_drift(self, texts: Sequence[str]) -> None:
-        """Print how far scores in the precision asked for are from those in float32."""
         some = texts[:: -(-len(texts) // _DRIFT_SENTENCES)]
         worst = drift(self._options, some)
         self._say(dtype=self._settings.dtype, drift_nats=round(worst, 4), sentences=len(some))
 
 
 def _collect(folder: Path, plan: Plan, launch: Launch) -> Floats:
-    """Put together what all processes have acknowledged: one score per sentence, nats."""
+    # What all processes have acknowledged: one score per sentence, nats.
     deadline = time.monotonic() + (_SEEN_BY_ALL_S if launch.processes > 1 else 0)
     values = _acknowledged(read_parts(folder)[0], plan)
     while np.isnan(values).any():
@@ -527,7 +631,8 @@ def _collect(folder: Path, plan: Plan, launch: Launch) -> Floats:
 
 
 def _acknowledged(parts: pa.Table, plan: Plan) -> Floats:
-    """Score of every span of the plan that a part holds, NaN for the others."""
+    # Score of every span of the plan that a part holds, NaN for the others. Parts may hold spans
+    # of another plan, one of other units: they count where the very same span is asked.
     values = np.full(len(plan.text_index), np.nan)
     keys = np.array(parts["text_key"].to_pylist(), "S32")
     index = np.searchsorted(plan.keys, keys)
@@ -557,7 +662,7 @@ def _part(plan: Plan, rows: NDArray[np.int64], pll_nats: Sequence[float]) -> pa.
 
 
 def _finished(folder: Path, keys: Sequence[str]) -> pa.Table | None:
-    """Read the whole table where a killed run had just written it."""
+    # Where a killed run had just written the whole table.
     try:
         table = read_table(folder, LIKELIHOODS)
     except ArtifactCorrupt:
