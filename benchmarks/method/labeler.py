@@ -132,6 +132,7 @@ SHORT = {
 SENTENCES = Path(__file__).parents[2] / "tests/medclip_dcl/text/labeler/sentences.csv"
 FEWEST_POSITIVES = 20
 MACRO_BAR = 0.80
+HELD_OUT_BAR = 0.94
 
 
 class Score(NamedTuple):
@@ -320,8 +321,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures["macro_f1"] = figures[f"macro_f1 concepts {part}"]
     figures["sentences_per_s"] = sentences_per_second(reports)
     print(f"{figures['sentences_per_s']:.0f} sentences a second on one core")
-    met = figures["macro_f1"] >= MACRO_BAR
-    return finish("claims", figures, {"macro_f1": (f">= {MACRO_BAR:.2f}", met)})
+    bars = {"macro_f1": (f">= {MACRO_BAR:.2f}", figures["macro_f1"] >= MACRO_BAR)}
+    if arguments.held_out:
+        name = "macro_f1 concepts held out"
+        bars[name] = (f">= {HELD_OUT_BAR:.2f}", figures[name] >= HELD_OUT_BAR)
+    return finish("labeler", figures, bars)
 
 
 def measure(
