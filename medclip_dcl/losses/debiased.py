@@ -102,8 +102,8 @@ def debiased_contrastive_loss(
     """Contrast each anchor with its negatives, less those expected to be false.
 
     Args:
-        s: similarities with their scale, |s| <= gamma**2; CLIP's `logit_scale` is
-            gamma**2, a temperature t is 1 / gamma**2.
+        s: similarities with their scale, `|s| <= gamma**2`; CLIP's `logit_scale` is
+            `gamma**2`, a temperature t is `1 / gamma**2`.
         positive: column of each anchor's positive; None: the diagonal.
         eta: chance that a random candidate is of the anchor's class, in [0, 1): one an
             anchor (Wang et al. 2023) or one for all (Chuang et al. 2020). A constant:
