@@ -18,13 +18,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact import HEADER, open_artifact
 from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
     LEVEL,
     Difference,
-    compare_measured,
+    compare_sides,
     describe_difference,
     measure_sides,
     read_sample_results,
@@ -37,13 +37,9 @@ SAMPLES = 1000
 
 
 def find_runs(text: str) -> list[Path]:
-    """Find the results of a side.
+    """Find the results of a side: folders joined by commas.
 
-    Args:
-        text: folders joined by commas: results, runs that hold them, or folders of runs.
-
-    Returns:
-        Folders of results, sorted within each folder named.
+    Each is results, a run that holds them, or a folder of runs, which are sorted.
 
     Raises:
         ArtifactMissing: a folder holds none.
@@ -51,60 +47,19 @@ def find_runs(text: str) -> list[Path]:
     found: list[Path] = []
     for name in text.split(","):
         folder = Path(name).expanduser()
-        inside = (folder / "artifact.json", folder / results.ARTIFACT.name / "artifact.json")
+        inside = (folder / HEADER, folder / results.ARTIFACT.name / HEADER)
         direct = [path.parent for path in inside if path.is_file()]
-        below = sorted(
-            path.parent for path in folder.glob(f"*/{results.ARTIFACT.name}/artifact.json")
-        )
+        below = sorted(path.parent for path in folder.glob(f"*/{results.ARTIFACT.name}/{HEADER}"))
         if not direct and not below:
             raise ArtifactMissing(f"{folder} holds no results; name a folder that evaluate wrote")
         found += direct[:1] or below
     return found
 
 
-def compare_runs(
-    a: Sequence[Path],
-    b: Sequence[Path],
-    samples: int = SAMPLES,
-    seed: int = 0,
-    figures: Sequence[str] = (),
-) -> dict[str, Difference]:
-    """Compare the runs of two configs.
-
-    Args:
-        a: folders of results of one recipe.
-        b: of the other.
-        samples: draws of patients and runs.
-        seed: seed of the draws.
-        figures: the figures that are compared; empty: all.
-
-    Returns:
-        Figure -> difference a - b.
-
-    Raises:
-        MedclipError: results are missing or damaged, or were asked other cases.
-    """
-    sides = [
-        [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in side]
-        for side in (a, b)
-    ]
-    first, second = measure_sides(sides, samples, np.random.default_rng(seed))
-    return compare_measured(first, second, figures, np.random.default_rng(seed))
-
-
 def comparison_table(
     differences: Mapping[str, Difference], runs: tuple[int, int], samples: int
 ) -> str:
-    """Lay out a comparison as text.
-
-    Args:
-        differences: from `compare_runs`.
-        runs: number of runs of A and of B.
-        samples: draws of patients and runs.
-
-    Returns:
-        A line per figure, and the verdict over all.
-    """
+    """Lay out a line per figure, and the verdict over all; `runs` are those of A and of B."""
     lines = [
         f"A: {runs[0]} run(s), B: {runs[1]} run(s); {samples} draws of patients and runs; "
         f"p corrected for {len(differences)} figures",
@@ -115,11 +70,7 @@ def comparison_table(
         if item.a is None or item.b is None or found.value is None:
             lines.append(f"{name:38} undecided: {found.reason}")
             continue
-        span = (
-            ""
-            if found.low is None or found.high is None
-            else f"[{found.low:.3f}, {found.high:.3f}]"
-        )
+        span = "" if found.low is None else f"[{found.low:.3f}, {found.high:.3f}]"
         p = "" if item.corrected_p is None else f"{item.corrected_p:.3f}"
         lines.append(
             f"{name:38}{item.a:8.3f}{item.b:8.3f}{found.value:+9.3f}{span:>20}{p:>8}  "
@@ -151,9 +102,13 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="File for every number.")] = None,
 ) -> int:
     """Compare two sides and print the table; 0 whatever the verdict."""
-    first, second = find_runs(a), find_runs(b)
-    differences = compare_runs(first, second, samples, seed, figure or ())
-    print(comparison_table(differences, (len(first), len(second)), samples), flush=True)
+    sides = [
+        [read_sample_results(open_artifact(path, results.ARTIFACT)) for path in find_runs(side)]
+        for side in (a, b)
+    ]
+    first, second = measure_sides(sides, samples, np.random.default_rng(seed))
+    differences = compare_sides(first, second, np.random.default_rng(seed), figure or ())
+    print(comparison_table(differences, (len(sides[0]), len(sides[1])), samples), flush=True)
     if output:
         tree = {name: asdict(item) for name, item in differences.items()}
         write_text(output, json.dumps(tree, indent=1, allow_nan=False) + "\n")

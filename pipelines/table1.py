@@ -23,11 +23,11 @@ from medclip_dcl.config import Config
 from medclip_dcl.errors import JobFailed
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
-    compare_measured,
+    compare_sides,
     describe_difference,
+    estimate_side,
     measure_sides,
     read_sample_results,
-    side_estimates,
 )
 from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
@@ -87,6 +87,10 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
     tree: dict[str, Any] = {}
     for row in rows:
         notes = [run.note() or {} for run in of_row[row.name]]
+        generator = _generator()
+        estimates = {
+            name: estimate_side(runs, generator) for name, runs in measured[row.name].items()
+        }
         tree[row.name] = {
             "title": row.title,
             "seeds": [run.seed for run in of_row[row.name]],
@@ -97,14 +101,14 @@ def measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> dic
             "paper": dict(row.paper),
             "figures": {
                 name: {key: getattr(found, key) for key in ("value", "low", "high", "reason")}
-                for name, found in side_estimates(measured[row.name], _generator()).items()
+                for name, found in estimates.items()
             },
         }
         if row.name != BASELINE and BASELINE in measured:
             both = measured[row.name].keys() & measured[BASELINE].keys()
             chosen = [name for name in COLUMNS.values() if name in both]
-            differences = compare_measured(
-                measured[row.name], measured[BASELINE], chosen, _generator()
+            differences = compare_sides(
+                measured[row.name], measured[BASELINE], _generator(), chosen
             )
             tree[row.name]["against_baseline"] = {
                 name: {

@@ -24,7 +24,7 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
     Side,
-    compare_measured,
+    compare_sides,
     measure_sides,
     read_sample_results,
 )
@@ -139,7 +139,7 @@ def _runs(side: Side, chosen: Sequence[int] | np.ndarray) -> Side:
 
 
 def _differ(a: Side, b: Side) -> bool:
-    found = compare_measured(a, b, (), np.random.default_rng(0))
+    found = compare_sides(a, b, np.random.default_rng(0))
     return any(item.is_different for item in found.values())
 
 

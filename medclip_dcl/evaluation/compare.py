@@ -36,6 +36,12 @@ LEVEL = 0.05
 Runs = Float[np.ndarray, "_ samples_and_one"]
 """A figure of each run, on the patients as they are and in every resample of them."""
 
+Side = Mapping[str, Runs]
+"""Figure -> its values in every run of a config, on every draw of patients."""
+
+_DOUBLES = ".own_"
+_LOWER_IS_BETTER = ("median_rank", "own_median_rank")
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -94,24 +100,33 @@ def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
 
 
 def compare_sides(
-    a: Mapping[str, Runs], b: Mapping[str, Runs], generator: np.random.Generator
+    a: Side, b: Side, generator: np.random.Generator, figures: Collection[str] = ()
 ) -> dict[str, Difference]:
-    """Compare two configs in every figure that both have.
+    """Compare two configs.
 
     Args:
-        a: figure -> its values in the runs of one recipe.
-        b: the same of the other; equal columns are equal draws of patients.
+        a: one config, from `measure_sides`.
+        b: the other, from the same call: equal columns are equal draws of patients.
         generator: source of the draws of runs.
+        figures: the figures that are compared, and corrected for their number; empty: all
+            but those that count a query's doubles as wrong.
 
     Returns:
         Figure -> difference a - b, in the order of `a`. With one run on a side the
         difference is that of two models, and `reason` says so.
 
     Raises:
+        ConfigError: a figure is asked for that one of the configs lacks.
         MetricError: the sides were not resampled alike.
     """
+    both = [name for name in a if name in b]
+    unknown = sorted(set(figures) - set(both))
+    if unknown:
+        raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
     found: dict[str, Difference] = {}
-    for name in [name for name in a if name in b]:
+    for name in both:
+        if name not in figures if figures else _DOUBLES in name:
+            continue
         if a[name].shape[1] != b[name].shape[1]:
             raise MetricError(
                 f"{a[name].shape[1]} and {b[name].shape[1]} samples of {name}; resample both alike"
@@ -122,6 +137,17 @@ def compare_sides(
     for name, p in zip(known, holm(list(known.values())), strict=True):
         found[name] = replace(found[name], corrected_p=p, is_different=p < LEVEL)
     return found
+
+
+def describe_difference(name: str, difference: Difference) -> str:
+    """Say `A is better`, `B is better`, `no difference shown` or `not known` of a figure."""
+    value = difference.estimate.value
+    if value is None or difference.corrected_p is None:
+        return "not known"
+    if not difference.is_different:
+        return "no difference shown"
+    lower_wins = name.rpartition(".")[2] in _LOWER_IS_BETTER
+    return "A is better" if (value > 0) != lower_wins else "B is better"
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -198,43 +224,16 @@ def _degrees(patients: float, sides: Sequence[np.ndarray]) -> float:
     return float((patients + sum(share for share, _ in shares)) ** 2 / uncertain)
 
 
-FORMS = (
-    results.SCORES,
-    results.CLASSES,
-    results.GROUNDINGS,
-    results.BOX_ANSWERS,
-    results.RANKS,
-    results.PROBES,
-)
-_CASE = {
-    results.SCORES.file: ("image_id", "finding", "truth"),
-    results.CLASSES.file: ("image_id", "finding"),
-    results.GROUNDINGS.file: ("image_id", "phrase_key"),
-    results.BOX_ANSWERS.file: ("image_id", "phrase_key", "gallery_true"),
-    results.RANKS.file: ("question", "direction", "image_id"),
-    results.PROBES.file: ("image_id", "finding", "fraction", "draw", "truth"),
-}
-"""Columns that say which case a row is; equal in all runs that are compared."""
-
-LOWER_IS_BETTER = ("median_rank", "own_median_rank")
-"""Last parts of the names of figures of which less is better."""
-
-
 @dataclass(frozen=True)
 class SampleResults:
-    """The cases of one run.
+    """The cases of one run: its tables, and everybody in them, sorted."""
 
-    Attributes:
-        tables: file -> table.
-        patients: everybody in them, sorted.
-    """
-
-    tables: Mapping[str, pa.Table]
+    tables: Mapping[TableFormat, pa.Table]
     patients: tuple[str, ...]
 
     def column(self, form: TableFormat, name: str) -> np.ndarray:
         """Give a column of one of the tables: numbers as floats, NaN where null."""
-        column = self.tables[form.file].column(name)
+        column = self.tables[form].column(name)
         if pa.types.is_string(column.type):
             return np.array(column.to_pylist(), dtype=object)
         values: np.ndarray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -243,135 +242,21 @@ class SampleResults:
 
 def read_sample_results(artifact: Artifact) -> SampleResults:
     """Read the cases of a run from its results."""
-    tables = {form.file: read_table(artifact.path, form) for form in FORMS}
+    tables = {form: read_table(artifact.path, form) for form in _TABLES}
     patients = {name for table in tables.values() for name in table["subject_id"].to_pylist()}
     return SampleResults(tables, tuple(sorted(patients)))
 
 
 def check_same_samples(runs: Sequence[SampleResults]) -> None:
-    """Refuse runs that were not asked the same.
-
-    Raises:
-        ArtifactStale: a run has other cases, or another truth of one.
-    """
-    for form in FORMS:
-        first = runs[0].tables[form.file].select(_CASE[form.file])
+    """Raise ArtifactStale where a run has other cases than the first, or another truth of one."""
+    for form, (case, _) in _TABLES.items():
+        first = runs[0].tables[form].select(case)
         for number, other in enumerate(runs[1:], start=2):
-            if not first.equals(other.tables[form.file].select(_CASE[form.file])):
+            if not first.equals(other.tables[form].select(case)):
                 raise ArtifactStale(
                     f"{form.file} of run {number} has other cases than that of run 1; evaluate "
                     "all runs on the same images with the same `evaluate` settings and seed"
                 )
-
-
-def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dict[str, Samples]:
-    """Measure a run on the patients as they are and in every resample of them.
-
-    Args:
-        cases: of the run.
-        weights: of `cases.patients`, from `bootstrap.patient_weights`.
-
-    Returns:
-        Question and figure joined by a full stop -> its value in every sample. A figure whose
-        question was not put is left out.
-    """
-    found: dict[str, Samples] = {}
-    for form, figures in _FIGURES:
-        if cases.tables[form.file].num_rows:
-            owners = cases.column(form, "subject_id").tolist()
-            found |= dict(figures(cases, unit_weights(weights, cases.patients, owners)))
-    return found
-
-
-Named = Iterator[tuple[str, np.ndarray]]
-
-
-def _zero_shot(cases: SampleResults, weights: np.ndarray) -> Named:
-    findings = cases.column(results.SCORES, "finding")
-    truth, margin = (cases.column(results.SCORES, name) for name in ("truth", "margin"))
-    found = _findings(findings, margin, truth, weights)
-    for name in [name for name in ("mean_auc", "mean_balanced_accuracy") if name in found]:
-        yield f"zero_shot.{name}", found[name]
-
-
-def _probes(cases: SampleResults, weights: np.ndarray) -> Named:
-    form = results.PROBES
-    truth, margin, fraction, draw = (
-        cases.column(form, name) for name in ("truth", "margin", "fraction", "draw")
-    )
-    names = cases.column(form, "finding")
-    groups = np.array([f"{finding} {step}" for finding, step in zip(names, draw, strict=True)])
-    for share in np.unique(fraction):
-        mine = fraction == share
-        found = _findings(groups[mine], margin[mine], truth[mine], weights[:, mine])
-        if found:
-            yield f"probe.{share:g}.mean_auc", found["mean_auc"]
-
-
-def _findings(
-    groups: np.ndarray, margin: np.ndarray, truth: np.ndarray, weights: np.ndarray
-) -> dict[str, Samples]:
-    """Average over the groups that have both classes."""
-    owns = [(groups == group) & ~np.isnan(truth) for group in dict.fromkeys(groups.tolist())]
-    return metrics.mean_over_findings(
-        (margin[own], truth[own] == 1, weights[:, own]) for own in owns if len(set(truth[own])) == 2
-    )
-
-
-def _classes(cases: SampleResults, weights: np.ndarray) -> Named:
-    shown, answer = (cases.column(results.CLASSES, name) for name in ("finding", "answer"))
-    right = np.array(shown == answer, dtype=float)
-    recalls = class_recalls(right, shown, [*dict.fromkeys(shown.tolist())], weights)
-    yield "classes.mean_recall", metrics.mean_of([*recalls.values()])
-
-
-def _grounding(cases: SampleResults, weights: np.ndarray) -> Named:
-    columns = grounding_columns(cases.tables[results.GROUNDINGS.file].to_pylist())
-    for name in ("cnr", "cnr_signed", "miou", "pointing"):
-        yield f"grounding.{name}", metrics.mean(columns[name], weights)
-
-
-def _gallery(cases: SampleResults, weights: np.ndarray) -> Named:
-    rank = cases.column(results.BOX_ANSWERS, "gallery_rank")
-    known = ~np.isnan(rank)
-    if known.any():
-        for length in GALLERY_LENGTHS:
-            hits = metrics.mean((rank[known] <= length).astype(float), weights[:, known])
-            yield f"gallery.recall_at_{length}", hits
-
-
-def _ranks(cases: SampleResults, weights: np.ndarray) -> Named:
-    question, direction, *ranks = (
-        cases.column(results.RANKS, name) for name in ("question", "direction", "rank", "own_rank")
-    )
-    rank, own_rank = (column.astype(np.int64) for column in ranks)
-    for name in dict.fromkeys(question.tolist()):
-        ways = {
-            way: (question == name) & (direction == way)
-            for way in dict.fromkeys(direction[question == name].tolist())
-        }
-        found = table1_retrieval(
-            {way: (rank[own], own_rank[own], weights[:, own]) for way, own in ways.items()}
-        )
-        for figure, values in found.items():
-            yield f"{name}.{figure}", values
-
-
-_FIGURES: tuple[tuple[TableFormat, Callable[[SampleResults, np.ndarray], Named]], ...] = (
-    (results.SCORES, _zero_shot),
-    (results.CLASSES, _classes),
-    (results.GROUNDINGS, _grounding),
-    (results.BOX_ANSWERS, _gallery),
-    (results.RANKS, _ranks),
-    (results.PROBES, _probes),
-)
-"""The figures of each table; the weights are those of its rows."""
-
-
-Side = Mapping[str, Float[np.ndarray, "_ samples_and_one"]]
-"""Figure -> its values in every run of a config, on every draw of patients."""
-
-_DOUBLES = ".own_"
 
 
 def measure_sides(
@@ -403,51 +288,106 @@ def measure_sides(
     return found
 
 
-def compare_measured(
-    a: Side, b: Side, figures: Collection[str], generator: np.random.Generator
-) -> dict[str, Difference]:
-    """Compare two configs.
+def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dict[str, Samples]:
+    """Measure a run on the patients as they are and in every resample of them.
 
     Args:
-        a: one config, from `measure_sides`.
-        b: the other, from the same call.
-        figures: the figures that are compared, and corrected for their number; empty: all
-            but those that count a query's doubles as wrong.
-        generator: source of the draws of runs.
+        cases: of the run.
+        weights: of `cases.patients`, from `bootstrap.patient_weights`.
 
     Returns:
-        Figure -> difference a - b.
-
-    Raises:
-        ConfigError: a figure is asked for that one of the configs lacks.
+        Question and figure joined by a full stop -> its value in every sample. A figure whose
+        question was not put is left out.
     """
-    both = [name for name in a if name in b]
-    unknown = sorted(set(figures) - set(both))
-    if unknown:
-        raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
-    chosen = [name for name in both if (name in figures if figures else _DOUBLES not in name)]
-    return compare_sides({name: a[name] for name in chosen}, b, generator)
+    found: dict[str, Samples] = {}
+    for form, (_, figures) in _TABLES.items():
+        if cases.tables[form].num_rows:
+            owners = cases.column(form, "subject_id").tolist()
+            found |= dict(figures(cases, unit_weights(weights, cases.patients, owners)))
+    return found
 
 
-def side_estimates(side: Side, generator: np.random.Generator) -> dict[str, Estimate]:
-    """Estimate every figure of a config, from `measure_sides`, over patients and runs."""
-    return {name: estimate_side(runs, generator) for name, runs in side.items()}
+_Named = Iterator[tuple[str, np.ndarray]]
 
 
-def describe_difference(name: str, difference: Difference) -> str:
-    """Put a difference into words.
+def _zero_shot(cases: SampleResults, weights: np.ndarray) -> _Named:
+    findings = cases.column(results.SCORES, "finding")
+    truth, margin = (cases.column(results.SCORES, name) for name in ("truth", "margin"))
+    found = _findings(findings, margin, truth, weights)
+    for name in [name for name in ("mean_auc", "mean_balanced_accuracy") if name in found]:
+        yield f"zero_shot.{name}", found[name]
 
-    Args:
-        name: the figure.
-        difference: a - b in it.
 
-    Returns:
-        `A is better`, `B is better`, `no difference shown` or `not known`.
-    """
-    value = difference.estimate.value
-    if value is None or difference.corrected_p is None:
-        return "not known"
-    if not difference.is_different:
-        return "no difference shown"
-    lower_wins = name.rpartition(".")[2] in LOWER_IS_BETTER
-    return "A is better" if (value > 0) != lower_wins else "B is better"
+def _probes(cases: SampleResults, weights: np.ndarray) -> _Named:
+    form = results.PROBES
+    truth, margin, fraction, draw = (
+        cases.column(form, name) for name in ("truth", "margin", "fraction", "draw")
+    )
+    names = cases.column(form, "finding")
+    groups = np.array([f"{finding} {step}" for finding, step in zip(names, draw, strict=True)])
+    for share in np.unique(fraction):
+        mine = fraction == share
+        found = _findings(groups[mine], margin[mine], truth[mine], weights[:, mine])
+        if found:
+            yield f"probe.{share:g}.mean_auc", found["mean_auc"]
+
+
+def _findings(
+    groups: np.ndarray, margin: np.ndarray, truth: np.ndarray, weights: np.ndarray
+) -> dict[str, Samples]:
+    """Average over the groups that have both classes."""
+    owns = [(groups == group) & ~np.isnan(truth) for group in dict.fromkeys(groups.tolist())]
+    return metrics.mean_over_findings(
+        (margin[own], truth[own] == 1, weights[:, own]) for own in owns if len(set(truth[own])) == 2
+    )
+
+
+def _classes(cases: SampleResults, weights: np.ndarray) -> _Named:
+    shown, answer = (cases.column(results.CLASSES, name) for name in ("finding", "answer"))
+    right = np.array(shown == answer, dtype=float)
+    recalls = class_recalls(right, shown, [*dict.fromkeys(shown.tolist())], weights)
+    yield "classes.mean_recall", metrics.mean_of([*recalls.values()])
+
+
+def _grounding(cases: SampleResults, weights: np.ndarray) -> _Named:
+    columns = grounding_columns(cases.tables[results.GROUNDINGS].to_pylist())
+    for name in ("cnr", "cnr_signed", "miou", "pointing"):
+        yield f"grounding.{name}", metrics.mean(columns[name], weights)
+
+
+def _gallery(cases: SampleResults, weights: np.ndarray) -> _Named:
+    rank = cases.column(results.BOX_ANSWERS, "gallery_rank")
+    known = ~np.isnan(rank)
+    if known.any():
+        for length in GALLERY_LENGTHS:
+            hits = metrics.mean((rank[known] <= length).astype(float), weights[:, known])
+            yield f"gallery.recall_at_{length}", hits
+
+
+def _ranks(cases: SampleResults, weights: np.ndarray) -> _Named:
+    question, direction, *ranks = (
+        cases.column(results.RANKS, name) for name in ("question", "direction", "rank", "own_rank")
+    )
+    rank, own_rank = (column.astype(np.int64) for column in ranks)
+    for name in dict.fromkeys(question.tolist()):
+        ways = {
+            way: (question == name) & (direction == way)
+            for way in dict.fromkeys(direction[question == name].tolist())
+        }
+        found = table1_retrieval(
+            {way: (rank[own], own_rank[own], weights[:, own]) for way, own in ways.items()}
+        )
+        for figure, values in found.items():
+            yield f"{name}.{figure}", values
+
+
+_TABLES: dict[TableFormat, tuple[list[str], Callable[[SampleResults, np.ndarray], _Named]]] = {
+    results.SCORES: (["image_id", "finding", "truth"], _zero_shot),
+    results.CLASSES: (["image_id", "finding"], _classes),
+    results.GROUNDINGS: (["image_id", "phrase_key"], _grounding),
+    results.BOX_ANSWERS: (["image_id", "phrase_key", "gallery_true"], _gallery),
+    results.RANKS: (["question", "direction", "image_id"], _ranks),
+    results.PROBES: (["image_id", "finding", "fraction", "draw", "truth"], _probes),
+}
+"""The columns that say which case a row is, equal in all runs that are compared; and the figures
+of a table, given the weights of its rows."""

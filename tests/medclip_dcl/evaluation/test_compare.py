@@ -11,14 +11,12 @@ from medclip_dcl.evaluation import metrics, results
 from medclip_dcl.evaluation.bootstrap import patient_weights
 from medclip_dcl.evaluation.compare import (
     check_same_samples,
-    compare_measured,
     compare_sides,
     describe_difference,
     estimate_side,
     holm,
     measure,
     read_sample_results,
-    side_estimates,
 )
 
 PATIENTS = 60
@@ -126,7 +124,7 @@ RUNS = np.tile([[0.50], [0.51], [0.52]], (1, 41))
 def test_a_verdict_knows_of_which_figures_less_is_better():
     a = {"grounding.miou": RUNS + 0.4, "boxes.median_rank": RUNS + 0.4, "boxes.recall": RUNS}
     b = dict.fromkeys(a, RUNS)
-    found = compare_measured(a, b, (), np.random.default_rng(0))
+    found = compare_sides(a, b, np.random.default_rng(0))
     assert {name: describe_difference(name, item) for name, item in found.items()} == {
         "grounding.miou": "A is better",
         "boxes.median_rank": "B is better",
@@ -136,19 +134,19 @@ def test_a_verdict_knows_of_which_figures_less_is_better():
 
 def test_what_counts_doubles_as_wrong_is_compared_when_it_is_asked_for():
     side = {"boxes.recall": RUNS, "boxes.own_recall": RUNS}
-    assert list(compare_measured(side, side, (), np.random.default_rng(0))) == ["boxes.recall"]
-    asked = compare_measured(side, side, ["boxes.own_recall"], np.random.default_rng(0))
+    assert list(compare_sides(side, side, np.random.default_rng(0))) == ["boxes.recall"]
+    asked = compare_sides(side, side, np.random.default_rng(0), ["boxes.own_recall"])
     assert list(asked) == ["boxes.own_recall"]
 
 
 def test_a_figure_that_a_run_lacks_has_no_verdict():
     a = {"x": np.full((2, 9), np.nan)}
-    found = compare_measured(a, {"x": RUNS[:, :9]}, (), np.random.default_rng(0))
+    found = compare_sides(a, {"x": RUNS[:, :9]}, np.random.default_rng(0))
     assert describe_difference("x", found["x"]) == "not known"
 
 
 def test_every_figure_of_a_recipe_has_its_interval_over_runs():
-    found = side_estimates({"x": RUNS}, np.random.default_rng(0))["x"]
+    found = estimate_side(RUNS, np.random.default_rng(0))
     assert found.low < 0.51 < found.high
 
 
@@ -193,7 +191,7 @@ def test_an_interval_is_about_as_wide_as_that_of_the_evaluation(run):
 def test_runs_that_were_asked_other_cases_are_refused(run):
     cases = read_sample_results(open_artifact(results.ARTIFACT.at(run), results.ARTIFACT))
     check_same_samples([cases, cases])
-    name = results.SCORES.file
-    fewer = replace(cases, tables={**cases.tables, name: cases.tables[name].slice(1)})
+    form = results.SCORES
+    fewer = replace(cases, tables={**cases.tables, form: cases.tables[form].slice(1)})
     with pytest.raises(ArtifactStale, match=r"scores.parquet of run 2 has other cases"):
         check_same_samples([cases, fewer])
