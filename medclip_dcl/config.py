@@ -18,7 +18,6 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import (
     EvaluateConfig,
     ProbabilitiesConfig,
-    ProbeConfig,
     Table1Config,
 )
 from medclip_dcl.files import find_config
@@ -38,6 +37,7 @@ RENAMED = {
     "evaluate.probe_films": "evaluate.probe_images",
     "generate.coverage_films": "generate.coverage_images",
     "generate.second_film_share": "generate.second_image_share",
+    "probe.fractions": "evaluate.probe_fractions",
     "train.validate_films": "train.validate_images",
 }
 """Settings and sections that bore another name: old dotted key -> new dotted key."""
@@ -49,6 +49,7 @@ REMOVED: dict[str, str] = {
     "evaluate.batch": "images are encoded 64 at a time",
     "evaluate.demographics.age_bands": "bands begin at 18, 40, 60 and 80 years",
     "evaluate.demographics.key": "the table names its column image_id, study_id or subject_id",
+    "evaluate.demographics.least_patients": "figures of fewer than 10 patients are withheld",
     "evaluate.demographics.of": "the table names its column image_id, study_id or subject_id",
     "evaluate.per_class": "at most 200 images of a class are asked, as in CheXpert5x200",
     "evaluate.seed": "every evaluation draws alike, so that runs can be compared",
@@ -73,8 +74,11 @@ REMOVED: dict[str, str] = {
     "objective.keep_share": "resample_similar keeps half of the negatives",
     "objective.sigmoid_bias": "it is -10",
     "objective.similarity_threshold": "it is 0.9",
+    "probe.balanced": "every labelled image weighs the same in a fit",
     "probe.batch": "the image-only experiment is examples/image_only",
+    "probe.draws": "labels are drawn 3 times at each fraction below 1",
     "probe.map_images": "the image-only experiment is examples/image_only",
+    "probe.penalties": "validation images choose among 0.0001, 0.001, 0.01, 0.1 and 1",
     "probe.perplexity": "the image-only experiment is examples/image_only",
     "probe.tsne_images": "the image-only experiment is examples/image_only",
     "probe.untrained": "the image-only experiment is examples/image_only",
@@ -132,8 +136,6 @@ class Config(Section):
     """Loss."""
     train: TrainConfig = TrainConfig()
     """Training loop."""
-    probe: ProbeConfig = ProbeConfig()
-    """Linear probes on frozen features."""
     probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
     """Scores as probabilities."""
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -35,7 +35,7 @@ def build(job: Job) -> None:
     adapted = bool(config.evaluate.adapter.model)
     inputs["model"] = adapter_digest(config) if adapted else job.open(model_package.ARTIFACT)
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
-    settings = {"evaluate": config.evaluate, "probe": config.probe}
+    settings = {"evaluate": config.evaluate}
     artifact = job.make(results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, draft))
     print(results.results_table(results.read_figures(artifact)), flush=True)
 

@@ -3,9 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from medclip_dcl.data.sources.records import read_any, read_rows
 from medclip_dcl.errors import ConfigError
@@ -24,8 +21,6 @@ class DemographicsConfig(Section):
     age: str = ""
     """Column with the age in years, or as DICOM writes it, `045Y` (MIMIC-IV: `anchor_age`);
     empty: none."""
-    least_patients: Annotated[int, Field(ge=1)] = 10
-    """Patients below which a group's figures are withheld."""
 
 
 _KEYS = ("image_id", "study_id", "subject_id")

@@ -153,9 +153,8 @@ class Evaluation:
         if "demographics.table" in files:
             table = files["demographics.table"]
             traits |= read_demographics(table, settings.demographics, rows)
-        least = settings.demographics.least_patients
         outcomes["subgroups"] = evaluate_subgroups(
-            margins, drawn, encoded.subject_ids, traits, least, self.bootstrap
+            margins, drawn, encoded.subject_ids, traits, self.bootstrap
         )
         outcomes["paraphrases"] = EvalResult("there are no paraphrases; set evaluate.paraphrases")
         if "paraphrases" in files:
@@ -180,7 +179,10 @@ class Evaluation:
                 rows = [rows[index] for index in sorted(chosen.tolist())]
             splits.append((self.encode(rows), self.truth_of(rows, findings)[0]))
         answers.outcomes["probe"], answers.tables[results.PROBES] = evaluate_probe(
-            [*splits, (encoded, truth)], findings, self.config.probe, self.bootstrap
+            [*splits, (encoded, truth)],
+            findings,
+            self.config.evaluate.probe_fractions,
+            self.bootstrap,
         )
 
     def _ask_boxes(self, answers: Answers, encoded: EncodedImages) -> None:

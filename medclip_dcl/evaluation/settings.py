@@ -1,8 +1,8 @@
-"""Settings of evaluation, probes, calibrated probabilities and Table 1."""
+"""Settings of evaluation, calibrated probabilities and Table 1."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from medclip_dcl.data.demographics import DemographicsConfig
 from medclip_dcl.section import Section
@@ -36,7 +36,11 @@ class EvaluateConfig(Section):
     images_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most images of a finding, half of them with it, drawn at random; 0: all. Paper: 1000."""
     probe_images: Annotated[int, Field(ge=0)] = 0
-    """Most training images for linear probes, drawn at random; 0: no probe. `probe` says how."""
+    """Most training images for linear probes, drawn at random; 0: no probe."""
+    probe_fractions: Annotated[
+        tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)
+    ] = (0.01, 0.1, 1.0)
+    """Shares of the labels of the training split that the probes are given, class by class."""
     geometry: Literal["paper", "biovil"] = "paper"
     """What the model sees: `paper`, the whole image; `biovil`, a central crop, its heatmaps
     smoothed."""
@@ -64,29 +68,6 @@ class ProbabilitiesConfig(Section):
     least_per_class: Annotated[int, Field(ge=1)] = 30
     """Validation images with a finding, and as many without it, below which it stays
     uncalibrated."""
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class ProbeConfig(Section):
-    """What was learned, asked of frozen features (`evaluate`)."""
-
-    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1, 1.0)
-    """Shares of the labels of the training split that the probes are given, class by class."""
-    draws: Annotated[int, Field(ge=1)] = 3
-    """Random draws of the labels at each fraction below 1."""
-    penalties: tuple[Annotated[float, Field(gt=0)], ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    """L2 penalties of logistic regression, per labelled image; the validation split chooses."""
-    balanced: bool = False
-    """Whether every class weighs the same in a probe's fit, however few labels it has; papers:
-    not said, so no."""
-
-    @model_validator(mode="after")
-    def _names_something(self) -> "ProbeConfig":
-        if not self.fractions or not self.penalties:
-            raise ValueError("fractions and penalties must name one number at least")
-        return self
 
 
 class OthersModelConfig(Section):

@@ -30,6 +30,9 @@ from medclip_dcl.evaluation.metrics import balanced_accuracy, mean_of, roc_auc, 
 from medclip_dcl.inference import Finding
 
 _MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
+LEAST_PATIENTS = 10
+"""Patients below which a group's figures are withheld."""
+
 _NO_GAP = "no finding has images of both classes in every group"
 
 
@@ -60,8 +63,8 @@ def evaluate_subgroups(
     truth: Truth,
     subjects: Sequence[str],
     traits: Mapping[str, Sequence[str]],
-    least_patients: int,
     bootstrap: BootstrapOptions,
+    least_patients: int = LEAST_PATIENTS,
 ) -> EvalResult:
     """Measure the findings in every group of images.
 
@@ -70,8 +73,8 @@ def evaluate_subgroups(
         truth: 1 present, 0 absent, `UNKNOWN` left out.
         subjects: patient of every image.
         traits: such as view, sex, age: the value of every image, empty where not known.
-        least_patients: patients below which a group's figures are withheld.
         bootstrap: of the intervals.
+        least_patients: patients below which a group's figures are withheld.
 
     Returns:
         The outcome. Groups are named `trait: value`, with `mean_auc` and

@@ -176,7 +176,7 @@ def test_an_adapter_that_cannot_be_built_is_a_configuration_error(work, capsys, 
 
 def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, capsys):
     work = write_evaluated(tmp_path / "work")
-    assert run(work, "--set", "probe.fractions=[0.5, 1.0]", probe_images=1000) == 0
+    assert run(work, "--set", "evaluate.probe_fractions=[0.5, 1.0]", probe_images=1000) == 0
     probe = figures(work)["questions"]["probe"]
     assert list(probe["groups"]) == ["0.5", "1"]
     assert probe["pool"]["labelled"] > 20

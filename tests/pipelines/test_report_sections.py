@@ -28,7 +28,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bootstrap": 10,
             "prompts": str(work / "prompts.yaml"),
             "paraphrases": str(work / "other.yaml"),
-            "demographics": {"least_patients": 2},
         },
         probabilities={"least_per_class": 2},
         source={"root": str(work)},

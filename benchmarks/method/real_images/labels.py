@@ -19,8 +19,7 @@ from medclip_dcl.evaluation.classification import evaluate_findings, mean_findin
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
 from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
-from medclip_dcl.evaluation.settings import ProbeConfig
-from medclip_dcl.inference import Finding
+from medclip_dcl.inference.zero_shot import Finding
 
 FOLDS = 5
 THUMBNAIL_PX = 32
@@ -188,14 +187,11 @@ def probed_auc(
     truth = np.full((FOLDS, len(labels)), UNKNOWN, dtype=np.int8)
     for fold in range(FOLDS):
         judged, validating = folds == fold, folds == (fold + 1) % FOLDS
-        fit = linear_probe(
+        margins[fold, judged], _ = linear_probe(
             _part(features, labels, ~judged & ~validating),
             _part(features, labels, validating),
-            _part(features, labels, judged),
-            ProbeConfig().penalties,
-            2,
+            features[judged].astype(np.float64),
         )
-        margins[fold, judged] = fit.margins
         truth[fold, judged] = labels[judged]
     figures = mean_finding_figures(margins, truth, list(subjects), bootstrap)
     return figures["mean_auc"]

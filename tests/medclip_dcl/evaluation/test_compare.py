@@ -154,7 +154,10 @@ def test_every_figure_of_a_recipe_has_its_interval_over_runs():
 def run(tmp_path_factory):
     work = write_evaluated(tmp_path_factory.mktemp("cases") / "work")
     return evaluate_here(
-        work, "probe.fractions=[0.5]", "evaluate.probe_images=100", "evaluate.bootstrap=1000"
+        work,
+        "evaluate.probe_fractions=[0.5]",
+        "evaluate.probe_images=100",
+        "evaluate.bootstrap=1000",
     )
 
 

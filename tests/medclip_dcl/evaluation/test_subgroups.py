@@ -22,7 +22,7 @@ OWNERS = [f"p{number}" for number in range(8)]
 
 
 def test_each_group_has_the_figures_of_its_own_images_and_the_gap_is_between_them() -> None:
-    found = evaluate_subgroups(MARGINS, TRUTH, OWNERS, {"view": VIEWS}, 2, SAMPLING)
+    found = evaluate_subgroups(MARGINS, TRUTH, OWNERS, {"view": VIEWS}, SAMPLING, 2)
     assert found.pool == {"view: AP": 4, "view: PA": 4}
     assert found.groups["view: PA"]["mean_auc"].value == 1
     assert found.groups["view: AP"]["mean_auc"].value == 0
@@ -33,7 +33,7 @@ def test_each_group_has_the_figures_of_its_own_images_and_the_gap_is_between_the
 def test_a_group_of_few_patients_is_withheld_and_makes_no_gap() -> None:
     views = ["PA"] * 6 + ["AP"] * 2
     owners = [*OWNERS[:6], "p6", "p6"]
-    found = evaluate_subgroups(MARGINS, TRUTH, owners, {"view": views}, 2, SAMPLING)
+    found = evaluate_subgroups(MARGINS, TRUTH, owners, {"view": views}, SAMPLING, 2)
     withheld = found.groups["view: AP"]["mean_auc"]
     assert withheld.value is None
     assert withheld.reason == "fewer than 2 patients"
@@ -42,10 +42,10 @@ def test_a_group_of_few_patients_is_withheld_and_makes_no_gap() -> None:
 
 def test_images_whose_trait_is_not_known_are_in_no_group() -> None:
     found = evaluate_subgroups(
-        MARGINS, TRUTH, OWNERS, {"sex": ["female"] * 4 + [""] * 4}, 2, SAMPLING
+        MARGINS, TRUTH, OWNERS, {"sex": ["female"] * 4 + [""] * 4}, SAMPLING, 2
     )
     assert found.pool == {"sex: female": 4}
-    nobody = evaluate_subgroups(MARGINS, TRUTH, OWNERS, {"view": [""] * 8}, 2, SAMPLING)
+    nobody = evaluate_subgroups(MARGINS, TRUTH, OWNERS, {"view": [""] * 8}, SAMPLING, 2)
     assert "known" in nobody.absent
 
 
@@ -56,7 +56,7 @@ def test_the_gap_rests_on_findings_that_every_group_has_with_and_without() -> No
     views = np.array(["PA", "AP"] * 30)
     truth[1, views == "AP"] = 0  # nobody filmed AP has the second finding
     owners = [f"p{number}" for number in range(60)]
-    found = evaluate_subgroups(margins, truth, owners, {"view": views.tolist()}, 2, SAMPLING)
+    found = evaluate_subgroups(margins, truth, owners, {"view": views.tolist()}, SAMPLING, 2)
     areas = [
         roc_auc(margins[0, views == view], truth[0, views == view] == 1)[0] for view in ("AP", "PA")
     ]

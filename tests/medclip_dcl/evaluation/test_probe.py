@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from medclip_dcl.errors import MetricError
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
+from medclip_dcl.evaluation.probe import (
+    Labelled,
+    draw_labelled,
+    evaluate_probe,
+    image_features,
+    linear_probe,
+)
+from medclip_dcl.evaluation.results import PROBES
+from medclip_dcl.inference.zero_shot import Finding
+
+FINDINGS = (Finding("fluid", ("Fluid.",), ("Normal.",)), Finding("cyst", ("Cyst.",), ("Normal.",)))
+FRACTIONS = (0.1, 1.0)
+
+
+def images(count, seed, noise=0.3):
+    """Images whose first axis grows with `fluid`; `cyst` cannot be seen."""
+    generator = np.random.default_rng(seed)
+    truth = np.stack([np.arange(count) % 2, generator.permutation(np.arange(count) % 2)])
+    vectors = noise * generator.standard_normal((count, 2, 2, 5))
+    vectors[..., 0] += truth[0][:, None, None]
+    names = tuple(f"image-{seed}-{number}" for number in range(count))
+    shown = EncodedImages(names, names, ((10, 10),) * count, torch.from_numpy(vectors).float())
+    return shown, truth.astype(np.int8)
+
+
+@pytest.fixture(scope="module")
+def probed():
+    splits = [images(60, 0), images(40, 1), images(50, 2)]
+    return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0))
+
+
+def test_features_are_the_mean_of_the_regions():
+    shown, _ = images(3, 0)
+    assert image_features(shown)[1] == pytest.approx(shown.regions[1].mean(dim=(0, 1)), abs=1e-6)
+
+
+def test_a_probe_finds_what_features_hold_and_no_more(probed):
+    outcome, rows = probed
+    assert list(outcome.groups) == ["0.1", "1"]
+    assert set(rows[0]) == set(PROBES.schema.names)
+    assert len(rows) == 50 * 2 * (3 + 1)  # images x findings x draws
+    by_finding = {
+        name: [row for row in rows if (row["finding"], row["fraction"]) == (name, 1.0)]
+        for name in ("fluid", "cyst")
+    }
+    right = {
+        name: np.mean([(row["margin"] > 0) == row["truth"] for row in found])
+        for name, found in by_finding.items()
+    }
+    assert right["fluid"] == 1.0
+    assert 0.2 < right["cyst"] < 0.8
+
+
+def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
+    figure = probed[0].groups["1"]["mean_auc"]
+    assert 0.6 < figure.value < 0.85  # one finding at 1, the other by chance
+    assert figure.low <= figure.value <= figure.high
+    assert probed[0].chance["0.1.mean_auc"] == 0.5
+
+
+def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
+    splits = [images(60, 0), images(40, 1), images(50, 2)]
+    splits[1][1][1] = UNKNOWN
+    outcome, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
+    assert {row["finding"] for row in rows} == {"fluid"}
+    splits[1][1][0] = 1
+    outcome, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
+    assert "no finding has images of both classes" in outcome.absent
+    assert rows == []
+
+
+def test_labels_are_drawn_class_by_class_and_of_each_at_least_one():
+    labels = np.repeat(np.arange(3), (100, 10, 2)).astype(np.int64)
+    rows = draw_labelled(labels, 0.2, np.random.default_rng(0))
+    assert np.bincount(labels[rows]).tolist() == [20, 2, 1]
+    assert draw_labelled(labels, 1.0, np.random.default_rng(0)).tolist() == list(range(112))
+
+
+MIDDLES = np.array([[3.0, 0, 0], [0, 3.0, 0]])
+
+
+def split(count, seed, noise=0.5):
+    """Two classes about two points."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count, dtype=np.int64) % 2
+    return Labelled(MIDDLES[labels] + noise * rng.standard_normal((count, 3)), labels)
+
+
+def test_classes_that_a_plane_parts_are_told_apart():
+    test = split(60, 2)
+    margins, _ = linear_probe(split(30, 0), split(30, 1), test.features)
+    assert ((margins > 0) == test.labels).all()
+
+
+def test_a_fit_is_sklearn_s_with_the_penalty_per_image():
+    train, validate, test = (split(30, seed, noise=3.0) for seed in range(3))
+    margins, penalty = linear_probe(train, validate, test.features, [0.1])
+    middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
+    model = LogisticRegression(C=1 / (0.1 * 30), max_iter=1000)
+    model.fit((train.features - middle) / spread, train.labels)
+    expected = model.decision_function((test.features - middle) / spread)
+    assert margins == pytest.approx(expected, abs=1e-3)
+    assert penalty == 0.1
+
+
+def test_validation_images_choose_the_penalty():
+    train, validate, test = split(12, 0, noise=4.0), split(300, 1, 4.0), split(30, 5, noise=4.0)
+    penalties = [1e-4, 1e2]
+    right = {}
+    for penalty in penalties:
+        margins, _ = linear_probe(train, validate, validate.features, [penalty])
+        right[penalty] = np.mean((margins > 0) == validate.labels)
+    assert len(set(right.values())) == 2
+    assert linear_probe(train, validate, test.features, penalties)[1] == max(right, key=right.get)
+
+
+def test_a_feature_that_never_varies_is_left_out():
+    def padded(labelled):
+        flat = np.full((len(labelled.labels), 1), 7.0)
+        return Labelled(np.concatenate([labelled.features, flat], axis=1), labelled.labels)
+
+    test = split(30, 2)
+    margins, _ = linear_probe(padded(split(30, 0)), padded(split(30, 1)), padded(test).features)
+    assert ((margins > 0) == test.labels).all()
+
+
+def test_one_class_alone_teaches_nothing():
+    one = Labelled(np.zeros((4, 3)), np.zeros(4, dtype=np.int64))
+    with pytest.raises(MetricError, match="labelled images show fewer than two classes"):
+        linear_probe(one, split(4, 0), one.features)
+    with pytest.raises(MetricError, match="validation images show fewer than two classes"):
+        linear_probe(split(4, 0), one, one.features)
