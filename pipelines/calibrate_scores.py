@@ -14,13 +14,13 @@ import numpy as np
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
+from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import truth_files
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation.calibration import calibrate_findings
-from medclip_dcl.evaluation.evaluated_model import evaluated_model
-from medclip_dcl.evaluation.inputs import encode, read_image_rows, refuse_contaminated, truth_of
-from medclip_dcl.evaluation.questions import source_root
+from medclip_dcl.evaluation.evaluated_model import encode, evaluated_model
+from medclip_dcl.evaluation.questions import read_image_rows, refuse_contaminated, truth_of
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
@@ -55,7 +55,7 @@ def _inputs(job: Job, model: Artifact) -> dict[str, str]:
     own = {
         name: model.files[name]["sha256"] for name in (model_package.WEIGHTS, model_package.CARD)
     }
-    root = source_root(job.config)
+    root = resolve_path(job.config.source.root, job.config)
     images = {kind.name: job.open(kind).digest for kind in (manifest.ARTIFACT, prepared.ARTIFACT)}
     return own | images | {file.name: sha256_file(file) for file in truth_files(root)}
 
@@ -70,7 +70,7 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     allowed = job.config.evaluate.allow_contaminated
     refuse_contaminated(folder, source, rows, images, allowed=allowed)
     encoded = encode(model, rows, images, "paper")  # as the service sees them
-    truth, origin = truth_of(source, source_root(job.config), rows, predictor.findings)
+    truth, origin = truth_of(job.config, source, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     if rows:
         margin = model.margins(encoded.regions, predictor.findings)

@@ -15,8 +15,12 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.evaluated_model import adapter_digest, evaluated_model, load_adapter
-from medclip_dcl.evaluation.inputs import read_image_rows, refuse_contaminated
-from medclip_dcl.evaluation.questions import Evaluation, input_files
+from medclip_dcl.evaluation.questions import (
+    Evaluation,
+    input_files,
+    read_image_rows,
+    refuse_contaminated,
+)
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import load
 from medclip_dcl.tables import write_table
@@ -61,19 +65,10 @@ def _evaluate(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
         )
         model = evaluated_model(load(folder))
     said = job.open(sentences.ARTIFACT, verify=False)
-    encoded, answers = Evaluation(job.config, model, source, images, said).put_questions(rows)
-    for form, found in answers.tables.items():
+    evaluation = Evaluation(job.config, model, source, images, said)
+    tree = evaluation.put_questions(rows) | contamination
+    for form, found in evaluation.tables.items():
         write_table(writer.directory, form, found)
-    tree = {
-        "model": model.digest,
-        "split": settings.split,
-        "geometry": settings.geometry,
-        "images": len(rows),
-        "patients": len(set(encoded.subject_ids)),
-        **contamination,
-        "truth": answers.truth,
-        "questions": {name: outcome.as_json() for name, outcome in answers.outcomes.items()},
-    }
     results.write_figures(writer.directory, tree)
     return {"images": len(rows), **contamination, **results.headline_values(tree)}
 

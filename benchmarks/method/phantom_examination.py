@@ -21,13 +21,12 @@ from benchmarks.method.phantom_world import (
     plain_sentences,
     type_word,
 )
+from medclip_dcl.evaluation.grounding import is_pointed_at, signed_cnr
 from medclip_dcl.evaluation.metrics import (
     balanced_accuracy,
     best_ranks,
-    is_pointed_at,
     recall_at,
     roc_auc,
-    signed_cnr,
     value_of,
 )
 

@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from benchmarks.method.phantom import lse_scores
 from benchmarks.method.phantom_world import zipf
+from medclip_dcl.evaluation.grounding import signed_cnr
 from medclip_dcl.evaluation.metrics import (
     balanced_accuracy,
     best_ranks,
     recall_at,
     roc_auc,
-    signed_cnr,
     value_of,
 )
 from medclip_dcl.losses.debiased import Floor, debiased_contrastive_loss

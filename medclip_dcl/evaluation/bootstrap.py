@@ -10,8 +10,7 @@ Axes
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -46,10 +45,6 @@ class Figure:
     low: float | None = None
     high: float | None = None
     reason: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Field name -> plain value; never a NaN."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
-from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages, EvalResult, Matrix, Truth
+from medclip_dcl.evaluation.classification import Matrix, Truth, known_images
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import brier_score, calibration_error, roc_auc, value_of
+from medclip_dcl.evaluation.results import EvalResult
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
 from medclip_dcl.inference import UNCALIBRATED, Finding, calibrations_of
 from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
@@ -146,14 +148,11 @@ def calibrate_findings(
     Returns:
         One entry per finding.
     """
-    owner = np.asarray(subjects, dtype=str)
     found = []
     for finding, row, state in zip(findings, logits, truth, strict=True):
-        known = state != UNKNOWN
-        patients = len(np.unique(owner[known]))
-        found.append(
-            calibrate_finding(finding.name, row[known], state[known] == 1, patients, settings)
-        )
+        known, positive, owners = known_images(state, subjects)
+        patients = len(set(owners))
+        found.append(calibrate_finding(finding.name, row[known], positive, patients, settings))
     return tuple(found)
 
 
@@ -217,9 +216,7 @@ def probability_figures(
     Returns:
         `calibration_error` and `brier` of the probability, and with `score_` of the score.
     """
-    known = truth != UNKNOWN
-    positive = truth[known] == 1
-    owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
+    known, positive, owners = known_images(truth, subjects)
     columns = {"": probability[known], "score_": score[known]}
 
     def measure(weights: Weights) -> dict[str, Samples]:

@@ -1,33 +1,136 @@
 """Which findings images show: each by its prompt pair, and one of several.
 
-Every question gives an `EvalResult` for `results.json` and the rows that it was made from.
+The same again by groups of patients, and in other words. Every question gives an `EvalResult`
+for `results.json` and the rows that it was made from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int8
 
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.inputs import (
-    UNKNOWN,
-    EncodedImages,
-    EvalResult,
-    Matrix,
-    Rows,
-    Truth,
+from medclip_dcl.evaluation.bootstrap import (
+    BootstrapOptions,
+    Figure,
+    Samples,
+    Weights,
+    draw_weights,
+    estimate,
+    summarise,
 )
-from medclip_dcl.evaluation.metrics import CLASSIFICATION, mean, mean_of, mean_over_findings
-from medclip_dcl.inference import Finding, softmax_scores
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.metrics import (
+    CLASSIFICATION,
+    balanced_accuracy,
+    mean,
+    mean_of,
+    mean_over_findings,
+    roc_auc,
+    value_of,
+)
+from medclip_dcl.evaluation.results import EvalResult, Rows
+from medclip_dcl.inference.zero_shot import Finding, softmax_scores
 
-ONE_CLASS = "no image of one of the two classes"
-NO_FINDING = "no finding has images of both classes"
+Truth = Int8[np.ndarray, "findings images"]
+"""1 present, 0 absent, `UNKNOWN` not known."""
 
-PER_CLASS = 200
-"""Most images of a class where images show one finding alone: that of CheXpert5x200."""
+Matrix = Float[np.ndarray, "findings images"]
+
+UNKNOWN = -1
+"""Truth of a finding that nobody stated."""
+
+LEAST_PATIENTS = 10
+"""Patients below which a group's figures are withheld."""
+
+_PER_CLASS = 200  # most images of a class that show one finding alone: that of CheXpert5x200
+_ONE_CLASS = "no image of one of the two classes"
+_NO_FINDING = "no finding has images of both classes"
+_NO_GAP = "no finding has images of both classes in every group"
+_MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
+
+
+def exact_truth(
+    findings: Sequence[Finding],
+    image_ids: Sequence[str],
+    types_of: Mapping[str, Collection[str]],
+    types: Collection[str],
+) -> Truth:
+    """Read off which findings images show, where a generator knows it.
+
+    Args:
+        findings: the prompt pairs; a finding whose name is not a type stays unknown.
+        image_ids: the images; one that the generator does not know stays unknown.
+        types_of: image -> types of finding that it shows.
+        types: every type there is.
+    """
+    truth = np.full((len(findings), len(image_ids)), UNKNOWN, dtype=np.int8)
+    for index, finding in enumerate(findings):
+        for image, image_id in enumerate(image_ids):
+            if finding.name in types and image_id in types_of:
+                truth[index, image] = finding.name in types_of[image_id]
+    return truth
+
+
+def labelled_truth(
+    findings: Sequence[Finding], study_ids: Sequence[str], labels: Sequence[Mapping[str, Any]]
+) -> Truth:
+    """Read off which findings images show from the labels of their studies.
+
+    Args:
+        findings: the prompt pairs; one without a label column stays unknown.
+        study_ids: study of each image.
+        labels: rows of the manifest's label table.
+
+    Returns:
+        1 where the label is 1, 0 where it is 0; uncertain and blank are `UNKNOWN`.
+
+    Source: Wang et al. 2023 leave open what becomes of uncertain and blank; ours: dropped.
+    """
+    of_study = {row["study_id"]: row for row in labels}
+    truth = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
+    for index, finding in enumerate(findings):
+        for image, study_id in enumerate(study_ids):
+            label = of_study.get(study_id, {}).get(finding.label)
+            if label in {0, 1}:
+                truth[index, image] = label
+    return truth
+
+
+def balance(truth: Truth, most: int, generator: np.random.Generator) -> Truth:
+    """Draw as many images with each finding as without it.
+
+    Args:
+        truth: of all images.
+        most: most images of a finding, half of them with it; 0: all images stay.
+        generator: draws them.
+
+    Returns:
+        The truth of the drawn images; that of the others is `UNKNOWN`.
+
+    Source: Wang et al. 2023 evaluate on about 1000 images per finding; ours: half and half.
+    """
+    if not most:
+        return truth
+    kept = np.full_like(truth, UNKNOWN)
+    for state, drawn in zip(truth, kept, strict=True):
+        sides = [np.flatnonzero(state == value) for value in (0, 1)]
+        count = min(most // 2, *(len(side) for side in sides))
+        for side in sides:
+            images = generator.choice(side, count, replace=False)
+            drawn[images] = state[images]
+    return kept
+
+
+def known_images(
+    truth: Int8[np.ndarray, " images"], subjects: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Give which images have a known truth; of those the truth, as bool, and the patients."""
+    known = truth != UNKNOWN
+    owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
+    return known, truth[known] == 1, owners
 
 
 def evaluate_findings(
@@ -38,13 +141,6 @@ def evaluate_findings(
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
     """Ask for findings by prompt pairs.
-
-    Args:
-        model: who is asked.
-        images: the images.
-        findings: the prompt pairs.
-        truth: 1 present, 0 absent, `UNKNOWN` not known.
-        bootstrap: of the intervals.
 
     Returns:
         The outcome and the rows of `results.SCORES`, by finding, then image.
@@ -88,33 +184,25 @@ def finding_figures(
 
     Args:
         margins: score of the positive prompt minus that of the negative.
-        truth: 1 present, 0 absent, `UNKNOWN` left out.
+        truth: images whose truth is not known are left out.
         subjects: patient of every image.
         bootstrap: of the intervals.
     """
-    known = truth != UNKNOWN
-    margin, positive = margins[known], truth[known] == 1
-    owners = [owner for owner, keep in zip(subjects, known, strict=True) if keep]
+    known, positive, owners = known_images(truth, subjects)
+    margin = margins[known]
 
     def measure(weights: Weights) -> dict[str, Samples]:
         return {name: of(margin, positive, weights) for name, of in CLASSIFICATION.items()}
 
-    return estimate(measure, owners, bootstrap, ONE_CLASS)
+    return estimate(measure, owners, bootstrap, _ONE_CLASS)
 
 
 def mean_finding_figures(
     margins: Matrix, truth: Truth, subjects: Sequence[str], bootstrap: BootstrapOptions
 ) -> dict[str, Figure]:
-    """Average the figures of several findings, drawing their images together.
+    """Average the figures of several findings, as `metrics.mean_over_findings`.
 
-    Args:
-        margins: score of the positive prompt minus that of the negative.
-        truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every image.
-        bootstrap: of the intervals.
-
-    Returns:
-        The figures of `metrics.mean_over_findings`.
+    The arguments are those of `finding_figures`, a row per finding; images are drawn together.
     """
 
     def measure(weights: Weights) -> dict[str, Samples]:
@@ -123,7 +211,7 @@ def mean_finding_figures(
             for margin, state in zip(margins, truth, strict=True)
         )
 
-    return estimate(measure, subjects, bootstrap, NO_FINDING)
+    return estimate(measure, subjects, bootstrap, _NO_FINDING)
 
 
 def evaluate_classes(
@@ -132,17 +220,12 @@ def evaluate_classes(
     findings: Sequence[Finding],
     truth: Truth,
     bootstrap: BootstrapOptions,
-    per_class: int = PER_CLASS,
+    per_class: int = _PER_CLASS,
 ) -> tuple[EvalResult, Rows]:
     """Ask which one of several findings an image shows, of images that show one alone.
 
-    Args:
-        model: who is asked.
-        images: the images.
-        findings: the classes, by their positive prompts.
-        truth: 1 present, 0 absent, `UNKNOWN` not known.
-        bootstrap: of the intervals and the draw.
-        per_class: most images of a class, drawn with the seed.
+    The classes are the findings' positive prompts; of a class at most `per_class` images are
+    drawn, with the seed of `bootstrap`.
 
     Returns:
         The outcome and the rows of `results.CLASSES`. An image whose best two classes score
@@ -241,3 +324,128 @@ def _sole_best(scores: np.ndarray) -> Int[np.ndarray, " images"]:
     alone = (scores == best).sum(axis=1) == 1
     indices: np.ndarray = np.where(alone, scores.argmax(axis=1), -1)
     return indices
+
+
+def evaluate_subgroups(
+    margins: Matrix,
+    truth: Truth,
+    subjects: Sequence[str],
+    traits: Mapping[str, Sequence[str]],
+    bootstrap: BootstrapOptions,
+    least_patients: int = LEAST_PATIENTS,
+) -> EvalResult:
+    """Measure the findings in every group of images.
+
+    Args:
+        margins: score of the positive prompt minus that of the negative.
+        truth: images whose truth is not known are left out.
+        subjects: patient of every image.
+        traits: such as view, sex, age: the value of every image, empty where not known.
+        bootstrap: of the intervals.
+        least_patients: patients below which a group's figures are withheld.
+
+    Returns:
+        The outcome. Groups are named `trait: value`, with `mean_auc` and
+        `mean_balanced_accuracy`; `gap.trait` is the largest mean AUC of its groups minus the
+        smallest, over findings that every group has with and without, which chance alone
+        makes greater than 0. `pool` counts images.
+    """
+    owners = np.asarray(subjects, dtype=str)
+    weights = draw_weights(subjects, bootstrap)  # one draw of patients for all groups
+
+    def measure(name: str, chosen: np.ndarray) -> np.ndarray:
+        """Measure each finding on some images: (findings, samples)."""
+        return np.stack(
+            [
+                _MEASURES[name](margin[known], state[known] == 1, weights[:, known])
+                for margin, state in zip(margins, truth, strict=True)
+                for known in (chosen & (state != UNKNOWN),)
+            ]
+        )
+
+    def group_figures(chosen: np.ndarray) -> dict[str, Figure]:
+        members = owners[chosen].tolist()
+        if len(set(members)) < least_patients:
+            reason = f"fewer than {least_patients} patients"
+            withheld = Figure(None, len(members), len(set(members)), reason=reason)
+            return dict.fromkeys([f"mean_{name}" for name in _MEASURES], withheld)
+        return {
+            f"mean_{name}": summarise(mean_of(measure(name, chosen)), members, _NO_FINDING)
+            for name in _MEASURES
+        }
+
+    def gap(shown: Sequence[np.ndarray]) -> Figure:
+        found = np.stack([measure("auc", chosen) for chosen in shown])
+        lacking = np.isnan(found).any(axis=0)  # a finding that one group lacks shows no gap
+        means = np.stack([mean_of(np.where(lacking, np.nan, part)) for part in found])
+        members = owners[np.any(shown, axis=0)].tolist()
+        return summarise(np.ptp(means, axis=0), members, _NO_GAP)
+
+    groups: dict[str, dict[str, Figure]] = {}
+    pool: dict[str, int] = {}
+    gaps: dict[str, Figure] = {}
+    for trait, values in traits.items():
+        shown = []
+        for value in sorted(set(values) - {""}):
+            name, chosen = f"{trait}: {value}", np.asarray(values, dtype=str) == value
+            pool[name] = int(chosen.sum())
+            groups[name] = group_figures(chosen)
+            if groups[name]["mean_auc"].value is not None:
+                shown.append(chosen)
+        if len(shown) > 1:
+            gaps[f"gap.{trait}"] = gap(shown)
+    absent = "" if groups else "neither view nor any other trait of the images is known"
+    return EvalResult(absent, pool, figures=gaps, groups=groups)
+
+
+def evaluate_paraphrases(
+    model: EvaluatedModel,
+    images: EncodedImages,
+    findings: Sequence[Finding],
+    truth: Truth,
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows]:
+    """Ask for findings in every pairing of their positive and negative prompts.
+
+    Returns:
+        The outcome and the rows of `results.PROMPTS`. Groups are the findings: of `auc` and
+        `balanced_accuracy` the `_lowest`, `_highest` and `_spread` over the pairs, and the
+        `_ensemble`, all pairs averaged; `pool` counts the pairs.
+    """
+    groups: dict[str, dict[str, Figure]] = {}
+    pool: dict[str, int] = {}
+    rows: Rows = []
+    for finding, state in zip(findings, truth, strict=True):
+        texts = [*finding.positive, *finding.negative]  # each is scored once
+        scores = model.score(images.regions, model.embed_sentences(texts)).double().cpu().numpy()
+        present, absent = np.split(scores, [len(finding.positive)])
+        margins = (present[:, None] - absent[None]).reshape(-1, scores.shape[1])
+        known, positive, owners = known_images(state, images.subject_ids)
+        pairs, ensemble = margins[:, known], margins.mean(axis=0)[known]
+        pool[finding.name] = len(pairs)
+        groups[finding.name] = _spread(pairs, ensemble, positive, owners, bootstrap)
+        for words, margin in zip(product(finding.positive, finding.negative), pairs, strict=True):
+            row = {"finding": finding.name, "positive": words[0], "negative": words[1]}
+            measured = {name: value_of(of(margin, positive)) for name, of in _MEASURES.items()}
+            rows.append(row | measured)
+    return EvalResult("" if groups else "there is no finding", pool, groups=groups), rows
+
+
+def _spread(
+    pairs: np.ndarray,
+    ensemble: np.ndarray,
+    positive: np.ndarray,
+    owners: list[str],
+    bootstrap: BootstrapOptions,
+) -> dict[str, Figure]:
+    def measure(weights: Weights) -> dict[str, Samples]:
+        found: dict[str, Samples] = {}
+        for name, of in _MEASURES.items():
+            values = np.stack([of(margin, positive, weights) for margin in pairs])
+            lowest, highest = values.min(axis=0), values.max(axis=0)
+            found[f"{name}_lowest"], found[f"{name}_highest"] = lowest, highest
+            found[f"{name}_spread"] = highest - lowest
+            found[f"{name}_ensemble"] = of(ensemble, positive, weights)
+        return found
+
+    return estimate(measure, owners, bootstrap, _ONE_CLASS)

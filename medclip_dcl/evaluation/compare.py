@@ -26,8 +26,8 @@ from medclip_dcl.errors import ArtifactStale, ConfigError, MetricError
 from medclip_dcl.evaluation import metrics, results
 from medclip_dcl.evaluation.bootstrap import Samples, patient_weights, unit_weights
 from medclip_dcl.evaluation.classification import class_recalls
-from medclip_dcl.evaluation.grounding import GALLERY_LENGTHS, grounding_columns
-from medclip_dcl.evaluation.retrieval import table1_retrieval
+from medclip_dcl.evaluation.grounding import grounding_columns
+from medclip_dcl.evaluation.retrieval import GALLERY_LENGTHS, table1_retrieval
 from medclip_dcl.tables import TableFormat, read_table
 
 LEVEL = 0.05

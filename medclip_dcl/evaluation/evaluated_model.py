@@ -19,7 +19,7 @@ unit length. The two sides must be in one space.
 import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -31,11 +31,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference import Finding, Predictor, margins, prompt_texts
+from medclip_dcl.inference.heatmap import Geometry, Window, cut, window_of
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.progress import Progress
+
+# Images in one forward pass: without gradients it fits wherever the model was trained.
+_BATCH = 64
 
 
 @runtime_checkable
@@ -107,26 +114,74 @@ class EvaluatedModel:
         return margins(self.score(regions, prompts), findings)
 
 
+@dataclass(frozen=True)
+class EncodedImages:
+    """Images under evaluation, encoded."""
+
+    image_ids: tuple[str, ...]
+    subject_ids: tuple[str, ...]
+    sizes_px: tuple[tuple[int, int], ...]
+    """Height and width of each original image."""
+    regions: Float[Tensor, "images rows columns dim"]
+    geometry: Geometry = "paper"
+    """Which part of each image the model sees, and how heatmaps are spread over it."""
+
+    def window(self, image: int) -> Window:
+        """Give the part of image number `image` that its grid covers, in its own pixels."""
+        return window_of(self.geometry, *self.sizes_px[image])
+
+    def select(self, chosen: Sequence[int]) -> "EncodedImages":
+        """Give the images of these numbers, in that order."""
+        return EncodedImages(
+            tuple(self.image_ids[image] for image in chosen),
+            tuple(self.subject_ids[image] for image in chosen),
+            tuple(self.sizes_px[image] for image in chosen),
+            self.regions[torch.tensor(chosen, dtype=torch.long, device=self.regions.device)],
+            self.geometry,
+        )
+
+
+def encode(
+    model: EvaluatedModel,
+    rows: Sequence[Mapping[str, Any]],
+    images: PreparedImages,
+    geometry: Geometry,
+) -> EncodedImages:
+    """Show a model the prepared images of the manifest's rows, in a geometry."""
+    indices = [images.row_of[row["image_id"]] for row in rows]
+    sizes = [images.original_size(index) for index in indices]
+    parts: list[Tensor] = []
+    with Progress("images encoded", len(indices), "image") as progress:
+        for start in range(0, len(indices), _BATCH):
+            chosen = slice(start, start + _BATCH)
+            pixels = [
+                cut(images.pixels(index), window_of(geometry, *size), *size)
+                for index, size in zip(indices[chosen], sizes[chosen], strict=True)
+            ]
+            parts.append(model.embed_images(np.stack(pixels)))
+            progress.advance(len(pixels))
+    return EncodedImages(
+        image_ids=tuple(row["image_id"] for row in rows),
+        subject_ids=tuple(row["subject_id"] for row in rows),
+        sizes_px=tuple(sizes),
+        regions=torch.cat(parts) if parts else torch.zeros(0, 1, 1, 1),
+        geometry=geometry,
+    )
+
+
 def evaluated_model(predictor: Predictor) -> EvaluatedModel:
     """Evaluate a published model with its own similarity and scale."""
     gamma_squared = float(predictor.model.gamma.detach() ** 2)
     return EvaluatedModel(predictor.digest, predictor, predictor.model.similarity, gamma_squared)
 
 
-ADAPTED_GAMMA_SQUARED = 100.0
-"""Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
-`score` that stands next to each margin."""
+# Scale of an adapted model's scores: CLIP's largest logit scale. It moves no metric, only the
+# `score` that stands next to each margin.
+_ADAPTED_GAMMA_SQUARED = 100.0
 
 
 def adapter_digest(config: Config) -> str:
-    """Name the model of `evaluate.adapter` by what it is built from.
-
-    Returns:
-        SHA-256 of the callable's name and of every file of its weights, 64 digits.
-
-    Raises:
-        ConfigError: the weights do not exist.
-    """
+    """Name the model of `evaluate.adapter`: SHA-256 of the callable's name and its weights."""
     digest = hashlib.sha256(config.evaluate.adapter.model.encode())
     weights = _adapter_weights(config)
     if weights is not None:
@@ -137,11 +192,7 @@ def adapter_digest(config: Config) -> str:
 
 
 def load_adapter(config: Config) -> EvaluatedModel:
-    """Build the model that `evaluate.adapter` names.
-
-    Raises:
-        ConfigError: the callable cannot be imported, or what it builds lacks a function.
-    """
+    """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
     settings = config.evaluate.adapter
     weights = _adapter_weights(config)
     encoders = _callable(settings.model)(*([] if weights is None else [str(weights)]))
@@ -152,7 +203,7 @@ def load_adapter(config: Config) -> EvaluatedModel:
                 "embed_images and embed_sentences"
             )
     similarity = SimilarityConfig(kind=settings.similarity)
-    return EvaluatedModel(adapter_digest(config), encoders, similarity, ADAPTED_GAMMA_SQUARED)
+    return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
 
 
 def _callable(name: str) -> Callable[..., Any]:

@@ -1,27 +1,199 @@
-"""Questions about boxes: is the heatmap in them, and which sentence is theirs.
+"""Grounding: is the heatmap of a sentence in its boxes?
 
-Every question gives an `EvalResult` for `results.json` and the rows that it was made from.
+A heatmap may hold NaN where the model saw nothing (a crop's margin); such pixels are left out.
+Pixel (row, column) covers [column, column + 1) x [row, row + 1) and belongs to a box that
+contains its centre.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Bool, Float
 
-from medclip_dcl.evaluation import metrics
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.geometry import heatmap, scaled
-from medclip_dcl.evaluation.inputs import BoxedSentence, EncodedImages, EvalResult, Rows
-from medclip_dcl.evaluation.metrics import best_ranks, chance_recall
-from medclip_dcl.evaluation.retrieval import Direction, box_vectors, rank_directions, rank_samples
+from medclip_dcl.errors import MetricError
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, estimate
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.metrics import mean
+from medclip_dcl.evaluation.results import EvalResult, Rows
+from medclip_dcl.inference.heatmap import heatmap, scaled
 from medclip_dcl.models.similarity import region_scores
 
-GALLERY_LENGTHS = (1, 5)
-_SHOWN = 5  # gallery sentences of each box that the report shows
+PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 21))
+"""-1 to 1 in 41 steps, each an integer times 0.05, so that no error accumulates."""
+
+BIOVIL_THRESHOLDS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Thresholds of the BioViL-style variant; its clamp at 0 changes nothing above 0."""
+
+
+def box_mask(
+    boxes: Float[np.ndarray, "boxes 4"], height_px: int, width_px: int
+) -> Bool[np.ndarray, "height width"]:
+    """Mark the union of boxes.
+
+    Args:
+        boxes: x, y, width, height of each, pixels.
+        height_px: height of the image.
+        width_px: width of the image.
+
+    Returns:
+        True for every pixel whose centre is in at least one box.
+    """
+    rows, columns = np.arange(height_px) + 0.5, np.arange(width_px) + 0.5
+    mask = np.zeros((height_px, width_px), dtype=bool)
+    for x, y, width, height in boxes:
+        inside_rows = (rows >= y) & (rows < y + height)
+        inside_columns = (columns >= x) & (columns < x + width)
+        mask |= inside_rows[:, None] & inside_columns[None, :]
+    return mask
+
+
+def signed_cnr(
+    heatmap: Float[np.ndarray, "height width"], mask: Bool[np.ndarray, "height width"]
+) -> float | None:
+    """Contrast-to-noise ratio: how far the inside of the boxes stands out, in deviations.
+
+    Args:
+        heatmap: scores; NaN where there is none.
+        mask: union of the boxes.
+
+    Returns:
+        (mean inside - mean outside) / sqrt(variance inside + variance outside), with
+        population variances; positive where the inside scores higher. The figure that
+        papers report is its absolute value. None where the inside or the outside is
+        empty, or where the heatmap is constant on both.
+
+    Raises:
+        MetricError: heatmap and mask differ in shape.
+
+    Source: Boecking et al. 2022 (BioViL), Section 5; ours: the sign, NaN left out.
+    """
+    values, inside = _scored(heatmap, mask)
+    within, without = values[inside], values[~inside]
+    if len(within) == 0 or len(without) == 0:
+        return None
+    noise = within.var(dtype=np.float64) + without.var(dtype=np.float64)
+    contrast = within.mean(dtype=np.float64) - without.mean(dtype=np.float64)
+    return float(contrast / np.sqrt(noise)) if noise > 0 else None
+
+
+def mean_iou(
+    heatmap: Float[np.ndarray, "height width"],
+    mask: Bool[np.ndarray, "height width"],
+    thresholds: tuple[float, ...],
+) -> float | None:
+    """Overlap of the thresholded heatmap with the boxes, averaged over thresholds.
+
+    Args:
+        heatmap: scores, in [-1, 1]; NaN where there is none.
+        mask: union of the boxes.
+        thresholds: `PAPER_THRESHOLDS` or `BIOVIL_THRESHOLDS`; the two are not comparable.
+
+    Returns:
+        Mean IoU in [0, 1], 0 at a threshold where the union is empty; None where no
+        pixel has a score.
+
+    Raises:
+        MetricError: heatmap and mask differ in shape.
+
+    Source: Wang et al. 2023, Section 3.3.
+    """
+    values, inside = _scored(heatmap, mask)
+    if len(values) == 0:
+        return None
+    within = values[inside]
+    total = 0.0
+    for threshold in thresholds:
+        overlap = int(np.count_nonzero(within >= threshold))
+        union = int(np.count_nonzero(values >= threshold)) + len(within) - overlap
+        total += overlap / union if union else 0.0
+    return total / len(thresholds)
+
+
+def is_pointed_at(
+    heatmap: Float[np.ndarray, "height width"], mask: Bool[np.ndarray, "height width"]
+) -> bool | None:
+    """Pointing game: whether the highest score is in a box.
+
+    Args:
+        heatmap: scores; NaN where there is none.
+        mask: union of the boxes.
+
+    Returns:
+        True where every pixel that attains the maximum is inside (a tie with the outside
+        is a miss); None where no pixel has a score.
+
+    Raises:
+        MetricError: heatmap and mask differ in shape.
+
+    Source: Zhang et al. 2018 (excitation backprop); ours: ties are misses.
+    """
+    values, inside = _scored(heatmap, mask)
+    if len(values) == 0:
+        return None
+    return bool(inside[values == values.max()].all())
+
+
+def _scored(heatmap: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if heatmap.shape != mask.shape:
+        raise MetricError(
+            f"heatmap {heatmap.shape} and mask {mask.shape} differ; upsample to the image's size"
+        )
+    valid = ~np.isnan(heatmap)
+    if valid.all():
+        return heatmap.ravel(), mask.ravel()
+    return heatmap[valid], mask[valid]
+
+
+@dataclass(frozen=True)
+class BoxedSentence:
+    """A sentence with the boxes that it has on one image; `image` is the image's number."""
+
+    image: int
+    category: str
+    text: str
+    key: str
+    boxes: Float[np.ndarray, "boxes 4"]
+    """x, y, width, height, pixels of the original image."""
+
+
+def boxed_sentences(
+    boxes: Sequence[Mapping[str, Any]], images: EncodedImages, keys: Sequence[str]
+) -> list[BoxedSentence]:
+    """Gather the boxes of each sentence on each image.
+
+    Args:
+        boxes: rows of the manifest's box table; those of other images are left out.
+        images: the images.
+        keys: `text_key` of each row's phrase.
+
+    Returns:
+        One entry per image and sentence, in order of first appearance; boxes are scaled
+        from the size that the table states to the image's own.
+    """
+    number = {image_id: index for index, image_id in enumerate(images.image_ids)}
+    found: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row, key in zip(boxes, keys, strict=True):
+        if row["image_id"] in number and row["phrase"].strip():
+            found[number[row["image_id"]], key].append(row)
+    return [
+        BoxedSentence(
+            image=image,
+            category=rows[0]["category"],
+            text=rows[0]["phrase"],
+            key=key,
+            boxes=np.array([_scaled(row, images.sizes_px[image]) for row in rows]),
+        )
+        for (image, key), rows in found.items()
+    ]
+
+
+def _scaled(row: Mapping[str, Any], size_px: tuple[int, int]) -> list[float]:
+    height, width = size_px
+    across, down = width / row["image_width"], height / row["image_height"]
+    return [row["x"] * across, row["y"] * down, row["width"] * across, row["height"] * down]
 
 
 def evaluate_grounding(
@@ -73,102 +245,6 @@ def evaluate_grounding(
     return EvalResult("", {"sentences": len(rows)}, chance, figures, groups), rows
 
 
-def evaluate_boxes(
-    model: EvaluatedModel,
-    images: EncodedImages,
-    units: Sequence[BoxedSentence],
-    bootstrap: BootstrapOptions,
-) -> tuple[EvalResult, Rows, Rows, Float[Tensor, "boxes dim"]]:
-    """Find the sentence of each box among all, and a box of each sentence among all.
-
-    Args:
-        model: who is asked.
-        images: the images.
-        units: sentences with their boxes; at least one.
-        bootstrap: of the intervals.
-
-    Returns:
-        The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
-        gallery, the rows of `results.RANKS`, and the boxes' vectors. A unit is a box; all
-        boxes that one sentence has on one image are its own.
-
-    Source: Wang et al. 2023, Section 3.3 and Table 5.
-    """
-    rows, shares, owner = _box_rows(images, units)
-    device = images.regions.device
-    vectors = box_vectors(
-        images.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
-    )
-    keys = np.array([row["phrase_key"] for row in rows])
-    distinct, index = np.unique(keys, return_inverse=True)
-    text_of = {unit.key: unit.text for unit in units}
-    texts = model.embed_sentences([text_of[key] for key in distinct])
-    scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
-    each = scores[:, index]  # (boxes, the sentence of each box)
-    alike = keys[:, None] == keys[None, :]
-    own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
-    directions = {
-        "box_to_sentence": Direction(
-            scores, index[:, None] == np.arange(len(distinct))[None, :], each, own
-        ),
-        "sentence_to_box": Direction(each.T, alike, each.T, own),
-    }
-    image_ids = [row["image_id"] for row in rows]
-    subjects = [row["subject_id"] for row in rows]
-    outcome, ranks = rank_directions("boxes", directions, image_ids, subjects, bootstrap)
-    for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
-        row["sentence_rank"] = rank["rank"]
-    return outcome, rows, ranks, vectors
-
-
-def evaluate_gallery(
-    model: EvaluatedModel,
-    vectors: Float[Tensor, "boxes dim"],
-    rows: Sequence[dict[str, Any]],
-    sentences: Sequence[str],
-    truth: Sequence[int | None],
-    bootstrap: BootstrapOptions,
-) -> EvalResult:
-    """Find the sentence of each box in a gallery with one sentence per fine finding.
-
-    Args:
-        model: who is asked.
-        vectors: of the boxes, from `evaluate_boxes`.
-        rows: of the boxes; the gallery's columns are filled in.
-        sentences: the gallery.
-        truth: row of the gallery that is true of each box; None: the gallery has none.
-        bootstrap: of the intervals.
-
-    Returns:
-        The outcome; boxes without a true sentence are left out of it.
-
-    Source: ours; a closed set of sentences makes chance plain.
-    """
-    scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
-    place_of = {index: index_of for index, index_of in enumerate(truth) if index_of is not None}
-    known = list(place_of)
-    correct = np.zeros((len(known), len(sentences)), dtype=bool)
-    correct[np.arange(len(known)), list(place_of.values())] = True
-    ranks = best_ranks(scores[known], correct)
-    found = dict(zip(known, ranks.tolist(), strict=True))
-    for index, row in enumerate(rows):
-        row["gallery_rank"] = found.get(index)
-        row["gallery_true"] = truth[index]
-        row["gallery_best"] = order[index].tolist()
-    subjects = [rows[index]["subject_id"] for index in known]
-    figures = estimate(
-        lambda weights: rank_samples(ranks, GALLERY_LENGTHS, weights),
-        subjects,
-        bootstrap,
-        "no queries",
-    )
-    pool = {"boxes": len(known), "sentences": len(sentences)}
-    absent = "" if known else "no box has its sentence in the gallery"
-    chance = {f"recall_at_{k}": chance_recall(correct, k) for k in GALLERY_LENGTHS}
-    return EvalResult(absent, pool, chance, figures, {})
-
-
 def _compare(
     grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
 ) -> dict[str, Any]:
@@ -179,12 +255,12 @@ def _compare(
     scale = np.array([columns / width, rows / height, columns / width, rows / height])
     window = scaled(images.window(unit.image), rows / height, columns / width, rows, columns)
     scores = heatmap(grid, images.geometry, window, rows, columns)
-    mask = metrics.box_mask(unit.boxes * scale, rows, columns)
+    mask = box_mask(unit.boxes * scale, rows, columns)
     return {
-        "cnr": metrics.signed_cnr(scores, mask),
-        "miou": metrics.mean_iou(scores, mask, metrics.PAPER_THRESHOLDS),
-        "miou_biovil": metrics.mean_iou(scores, mask, metrics.BIOVIL_THRESHOLDS),
-        "pointed": metrics.is_pointed_at(scores, mask),
+        "cnr": signed_cnr(scores, mask),
+        "miou": mean_iou(scores, mask, PAPER_THRESHOLDS),
+        "miou_biovil": mean_iou(scores, mask, BIOVIL_THRESHOLDS),
+        "pointed": is_pointed_at(scores, mask),
         "area": float(mask.mean()),
     }
 
@@ -213,49 +289,15 @@ def mean_figures(
     """Average quantities that were measured one unit at a time, where they are not None or NaN."""
     arrays = {name: np.array(values, dtype=float) for name, values in columns.items()}
 
-    def measure(weights: Weights) -> dict[str, Samples]:
-        return {name: metrics.mean(values, weights) for name, values in arrays.items()}
-
-    return estimate(measure, subjects, bootstrap, "undefined for every unit")
+    return estimate(
+        lambda weights: {name: mean(values, weights) for name, values in arrays.items()},
+        subjects,
+        bootstrap,
+        "undefined for every unit",
+    )
 
 
 def _grounding_figures(
     rows: Sequence[Mapping[str, Any]], bootstrap: BootstrapOptions
 ) -> dict[str, Figure]:
     return mean_figures(grounding_columns(rows), [row["subject_id"] for row in rows], bootstrap)
-
-
-def _box_rows(
-    images: EncodedImages, units: Sequence[BoxedSentence]
-) -> tuple[Rows, list[list[float]], list[int]]:
-    """One row per box, its place as shares of what the model sees, and its image's number."""
-    rows: Rows = []
-    shares, owner = [], []
-    for unit in units:
-        seen = images.window(unit.image)
-        for x, y, across, down in unit.boxes.tolist():
-            rows.append(
-                {
-                    "image_id": images.image_ids[unit.image],
-                    "subject_id": images.subject_ids[unit.image],
-                    "category": unit.category,
-                    "phrase_key": unit.key,
-                    "x": x,
-                    "y": y,
-                    "width": across,
-                    "height": down,
-                    "gallery_rank": None,
-                    "gallery_true": None,
-                    "gallery_best": [],
-                }
-            )
-            shares.append(
-                [
-                    (x - seen.x) / seen.width,
-                    (y - seen.y) / seen.height,
-                    across / seen.width,
-                    down / seen.height,
-                ]
-            )
-            owner.append(unit.image)
-    return rows, shares, owner

@@ -14,9 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.classification import mean_finding_figures
-from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages, EvalResult, Rows
+from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import balanced_accuracy
+from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference.zero_shot import Finding
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

@@ -1,7 +1,7 @@
 """Every question, put to a model on one split: findings, probes, boxes, reports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +9,48 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.demographics import read_demographics
 from medclip_dcl.data.ground_truth import read_truth, truth_files
 from medclip_dcl.data.prepared import PreparedImages
-from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation import inputs, results
+from medclip_dcl.errors import ArtifactStale, ConfigError
+from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import evaluate_probabilities
-from medclip_dcl.evaluation.classification import evaluate_classes, evaluate_findings
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.grounding import evaluate_boxes, evaluate_gallery, evaluate_grounding
-from medclip_dcl.evaluation.inputs import EncodedImages, EvalResult, Rows, Truth
+from medclip_dcl.evaluation.classification import (
+    UNKNOWN,
+    Truth,
+    balance,
+    evaluate_classes,
+    evaluate_findings,
+    evaluate_paraphrases,
+    evaluate_subgroups,
+    exact_truth,
+    labelled_truth,
+)
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, encode
+from medclip_dcl.evaluation.grounding import boxed_sentences, evaluate_grounding
 from medclip_dcl.evaluation.probe import evaluate_probe
-from medclip_dcl.evaluation.retrieval import evaluate_reports
-from medclip_dcl.evaluation.subgroups import evaluate_paraphrases, evaluate_subgroups
-from medclip_dcl.inference import Finding, Predictor, read_prompts
+from medclip_dcl.evaluation.results import EvalResult, Rows
+from medclip_dcl.evaluation.retrieval import (
+    evaluate_boxes,
+    evaluate_gallery,
+    evaluate_reports,
+    reports_of_images,
+)
+from medclip_dcl.inference.predictor import Predictor
+from medclip_dcl.inference.zero_shot import Finding, read_prompts
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 
-SEED = 0
-"""Seed of the images that are drawn and of the resamples. It is not the config's, so that runs
-of several seeds are asked the same and can be compared patient by patient."""
+# Seed of the images that are drawn and of the resamples. It is not the config's, so that runs of
+# several seeds are asked the same and can be compared patient by patient.
+_SEED = 0
 
-_NO_IMAGES = "the split has no image"
-_NO_BOXES = "the source has no boxes on these images"
+_NO_IMAGES, _NO_BOXES = "the split has no image", "the source has no boxes on these images"
 _IMAGE_QUESTIONS = (
     *("zero_shot", "classes", "probe"),
     *("probabilities", "subgroups", "paraphrases"),
@@ -43,220 +58,96 @@ _IMAGE_QUESTIONS = (
 _BOX_QUESTIONS = ("grounding", "boxes", "gallery")
 
 
-@dataclass
-class Answers:
-    """What has been answered: an outcome per question, and the rows behind them."""
-
-    outcomes: dict[str, EvalResult] = field(default_factory=dict)
-    tables: dict[TableFormat, Rows] = field(
-        default_factory=lambda: {
-            form: []
-            for form in (
-                *(results.SCORES, results.PROMPTS, results.CLASSES, results.PROBES),
-                *(results.GALLERY, results.GROUNDINGS, results.BOX_ANSWERS, results.RANKS),
-            )
-        }
-    )
-    truth: str = "none"
-    """Where the labels come from: `exact`, `labels` or `none`."""
+def read_image_rows(source: Artifact, images: PreparedImages, split: str) -> Rows:
+    """List the manifest's rows of the prepared images of a split."""
+    table = read_table(source.path, manifest.IMAGES)
+    table = table.filter(pc.equal(table.column("split"), split))
+    return [row for row in table.to_pylist() if row["image_id"] in images.row_of]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A model and what it is evaluated on.
+def refuse_contaminated(
+    model: Path, source: Artifact, rows: Rows, images: PreparedImages, *, allowed: bool
+) -> dict[str, int]:
+    """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
-    Attributes:
-        config: the recipe.
-        model: who is asked.
+    Args:
+        model: folder of the model.
         source: the manifest.
+        rows: the evaluated images.
         images: the prepared images.
-        sentences: the artifact of the sentences.
-    """
+        allowed: whether there may be some (`evaluate.allow_contaminated`).
 
-    config: Config
-    model: EvaluatedModel
-    source: Artifact
-    images: PreparedImages
-    sentences: Artifact
-
-    @property
-    def bootstrap(self) -> BootstrapOptions:
-        """How intervals are drawn."""
-        return BootstrapOptions(self.config.evaluate.bootstrap, SEED)
-
-    def put_questions(self, rows: Rows) -> tuple[EncodedImages, Answers]:
-        """Put every question to the model.
-
-        Args:
-            rows: the manifest's rows of the evaluated images.
-
-        Returns:
-            The encoded images and the answers. A question that the data cannot put is named
-            with the reason.
-
-        Raises:
-            ConfigError: a file that the config names cannot be read.
-        """
-        encoded = self.encode(rows)
-        answers = Answers(dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES)))
-        findings = read_prompts(question_files(self.config)["prompts"])
-        truth, answers.truth = self.truth_of(rows, findings)
-        if rows:
-            self._ask_findings(answers, encoded, rows, findings, truth)
-            self._ask_probe(answers, encoded, findings, truth)
-        self._ask_boxes(answers, encoded)
-        self._ask_reports(answers, encoded, rows)
-        return encoded, answers
-
-    def encode(self, rows: Rows) -> EncodedImages:
-        """Show images to the model, in the config's geometry."""
-        return inputs.encode(self.model, rows, self.images, self.config.evaluate.geometry)
-
-    def truth_of(self, rows: Rows, findings: Sequence[Finding]) -> tuple[Truth, str]:
-        """Look up which findings images show, and where that comes from."""
-        return inputs.truth_of(self.source, source_root(self.config), rows, findings)
-
-    def _ask_findings(
-        self,
-        answers: Answers,
-        encoded: EncodedImages,
-        rows: Rows,
-        findings: Sequence[Finding],
-        truth: Truth,
-    ) -> None:
-        """Ask for findings, one of several, in groups, as probabilities and in other words."""
-        settings, outcomes, tables = self.config.evaluate, answers.outcomes, answers.tables
-        drawn = inputs.balance(truth, settings.images_per_finding, self.bootstrap.generator())
-        outcomes["zero_shot"], scores = evaluate_findings(
-            self.model, encoded, findings, drawn, self.bootstrap
-        )
-        margins = np.array([row["margin"] for row in scores], dtype=np.float64)
-        margins = margins.reshape(len(findings), -1)
-        encoders = self.model.encoders
-        own = encoders if isinstance(encoders, Predictor) else None
-        outcomes["probabilities"], said = evaluate_probabilities(
-            None if own is None else own.calibration,
-            (findings, () if own is None else own.findings),
-            self.model.gamma_squared * margins,
-            truth,
-            encoded,
-            self.bootstrap,
-        )
-        for row, value in zip(scores, [value for line in said for value in line], strict=True):
-            row["probability"] = value
-        tables[results.SCORES] = scores
-        outcomes["classes"], tables[results.CLASSES] = evaluate_classes(
-            self.model, encoded, findings, truth, self.bootstrap
-        )
-        files = question_files(self.config)
-        traits = {"view": [row["view"] for row in rows]}
-        if "demographics.table" in files:
-            table = files["demographics.table"]
-            traits |= read_demographics(table, settings.demographics, rows)
-        outcomes["subgroups"] = evaluate_subgroups(
-            margins, drawn, encoded.subject_ids, traits, self.bootstrap
-        )
-        outcomes["paraphrases"] = EvalResult("there are no paraphrases; set evaluate.paraphrases")
-        if "paraphrases" in files:
-            other = read_prompts(files["paraphrases"])
-            outcomes["paraphrases"], tables[results.PROMPTS] = evaluate_paraphrases(
-                self.model, encoded, other, self.truth_of(rows, other)[0], self.bootstrap
-            )
-
-    def _ask_probe(
-        self, answers: Answers, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth
-    ) -> None:
-        """Fit probes on training images; validation images choose their penalty."""
-        most = self.config.evaluate.probe_images
-        answers.outcomes["probe"] = EvalResult("evaluate.probe_images is 0")
-        if not most:
-            return
-        splits = []
-        for name in ("train", "validate"):
-            rows = inputs.read_image_rows(self.source, self.images, name)
-            if len(rows) > most:
-                chosen = self.bootstrap.generator().choice(len(rows), most, replace=False)
-                rows = [rows[index] for index in sorted(chosen.tolist())]
-            splits.append((self.encode(rows), self.truth_of(rows, findings)[0]))
-        answers.outcomes["probe"], answers.tables[results.PROBES] = evaluate_probe(
-            [*splits, (encoded, truth)],
-            findings,
-            self.config.evaluate.probe_fractions,
-            self.bootstrap,
-        )
-
-    def _ask_boxes(self, answers: Answers, encoded: EncodedImages) -> None:
-        """Compare heatmaps with boxes, and find the sentences of boxes."""
-        outcomes, tables = answers.outcomes, answers.tables
-        outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_BOXES))
-        gallery = self._gallery()
-        tables[results.GALLERY] = [{"finding": name, "sentence": text} for name, text in gallery]
-        if manifest.BOXES.file not in self.source.files:
-            return
-        boxes = read_table(self.source.path, manifest.BOXES).to_pylist()
-        keys = [text_key(row["phrase"]) for row in boxes]
-        units = inputs.boxed_sentences(boxes, encoded, keys)
-        if not units:
-            return
-        outcomes["grounding"], tables[results.GROUNDINGS] = evaluate_grounding(
-            self.model, encoded, units, self.config.evaluate.heatmap_px, self.bootstrap
-        )
-        outcomes["boxes"], found, tables[results.RANKS], vectors = evaluate_boxes(
-            self.model, encoded, units, self.bootstrap
-        )
-        tables[results.BOX_ANSWERS] = found
-        outcomes["gallery"] = EvalResult("there is no gallery; set evaluate.gallery")
-        if gallery:
-            index_of = {text_key(text): row for row, (_, text) in enumerate(gallery)}
-            truth = [index_of.get(row["phrase_key"]) for row in found]
-            texts = [text for _, text in gallery]
-            outcomes["gallery"] = evaluate_gallery(
-                self.model, vectors, found, texts, truth, self.bootstrap
-            )
-
-    def _gallery(self) -> list[tuple[str, str]]:
-        """Finding and sentence of each line; the finding is the line itself if nobody names it."""
-        file = question_files(self.config).get("gallery")
-        if file is None:
-            known = read_truth(source_root(self.config))
-            return [] if known is None else list(known.gallery.items())
-        lines = [normalise_text(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        return [(line, line) for line in dict.fromkeys(lines) if line]
-
-    def _ask_reports(self, answers: Answers, encoded: EncodedImages, rows: Rows) -> None:
-        """Find the report of each image, and an image of each report."""
-        pool = self.config.evaluate.retrieval_pool
-        said = read_table(self.sentences.path, SENTENCES, ["study_id", "text"])
-        study_ids = [row["study_id"] for row in rows]
-        said = said.filter(pc.is_in(said.column("study_id"), pa.array(study_ids, pa.string())))
-        chosen, reports = inputs.reports_of_images(
-            study_ids, said.to_pylist(), pool, self.bootstrap.generator()
-        )
-        if len(chosen) < 2:
-            reason = (
-                "fewer than two images have a report" if pool else "evaluate.retrieval_pool is 0"
-            )
-            answers.outcomes["reports"] = EvalResult(reason)
-            return
-        answers.outcomes["reports"], ranks = evaluate_reports(
-            self.model, encoded.select(chosen), reports, self.bootstrap
-        )
-        answers.tables[results.RANKS] += ranks
-
-
-def source_root(config: Config) -> Path:
-    """Give the folder of the config's source."""
-    return resolve_path(config.source.root, config)
-
-
-def question_files(config: Config) -> Mapping[str, Path]:
-    """List the files that `evaluate` names, by the setting below it.
+    Returns:
+        `contaminated` patients and `repeated_images`.
 
     Raises:
-        ConfigError: one is not a file.
+        ArtifactStale: there are some, or nobody knows, and that is not allowed.
     """
+    trained = model_package.read_model_package(model).subject_hashes
+    if trained is None:
+        if not allowed:
+            raise ArtifactStale(
+                "the model is a copy that does not say whom it was trained on; set "
+                "evaluate.allow_contaminated where none of these patients can be among them"
+            )
+        trained = frozenset()
+    table = read_table(source.path, manifest.IMAGES, ["image_id", "subject_id"])
+    known = {
+        subject
+        for subject in table.column("subject_id").unique().to_pylist()
+        if model_package.subject_hash(subject) in trained
+    }
+    learned = table.filter(pc.is_in(table.column("subject_id"), pa.array(known, pa.string())))
+    among = [images.row_of[i] for i in learned["image_id"].to_pylist() if i in images.row_of]
+    subjects = {row["subject_id"] for row in rows}
+    count = len(subjects & known)
+    repeated = len(images.find_repeats([images.row_of[row["image_id"]] for row in rows], among))
+    if (count or repeated) and not allowed:
+        raise ArtifactStale(
+            f"the model was trained on {count} of {len(subjects)} evaluated patients, and on the "
+            f"picture of {repeated} of {len(rows)} evaluated images; retrain it on this manifest, "
+            "take out the images that check_data calls repeated, or set "
+            "evaluate.allow_contaminated to measure the model's memory"
+        )
+    return {"contaminated": count, "repeated_images": repeated}
+
+
+def truth_of(
+    config: Config, source: Artifact, rows: Rows, findings: Sequence[Finding]
+) -> tuple[Truth, str]:
+    """Look up which findings images show.
+
+    Args:
+        config: names the folder of the source.
+        source: the manifest.
+        rows: the images.
+        findings: the findings.
+
+    Returns:
+        The truth, and where it comes from: `exact`, `labels` or `none`.
+    """
+    known = read_truth(resolve_path(config.source.root, config))
+    if known is not None:
+        image_ids = [row["image_id"] for row in rows]
+        return exact_truth(findings, image_ids, known.types_of, known.types), "exact"
+    labels: Rows = []
+    if manifest.STUDY_LABELS.file in source.files:
+        labels = read_table(source.path, manifest.STUDY_LABELS).to_pylist()
+    truth = labelled_truth(findings, [row["study_id"] for row in rows], labels)
+    return truth, "labels" if (truth != UNKNOWN).any() else "none"
+
+
+def input_files(config: Config) -> dict[str, Path]:
+    """List the files that an evaluation reads besides artifacts, by their names as inputs."""
+    named = {f"evaluate.{name}": file for name, file in _question_files(config).items()}
+    root = resolve_path(config.source.root, config)
+    return named | {file.name: file for file in truth_files(root)}
+
+
+def _question_files(config: Config) -> Mapping[str, Path]:
+    """Files that `evaluate` names, by the setting below it; the prompts are always there."""
     settings = config.evaluate
-    named: dict[str, Any] = {
+    named = {
         "prompts": settings.prompts,
         "gallery": settings.gallery,
         "paraphrases": settings.paraphrases,
@@ -273,7 +164,172 @@ def question_files(config: Config) -> Mapping[str, Path]:
     return files
 
 
-def input_files(config: Config) -> dict[str, Path]:
-    """List the files that an evaluation reads besides artifacts, by their names as inputs."""
-    named = {f"evaluate.{name}": file for name, file in question_files(config).items()}
-    return named | {file.name: file for file in truth_files(source_root(config))}
+class Evaluation:
+    """A model, what it is evaluated on, and what came of it."""
+
+    tables: dict[TableFormat, Rows]
+    """The rows behind the figures."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: EvaluatedModel,
+        source: Artifact,
+        images: PreparedImages,
+        sentences: Artifact,
+    ) -> None:
+        """Name the model, the manifest, the prepared images and the sentences.
+
+        Raises:
+            ConfigError: a file that the config names is not there.
+        """
+        self._config, self._model = config, model
+        self._source, self._images, self._sentences = source, images, sentences
+        self._files = _question_files(config)
+        self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
+        self._outcomes: dict[str, EvalResult] = {}
+        self.tables = {form: [] for form in results.TABLES}
+
+    def put_questions(self, rows: Rows) -> dict[str, Any]:
+        """Put every question to the model, about the images of the manifest's rows.
+
+        Returns:
+            The tree of `results.json`, but for contamination. A question that the data cannot
+            put is named with the reason.
+        """
+        self._outcomes |= dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES))
+        encoded = self._encode(rows)
+        findings = read_prompts(self._files["prompts"])
+        truth, origin = truth_of(self._config, self._source, rows, findings)
+        if rows:
+            self._ask_findings(encoded, rows, findings, truth)
+            self._ask_probe(encoded, findings, truth)
+        self._ask_boxes(encoded)
+        self._ask_reports(encoded, rows)
+        return {
+            "model": self._model.digest,
+            "split": self._config.evaluate.split,
+            "geometry": self._config.evaluate.geometry,
+            "images": len(rows),
+            "patients": len(set(encoded.subject_ids)),
+            "truth": origin,
+            "questions": {name: asdict(outcome) for name, outcome in self._outcomes.items()},
+        }
+
+    def _encode(self, rows: Rows) -> EncodedImages:
+        return encode(self._model, rows, self._images, self._config.evaluate.geometry)
+
+    def _ask_findings(
+        self, encoded: EncodedImages, rows: Rows, findings: Sequence[Finding], truth: Truth
+    ) -> None:
+        """Ask for findings, one of several, in groups, as probabilities and in other words."""
+        settings, outcomes, bootstrap = self._config.evaluate, self._outcomes, self._bootstrap
+        drawn = balance(truth, settings.images_per_finding, bootstrap.generator())
+        outcomes["zero_shot"], scores = evaluate_findings(
+            self._model, encoded, findings, drawn, bootstrap
+        )
+        margins = np.array([row["margin"] for row in scores], dtype=np.float64)
+        margins = margins.reshape(len(findings), -1)
+        encoders = self._model.encoders
+        own = encoders if isinstance(encoders, Predictor) else None
+        outcomes["probabilities"], said = evaluate_probabilities(
+            None if own is None else own.calibration,
+            (findings, () if own is None else own.findings),
+            self._model.gamma_squared * margins,
+            truth,
+            encoded,
+            bootstrap,
+        )
+        for row, value in zip(scores, [value for line in said for value in line], strict=True):
+            row["probability"] = value
+        self.tables[results.SCORES] = scores
+        outcomes["classes"], self.tables[results.CLASSES] = evaluate_classes(
+            self._model, encoded, findings, truth, bootstrap
+        )
+        traits = {"view": [row["view"] for row in rows]}
+        if "demographics.table" in self._files:
+            table = self._files["demographics.table"]
+            traits |= read_demographics(table, settings.demographics, rows)
+        outcomes["subgroups"] = evaluate_subgroups(
+            margins, drawn, encoded.subject_ids, traits, bootstrap
+        )
+        outcomes["paraphrases"] = EvalResult("there are no paraphrases; set evaluate.paraphrases")
+        if "paraphrases" in self._files:
+            other = read_prompts(self._files["paraphrases"])
+            their_truth, _ = truth_of(self._config, self._source, rows, other)
+            outcomes["paraphrases"], self.tables[results.PROMPTS] = evaluate_paraphrases(
+                self._model, encoded, other, their_truth, bootstrap
+            )
+
+    def _ask_probe(self, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth) -> None:
+        """Fit probes on training images; validation images choose their penalty."""
+        settings = self._config.evaluate
+        most = settings.probe_images
+        if not most:
+            self._outcomes["probe"] = EvalResult("evaluate.probe_images is 0")
+            return
+        splits = []
+        for name in ("train", "validate"):
+            rows = read_image_rows(self._source, self._images, name)
+            if len(rows) > most:
+                chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
+                rows = [rows[index] for index in sorted(chosen.tolist())]
+            known, _ = truth_of(self._config, self._source, rows, findings)
+            splits.append((self._encode(rows), known))
+        self._outcomes["probe"], self.tables[results.PROBES] = evaluate_probe(
+            [*splits, (encoded, truth)], findings, settings.probe_fractions, self._bootstrap
+        )
+
+    def _ask_boxes(self, encoded: EncodedImages) -> None:
+        """Compare heatmaps with boxes, and find the sentences of boxes."""
+        outcomes, tables, bootstrap = self._outcomes, self.tables, self._bootstrap
+        outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_BOXES))
+        gallery = self._gallery()
+        tables[results.GALLERY] = [{"finding": name, "sentence": text} for name, text in gallery]
+        if manifest.BOXES.file not in self._source.files:
+            return
+        boxes = read_table(self._source.path, manifest.BOXES).to_pylist()
+        units = boxed_sentences(boxes, encoded, [text_key(row["phrase"]) for row in boxes])
+        if not units:
+            return
+        outcomes["grounding"], tables[results.GROUNDINGS] = evaluate_grounding(
+            self._model, encoded, units, self._config.evaluate.heatmap_px, bootstrap
+        )
+        outcomes["boxes"], found, tables[results.RANKS], vectors = evaluate_boxes(
+            self._model, encoded, units, bootstrap
+        )
+        tables[results.BOX_ANSWERS] = found
+        outcomes["gallery"] = EvalResult("there is no gallery; set evaluate.gallery")
+        if gallery:
+            index_of = {text_key(text): row for row, (_, text) in enumerate(gallery)}
+            truth = [index_of.get(row["phrase_key"]) for row in found]
+            texts = [text for _, text in gallery]
+            outcomes["gallery"] = evaluate_gallery(
+                self._model, vectors, found, texts, truth, bootstrap
+            )
+
+    def _gallery(self) -> list[tuple[str, str]]:
+        """Finding and sentence of each line; the finding is the line itself if nobody names it."""
+        file = self._files.get("gallery")
+        if file is None:
+            known = read_truth(resolve_path(self._config.source.root, self._config))
+            return [] if known is None else list(known.gallery.items())
+        lines = [normalise_text(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [(line, line) for line in dict.fromkeys(lines) if line]
+
+    def _ask_reports(self, encoded: EncodedImages, rows: Rows) -> None:
+        """Find the report of each image, and an image of each report."""
+        pool = self._config.evaluate.retrieval_pool
+        reason = "fewer than two images have a report" if pool else "evaluate.retrieval_pool is 0"
+        self._outcomes["reports"] = EvalResult(reason)
+        said = read_table(self._sentences.path, SENTENCES, ["study_id", "text"])
+        study_ids = [row["study_id"] for row in rows]
+        said = said.filter(pc.is_in(said.column("study_id"), pa.array(study_ids, pa.string())))
+        chosen, reports = reports_of_images(
+            study_ids, said.to_pylist(), pool, self._bootstrap.generator()
+        )
+        if len(chosen) >= 2:
+            self._outcomes["reports"], ranks = evaluate_reports(
+                self._model, encoded.select(chosen), reports, self._bootstrap
+            )
+            self.tables[results.RANKS] += ranks

@@ -17,17 +17,21 @@ A figure is `{value, low, high, n, subjects, reason}` with a 95 % interval over 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from medclip_dcl.artifact import Artifact, ArtifactType, read_object
+from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
 ARTIFACT = ArtifactType("results", 5, "evaluate")
+
+Rows = list[dict[str, Any]]
+"""Rows of one of the tables below."""
 
 FIGURES = "results.json"
 
@@ -143,29 +147,36 @@ GALLERY = TableFormat(
 """The gallery of sentences that boxes are matched with."""
 
 
-def write_figures(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write `results.json`.
+TABLES = (SCORES, PROMPTS, CLASSES, PROBES, GALLERY, GROUNDINGS, BOX_ANSWERS, RANKS)
 
-    Args:
-        folder: folder of the artifact's draft.
-        figures: the tree that the module's docstring describes.
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What came of one question.
+
+    Attributes:
+        absent: why it could not be put, else empty.
+        pool: how many things it was put to, or chosen from.
+        chance: figure -> its value by chance; `group.figure` where groups differ.
+        figures: the question's own figures.
+        groups: figures by finding, category or direction.
     """
-    text = json.dumps(figures, indent=1, allow_nan=False, ensure_ascii=False)
+
+    absent: str = ""
+    pool: Mapping[str, int] = field(default_factory=dict)
+    chance: Mapping[str, float | None] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    groups: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
+
+
+def write_figures(folder: Path, tree: Mapping[str, Any]) -> None:
+    """Write `results.json`: the tree that the module's docstring describes."""
+    text = json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False)
     write_text(folder / FIGURES, text + "\n")
 
 
 def read_figures(artifact: Artifact) -> dict[str, Any]:
-    """Read `results.json`.
-
-    Args:
-        artifact: the results.
-
-    Returns:
-        The tree that the module's docstring describes.
-
-    Raises:
-        ArtifactCorrupt: it is not a JSON object.
-    """
+    """Read `results.json`; ArtifactCorrupt where it is not a JSON object."""
     return read_object(artifact, FIGURES, ARTIFACT)
 
 
@@ -179,9 +190,22 @@ class Headline:
     group: str = ""
 
     @property
-    def chance(self) -> str:
-        """Name of the figure among the question's levels of chance."""
-        return f"{self.group}.{self.figure}" if self.group else self.figure
+    def name(self) -> str:
+        """Question, group and figure, joined by full stops."""
+        return ".".join(part for part in (self.question, self.group, self.figure) if part)
+
+    def figure_of(self, tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Find the figure in the tree of `results.json`; None where it was not asked for."""
+        outcome = tree["questions"][self.question]
+        figures = outcome["groups"].get(self.group, {}) if self.group else outcome["figures"]
+        figure: Mapping[str, Any] | None = figures.get(self.figure)
+        return None if outcome["absent"] else figure
+
+    def chance_of(self, tree: Mapping[str, Any]) -> float | None:
+        """Find the figure's value by chance in the tree of `results.json`."""
+        name = f"{self.group}.{self.figure}" if self.group else self.figure
+        chance: float | None = tree["questions"][self.question]["chance"].get(name)
+        return chance
 
 
 HEADLINES = (
@@ -204,49 +228,16 @@ HEADLINES = (
 """What the job prints and the report shows first."""
 
 
-def headline_figure(tree: Mapping[str, Any], headline: Headline) -> Mapping[str, Any] | None:
-    """Find a headline's figure.
-
-    Args:
-        tree: content of `results.json`.
-        headline: the headline.
-
-    Returns:
-        The figure; None where its question could not be put.
-    """
-    outcome = tree["questions"][headline.question]
-    figures = outcome["groups"].get(headline.group, {}) if headline.group else outcome["figures"]
-    figure: Mapping[str, Any] | None = figures.get(headline.figure)
-    return None if outcome["absent"] else figure
-
-
 def headline_values(tree: Mapping[str, Any]) -> dict[str, float | None]:
-    """Give the headlines as plain numbers.
-
-    Args:
-        tree: content of `results.json`.
-
-    Returns:
-        Question, group and figure joined by a full stop -> value; questions that could not
-        be put are left out.
-    """
-    figures = {
-        ".".join(part for part in (item.question, item.group, item.figure) if part): figure
-        for item in HEADLINES
-        if (figure := headline_figure(tree, item)) is not None
-    }
-    return {name: figure["value"] for name, figure in figures.items()}
+    """Give the headlines of the tree as plain numbers; what was not asked is left out."""
+    found = {item.name: item.figure_of(tree) for item in HEADLINES}
+    return {name: figure["value"] for name, figure in found.items() if figure is not None}
 
 
 def results_table(tree: Mapping[str, Any]) -> str:
-    """Lay out the headline figures as text.
+    """Lay out the headlines of the tree, a line each: interval, what it rests on, chance.
 
-    Args:
-        tree: content of `results.json`.
-
-    Returns:
-        One line per figure with its interval, what it rests on, and chance; one line per
-        question that could not be put, with the reason.
+    Questions that could not be put have a line with the reason.
     """
     lines = [
         f"model {tree['model'][:12]}, split {tree['split']}: {tree['images']} images of "
@@ -260,16 +251,14 @@ def results_table(tree: Mapping[str, Any]) -> str:
             f"on the picture of {tree['repeated_images']} of these images"
         )
     for headline in HEADLINES:
-        outcome = tree["questions"][headline.question]
-        figure = headline_figure(tree, headline)
+        outcome, figure = tree["questions"][headline.question], headline.figure_of(tree)
         if figure is None:
             lines.append(f"  {headline.question}: absent, {outcome['absent']}")
             continue
-        chance = outcome["chance"].get(headline.chance)
-        beside = "" if chance is None else f"   chance {chance:.3f}"
-        pool = outcome["pool"].get(headline.group)
-        beside += "" if pool is None else f"   pool {pool}"
-        lines.append(f"  {headline.title:40} {_shown(figure)}{beside}")
+        chance, pool = headline.chance_of(tree), outcome["pool"].get(headline.group)
+        rest = "" if chance is None else f"   chance {chance:.3f}"
+        rest += "" if pool is None else f"   pool {pool}"
+        lines.append(f"  {headline.title:40} {_shown(figure)}{rest}")
     lines += _probe_lines(tree["questions"].get("probe"))
     return "\n".join(dict.fromkeys(lines))
 

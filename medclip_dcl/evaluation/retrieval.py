@@ -6,8 +6,10 @@ unit is an item of its own, and the query's own unit alone is a hit, so that its
 which score the same, rank before it (figures with `own_`).
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.inputs import EncodedImages, EvalResult, Rows
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.grounding import BoxedSentence
 from medclip_dcl.evaluation.metrics import best_ranks, chance_recall, mean_of, median, recall_at
+from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.models.similarity import roi_align
 
 LENGTHS = (1, 5, 10, 50, 100)
@@ -26,6 +29,9 @@ LENGTHS = (1, 5, 10, 50, 100)
 
 PAPER_K = (10, 50, 100)
 """The K whose recalls, in both directions, make up Table 1's Recall."""
+
+GALLERY_LENGTHS = (1, 5)
+_SHOWN = 5  # gallery sentences of each box that the report shows
 
 Ranks = Int[np.ndarray, " queries"]
 
@@ -52,72 +58,6 @@ def box_vectors(
     cells = torch.stack([x * columns, y * rows, (x + width) * columns, (y + height) * rows], dim=1)
     pooled = roi_align(regions.permute(0, 3, 1, 2), cells, image_of_box, spatial_scale=1.0)
     return functional.normalize(pooled.flatten(1), dim=-1)
-
-
-def report_scores(
-    scores: Float[Tensor, "texts images"],
-    text: Int[Tensor, " occurrences"],
-    report: Int[Tensor, " occurrences"],
-    reports: int,
-) -> Float[Tensor, "reports images"]:
-    """Score whole reports: the mean over their sentences.
-
-    Args:
-        scores: image-sentence scores of distinct sentences.
-        text: row of `scores` of each sentence of a report.
-        report: the report of each, in [0, reports); every report has at least one.
-        reports: number of reports.
-
-    Returns:
-        Mean image-sentence score of each report, in [-1, 1].
-
-    Source: ours; Wang et al. 2023 score sentences alone.
-    """
-    total = scores.new_zeros(reports, scores.shape[1]).index_add_(0, report, scores[text])
-    count = torch.bincount(report, minlength=reports).unsqueeze(1)
-    return total / count
-
-
-def evaluate_reports(
-    model: EvaluatedModel,
-    images: EncodedImages,
-    reports: Sequence[Sequence[str]],
-    bootstrap: BootstrapOptions,
-) -> tuple[EvalResult, Rows]:
-    """Find the report of each image among all, and an image of each report among all.
-
-    Args:
-        model: who is asked.
-        images: the images.
-        reports: sentences of each image's report, at least one each.
-        bootstrap: of the intervals.
-
-    Returns:
-        The outcome and the rows of `results.RANKS`. Reports that consist of the same
-        sentences read alike.
-
-    Source: ours; a report scores the mean of its sentences' image-sentence scores.
-    """
-    texts = sorted({text for report in reports for text in report})
-    row_of = {text: row for row, text in enumerate(texts)}
-    occurrences = [
-        (row_of[text], number) for number, report in enumerate(reports) for text in report
-    ]
-    text, report = torch.tensor(occurrences, device=images.regions.device).unbind(dim=1)
-    sentence_scores = model.score(images.regions, model.embed_sentences(texts))
-    scores = report_scores(sentence_scores, text, report, len(reports)).cpu().numpy()
-    names: dict[tuple[str, ...], int] = {}
-    number = np.array([names.setdefault(tuple(sorted(set(r))), len(names)) for r in reports])
-    distinct, first = np.unique(number, return_index=True)
-    alike = number[:, None] == number[None, :]
-    own = np.eye(len(reports), dtype=bool)
-    directions = {
-        "image_to_report": Direction(
-            scores[first].T, number[:, None] == distinct[None, :], scores.T, own
-        ),
-        "report_to_image": Direction(scores, alike, scores, own),
-    }
-    return rank_directions("reports", directions, images.image_ids, images.subject_ids, bootstrap)
 
 
 @dataclass(frozen=True)
@@ -246,3 +186,228 @@ def rank_samples(ranks: Ranks, lengths: Sequence[int], weights: Weights) -> dict
     """
     recalls = {f"recall_at_{length}": recall_at(ranks, length, weights) for length in lengths}
     return recalls | {"median_rank": median(ranks, weights)}
+
+
+def evaluate_boxes(
+    model: EvaluatedModel,
+    images: EncodedImages,
+    units: Sequence[BoxedSentence],
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows, Rows, Float[Tensor, "boxes dim"]]:
+    """Find the sentence of each box among all, and a box of each sentence among all.
+
+    Args:
+        model: who is asked.
+        images: the images.
+        units: sentences with their boxes; at least one.
+        bootstrap: of the intervals.
+
+    Returns:
+        The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
+        gallery, the rows of `results.RANKS`, and the boxes' vectors. A unit is a box; all
+        boxes that one sentence has on one image are its own.
+
+    Source: Wang et al. 2023, Section 3.3 and Table 5.
+    """
+    rows, shares, owner = _box_rows(images, units)
+    device = images.regions.device
+    vectors = box_vectors(
+        images.regions, torch.tensor(shares, device=device), torch.tensor(owner, device=device)
+    )
+    keys = np.array([row["phrase_key"] for row in rows])
+    distinct, index = np.unique(keys, return_inverse=True)
+    text_of = {unit.key: unit.text for unit in units}
+    texts = model.embed_sentences([text_of[key] for key in distinct])
+    scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
+    each = scores[:, index]  # (boxes, the sentence of each box)
+    alike = keys[:, None] == keys[None, :]
+    own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
+    directions = {
+        "box_to_sentence": Direction(
+            scores, index[:, None] == np.arange(len(distinct))[None, :], each, own
+        ),
+        "sentence_to_box": Direction(each.T, alike, each.T, own),
+    }
+    image_ids = [row["image_id"] for row in rows]
+    subjects = [row["subject_id"] for row in rows]
+    outcome, ranks = rank_directions("boxes", directions, image_ids, subjects, bootstrap)
+    for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
+        row["sentence_rank"] = rank["rank"]
+    return outcome, rows, ranks, vectors
+
+
+def evaluate_gallery(
+    model: EvaluatedModel,
+    vectors: Float[Tensor, "boxes dim"],
+    rows: Sequence[dict[str, Any]],
+    sentences: Sequence[str],
+    truth: Sequence[int | None],
+    bootstrap: BootstrapOptions,
+) -> EvalResult:
+    """Find the sentence of each box in a gallery with one sentence per fine finding.
+
+    Args:
+        model: who is asked.
+        vectors: of the boxes, from `evaluate_boxes`.
+        rows: of the boxes; the gallery's columns are filled in.
+        sentences: the gallery.
+        truth: row of the gallery that is true of each box; None: the gallery has none.
+        bootstrap: of the intervals.
+
+    Returns:
+        The outcome; boxes without a true sentence are left out of it.
+
+    Source: ours; a closed set of sentences makes chance plain.
+    """
+    scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
+    place_of = {index: index_of for index, index_of in enumerate(truth) if index_of is not None}
+    known = list(place_of)
+    correct = np.zeros((len(known), len(sentences)), dtype=bool)
+    correct[np.arange(len(known)), list(place_of.values())] = True
+    ranks = best_ranks(scores[known], correct)
+    found = dict(zip(known, ranks.tolist(), strict=True))
+    for index, row in enumerate(rows):
+        row["gallery_rank"] = found.get(index)
+        row["gallery_true"] = truth[index]
+        row["gallery_best"] = order[index].tolist()
+    subjects = [rows[index]["subject_id"] for index in known]
+    figures = estimate(
+        lambda weights: rank_samples(ranks, GALLERY_LENGTHS, weights),
+        subjects,
+        bootstrap,
+        "no queries",
+    )
+    pool = {"boxes": len(known), "sentences": len(sentences)}
+    absent = "" if known else "no box has its sentence in the gallery"
+    chance = {f"recall_at_{k}": chance_recall(correct, k) for k in GALLERY_LENGTHS}
+    return EvalResult(absent, pool, chance, figures, {})
+
+
+def _box_rows(
+    images: EncodedImages, units: Sequence[BoxedSentence]
+) -> tuple[Rows, list[list[float]], list[int]]:
+    """One row per box, its place as shares of what the model sees, and its image's number."""
+    rows: Rows = []
+    shares, owner = [], []
+    for unit in units:
+        seen = images.window(unit.image)
+        for x, y, across, down in unit.boxes.tolist():
+            rows.append(
+                {
+                    "image_id": images.image_ids[unit.image],
+                    "subject_id": images.subject_ids[unit.image],
+                    "category": unit.category,
+                    "phrase_key": unit.key,
+                    "x": x,
+                    "y": y,
+                    "width": across,
+                    "height": down,
+                    "gallery_rank": None,
+                    "gallery_true": None,
+                    "gallery_best": [],
+                }
+            )
+            shares.append(
+                [
+                    (x - seen.x) / seen.width,
+                    (y - seen.y) / seen.height,
+                    across / seen.width,
+                    down / seen.height,
+                ]
+            )
+            owner.append(unit.image)
+    return rows, shares, owner
+
+
+def reports_of_images(
+    study_ids: Sequence[str],
+    sentences: Sequence[Mapping[str, Any]],
+    pool: int,
+    generator: np.random.Generator,
+) -> tuple[list[int], list[list[str]]]:
+    """Draw the images of the image-report pool, one per study, with their reports.
+
+    Args:
+        study_ids: study of each image.
+        sentences: rows of the sentences table, in the report's order.
+        pool: most images.
+        generator: draws them where there are more.
+
+    Returns:
+        Numbers of the images, ascending, and the sentences of each one's report.
+    """
+    said: dict[str, list[str]] = defaultdict(list)
+    for row in sentences:
+        said[row["study_id"]].append(row["text"])
+    first = {study_id: image for image, study_id in reversed(list(enumerate(study_ids)))}
+    images = sorted(image for study_id, image in first.items() if study_id in said)
+    if len(images) > pool:
+        images = sorted(generator.choice(images, pool, replace=False).tolist())
+    return images, [said[study_ids[image]] for image in images]
+
+
+def report_scores(
+    scores: Float[Tensor, "texts images"],
+    text: Int[Tensor, " occurrences"],
+    report: Int[Tensor, " occurrences"],
+    reports: int,
+) -> Float[Tensor, "reports images"]:
+    """Score whole reports: the mean over their sentences.
+
+    Args:
+        scores: image-sentence scores of distinct sentences.
+        text: row of `scores` of each sentence of a report.
+        report: the report of each, in [0, reports); every report has at least one.
+        reports: number of reports.
+
+    Returns:
+        Mean image-sentence score of each report, in [-1, 1].
+
+    Source: ours; Wang et al. 2023 score sentences alone.
+    """
+    total = scores.new_zeros(reports, scores.shape[1]).index_add_(0, report, scores[text])
+    count = torch.bincount(report, minlength=reports).unsqueeze(1)
+    return total / count
+
+
+def evaluate_reports(
+    model: EvaluatedModel,
+    images: EncodedImages,
+    reports: Sequence[Sequence[str]],
+    bootstrap: BootstrapOptions,
+) -> tuple[EvalResult, Rows]:
+    """Find the report of each image among all, and an image of each report among all.
+
+    Args:
+        model: who is asked.
+        images: the images.
+        reports: sentences of each image's report, at least one each.
+        bootstrap: of the intervals.
+
+    Returns:
+        The outcome and the rows of `results.RANKS`. Reports that consist of the same
+        sentences read alike.
+
+    Source: ours; a report scores the mean of its sentences' image-sentence scores.
+    """
+    texts = sorted({text for report in reports for text in report})
+    row_of = {text: row for row, text in enumerate(texts)}
+    occurrences = [
+        (row_of[text], number) for number, report in enumerate(reports) for text in report
+    ]
+    text, report = torch.tensor(occurrences, device=images.regions.device).unbind(dim=1)
+    sentence_scores = model.score(images.regions, model.embed_sentences(texts))
+    scores = report_scores(sentence_scores, text, report, len(reports)).cpu().numpy()
+    names: dict[tuple[str, ...], int] = {}
+    number = np.array([names.setdefault(tuple(sorted(set(r))), len(names)) for r in reports])
+    distinct, first = np.unique(number, return_index=True)
+    alike = number[:, None] == number[None, :]
+    own = np.eye(len(reports), dtype=bool)
+    directions = {
+        "image_to_report": Direction(
+            scores[first].T, number[:, None] == distinct[None, :], scores.T, own
+        ),
+        "report_to_image": Direction(scores, alike, scores, own),
+    }
+    return rank_directions("reports", directions, images.image_ids, images.subject_ids, bootstrap)

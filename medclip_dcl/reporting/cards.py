@@ -115,9 +115,9 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
         return None
     figures = {}
     for headline in results.HEADLINES:
-        figure = results.headline_figure(tree, headline)
+        figure = headline.figure_of(tree)
         if figure is not None:
-            chance = tree["questions"][headline.question]["chance"].get(headline.chance)
+            chance = headline.chance_of(tree)
             figures[headline.title] = {**figure, "chance": chance}
     names = ("split", "images", "patients", "truth", "contaminated", "repeated_images")
     absent = {name: item["absent"] for name, item in tree["questions"].items() if item["absent"]}

@@ -133,11 +133,11 @@ def show_gallery_answers(sources: Sources) -> list[View]:
 def _headlines(tree: Mapping[str, Any]) -> list[View]:
     lines = []
     for headline in results.HEADLINES:
-        figure = results.headline_figure(tree, headline)
+        figure = headline.figure_of(tree)
         if figure is None or figure["value"] is None:
             continue
         span = _SPANS.get(headline.figure, (0.0, 1.0))
-        chance = tree["questions"][headline.question]["chance"].get(headline.chance)
+        chance = headline.chance_of(tree)
         ends = [figure["value"] if figure[end] is None else figure[end] for end in ("low", "high")]
         start, stop = (_percent(value, span) for value in ends)
         lines.append(

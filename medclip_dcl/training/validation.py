@@ -21,7 +21,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.data.manifest import STUDY_LABELS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.evaluation.inputs import UNKNOWN, labelled_truth
+from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc, value_of
 from medclip_dcl.inference import Finding, margins, prompt_texts
 from medclip_dcl.models.dual_encoder import DualEncoder

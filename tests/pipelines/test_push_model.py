@@ -17,7 +17,7 @@ from medclip_dcl.artifact import HEADER, Artifact, make_fingerprint, open_artifa
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ArtifactStale, CheckpointError
-from medclip_dcl.evaluation.inputs import refuse_contaminated
+from medclip_dcl.evaluation.questions import refuse_contaminated
 from medclip_dcl.export import export_model, without_paths
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import read_model_package, subject_hash

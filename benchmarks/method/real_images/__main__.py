@@ -34,9 +34,11 @@ from medclip_dcl.config import Config, load_config, resolve_path
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, evaluated_model
-from medclip_dcl.evaluation.geometry import Geometry
-from medclip_dcl.evaluation.inputs import EncodedImages
+from medclip_dcl.evaluation.evaluated_model import (
+    EncodedImages,
+    EvaluatedModel,
+    evaluated_model,
+)
 from medclip_dcl.evaluation.probe import image_features
 from medclip_dcl.inference import Predictor, load
 

@@ -15,9 +15,12 @@ from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.sources.records import read_rows
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.classification import evaluate_findings, mean_finding_figures
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
+from medclip_dcl.evaluation.classification import (
+    UNKNOWN,
+    evaluate_findings,
+    mean_finding_figures,
+)
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
 from medclip_dcl.inference.zero_shot import Finding
 

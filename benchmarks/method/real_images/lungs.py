@@ -22,7 +22,7 @@ from torch.nn import functional
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.images import Decoder
-from medclip_dcl.evaluation import metrics
+from medclip_dcl.evaluation import grounding
 from medclip_dcl.evaluation.geometry import Geometry, Window, cut, heatmap, window_of
 from medclip_dcl.inference import locate
 from medclip_dcl.models.preprocessing import MEAN, SPREAD, to_input
@@ -90,7 +90,7 @@ def read_lung_images(config: Config) -> list[LungImage]:
 
 def mask_of(image: LungImage, side: str) -> Mask:
     """Mark the pixels of an image that are in the box of a lung."""
-    return metrics.box_mask(image.boxes[side], *image.image.pixels.shape)
+    return grounding.box_mask(image.boxes[side], *image.image.pixels.shape)
 
 
 def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
@@ -135,8 +135,8 @@ def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
     cell = np.array([window.height / grid.shape[0], window.width / grid.shape[1]])
     at = np.unravel_index(int(np.nanargmax(back)), back.shape)[1]
     return {
-        "pointed": float(metrics.is_pointed_at(back, mask) or False),
-        "mirrored": float(metrics.is_pointed_at(back[:, ::-1], mask) or False),
+        "pointed": float(grounding.is_pointed_at(back, mask) or False),
+        "mirrored": float(grounding.is_pointed_at(back[:, ::-1], mask) or False),
         "iou": _best_iou(back, mask, levels),
         "cells_iou": _best_iou(whole, mask, levels),
         "off": float(np.abs(apart / cell).max()),
@@ -159,7 +159,7 @@ def located(grid: Grid, mask: Mask) -> Figures:
     found = np.zeros_like(mask)
     if answer.box is not None:
         sides = [answer.box.x, answer.box.y, answer.box.width, answer.box.height]
-        found = metrics.box_mask(np.array([sides]), height, width)
+        found = grounding.box_mask(np.array([sides]), height, width)
     union = int((found | mask).sum())
     return {
         "pointed": float(mask[int(answer.peak.y), int(answer.peak.x)]),
@@ -237,7 +237,7 @@ def _whole_cells(grid: Grid, window: Window, height: int, width: int) -> np.ndar
 
 
 def _best_iou(values: np.ndarray, mask: Mask, levels: Sequence[float]) -> float:
-    overlap = partial(metrics.mean_iou, values, mask)
+    overlap = partial(grounding.mean_iou, values, mask)
     return max(overlap((level,)) or 0.0 for level in levels)
 
 

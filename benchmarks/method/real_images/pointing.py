@@ -10,12 +10,16 @@ from torch import Tensor
 from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, mask_of, shown
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImagesConfig
-from medclip_dcl.evaluation import metrics
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.evaluated_model import EvaluatedModel
-from medclip_dcl.evaluation.geometry import Geometry, heatmap
-from medclip_dcl.evaluation.grounding import evaluate_grounding, mean_figures
-from medclip_dcl.evaluation.inputs import BoxedSentence, EncodedImages
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.grounding import (
+    BoxedSentence,
+    evaluate_grounding,
+    is_pointed_at,
+    mean_figures,
+    signed_cnr,
+)
+from medclip_dcl.inference.heatmap import Geometry, heatmap
 from medclip_dcl.text.sentences import text_key
 
 _HEATMAP_PX = 512
@@ -117,9 +121,9 @@ def evaluate_covered(
             mask = mask_of(image, side)
             spread = heatmap(change, encoded.geometry, encoded.window(number), *mask.shape)
             at = int(np.unravel_index(int(np.nanargmax(spread)), mask.shape)[1])
-            columns["pointed"].append(float(metrics.is_pointed_at(spread, mask) or False))
+            columns["pointed"].append(float(is_pointed_at(spread, mask) or False))
             columns["side"].append(float((at >= mask.shape[1] / 2) == (side == LEFT)))
-            columns["cnr_signed"].append(metrics.signed_cnr(spread, mask))
+            columns["cnr_signed"].append(signed_cnr(spread, mask))
     subjects = [*encoded.subject_ids, *encoded.subject_ids]
     return mean_figures(columns, subjects, bootstrap)
 

@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,7 @@ def test_repeated_images_of_a_patient_do_not_narrow_the_interval():
 
 def test_an_undefined_figure_says_why_and_has_no_interval():
     figure = mean_of(np.array([np.nan, np.nan]), ["a", "b"], 20, undefined="no positives")
-    assert figure.as_json() == {
+    assert asdict(figure) == {
         "value": None,
         "n": 2,
         "subjects": 2,

@@ -2,18 +2,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from sklearn.metrics import jaccard_score
 
 from benchmarks.fixtures.oracle import oracle, shown
+from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.geometry import Window
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.grounding import (
-    evaluate_boxes,
-    evaluate_gallery,
+    BIOVIL_THRESHOLDS,
+    PAPER_THRESHOLDS,
+    BoxedSentence,
+    box_mask,
+    boxed_sentences,
     evaluate_grounding,
+    is_pointed_at,
     mean_figures,
+    mean_iou,
+    signed_cnr,
 )
-from medclip_dcl.evaluation.inputs import BoxedSentence
-from medclip_dcl.evaluation.results import BOX_ANSWERS, GROUNDINGS, RANKS
+from medclip_dcl.evaluation.results import GROUNDINGS
+from medclip_dcl.evaluation.retrieval import evaluate_boxes
+from medclip_dcl.inference.heatmap import Window
 
 # Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
 IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
@@ -74,65 +84,157 @@ def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     assert [row["x"] for row in found] == [76.25, 150.0]
 
 
-def test_each_box_finds_its_sentence_and_back():
-    outcome, rows, ranks, vectors = evaluate_boxes(oracle(), IMAGES, UNITS, SAMPLING)
-    assert (outcome.pool["sentence_to_box"], outcome.pool["box_to_sentence"]) == (3, 2)
-    assert outcome.pool["box_to_sentence.own"] == 3
-    for direction in ("box_to_sentence", "sentence_to_box"):
-        assert outcome.groups[direction]["recall_at_1"].value == 1.0
-    # Two boxes read alike: one of two sentences, and (2/3 + 1/3 + 2/3) / 3 for boxes.
-    assert outcome.chance["box_to_sentence.recall_at_1"] == pytest.approx(1 / 2)
-    assert outcome.chance["sentence_to_box.recall_at_1"] == pytest.approx(5 / 9)
-    assert vectors.shape == (3, 7)
-    assert [row["sentence_rank"] for row in rows] == [1, 1, 1]
-    assert set(rows[0]) == set(BOX_ANSWERS.schema.names)
-    assert set(ranks[0]) == set(RANKS.schema.names)
-    assert outcome.figures["recall"].value == 1.0  # three items: any is among the first ten
-    assert outcome.figures["median_rank"].value == 1.0
-    assert outcome.figures["own_median_rank"].value == 2.0  # 2, 1, 2 in both directions
-
-
-def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
-    two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([UNITS[0].boxes] * 2))
-    _, _, ranks, _ = evaluate_boxes(oracle(), IMAGES, [two, UNITS[1]], SAMPLING)
-    assert {row["own_rank"] for row in ranks} == {1}
-
-
-def test_a_sentence_that_many_boxes_bear_is_one_item():
-    units = [unit(0, "fluid", 0, 1), unit(1, "fluid", 0, 0), unit(2, "fluid", 0, 0)]
-    units.append(unit(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
-    _, rows, _, _ = evaluate_boxes(oracle(), IMAGES, units, SAMPLING)
-    assert rows[-1]["sentence_rank"] == 2
-
-
-def test_a_box_on_the_wrong_image_misses():
-    units = [unit(1, "fluid", 2, 3), unit(0, "cyst", 0, 1)]
-    outcome, rows, _, _ = evaluate_boxes(oracle(), IMAGES, units, SAMPLING)
-    assert [row["sentence_rank"] for row in rows] == [2, 2]
-    assert outcome.groups["sentence_to_box"]["median_rank"].value == 2.0
-
-
-def test_the_gallery_ranks_the_true_sentence_of_each_box():
-    _, rows, _, vectors = evaluate_boxes(oracle(), IMAGES, UNITS, SAMPLING)
-    gallery = ["Dust.", "Fluid.", "Cyst.", "Bone."]
-    outcome = evaluate_gallery(oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
-    assert outcome.figures["recall_at_1"].value == 1.0
-    assert outcome.figures["recall_at_1"].n == 2
-    assert outcome.chance["recall_at_1"] == pytest.approx(0.25)
-    assert outcome.pool == {"boxes": 2, "sentences": 4}
-    assert rows[0]["gallery_best"][0] == 1
-    assert (rows[2]["gallery_rank"], rows[2]["gallery_true"]) == (None, None)
-
-
-def test_a_gallery_without_a_true_sentence_says_so():
-    _, rows, _, vectors = evaluate_boxes(oracle(), IMAGES, UNITS, SAMPLING)
-    outcome = evaluate_gallery(oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
-    assert "no box has its sentence" in outcome.absent
-    assert outcome.figures["recall_at_1"].value is None
-
-
 def test_undefined_units_are_left_out_of_a_mean():
     columns = {"cnr": [1.0, None, 3.0, 2.0], "none": [None] * 4}
     figures = mean_figures(columns, list("abcd"), BootstrapOptions(0, 0))
     assert figures["cnr"].value == 2.0
     assert figures["none"].value is None
+
+
+def images(*image_ids, size_px=(100, 80)):
+    return EncodedImages(
+        image_ids,
+        image_ids,
+        tuple([size_px] * len(image_ids)),
+        torch.zeros(len(image_ids), 1, 1, 1),
+    )
+
+
+def box(image_id, phrase, x=0.0, **changes):
+    row = {
+        "image_id": image_id,
+        "category": "Effusion",
+        "phrase": phrase,
+        "x": x,
+        "y": 10.0,
+        "width": 20.0,
+        "height": 30.0,
+        "image_width": 80,
+        "image_height": 100,
+    }
+    return row | changes
+
+
+def test_boxes_of_one_sentence_on_one_image_are_gathered():
+    rows = [box("i", "A."), box("j", "A."), box("i", "B."), box("i", "A.", x=40), box("z", "A.")]
+    units = boxed_sentences(rows, images("i", "j"), ["a", "a", "b", "a", "a"])
+    assert [(unit.image, unit.key, len(unit.boxes)) for unit in units] == [
+        (0, "a", 2),
+        (1, "a", 1),
+        (0, "b", 1),
+    ]
+    assert units[0].boxes.tolist() == [[0, 10, 20, 30], [40, 10, 20, 30]]
+
+
+def test_boxes_are_scaled_to_the_image_s_own_size():
+    rows = [box("i", "A.", x=8.0, image_width=40, image_height=200)]
+    (unit,) = boxed_sentences(rows, images("i"), ["a"])
+    assert unit.boxes.tolist() == [[16, 5, 40, 15]]
+
+
+HEATMAP = np.array([[3, 1, 1, 1], [3, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=float)
+INSIDE = box_mask(np.array([[0.0, 0, 2, 2]]), 4, 4)
+
+
+def test_a_box_covers_the_pixels_whose_centres_it_holds():
+    mask = box_mask(np.array([[1.0, 0.6, 2, 1.5]]), 4, 4)  # x 1..3, y .6..2.1: row 1 alone
+    assert np.argwhere(mask).tolist() == [[1, 1], [1, 2]]
+
+
+def test_overlapping_boxes_are_united_in_any_order():
+    boxes = np.array([[0.0, 0, 3, 3], [1.0, 1, 3, 3]])
+    mask = box_mask(boxes, 4, 4)
+    assert mask.sum() == 9 + 9 - 4
+    assert (box_mask(boxes[::-1].copy(), 4, 4) == mask).all()
+
+
+def test_cnr_by_hand():
+    # Inside mean 2, variance 1; outside mean 1/3, variance 1/3 - 1/9 = 2/9.
+    expected = (2 - 1 / 3) / np.sqrt(1 + 2 / 9)
+    assert signed_cnr(HEATMAP, INSIDE) == pytest.approx(expected)
+    assert signed_cnr(HEATMAP, ~INSIDE) == pytest.approx(-expected)
+
+
+def test_cnr_does_not_depend_on_scale_and_offset():
+    assert signed_cnr(7 * HEATMAP - 3, INSIDE) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
+
+
+def test_pixels_without_a_score_are_left_out_of_cnr():
+    padded = np.pad(HEATMAP, 1, constant_values=np.nan)
+    mask = np.pad(INSIDE, 1, constant_values=True)
+    assert signed_cnr(padded, mask) == pytest.approx(signed_cnr(HEATMAP, INSIDE))
+
+
+@pytest.mark.parametrize(
+    ("heatmap", "mask"),
+    [
+        (np.ones((4, 4)), INSIDE),
+        (HEATMAP, np.zeros((4, 4), dtype=bool)),
+        (HEATMAP, np.ones((4, 4), dtype=bool)),
+        (np.full((4, 4), np.nan), INSIDE),
+    ],
+    ids=["constant", "no box", "box over all", "no score"],
+)
+def test_cnr_without_contrast_is_none(heatmap, mask):
+    assert signed_cnr(heatmap, mask) is None
+
+
+def test_paper_thresholds_are_41_and_exact_at_both_ends():
+    assert len(PAPER_THRESHOLDS) == 41
+    assert (PAPER_THRESHOLDS[0], PAPER_THRESHOLDS[20], PAPER_THRESHOLDS[-1]) == (-1.0, 0.0, 1.0)
+
+
+def test_mean_iou_of_a_perfect_map():
+    # At t = -1 everything is above: IoU = area = 4/16; at the other 40 it is 1.
+    perfect = np.where(INSIDE, 1.0, -1.0)
+    assert mean_iou(perfect, INSIDE, PAPER_THRESHOLDS) == pytest.approx((40 + 0.25) / 41)
+
+
+def test_mean_iou_agrees_with_scikit_learn():
+    heatmap = np.random.default_rng(6).uniform(-1, 1, (9, 7))
+    mask = box_mask(np.array([[1.0, 2, 4, 5]]), 9, 7)
+    expected = np.mean(
+        [
+            jaccard_score(mask.ravel(), (heatmap >= step * 0.05).ravel(), zero_division=0)
+            for step in range(-20, 21)
+        ]
+    )
+    found = mean_iou(heatmap, mask, PAPER_THRESHOLDS)
+    assert found == pytest.approx(expected, abs=1e-9, rel=0)
+
+
+def test_mean_iou_of_a_constant_zero_map():
+    # t = -1 ... 0: 21 thresholds with IoU = area; above 0 nothing, IoU 0.
+    zero = np.zeros((4, 4))
+    assert mean_iou(zero, INSIDE, PAPER_THRESHOLDS) == pytest.approx(21 * 0.25 / 41)
+
+
+def test_mean_iou_of_an_empty_union_is_zero():
+    assert mean_iou(np.zeros((4, 4)), np.zeros((4, 4), dtype=bool), BIOVIL_THRESHOLDS) == 0.0
+
+
+def test_biovil_thresholds_are_blind_to_the_clamp_at_zero():
+    heatmap = np.linspace(-1, 1, 16).reshape(4, 4)
+    clamped = np.maximum(heatmap, 0)
+    both = [mean_iou(h, INSIDE, BIOVIL_THRESHOLDS) for h in (heatmap, clamped)]
+    assert both[0] == both[1]
+
+
+def test_pointing_asks_where_the_maximum_lies():
+    assert is_pointed_at(HEATMAP, INSIDE) is True
+    assert is_pointed_at(HEATMAP, ~INSIDE) is False
+
+
+def test_pointing_at_inside_and_outside_alike_is_a_miss():
+    assert is_pointed_at(np.zeros((4, 4)), INSIDE) is False
+
+
+def test_no_scores_point_nowhere():
+    assert is_pointed_at(np.full((4, 4), np.nan), INSIDE) is None
+    assert mean_iou(np.full((4, 4), np.nan), INSIDE, PAPER_THRESHOLDS) is None
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_heatmap_and_mask_must_have_one_shape():
+    with pytest.raises(MetricError, match="differ"):
+        signed_cnr(HEATMAP, INSIDE[:3])

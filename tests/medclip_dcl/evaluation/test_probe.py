@@ -5,7 +5,8 @@ from sklearn.linear_model import LogisticRegression
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.inputs import UNKNOWN, EncodedImages
+from medclip_dcl.evaluation.classification import UNKNOWN
+from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.probe import (
     Labelled,
     draw_labelled,

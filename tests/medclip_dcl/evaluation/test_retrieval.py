@@ -5,12 +5,16 @@ from torch.nn import functional
 
 from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.results import RANKS
+from medclip_dcl.evaluation.grounding import BoxedSentence
+from medclip_dcl.evaluation.results import BOX_ANSWERS, RANKS
 from medclip_dcl.evaluation.retrieval import (
     box_vectors,
+    evaluate_boxes,
+    evaluate_gallery,
     evaluate_reports,
     rank_samples,
     report_scores,
+    reports_of_images,
     retrieval_figures,
 )
 
@@ -117,3 +121,93 @@ def test_recall_of_both_directions_is_the_mean_of_six():
     assert figures["median_rank"].value == (106 + 101) / 2  # the 50th of 100 is rank 100
     assert groups["back"]["recall_at_50"].value == 0.33
     assert groups["there"]["own_recall_at_1"].value == 0.0
+
+
+# Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
+BOXED_IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
+
+
+def unit(image, word, row, column):
+    cell = np.array([[column * 20.0, row * 10.0, 20.0, 10.0]])
+    return BoxedSentence(image, word.capitalize(), f"{word.capitalize()}.", word, cell)
+
+
+UNITS = [unit(0, "fluid", 0, 1), unit(1, "cyst", 2, 3), unit(2, "fluid", 3, 0)]
+
+
+def test_each_box_finds_its_sentence_and_back():
+    outcome, rows, ranks, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, UNITS, SAMPLING)
+    assert (outcome.pool["sentence_to_box"], outcome.pool["box_to_sentence"]) == (3, 2)
+    assert outcome.pool["box_to_sentence.own"] == 3
+    for direction in ("box_to_sentence", "sentence_to_box"):
+        assert outcome.groups[direction]["recall_at_1"].value == 1.0
+    # Two boxes read alike: one of two sentences, and (2/3 + 1/3 + 2/3) / 3 for boxes.
+    assert outcome.chance["box_to_sentence.recall_at_1"] == pytest.approx(1 / 2)
+    assert outcome.chance["sentence_to_box.recall_at_1"] == pytest.approx(5 / 9)
+    assert vectors.shape == (3, 7)
+    assert [row["sentence_rank"] for row in rows] == [1, 1, 1]
+    assert set(rows[0]) == set(BOX_ANSWERS.schema.names)
+    assert set(ranks[0]) == set(RANKS.schema.names)
+    assert outcome.figures["recall"].value == 1.0  # three items: any is among the first ten
+    assert outcome.figures["median_rank"].value == 1.0
+    assert outcome.figures["own_median_rank"].value == 2.0  # 2, 1, 2 in both directions
+
+
+def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
+    two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([UNITS[0].boxes] * 2))
+    _, _, ranks, _ = evaluate_boxes(oracle(), BOXED_IMAGES, [two, UNITS[1]], SAMPLING)
+    assert {row["own_rank"] for row in ranks} == {1}
+
+
+def test_a_sentence_that_many_boxes_bear_is_one_item():
+    units = [unit(0, "fluid", 0, 1), unit(1, "fluid", 0, 0), unit(2, "fluid", 0, 0)]
+    units.append(unit(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
+    _, rows, _, _ = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
+    assert rows[-1]["sentence_rank"] == 2
+
+
+def test_a_box_on_the_wrong_image_misses():
+    units = [unit(1, "fluid", 2, 3), unit(0, "cyst", 0, 1)]
+    outcome, rows, _, _ = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
+    assert [row["sentence_rank"] for row in rows] == [2, 2]
+    assert outcome.groups["sentence_to_box"]["median_rank"].value == 2.0
+
+
+def test_the_gallery_ranks_the_true_sentence_of_each_box():
+    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, UNITS, SAMPLING)
+    gallery = ["Dust.", "Fluid.", "Cyst.", "Bone."]
+    outcome = evaluate_gallery(oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
+    assert outcome.figures["recall_at_1"].value == 1.0
+    assert outcome.figures["recall_at_1"].n == 2
+    assert outcome.chance["recall_at_1"] == pytest.approx(0.25)
+    assert outcome.pool == {"boxes": 2, "sentences": 4}
+    assert rows[0]["gallery_best"][0] == 1
+    assert (rows[2]["gallery_rank"], rows[2]["gallery_true"]) == (None, None)
+
+
+def test_a_gallery_without_a_true_sentence_says_so():
+    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, UNITS, SAMPLING)
+    outcome = evaluate_gallery(oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
+    assert "no box has its sentence" in outcome.absent
+    assert outcome.figures["recall_at_1"].value is None
+
+
+def test_a_study_enters_the_report_pool_once_and_only_with_a_report():
+    sentences = [
+        {"study_id": "s", "text": "One."},
+        {"study_id": "s", "text": "Two."},
+        {"study_id": "t", "text": "Three."},
+    ]
+    chosen, reports = reports_of_images(
+        ["s", "silent", "t", "s"], sentences, 10, np.random.default_rng(0)
+    )
+    assert (chosen, reports) == ([0, 2], [["One.", "Two."], ["Three."]])
+
+
+@pytest.mark.parametrize("pool", [0, 3])
+def test_the_report_pool_is_bounded(pool):
+    study_ids = [str(number) for number in range(9)]
+    sentences = [{"study_id": name, "text": name} for name in study_ids]
+    chosen, reports = reports_of_images(study_ids, sentences, pool, np.random.default_rng(0))
+    assert len(chosen) == pool
+    assert reports == [[study_ids[image]] for image in chosen]
