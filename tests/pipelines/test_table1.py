@@ -17,9 +17,8 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
-from pipelines.table1 import FIGURES, FOLDER, main
+from pipelines.table1 import CONFIG_FILE, FIGURES, FOLDER, LOG, NOTE, Run, main
 from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows
-from pipelines.table1_runs import CONFIG_FILE, LOG, NOTE, Run
 
 DEADLINE_S = 120
 
