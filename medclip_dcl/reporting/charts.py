@@ -76,15 +76,9 @@ class Labels:
 
 
 def draw_lines(lines: Sequence[Line], labels: Labels, *, diagonal: bool = False) -> Markup:
-    """Draw lines over a common axis.
+    """Draw at most five lines over a common axis, as an SVG element.
 
-    Args:
-        lines: at most five.
-        labels: description and axes.
-        diagonal: whether the square from 0 to 1 is shown with its diagonal, as for ROC curves.
-
-    Returns:
-        An SVG element.
+    `diagonal` shows the square from 0 to 1 with its diagonal, as for ROC curves.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(labels, square=diagonal)
@@ -105,23 +99,11 @@ def draw_histogram(
     values: Float[np.ndarray, " items"],
     weights: Float[np.ndarray, " items"],
     labels: Labels,
-    *,
-    bins: int = 40,
 ) -> Markup:
-    """Draw how often values occur.
-
-    Args:
-        values: the values.
-        weights: how often each occurs.
-        labels: description and axes.
-        bins: number of bars.
-
-    Returns:
-        An SVG element.
-    """
+    """Draw how often values occur, each as often as it weighs, as an SVG element."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(labels)
-        axes.hist(values, bins=bins, weights=weights, color=_SERIES[0], rwidth=0.9)
+        axes.hist(values, bins=40, weights=weights, color=_SERIES[0], rwidth=0.9)
         axes.grid(visible=False, axis="x")
         return _svg(figure, labels.alt)
 
@@ -135,18 +117,10 @@ def draw_points(
     log_y: bool = False,
     lines: Sequence[Line] = (),
 ) -> Markup:
-    """Draw points; of more than a few hundred an even sample along x.
+    """Draw points, and at most four lines over them, as an SVG element.
 
-    Args:
-        x: places along the horizontal axis.
-        y: places along the vertical axis.
-        labels: description and axes.
-        log_x: whether the horizontal axis is logarithmic; places at or below 0 are left out.
-        log_y: the same of the vertical axis.
-        lines: at most four, drawn over the points.
-
-    Returns:
-        An SVG element.
+    Of more than a few hundred points an even sample along x is drawn; on a logarithmic axis
+    values at or below 0 are left out.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(labels)
@@ -166,14 +140,7 @@ def draw_points(
 
 
 def standalone(chart: Markup) -> str:
-    """Make a chart a picture file of its own, light or dark as its reader wishes.
-
-    Args:
-        chart: from a `draw_*` function.
-
-    Returns:
-        An SVG document.
-    """
+    """Make a chart an SVG document of its own, light or dark as its reader wishes."""
     palette = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     palette = palette[: palette.index("* {")]
     style = f"<style>{palette} svg {{ color: var(--ink); background: var(--card); }}</style>"
@@ -218,14 +185,7 @@ _FAINTEST = 0.4  # share of the range below which nothing is laid over the image
 
 
 def image_uri(image: UInt8[np.ndarray, "size size"]) -> str:
-    """Encode a prepared image.
-
-    Args:
-        image: square 8-bit image.
-
-    Returns:
-        A JPEG as data URI, at most 288 pixels wide.
-    """
+    """Encode a prepared image: a JPEG as data URI, at most 288 pixels wide."""
     picture = Image.fromarray(image)
     picture.thumbnail((_IMAGE_PX, _IMAGE_PX), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
@@ -234,14 +194,10 @@ def image_uri(image: UInt8[np.ndarray, "size size"]) -> str:
 
 
 def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
-    """Encode a grid of scores as a translucent layer over an image.
+    """Encode a grid of scores as a translucent layer over an image: a PNG as data URI.
 
-    Args:
-        grid: region-sentence scores.
-
-    Returns:
-        A PNG as data URI. The highest score is strongest, the lower two fifths of the range
-        are transparent, and so is a flat grid throughout.
+    The highest score is strongest, the lower two fifths of the range are transparent, and so
+    is a flat grid throughout.
     """
     heat = upsample(grid, _HEAT_PX, _HEAT_PX)
     low, high = float(heat.min()), float(heat.max())
@@ -255,12 +211,5 @@ def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
 
 
 def jpeg_uri(data: bytes) -> str:
-    """Wrap an encoded JPEG.
-
-    Args:
-        data: the whole file.
-
-    Returns:
-        A data URI.
-    """
+    """Give an encoded JPEG as data URI."""
     return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"

@@ -35,14 +35,8 @@ def describe_data(sources: Sources) -> View | None:
         shown = images if split == "all" else images.filter(pc.equal(images["split"], split))
         reported = reports if split == "all" else reports.filter(pc.equal(reports["split"], split))
         subjects = {*shown["subject_id"].to_pylist(), *reported["subject_id"].to_pylist()}
-        rows.append(
-            {
-                "split": split,
-                "images": len(shown),
-                "reports": len(reported),
-                "patients": len(subjects),
-            }
-        )
+        counts = {"images": len(shown), "reports": len(reported), "patients": len(subjects)}
+        rows.append({"split": split, **counts})
     boxes = read_table(source.path, manifest.BOXES, ["image_id"])
     return {
         "rows": rows,
@@ -80,19 +74,14 @@ def show_examples(sources: Sources) -> list[View]:
 
 
 def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
-    """Show one image in its own proportions.
-
-    Args:
-        images: the prepared images.
-        image_id: the image.
-        boxes: rows of the manifest's box table.
+    """Show one image in its own proportions, with boxes of the manifest's box table.
 
     Returns:
         `uri`, `width`, `height` and `boxes`, in pixels of the original image.
     """
     row = images.row_of[image_id]
     height, width = images.original_size(row)
-    indices = [
+    placed = [
         {
             "x": box["x"] * width / box["image_width"],
             "y": box["y"] * height / box["image_height"],
@@ -102,23 +91,12 @@ def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View
         }
         for box in boxes
     ]
-    return {
-        "uri": image_uri(images.pixels(row)),
-        "width": width,
-        "height": height,
-        "boxes": indices,
-    }
+    uri = image_uri(images.pixels(row))
+    return {"uri": uri, "width": width, "height": height, "boxes": placed}
 
 
 def boxes_by_image(source: Artifact) -> dict[str, list[View]]:
-    """Group the manifest's boxes.
-
-    Args:
-        source: the manifest.
-
-    Returns:
-        Image id -> rows of the box table.
-    """
+    """Group the rows of the manifest's box table by image id."""
     grouped: dict[str, list[View]] = defaultdict(list)
     for row in read_table(source.path, manifest.BOXES).to_pylist():
         grouped[row["image_id"]].append(row)
@@ -139,15 +117,7 @@ def _rejects(sources: Sources) -> list[View]:
 
 
 def sentences_of(studies: set[str], texts: Artifact) -> dict[str, list[str]]:
-    """Gather what the reports of some studies say.
-
-    Args:
-        studies: their ids.
-        texts: the sentences.
-
-    Returns:
-        Study -> its distinct sentences, in the report's order.
-    """
+    """Give the distinct sentences of each study, in the report's order."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in read_table(texts.path, sentences.SENTENCES, ["study_id", "text"]).to_pylist():
         if row["study_id"] in studies and row["text"] not in said[row["study_id"]]:

@@ -1,19 +1,23 @@
-"""Sections about the evaluation: headline, findings, heatmaps, sentences from boxes."""
+"""Sections about training and evaluation: losses, figures, trust, heatmaps, boxes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import roc_curve
 
+from medclip_dcl import model_package
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.metrics import reliability
+from medclip_dcl.model_package import read_model_package
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
 from medclip_dcl.reporting.corpus import boxes_by_image, show_image
 from medclip_dcl.reporting.sources import Sources, spread
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.logging import read_metrics
 
 View = dict[str, Any]
 
@@ -187,16 +191,135 @@ def _directions(questions: Mapping[str, Any]) -> list[View]:
 
 
 def _roc(sources: Sources) -> str | None:
-    table = read_table(sources.artifacts[results.ARTIFACT.name].path, results.SCORES)
-    by_finding: dict[str, list[tuple[float, int]]] = {}
-    for row in table.to_pylist():
-        if row["truth"] is not None:
-            by_finding.setdefault(row["finding"], []).append((row["margin"], row["truth"]))
     lines = []
-    for name, pairs in by_finding.items():
-        margins, truth = np.array(pairs, dtype=np.float64).T
+    for name, margins, truth in _scores(sources, "margin"):
         if 0 < truth.sum() < len(truth):
             false_rate, true_rate, _ = roc_curve(truth, margins, drop_intermediate=False)
             lines.append(Line(name, [*false_rate], [*true_rate]))
     labels = Labels("ROC curve of each finding", "false positive rate", "true positive rate")
-    return draw_lines(lines[:5], labels, diagonal=True) if lines else None
+    return draw_lines(lines[:_LINES], labels, diagonal=True) if lines else None
+
+
+def _scores(sources: Sources, column: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Finding, value and truth of the images where both are known."""
+    table = read_table(sources.artifacts[results.ARTIFACT.name].path, results.SCORES)
+    by_finding: dict[str, list[tuple[float, int]]] = {}
+    for row in table.to_pylist():
+        if row["truth"] is not None and row[column] is not None:
+            by_finding.setdefault(row["finding"], []).append((row[column], row["truth"]))
+    return [(name, *np.array(pairs, dtype=np.float64).T) for name, pairs in by_finding.items()]
+
+
+_LINES = 5
+_LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
+
+
+def describe_trust(sources: Sources) -> View | None:
+    """Show how far the answers can be taken at their word.
+
+    Returns:
+        `reliability` chart and `probabilities` by finding; `groups` and `gaps` of patients;
+        `paraphrases` by finding, each with its `pairs` of prompts (none in a private report);
+        `absent` reasons, empty where there is none; None without results.
+    """
+    found = sources.get(results.ARTIFACT)
+    if found is None:
+        return None
+    questions = results.read_figures(found[0])["questions"]
+    names = ("probabilities", "subgroups", "paraphrases")
+    return {
+        "absent": {name: questions[name]["absent"] for name in names},
+        "probabilities": questions["probabilities"]["groups"],
+        "reliability": _reliability(sources),
+        "least_images": _LEAST_BIN,
+        "groups": _groups(questions["subgroups"]),
+        "gaps": {
+            name.partition(".")[2]: figure
+            for name, figure in questions["subgroups"]["figures"].items()
+        },
+        "paraphrases": questions["paraphrases"]["groups"],
+        "pairs": questions["paraphrases"]["pool"],
+        "prompts": _prompts(sources),
+    }
+
+
+def _reliability(sources: Sources) -> str | None:
+    lines = []
+    for name, said, truth in _scores(sources, "probability")[:_LINES]:
+        bins = [item for item in reliability(said, truth == 1) if item.images >= _LEAST_BIN]
+        lines.append(Line(name, [item.probability for item in bins], [item.share for item in bins]))
+    labels = Labels(
+        "Reliability: share of images with the finding by the probability that was said",
+        "probability that was said",
+        "share of images with the finding",
+    )
+    return draw_lines(lines, labels, diagonal=True) if lines else None
+
+
+def _groups(outcome: Mapping[str, Any]) -> list[View]:
+    return [
+        {
+            "trait": name.partition(": ")[0],
+            "value": name.partition(": ")[2],
+            "images": outcome["pool"][name],
+            **figures,
+        }
+        for name, figures in outcome["groups"].items()
+    ]
+
+
+def _prompts(sources: Sources) -> dict[str, list[View]]:
+    if sources.settings.private:
+        return {}
+    rows = read_table(sources.artifacts[results.ARTIFACT.name].path, results.PROMPTS).to_pylist()
+    by_finding: dict[str, list[View]] = {}
+    for row in rows:
+        by_finding.setdefault(row["finding"], []).append(row)
+    for pairs in by_finding.values():
+        pairs.sort(key=lambda row: -(row["auc"] or 0))
+    return by_finding
+
+
+_LOSSES = {
+    "loss": "corrected loss",
+    "uncorrected_loss": "same batches, uncorrected (InfoNCE)",
+    "validation_loss": "validation",
+}
+_GAUGES = {"frac_floor": "anchors on the floor", "mean_eta": "mean eta"}
+_CHECKPOINTS = "checkpoints"
+
+
+def describe_training(sources: Sources) -> View | None:
+    """Show how training went.
+
+    Returns:
+        Charts `losses` and `gauges` (None where the log is gone) and the model's `card`
+        with its `objective`; None without a model.
+    """
+    found = sources.get(model_package.ARTIFACT)
+    if found is None:
+        return None
+    model = read_model_package(found[0].path)
+    lines = read_metrics(sources.work / _CHECKPOINTS)
+    return {
+        "digest": model.digest,
+        "card": model.card,
+        "objective": model.config.objective.model_dump(),
+        "seconds": found[0].origin["seconds"],
+        "losses": _chart(lines, _LOSSES, Labels("Training losses by step", "step", "loss, nats")),
+        "gauges": _chart(
+            lines,
+            _GAUGES,
+            Labels("Share of anchors on the floor and mean eta by step", "step", "share"),
+        ),
+    }
+
+
+def _chart(lines: Sequence[View], names: dict[str, str], labels: Labels) -> str | None:
+    drawn = []
+    for name, title in names.items():
+        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+        if len(points) > 1:
+            steps, values = zip(*points, strict=True)
+            drawn.append(Line(title, steps, values))
+    return draw_lines(drawn, labels) if drawn else None

@@ -12,26 +12,24 @@ from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import read_preflight
 from medclip_dcl.reporting.cases import show_answers, show_cases
 from medclip_dcl.reporting.corpus import describe_data, show_examples
-from medclip_dcl.reporting.correction import describe_eta
-from medclip_dcl.reporting.false_negatives import audit_negatives
-from medclip_dcl.reporting.learning import describe_training
-from medclip_dcl.reporting.outcomes import describe_results, show_gallery_answers, show_heatmaps
+from medclip_dcl.reporting.correction import audit_negatives, describe_eta
+from medclip_dcl.reporting.outcomes import (
+    describe_results,
+    describe_training,
+    describe_trust,
+    show_gallery_answers,
+    show_heatmaps,
+)
 from medclip_dcl.reporting.sources import Sources, describe_provenance
-from medclip_dcl.reporting.trust import describe_trust
 
 _FOLDER = Path(__file__).parent
 _THIN_SPACE = "\u202f"
 
 
 def render_report(sources: Sources) -> str:
-    """Make the page.
+    """Make the page: HTML with styles, charts and pictures inline.
 
-    Returns:
-        HTML with styles, charts and pictures inline; sections without their artifact are
-        left out.
-
-    Raises:
-        ArtifactError: an artifact is damaged.
+    Sections without their artifact are left out.
     """
     check = sources.get(data_check.ARTIFACT)
     return _render(
@@ -57,18 +55,7 @@ def render_report(sources: Sources) -> str:
 
 
 def render_check(name: str, artifact: Artifact) -> str:
-    """Make the page about a source alone.
-
-    Args:
-        name: the config's name.
-        artifact: its preflight.
-
-    Returns:
-        HTML with styles inline; counts, no ids and no texts.
-
-    Raises:
-        ArtifactCorrupt: the figures of the preflight cannot be read.
-    """
+    """Make the page about a source alone, from its preflight: counts, no ids and no texts."""
     facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
     view = facts | {"name": name, "check": read_preflight(artifact)}
     return _render(view, "check_page.html")

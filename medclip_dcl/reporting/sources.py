@@ -67,21 +67,9 @@ def find_sources(
     negatives: int,
     kinds: Sequence[ArtifactType] = KINDS,
 ) -> Sources:
-    """Open every artifact of a run that exists.
+    """Open every artifact of a run that exists; the rest is as in `Sources`.
 
-    Args:
-        work: folder of the run.
-        settings: the report's section of the configuration.
-        is_generated: whether images and reports are generated ones.
-        rho: text key -> true class probability; empty where nobody knows it.
-        negatives: N, negatives of one anchor.
-        kinds: the artifacts that are looked for.
-
-    Returns:
-        The sources. Sizes are checked, not every byte: the jobs that used an artifact did that.
-
-    Raises:
-        ArtifactError: one is damaged or of another version.
+    Sizes are checked, not every byte: the jobs that used an artifact did that.
     """
     artifacts = {}
     for kind in kinds:

@@ -6,7 +6,7 @@ import torch
 from benchmarks.fixtures.corpus import ETA, read_tiny_corpus, write_corpus
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
-from medclip_dcl.reporting.false_negatives import BatchAudit, audit_batches
+from medclip_dcl.reporting.correction import BatchAudit, audit_batches
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import Corpus, read_supervision
 from medclip_dcl.training.settings import ObjectiveConfig
