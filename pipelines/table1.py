@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,11 @@ from medclip_dcl.progress import Progress
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
-from pipelines import build_eta_cache, evaluate, train
-from pipelines.job import STOPPED, Job, Stopped, run_job
-from pipelines.stages import STAGES, stages_of
-from pipelines.table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
+
+from . import build_eta_cache, evaluate, train
+from .job import STOPPED, Job, Stopped, run_job
+from .stages import STAGES, stages_of
+from .table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
 
 FOLDER = "table1"
 FIGURES = "table1.json"
@@ -206,22 +208,22 @@ def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
             yield run
         return
     context = multiprocessing.get_context("spawn")
-    running: dict[int, tuple[multiprocessing.process.BaseProcess, Run]] = {}
+    running: list[tuple[BaseProcess, Run]] = []
     try:
         while waiting or running:
             while waiting and len(running) < processes:
-                child = context.Process(target=_do_run_of_parent, args=(waiting[0],))
-                child.start()
-                running[child.sentinel] = child, waiting.pop(0)
-            for sentinel in connection.wait(list(running)):
-                child, run = running.pop(int(sentinel))  # type: ignore[call-overload]
-                child.join()
+                process = context.Process(target=_do_run_of_parent, args=(waiting[0],))
+                process.start()
+                running.append((process, waiting.pop(0)))
+            connection.wait([child.sentinel for child, _ in running])
+            for child, run in [item for item in running if item[0].exitcode is not None]:
+                running.remove((child, run))
                 _raise_for(child.exitcode, run)
                 yield run
     finally:
-        for child, _ in running.values():
+        for child, _ in running:
             child.terminate()
-        for child, _ in running.values():
+        for child, _ in running:
             child.join()
 
 

@@ -8,7 +8,6 @@ the model itself stays as it is, and can be tried.
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from medclip_dcl import export, model_package
@@ -41,10 +40,14 @@ def build(job: Job) -> None:
 
     def write(writer: ArtifactWriter) -> dict[str, Any]:
         model, data = model_facts(sources, words), data_facts(sources, words)
-        write_text(writer.directory / export.MODEL_CARD, model_card(model))
-        write_text(writer.directory / export.DATA_CARD, data_card(data))
-        _write_json(writer.directory / export.MODEL_FACTS, model)
-        _write_json(writer.directory / export.DATA_FACTS, data)
+        files = {
+            export.MODEL_CARD: model_card(model),
+            export.DATA_CARD: data_card(data),
+            export.MODEL_FACTS: _json(model),
+            export.DATA_FACTS: _json(data),
+        }
+        for name, text in files.items():
+            write_text(writer.directory / name, text)
         return {"model": model["model"], "evaluated": model["evaluation"] is not None}
 
     settings = {"card": words, "is_generated": is_generated}
@@ -56,9 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_job("write_cards", build, argv)
 
 
-def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    text = json.dumps(tree, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
-    write_text(path, text + "\n")
+def _json(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

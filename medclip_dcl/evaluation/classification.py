@@ -32,7 +32,7 @@ from medclip_dcl.evaluation.metrics import (
     value_of,
 )
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.inference.zero_shot import Finding, softmax_scores
+from medclip_dcl.inference import Finding, softmax_scores
 
 Truth = Int8[np.ndarray, "findings images"]
 """1 present, 0 absent, `UNKNOWN` not known."""

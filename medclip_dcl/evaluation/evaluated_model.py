@@ -33,10 +33,9 @@ from torch.nn import functional
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
+from medclip_dcl.evaluation.geometry import Geometry, Window, cut, window_of
 from medclip_dcl.files import sha256_file
-from medclip_dcl.inference.heatmap import Geometry, Window, cut, window_of
-from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.inference.zero_shot import Finding, margins, prompt_texts
+from medclip_dcl.inference import Finding, Predictor, margins, prompt_texts
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
 from medclip_dcl.progress import Progress

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, estimate
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.geometry import heatmap, scaled
 from medclip_dcl.evaluation.metrics import mean
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.inference.heatmap import heatmap, scaled
 from medclip_dcl.models.similarity import region_scores
 
 PAPER_THRESHOLDS: tuple[float, ...] = tuple(step * 0.05 for step in range(-20, 21))

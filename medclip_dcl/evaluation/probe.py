@@ -18,7 +18,7 @@ from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.metrics import balanced_accuracy
 from medclip_dcl.evaluation.results import EvalResult, Rows
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """L2 penalties per labelled image among which validation images choose."""

@@ -41,8 +41,7 @@ from medclip_dcl.evaluation.retrieval import (
     evaluate_reports,
     reports_of_images,
 )
-from medclip_dcl.inference.predictor import Predictor
-from medclip_dcl.inference.zero_shot import Finding, read_prompts
+from medclip_dcl.inference import Finding, Predictor, read_prompts
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.sentences import SENTENCES, normalise_text, text_key
 

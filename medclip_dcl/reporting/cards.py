@@ -31,24 +31,17 @@ Facts = dict[str, Any]
 NOTICE = "Research use only, not a medical device: no output may guide the care of a patient."
 
 _FORMAT = 1
+_FOLDER = Path(__file__).parent
+_SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _RATHER_NOT = {"beta", "negatives"}
-DATA_KINDS = (
-    manifest.ARTIFACT,
-    prepared.ARTIFACT,
-    sentences.ARTIFACT,
-    labels.ARTIFACT,
-    eta.ARTIFACT,
-)
-"""What the data card draws on."""
-KINDS = (*DATA_KINDS, model_package.ARTIFACT, results.ARTIFACT)
-"""What both cards draw on."""
+_DATA = (manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT, labels.ARTIFACT, eta.ARTIFACT)
+
+KINDS = (*_DATA, model_package.ARTIFACT, results.ARTIFACT)
+"""What the cards draw on."""
 
 
 def model_facts(sources: Sources, card: CardConfig) -> Facts:
-    """Gather what is known of a model, as a JSON-serialisable tree.
-
-    `evaluation` is None where there are no results of this model.
-    """
+    """Gather what is known of a model as plain values; no `evaluation` without its results."""
     artifact = sources.artifacts[model_package.ARTIFACT.name]
     model = read_model_package(artifact.path)
     return {
@@ -61,9 +54,7 @@ def model_facts(sources: Sources, card: CardConfig) -> Facts:
         "licence": card.licence,
         "data_terms": card.data,
         "architecture": _architecture(model),
-        "training": model.card.get("training", {}),
-        "data": model.card.get("data", {}),
-        "eta": model.card.get("eta", {}),
+        **{name: model.card.get(name, {}) for name in ("training", "data", "eta")},
         "prompts": model.card.get("prompts", []),
         "preprocessing": model.card.get("preprocessing", {}),
         "calibration": None
@@ -76,10 +67,9 @@ def model_facts(sources: Sources, card: CardConfig) -> Facts:
 
 
 def data_facts(sources: Sources, card: CardConfig) -> Facts:
-    """Gather what is known of the data, as a JSON-serialisable tree."""
+    """Gather what is known of the data as plain values."""
     listed = sources.artifacts[manifest.ARTIFACT.name]
-    found = [sources.artifacts.get(kind.name) for kind in DATA_KINDS]
-    stages = [item for item in found if item is not None]
+    stages = [sources.artifacts[kind.name] for kind in _DATA if kind.name in sources.artifacts]
     return {
         "format_version": _FORMAT,
         "digests": {item.kind: item.digest for item in stages},
@@ -113,12 +103,11 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
     tree = None if artifact is None else results.read_figures(artifact)
     if artifact is None or tree is None or tree["model"] != digest:
         return None
-    figures = {}
-    for headline in results.HEADLINES:
-        figure = headline.figure_of(tree)
-        if figure is not None:
-            chance = headline.chance_of(tree)
-            figures[headline.title] = {**figure, "chance": chance}
+    figures = {
+        headline.title: {**figure, "chance": headline.chance_of(tree)}
+        for headline in results.HEADLINES
+        if (figure := headline.figure_of(tree)) is not None
+    }
     names = ("split", "images", "patients", "truth", "contaminated", "repeated_images")
     absent = {name: item["absent"] for name, item in tree["questions"].items() if item["absent"]}
     facts = {"results": artifact.digest, **{name: tree[name] for name in names}}
@@ -159,10 +148,6 @@ def _labels(listed: Artifact) -> dict[str, dict[str, int]]:
 
 def _scalars(summary: Mapping[str, Any]) -> Facts:
     return {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
-
-
-_FOLDER = Path(__file__).parent
-_SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 
 def model_card(facts: Facts) -> str:

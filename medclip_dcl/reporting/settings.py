@@ -22,11 +22,7 @@ class CardConfig(Section):
     """Where images and reports come from, and under which terms."""
 
     def missing(self) -> list[str]:
-        """List the settings without which a model is not published.
-
-        Returns:
-            Names of those that are empty.
-        """
+        """Name the empty settings without which a model is not published."""
         named = {
             "intended_use": self.intended_use,
             "limits": "".join(self.limits),

@@ -39,6 +39,7 @@ from medclip_dcl.evaluation.evaluated_model import (
     EvaluatedModel,
     evaluated_model,
 )
+from medclip_dcl.evaluation.geometry import Geometry
 from medclip_dcl.evaluation.probe import image_features
 from medclip_dcl.inference import Predictor, load
 

@@ -22,7 +22,7 @@ from medclip_dcl.evaluation.classification import (
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
-from medclip_dcl.inference.zero_shot import Finding
+from medclip_dcl.inference import Finding
 
 FOLDS = 5
 THUMBNAIL_PX = 32

@@ -12,6 +12,7 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
+from medclip_dcl.evaluation.geometry import Geometry, heatmap
 from medclip_dcl.evaluation.grounding import (
     BoxedSentence,
     evaluate_grounding,
@@ -19,7 +20,6 @@ from medclip_dcl.evaluation.grounding import (
     mean_figures,
     signed_cnr,
 )
-from medclip_dcl.inference.heatmap import Geometry, heatmap
 from medclip_dcl.text.sentences import text_key
 
 _HEATMAP_PX = 512

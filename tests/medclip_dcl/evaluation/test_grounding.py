@@ -9,6 +9,7 @@ from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
+from medclip_dcl.evaluation.geometry import Window
 from medclip_dcl.evaluation.grounding import (
     BIOVIL_THRESHOLDS,
     PAPER_THRESHOLDS,
@@ -23,7 +24,6 @@ from medclip_dcl.evaluation.grounding import (
 )
 from medclip_dcl.evaluation.results import GROUNDINGS
 from medclip_dcl.evaluation.retrieval import evaluate_boxes
-from medclip_dcl.inference.heatmap import Window
 
 # Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
 IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
