@@ -26,9 +26,7 @@ from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibratio
 Logits = Float[np.ndarray, " images"]
 FindingTruth = Bool[np.ndarray, " images"]
 
-SCORE = Curve(slope=1.0)
-"""The score itself: the softmax over the two prompts."""
-
+_SCORE = Curve(slope=1.0)  # the score itself: the softmax over the two prompts
 _TOLERANCE = 1e-8
 _ITERATIONS = 1000
 
@@ -40,19 +38,10 @@ def calibrate_finding(
     patients: int,
     settings: ProbabilitiesConfig,
 ) -> FindingCalibration:
-    """Fit the calibration of one finding, if its images allow it.
+    """Fit the calibration of one finding by images whose truth is known.
 
-    Args:
-        finding: its name.
-        logits: log odds of each image's score, gamma**2 times the margin; of images whose
-            truth is known.
-        positive: the truth.
-        patients: patients of these images.
-        settings: method and least number of images.
-
-    Returns:
-        The calibration; without a curve, and with the reason, where a class has too few
-        images or the score does not rise with the finding.
+    Without a curve, and with the reason, where a class has too few images or the score does
+    not rise with the finding.
     """
     present = int(positive.sum())
     absent = len(positive) - present
@@ -67,7 +56,7 @@ def calibrate_finding(
         images_with=present,
         images_without=absent,
         patients=patients,
-        score_error=value_of(calibration_error(SCORE.probabilities(logits), positive)),
+        score_error=value_of(calibration_error(_SCORE.probabilities(logits), positive)),
         fitted_error=(
             None
             if curve is None
@@ -77,15 +66,7 @@ def calibrate_finding(
 
 
 def fit_curve(logits: Logits, positive: FindingTruth, method: str) -> Curve:
-    """Fit a curve.
-
-    Args:
-        logits: log odds of each image's score.
-        positive: the truth; both classes occur.
-        method: one of `ProbabilitiesConfig.method`.
-
-    Returns:
-        The curve.
+    """Fit a curve by one of `ProbabilitiesConfig.method`; both classes must occur.
 
     Source: Platt 2000, Section 2.2, with its smoothed targets, which keep the slope finite
         where a threshold separates the classes; Guo et al. 2017, Section 4.2; Zadrozny and
@@ -136,17 +117,9 @@ def calibrate_findings(
     subjects: Sequence[str],
     settings: ProbabilitiesConfig,
 ) -> tuple[FindingCalibration, ...]:
-    """Fit every finding that has images enough.
+    """Fit every finding that has images enough, from the log odds of each image's score.
 
-    Args:
-        findings: the prompt pairs.
-        logits: log odds of each image's score, gamma**2 times the margin.
-        truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every image.
-        settings: method and least number of images.
-
-    Returns:
-        One entry per finding.
+    These are gamma**2 times the margin.
     """
     found = []
     for finding, row, state in zip(findings, logits, truth, strict=True):
@@ -189,33 +162,23 @@ def evaluate_probabilities(
             continue
         probability = curve.curve.probabilities(row)
         said.append(probability.tolist())
-        groups[finding.name] = probability_figures(
-            SCORE.probabilities(row), probability, state, images.subject_ids, bootstrap
+        groups[finding.name] = _probability_figures(
+            _SCORE.probabilities(row), probability, state, images.subject_ids, bootstrap
         )
-    absent = "" if groups else _why_none(calibration)
+    absent = "no finding that was asked for has a calibration"
+    if calibration is None:
+        absent = f"{UNCALIBRATED}; run calibrate_scores"
     pool = {"images": len(images.image_ids), "findings": len(groups)}
-    return EvalResult(absent, pool, groups=groups), said
+    return EvalResult("" if groups else absent, pool, groups=groups), said
 
 
-def probability_figures(
+def _probability_figures(
     score: Logits,
     probability: Logits,
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> dict[str, Figure]:
-    """Measure the probability of one finding, and the bare score next to it.
-
-    Args:
-        score: the score that the probability was made from, in [0, 1].
-        probability: what is said, in [0, 1].
-        truth: 1 present, 0 absent, `UNKNOWN` left out.
-        subjects: patient of every image.
-        bootstrap: of the intervals.
-
-    Returns:
-        `calibration_error` and `brier` of the probability, and with `score_` of the score.
-    """
     known, positive, owners = known_images(truth, subjects)
     columns = {"": probability[known], "score_": score[known]}
 
@@ -227,9 +190,3 @@ def probability_figures(
         return found
 
     return estimate(measure, owners, bootstrap, "no image with a known truth")
-
-
-def _why_none(calibration: ScoreCalibration | None) -> str:
-    if calibration is None:
-        return f"{UNCALIBRATED}; run calibrate_scores"
-    return "no finding that was asked for has a calibration"

@@ -268,14 +268,7 @@ def class_figures(
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> tuple[dict[str, Figure], dict[int, Figure]]:
-    """Measure answers to a question with several classes.
-
-    Args:
-        answers: class that each image was given; -1: none.
-        shown: class of each image.
-        classes: the classes that are asked for.
-        subjects: patient of every image.
-        bootstrap: of the intervals.
+    """Measure answers to a question with several classes: the class given, and that shown.
 
     Returns:
         `accuracy` and `mean_recall`, the mean over classes of the share that is

@@ -162,16 +162,14 @@ class BoxedSentence:
 def boxed_sentences(
     boxes: Sequence[Mapping[str, Any]], images: EncodedImages, keys: Sequence[str]
 ) -> list[BoxedSentence]:
-    """Gather the boxes of each sentence on each image.
+    """Gather the boxes of each sentence on each image, in order of first appearance.
+
+    Boxes are scaled from the size that the table states to the image's own.
 
     Args:
         boxes: rows of the manifest's box table; those of other images are left out.
         images: the images.
         keys: `text_key` of each row's phrase.
-
-    Returns:
-        One entry per image and sentence, in order of first appearance; boxes are scaled
-        from the size that the table states to the image's own.
     """
     number = {image_id: index for index, image_id in enumerate(images.image_ids)}
     found: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
@@ -203,14 +201,9 @@ def evaluate_grounding(
     longest_px: int,
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
-    """Compare the heatmap of each sentence with its boxes, united.
+    """Compare the heatmap of each sentence, at least one, with its boxes, united.
 
-    Args:
-        model: who is asked.
-        images: the images.
-        units: sentences with their boxes; at least one.
-        longest_px: longer side of the compared heatmap; smaller images keep their size.
-        bootstrap: of the intervals.
+    Heatmaps are compared with a longer side of `longest_px`; smaller images keep their size.
 
     Returns:
         The outcome and the rows of `results.GROUNDINGS`.

@@ -24,13 +24,11 @@ from medclip_dcl.evaluation.metrics import best_ranks, chance_recall, mean_of, m
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.models.similarity import roi_align
 
-LENGTHS = (1, 5, 10, 50, 100)
-"""The K of recall at K; the paper reports 10, 50 and 100."""
-
-PAPER_K = (10, 50, 100)
-"""The K whose recalls, in both directions, make up Table 1's Recall."""
-
 GALLERY_LENGTHS = (1, 5)
+"""The K of recall at K in a gallery."""
+
+_LENGTHS = (1, 5, 10, 50, 100)  # the K of recall at K; the paper reports 10, 50 and 100
+_PAPER_K = (10, 50, 100)  # the K whose recalls, in both directions, make up Table 1's Recall
 _SHOWN = 5  # gallery sentences of each box that the report shows
 
 Ranks = Int[np.ndarray, " queries"]
@@ -61,7 +59,7 @@ def box_vectors(
 
 
 @dataclass(frozen=True)
-class Direction:
+class _Direction:
     """One direction of a question: every query's score of every item, twice."""
 
     scores: Float[np.ndarray, "queries items"]
@@ -70,42 +68,32 @@ class Direction:
     own: Bool[np.ndarray, "queries units"]
 
 
-def rank_directions(
+def _rank_directions(
     question: str,
-    directions: Mapping[str, Direction],
+    directions: Mapping[str, _Direction],
     image_ids: Sequence[str],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
-    """Rank the queries of both directions.
+    """Rank the queries of both directions; query i of each belongs to unit i.
 
-    Args:
-        question: its name in the results.
-        directions: scores and truth; query i of each belongs to unit i.
-        image_ids: image of each unit.
-        subjects: patient of each unit.
-        bootstrap: of the intervals.
-
-    Returns:
-        The outcome: a group per direction, and over both `recall` and `median_rank` as the
-        paper's Table 1 has them. And the rows of `results.RANKS`.
-
-    Source: Wang et al. 2023, Section 3.3 and Table 5.
+    The outcome has a group per direction, and over both `recall` and `median_rank` as the paper's
+    Table 1 has them.
     """
     ranks = {
         name: (best_ranks(item.scores, item.hits), best_ranks(item.own_scores, item.own))
         for name, item in directions.items()
     }
-    figures, groups = retrieval_figures(ranks, LENGTHS, subjects, bootstrap)
+    figures, groups = retrieval_figures(ranks, _LENGTHS, subjects, bootstrap)
     pool: dict[str, int] = {}
     chance: dict[str, float | None] = {}
     for name, item in directions.items():
         pool |= {name: item.hits.shape[1], f"{name}.own": item.own.shape[1]}
-        for length in LENGTHS:
+        for length in _LENGTHS:
             chance[f"{name}.recall_at_{length}"] = chance_recall(item.hits, length)
             chance[f"{name}.own_recall_at_{length}"] = chance_recall(item.own, length)
     for prefix in ("", "own_"):
-        each = [chance[f"{name}.{prefix}recall_at_{k}"] for name in directions for k in PAPER_K]
+        each = [chance[f"{name}.{prefix}recall_at_{k}"] for name in directions for k in _PAPER_K]
         known = [value for value in each if value is not None]
         chance[f"{prefix}recall"] = float(np.mean(known)) if known else None
     rows = [
@@ -133,7 +121,7 @@ def retrieval_figures(
 
     Args:
         ranks: direction -> best rank of each query among items, and among units.
-        lengths: the K of recall at K; those of the paper among them.
+        lengths: the K of recall at K.
         subjects: patient of every unit.
         bootstrap: of the intervals.
 
@@ -173,7 +161,7 @@ def table1_retrieval(directions: Mapping[str, tuple[Ranks, Ranks, Weights]]) -> 
     found: dict[str, Samples] = {}
     for column, prefix in enumerate(("", "own_")):
         each = [(item[column], item[2]) for item in directions.values()]
-        recalls = [recall_at(ranks, k, weights) for ranks, weights in each for k in PAPER_K]
+        recalls = [recall_at(ranks, k, weights) for ranks, weights in each for k in _PAPER_K]
         found[f"{prefix}recall"] = mean_of(recalls)
         found[f"{prefix}median_rank"] = mean_of([median(*pair) for pair in each])
     return found
@@ -196,16 +184,11 @@ def evaluate_boxes(
 ) -> tuple[EvalResult, Rows, Rows, Float[Tensor, "boxes dim"]]:
     """Find the sentence of each box among all, and a box of each sentence among all.
 
-    Args:
-        model: who is asked.
-        images: the images.
-        units: sentences with their boxes; at least one.
-        bootstrap: of the intervals.
+    A unit is a box; all boxes that one sentence has on one image are its own.
 
     Returns:
         The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
-        gallery, the rows of `results.RANKS`, and the boxes' vectors. A unit is a box; all
-        boxes that one sentence has on one image are its own.
+        gallery, the rows of `results.RANKS`, and the boxes' vectors.
 
     Source: Wang et al. 2023, Section 3.3 and Table 5.
     """
@@ -223,14 +206,14 @@ def evaluate_boxes(
     alike = keys[:, None] == keys[None, :]
     own = alike & (np.array(owner)[:, None] == np.array(owner)[None, :])
     directions = {
-        "box_to_sentence": Direction(
+        "box_to_sentence": _Direction(
             scores, index[:, None] == np.arange(len(distinct))[None, :], each, own
         ),
-        "sentence_to_box": Direction(each.T, alike, each.T, own),
+        "sentence_to_box": _Direction(each.T, alike, each.T, own),
     }
     image_ids = [row["image_id"] for row in rows]
     subjects = [row["subject_id"] for row in rows]
-    outcome, ranks = rank_directions("boxes", directions, image_ids, subjects, bootstrap)
+    outcome, ranks = _rank_directions("boxes", directions, image_ids, subjects, bootstrap)
     for row, rank in zip(rows, ranks, strict=False):  # boxes come before sentences
         row["sentence_rank"] = rank["rank"]
     return outcome, rows, ranks, vectors
@@ -251,11 +234,9 @@ def evaluate_gallery(
         vectors: of the boxes, from `evaluate_boxes`.
         rows: of the boxes; the gallery's columns are filled in.
         sentences: the gallery.
-        truth: row of the gallery that is true of each box; None: the gallery has none.
+        truth: row of the gallery that is true of each box; None: the gallery has none, and the
+            box is left out of the outcome.
         bootstrap: of the intervals.
-
-    Returns:
-        The outcome; boxes without a true sentence are left out of it.
 
     Source: ours; a closed set of sentences makes chance plain.
     """
@@ -308,14 +289,8 @@ def _box_rows(
                     "gallery_best": [],
                 }
             )
-            shares.append(
-                [
-                    (x - seen.x) / seen.width,
-                    (y - seen.y) / seen.height,
-                    across / seen.width,
-                    down / seen.height,
-                ]
-            )
+            corner = [(x - seen.x) / seen.width, (y - seen.y) / seen.height]
+            shares.append([*corner, across / seen.width, down / seen.height])
             owner.append(unit.image)
     return rows, shares, owner
 
@@ -353,16 +328,13 @@ def report_scores(
     report: Int[Tensor, " occurrences"],
     reports: int,
 ) -> Float[Tensor, "reports images"]:
-    """Score whole reports: the mean over their sentences.
+    """Score whole reports: the mean score of their sentences, in [-1, 1].
 
     Args:
         scores: image-sentence scores of distinct sentences.
         text: row of `scores` of each sentence of a report.
         report: the report of each, in [0, reports); every report has at least one.
         reports: number of reports.
-
-    Returns:
-        Mean image-sentence score of each report, in [-1, 1].
 
     Source: ours; Wang et al. 2023 score sentences alone.
     """
@@ -379,15 +351,10 @@ def evaluate_reports(
 ) -> tuple[EvalResult, Rows]:
     """Find the report of each image among all, and an image of each report among all.
 
-    Args:
-        model: who is asked.
-        images: the images.
-        reports: sentences of each image's report, at least one each.
-        bootstrap: of the intervals.
+    A report is its sentences, at least one; those of the same sentences read alike.
 
     Returns:
-        The outcome and the rows of `results.RANKS`. Reports that consist of the same
-        sentences read alike.
+        The outcome and the rows of `results.RANKS`.
 
     Source: ours; a report scores the mean of its sentences' image-sentence scores.
     """
@@ -405,9 +372,9 @@ def evaluate_reports(
     alike = number[:, None] == number[None, :]
     own = np.eye(len(reports), dtype=bool)
     directions = {
-        "image_to_report": Direction(
+        "image_to_report": _Direction(
             scores[first].T, number[:, None] == distinct[None, :], scores.T, own
         ),
-        "report_to_image": Direction(scores, alike, scores, own),
+        "report_to_image": _Direction(scores, alike, scores, own),
     }
-    return rank_directions("reports", directions, images.image_ids, images.subject_ids, bootstrap)
+    return _rank_directions("reports", directions, images.image_ids, images.subject_ids, bootstrap)
