@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, estimate
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.geometry import heatmap, scaled
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, heatmap, scaled
 from medclip_dcl.evaluation.metrics import mean
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.models.similarity import region_scores

@@ -37,9 +37,9 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.evaluated_model import (
     EncodedImages,
     EvaluatedModel,
+    Geometry,
     evaluated_model,
 )
-from medclip_dcl.evaluation.geometry import Geometry
 from medclip_dcl.evaluation.probe import image_features
 from medclip_dcl.inference import Predictor, load
 

@@ -23,7 +23,7 @@ from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.evaluation import grounding
-from medclip_dcl.evaluation.geometry import Geometry, Window, cut, heatmap, window_of
+from medclip_dcl.evaluation.evaluated_model import Geometry, Window, cut, heatmap, window_of
 from medclip_dcl.inference import locate
 from medclip_dcl.models.preprocessing import MEAN, SPREAD, to_input
 from pipelines.build_manifest import read_source

@@ -11,8 +11,7 @@ from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, mask_of,
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
-from medclip_dcl.evaluation.geometry import Geometry, heatmap
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel, Geometry, heatmap
 from medclip_dcl.evaluation.grounding import (
     BoxedSentence,
     evaluate_grounding,

@@ -8,8 +8,7 @@ from sklearn.metrics import jaccard_score
 from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
-from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.geometry import Window
+from medclip_dcl.evaluation.evaluated_model import EncodedImages, Window
 from medclip_dcl.evaluation.grounding import (
     BIOVIL_THRESHOLDS,
     PAPER_THRESHOLDS,
