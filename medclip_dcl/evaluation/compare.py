@@ -49,7 +49,7 @@ class Estimate:
 
     Attributes:
         value: mean over the runs; None where a run has no such figure.
-        error: its standard error; None where it is unknown.
+        error: its standard error.
         degrees: degrees of freedom of the error; None: it is taken as known.
         low: lower end of the 95 % interval.
         high: upper end of the 95 % interval.

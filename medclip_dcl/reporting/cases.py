@@ -29,10 +29,7 @@ _COMMON = 2  # studies that say a sentence before it is asked for: else one imag
 def show_cases(sources: Sources) -> list[View]:
     """Ask the index for images by sentences that it holds.
 
-    Returns:
-        `query` and `hits` with `uri`, `score`, `says` and whether the image's own report
-        says the sentence; nothing in a private report, without pictures, or where the
-        index belongs to another model.
+    Nothing in a private report, or where the index belongs to another model.
     """
     found = sources.get(embeddings.ARTIFACT, model_package.ARTIFACT)
     if found is None or sources.settings.private:
@@ -50,11 +47,9 @@ def show_cases(sources: Sources) -> list[View]:
 
 
 def show_answers(sources: Sources) -> View | None:
-    """Show what the running service answered.
+    """Show what the running service answered; None where it was not asked.
 
-    Returns:
-        `seconds` per route, `findings`, the grounded `image` and retrieved `hits`; images and
-        texts are left out of a private report. None where the service was not asked.
+    Images and texts are left out of a private report.
     """
     path = sources.work / ANSWERS
     if not path.is_file():

@@ -19,11 +19,7 @@ View = dict[str, Any]
 
 
 def describe_data(sources: Sources) -> View | None:
-    """Count images, studies and patients per split, and what was left out.
-
-    Returns:
-        `splits`, `totals`, `boxes` and `rejects`; None without a manifest.
-    """
+    """Count images, studies and patients per split, and what was left out."""
     found = sources.get(manifest.ARTIFACT)
     if found is None:
         return None
@@ -47,11 +43,7 @@ def describe_data(sources: Sources) -> View | None:
 
 
 def show_examples(sources: Sources) -> list[View]:
-    """Show images of the test split with their boxes, or with what their reports say.
-
-    Returns:
-        `uri`, `width`, `height`, `boxes` and `says` of each; nothing in a private report.
-    """
+    """Show images of the test split, those with boxes first; none in a private report."""
     found = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
     if found is None or sources.settings.private:
         return []

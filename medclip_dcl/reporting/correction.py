@@ -60,11 +60,8 @@ def _find_truth(sources: Sources, keys: list[str]) -> _KnownShares | None:
         return None
     shares = label_shares(keys, *found)
     rho = np.where(shares > 0, shares, math.nan)
-    return _KnownShares(
-        rho,
-        "share of labelled studies",
-        "by the label table, which knows no side and no site",
-    )
+    origin = "by the label table, which knows no side and no site"
+    return _KnownShares(rho, "share of labelled studies", origin)
 
 
 def _truth_chart(corpus: _CorpusEta, known: _KnownShares, agreement: Truth, cap: float) -> View:
@@ -90,14 +87,12 @@ def _agreement(found: Truth) -> str:
         "Correlation of the logs": found.pearson_log,
         "as said": found.pearson_log_weighted,
         "median of eta / rho": found.median_ratio,
-        "off the capped rho, as said, by a factor of": _factor(found.log_error),
+        "off the capped rho, as said, by a factor of": (
+            math.exp(found.log_error) if found.log_error < 700 else math.inf
+        ),
     }
     reported = [f"{name} {value:.3g}" for name, value in parts.items() if not math.isnan(value)]
     return f"{'; '.join(reported)}." if reported else ""
-
-
-def _factor(log_error: float) -> float:
-    return math.exp(log_error) if log_error < 700 else math.inf
 
 
 def _medians(rho: Floats, eta: Floats) -> list[Line]:
@@ -118,10 +113,7 @@ _LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
 def describe_eta(sources: Sources) -> View | None:
     """Show how strongly sentences are corrected, and which, and whether that is right.
 
-    Returns:
-        `charts` of title, picture and meaning; `figures` by name; tables
-        `most` and `least` (empty in a private report) and the eta `settings`; None without an eta
-        cache.
+    A private report has no sentences. None without an eta cache.
     """
     found = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
     if found is None:
@@ -245,38 +237,28 @@ def _numbers(table: pa.Table, column: str) -> Float[np.ndarray, " items"]:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A sentence, and a negative of it that its report makes a positive.
-
-    Attributes:
-        text: number of the sentence among the corpus's texts.
-        image: number of the other study's image.
-        study: number of that study.
-        eta: of the sentence.
-    """
+    """A sentence, and a negative of it that its report makes a positive: rows of the corpus."""
 
     text: int
-    image: int
+    image: int  # of the other study
     study: int
-    eta: float
+    eta: float  # of the sentence
 
 
 @dataclass(frozen=True)
 class BatchAudit:
-    """What was found in some batches.
-
-    Attributes:
-        negatives: anchors times negatives of one batch.
-        expected: per batch, the sum of N eta over its anchors.
-        same: per batch, negatives whose report says what the anchor says.
-        unclear: per batch, negatives whose report neither says nor contradicts it.
-        suspects: false negatives of the largest eta, one per sentence, largest first.
-    """
+    """What was found in some batches."""
 
     negatives: int
+    """Anchors times negatives of one batch."""
     expected: Float64[np.ndarray, " batches"]
+    """Sum of N eta over the anchors."""
     same: Int64[np.ndarray, " batches"]
+    """Negatives whose report says what the anchor says."""
     unclear: Int64[np.ndarray, " batches"]
+    """Negatives whose report neither says nor contradicts it."""
     suspects: tuple[Suspect, ...]
+    """False negatives of the largest eta, one per sentence, largest first."""
 
 
 def audit_batches(
@@ -290,14 +272,7 @@ def audit_batches(
 ) -> BatchAudit:
     """Draw batches as training draws them and count their false negatives.
 
-    Args:
-        corpus: the training studies.
-        sentence_codes: claims of each distinct text.
-        report_codes: claims of each study's report.
-        size: anchors of a batch; of a smaller corpus, all its studies.
-        batches: how many are drawn.
-        suspects: most suspects that are kept.
-        seed: of the draws.
+    A batch of `size` anchors is at most the whole corpus; at most `suspects` are kept.
     """
     rng = np.random.default_rng(seed)
     size = min(size, len(corpus.study_ids))
@@ -337,9 +312,7 @@ _SAID = 4
 def audit_negatives(sources: Sources) -> View | None:
     """Hold the false negatives that eta expects against those that there are.
 
-    Returns:
-        `parts` by eta with their `picture`, the `origin` of what is known, `batches` and
-        `suspects` (both None without claims and images); None without an eta cache.
+    No batches are drawn without claims and images. None without an eta cache.
     """
     found = sources.get(eta.ARTIFACT)
     if found is None or sources.negatives < 1:

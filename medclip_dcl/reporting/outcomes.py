@@ -41,12 +41,7 @@ _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 
 
 def describe_results(sources: Sources) -> View | None:
-    """Lay out the headline figures and every question's figures.
-
-    Returns:
-        `headlines`, `absent` questions, per-finding rows, per-category grounding rows,
-        retrieval rows and the `roc` chart; None without results.
-    """
+    """Lay out the headline figures and every question's figures; None without results."""
     found = sources.get(results.ARTIFACT)
     if found is None:
         return None
@@ -66,11 +61,7 @@ def describe_results(sources: Sources) -> View | None:
 
 
 def show_heatmaps(sources: Sources) -> list[View]:
-    """Show heatmaps with their true boxes, evenly from the best to the worst.
-
-    Returns:
-        An image each with `heat`, `phrase`, `cnr` and `miou`; nothing in a private report.
-    """
+    """Show heatmaps with their true boxes, evenly from best to worst; none in a private report."""
     found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
     if found is None or sources.settings.private:
         return []
@@ -104,9 +95,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
 def show_gallery_answers(sources: Sources) -> list[View]:
     """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank.
 
-    Returns:
-        An image each with its box, `rank`, `truth` and the best `sentences`; nothing in a
-        private report.
+    None in a private report.
     """
     found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
     if found is None or sources.settings.private:
@@ -215,12 +204,9 @@ _LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
 
 
 def describe_trust(sources: Sources) -> View | None:
-    """Show how far the answers can be taken at their word.
+    """Show how far the answers can be taken at their word; None without results.
 
-    Returns:
-        `reliability` chart and `probabilities` by finding; `groups` and `gaps` of patients;
-        `paraphrases` by finding, each with its `pairs` of prompts (none in a private report);
-        `absent` reasons, empty where there is none; None without results.
+    A private report has no prompts.
     """
     found = sources.get(results.ARTIFACT)
     if found is None:
@@ -290,12 +276,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 def describe_training(sources: Sources) -> View | None:
-    """Show how training went.
-
-    Returns:
-        Charts `losses` and `gauges` (None where the log is gone) and the model's `card`
-        with its `objective`; None without a model.
-    """
+    """Show how training went; no charts where the log is gone, None without a model."""
     found = sources.get(model_package.ARTIFACT)
     if found is None:
         return None
