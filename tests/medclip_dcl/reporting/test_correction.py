@@ -1,17 +1,23 @@
-"""The section about eta: its figures by hand, its truth, and what a private report leaves out."""
+"""The sections about eta: figures by hand, truth, what a private report leaves out, batches."""
+
+from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.fixtures.corpus import KINDS
+from benchmarks.fixtures.corpus import ETA, KINDS, read_tiny_corpus, write_corpus
 from benchmarks.fixtures.evaluated import write_texts
-from medclip_dcl.artifact import make_fingerprint, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta
-from medclip_dcl.reporting.correction import describe_eta
+from medclip_dcl.reporting.correction import BatchAudit, audit_batches, describe_eta
 from medclip_dcl.reporting.settings import ReportConfig
 from medclip_dcl.reporting.sources import find_sources
 from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import text_key
+from medclip_dcl.training.dataset import Corpus, read_supervision
+from medclip_dcl.training.settings import ObjectiveConfig
 
 NEGATIVES = 63
 TEXTS = [text for _, *said in KINDS for text in said]
@@ -100,3 +106,57 @@ def test_sentences_are_listed_unless_the_report_is_private(work, view):
     private = describe_eta(sources(work, private=True))
     assert private["most"] == private["least"] == []
     assert not any(text in str(private) for text in TEXTS)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, torch.Tensor, torch.Tensor]:
+    work: Path = write_corpus(tmp_path_factory.mktemp("audited"))
+    found = read_tiny_corpus(work)
+    listed = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    claimed = open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT)
+    reading = ObjectiveConfig(relation="claims")
+    supervision = read_supervision(reading, found, listed, claimed, None)
+    assert supervision.sentence_codes is not None
+    assert supervision.report_codes is not None
+    return found, supervision.sentence_codes, supervision.report_codes
+
+
+def audited(corpus: tuple[Corpus, torch.Tensor, torch.Tensor], size: int = 24) -> BatchAudit:
+    return audit_batches(*corpus, size, batches=6, suspects=3, seed=0)
+
+
+def test_a_batch_of_all_studies_has_the_false_negatives_that_can_be_counted(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    found = audited(corpus)
+    assert found.negatives == 24 * 23
+    # four kinds of six studies: every anchor has five others of its kind
+    assert (found.same + found.unclear >= 24 * 5).all()
+    assert found.same.tolist() == [24 * 5] * 6
+    assert found.expected == pytest.approx([24 * 23 * ETA] * 6)
+
+
+def test_a_suspect_is_another_study_s_image_of_the_same_kind(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    studies = corpus[0]
+    for item in audited(corpus).suspects:
+        assert studies.study_of_image[item.image] == item.study
+        kind = {int(studies.text_of[i]) for i in range(len(studies.text_of))}
+        assert item.text in kind
+        assert item.eta == pytest.approx(ETA)
+        relation_kind = int(studies.study_ids[item.study][1:]) % 4
+        sayers = {
+            int(studies.study_ids[study][1:]) % 4
+            for study in range(24)
+            if item.text
+            in {int(studies.text_of[studies.sentences.pick([study], [at])[0]]) for at in (0.0, 0.6)}
+        }
+        assert sayers == {relation_kind}
+
+
+def test_a_batch_is_no_larger_than_the_corpus(
+    corpus: tuple[Corpus, torch.Tensor, torch.Tensor],
+) -> None:
+    assert audited(corpus, size=64).negatives == 24 * 23
+    assert audited(corpus, size=2).negatives == 2
