@@ -130,14 +130,13 @@ def estimate(
 def summarise(values: Samples, subjects: Sequence[str], undefined: str) -> Figure:
     """Turn a figure's samples into its value and 95 % interval.
 
+    There is no interval where half of the samples or more do not define it, or where it rests on
+    one patient.
+
     Args:
         values: of the data themselves, then of every bootstrap sample.
         subjects: the patient of every unit that it rests on.
         undefined: reason that is given where the data do not define it.
-
-    Returns:
-        The figure. It has no interval where half of the samples or more do not define it,
-        or where it rests on one patient.
     """
     value, drawn = float(values[0]), values[1:]
     defined = drawn[~np.isnan(drawn)]

@@ -157,8 +157,7 @@ def evaluate_findings(
     mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap)
     rows = [
         {
-            "image_id": images.image_ids[image],
-            "subject_id": images.subject_ids[image],
+            **images.ids_of(image),
             "finding": finding.name,
             "margin": float(margins[row, image]),
             "score": float(score[row, image]),
@@ -248,8 +247,7 @@ def evaluate_classes(
     figures, recalls = class_figures(answers, shown, classes, subjects, bootstrap)
     rows = [
         {
-            "image_id": images.image_ids[image],
-            "subject_id": images.subject_ids[image],
+            **images.ids_of(image),
             "finding": findings[index].name,
             "answer": findings[answer].name if answer >= 0 else None,
         }

@@ -228,6 +228,10 @@ class EncodedImages:
         """Give the part of image number `image` that its grid covers, in its own pixels."""
         return window_of(self.geometry, *self.sizes_px[image])
 
+    def ids_of(self, image: int) -> dict[str, str]:
+        """Give `image_id` and `subject_id` of image number `image`, for a row of results."""
+        return {"image_id": self.image_ids[image], "subject_id": self.subject_ids[image]}
+
     def select(self, chosen: Sequence[int]) -> "EncodedImages":
         """Give the images of these numbers, in that order."""
         return EncodedImages(

@@ -216,8 +216,7 @@ def evaluate_grounding(
         grid = region_scores(image, sentence[None])[0, 0].cpu().numpy()
         rows.append(
             {
-                "image_id": images.image_ids[unit.image],
-                "subject_id": images.subject_ids[unit.image],
+                **images.ids_of(unit.image),
                 "category": unit.category,
                 "phrase_key": unit.key,
                 "boxes": len(unit.boxes),

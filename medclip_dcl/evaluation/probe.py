@@ -153,8 +153,7 @@ def evaluate_probe(
                 margins.append(odds)
                 rows += [
                     {
-                        "image_id": judged.image_ids[image],
-                        "subject_id": judged.subject_ids[image],
+                        **judged.ids_of(image),
                         "finding": findings[index].name,
                         "fraction": fraction,
                         "draw": draw,

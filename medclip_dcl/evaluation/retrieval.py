@@ -276,8 +276,7 @@ def _box_rows(
         for x, y, across, down in unit.boxes.tolist():
             rows.append(
                 {
-                    "image_id": images.image_ids[unit.image],
-                    "subject_id": images.subject_ids[unit.image],
+                    **images.ids_of(unit.image),
                     "category": unit.category,
                     "phrase_key": unit.key,
                     "x": x,
