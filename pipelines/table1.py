@@ -155,7 +155,8 @@ def _plan_runs(config: Config, rows: Sequence[Row], folder: Path) -> list[Run]:
 
 def _settings(config: Config, row: Row, seed: int, own: Path, work: Path) -> dict[str, Any]:
     """Turn the config into that of a run: plain values, the shared folder's name written out."""
-    tree: dict[str, Any] = _written_out(config.model_dump(mode="json"), str(work))
+    text = json.dumps(config.model_dump(mode="json"))
+    tree: dict[str, Any] = json.loads(text.replace("${WORK}", json.dumps(str(work))[1:-1]))
     adapter: dict[str, Any] = {}
     if not row.is_trained:
         adapter = next(m["adapter"] for m in tree["table1"]["models"] if m["name"] == row.name)
@@ -166,14 +167,6 @@ def _settings(config: Config, row: Row, seed: int, own: Path, work: Path) -> dic
     tree["train"]["torch_threads"] = 1
     tree["evaluate"]["adapter"] = adapter
     return tree
-
-
-def _written_out(tree: Any, work: str) -> Any:
-    if isinstance(tree, dict):
-        return {name: _written_out(value, work) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [_written_out(value, work) for value in tree]
-    return tree.replace("${WORK}", work) if isinstance(tree, str) else tree
 
 
 def _lay_out(run: Run) -> None:
@@ -315,11 +308,13 @@ def _measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> di
         ]
         for mine in of_row.values()
     ]
-    measured = dict(zip(of_row, measure_sides(sides, samples, _generator()), strict=True))
+    measured = dict(
+        zip(of_row, measure_sides(sides, samples, np.random.default_rng(0)), strict=True)
+    )
     tree: dict[str, Any] = {}
     for row in rows:
         costs = [run.costs() for run in of_row[row.name]]
-        side, generator = measured[row.name], _generator()
+        side, generator = measured[row.name], np.random.default_rng(0)
         estimates = {name: estimate_side(values, generator) for name, values in side.items()}
         tree[row.name] = {
             "title": row.title,
@@ -334,7 +329,7 @@ def _measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> di
         if row.name != BASELINE and BASELINE in measured:
             both = side.keys() & measured[BASELINE].keys()
             chosen = [name for name in COLUMNS.values() if name in both]
-            differences = compare_sides(side, measured[BASELINE], _generator(), chosen)
+            differences = compare_sides(side, measured[BASELINE], np.random.default_rng(0), chosen)
             tree[row.name]["against_baseline"] = {
                 name: {
                     "difference": item.estimate.value,
@@ -346,10 +341,6 @@ def _measure_table(runs: Sequence[Run], rows: Sequence[Row], samples: int) -> di
                 for name, item in differences.items()
             }
     return {"samples": samples, "patients": len(sides[0][0].patients), "rows": tree}
-
-
-def _generator() -> np.random.Generator:
-    return np.random.default_rng(0)
 
 
 def table_text(tree: Mapping[str, Any]) -> str:
