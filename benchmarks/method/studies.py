@@ -91,7 +91,8 @@ def measure(
 
     Returns:
         Headline figures of the evaluation; `map`, the mean average precision of plain
-        sentences over the held-out images; and `floor`, the last logged share of anchors
+        sentences over the held-out images; `r1 by claim`, the share of boxes whose first
+        sentence of the gallery claims what the true one does; and `floor`, the last logged share of anchors
         on the floor.
     """
     folder = prepare(work, seed, settings)
@@ -107,7 +108,7 @@ def measure(
     every = [*settings, *_settings_of(row, folder, steps)]
     for job in (build_eta_cache, train, evaluate):
         _run(job.main, own, folder, seed, every)
-    figures = _figures(own) | {"map": _average_precision(own, folder / "studies")}
+    figures = _figures(own) | _by_claim(own) | {"map": _average_precision(own, folder / "studies")}
     shutil.rmtree(own)
     return figures
 
@@ -123,6 +124,7 @@ def _settings_of(row: Row, folder: Path, steps: int) -> list[str]:
         f"objective.relation={relation}",
         f"objective.negatives={row.negatives}",
         f"objective.directions={row.directions}",
+        f"objective.image_anchor={row.image_anchor}",
         f"eta.table={folder / 'studies' / 'truth' / 'eta.csv'}",
     ]
     if isinstance(row.eta, str):
@@ -190,6 +192,17 @@ def _average_precision(own: Path, root: Path) -> float:
     known = shown.any(axis=1)
     pairs = zip(shown[known], scores[known], strict=True)
     return float(np.mean([average_precision_score(*pair) for pair in pairs]))
+
+
+def _by_claim(own: Path) -> dict[str, float]:
+    """Whether the first sentence of each box names the finding and side, if not the lobe."""
+    path = open_artifact(results.ARTIFACT.at(own), results.ARTIFACT).path
+    gallery = read_table(path, results.GALLERY)["sentence"].to_pylist()
+    claimed = [labels.read_claims(sentence).asserted for sentence in gallery]
+    rows = read_table(path, results.BOX_ANSWERS, ["gallery_true", "gallery_best"]).to_pylist()
+    asked = [row for row in rows if row["gallery_true"] is not None]
+    right = [claimed[row["gallery_best"][0]] == claimed[row["gallery_true"]] for row in asked]
+    return {"r1 by claim": float(np.mean(right))}
 
 
 def _figures(own: Path) -> dict[str, float]:
