@@ -97,12 +97,14 @@ def _open_inputs(job: Job, verify: bool) -> TrainInputs:
 
     config = job.config
     text, image = config.model.text.pretrained, config.model.image.pretrained
+    judged = config.train.best_metric == "validation_report_auc"
+    reads_claims = judged or needs_claims(config.objective)
     return TrainInputs(
         manifest=open_one(manifest.ARTIFACT),
         prepared=open_one(prepared.ARTIFACT),
         sentences=open_one(sentences.ARTIFACT),
         eta_cache=open_one(eta.ARTIFACT),
-        claims=open_one(labels.ARTIFACT) if needs_claims(config.objective) else None,
+        claims=open_one(labels.ARTIFACT) if reads_claims else None,
         text_folder=resolve_path(text, config) if text else open_one(masked_lm.ARTIFACT).path,
         truth=_truth(config),
         image_weights=resolve_path(image, config) if image else None,

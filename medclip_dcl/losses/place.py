@@ -15,7 +15,7 @@ on, words for a third of the lung, and the usual place of the finding. The last 
 not something that is learnt from the pairs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int8
@@ -24,12 +24,11 @@ from torch.nn import functional
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses.relations import ASSERTED, LEFT, RIGHT
-from medclip_dcl.text.labeler.labels import FINDINGS
+from medclip_dcl.text.labeler.labels import FINDINGS, ReportLabels
 
 TAU = 0.1
 
-ZONES: Mapping[str, int] = {"": 0, "upper": 1, "middle": 2, "lower": 3}
-"""Code of the third of the lung that a sentence names; 0: none, or more than one."""
+_ZONES: Mapping[str, int] = {"": 0, "upper": 1, "middle": 2, "lower": 3}
 _ZONE_ROWS = {"upper": (0.0, 0.5), "middle": (0.25, 0.8), "lower": (0.45, 1.0)}
 """Rows as shares of the height; thirds overlap, since lungs and crops differ."""
 _USUAL_PLACES = {
@@ -40,6 +39,11 @@ _USUAL_PLACES = {
     "Edema": (0.2, 0.8, 0.1, 0.9),
 }
 """Finding -> first and last row, first and last column, as shares of a frontal image."""
+
+
+def encode_zones(claims: Sequence[ReportLabels]) -> Int8[Tensor, " texts"]:
+    """Turn the thirds of the lung that sentences name into small integers; 0: none, or several."""
+    return torch.tensor([_ZONES[said.zone] for said in claims], dtype=torch.int8)
 
 
 def place_masks(
@@ -58,7 +62,7 @@ def place_masks(
     Args:
         sentences: codes of each image's own sentence, as `relations.encode_claims` gives them.
         reports: codes of the image's whole report.
-        zones: code of the third that the sentence names, one of `ZONES`.
+        zones: third that the sentence names, as `encode_zones` gives it.
         grid: rows and columns of the region grid of a frontal image, not mirrored.
         usual_places: whether anatomy narrows the mask.
 
@@ -89,9 +93,9 @@ def place_masks(
     to_left = (side != LEFT)[:, None] | (column >= 0.5)
     to_right = (side != RIGHT)[:, None] | (column <= 0.5)
 
-    thirds = torch.ones(len(ZONES), rows, dtype=torch.bool, device=device)
+    thirds = torch.ones(len(_ZONES), rows, dtype=torch.bool, device=device)
     for name, (first, last) in _ZONE_ROWS.items():
-        thirds[ZONES[name]] = (row > first) & (row < last)
+        thirds[_ZONES[name]] = (row > first) & (row < last)
     usual = torch.ones(len(FINDINGS), rows, columns, dtype=torch.bool, device=device)
     for name, (top, bottom, left, right) in _USUAL_PLACES.items() if usual_places else ():
         inside = ((row > top) & (row < bottom))[:, None] & (column > left) & (column < right)

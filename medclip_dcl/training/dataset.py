@@ -28,6 +28,7 @@ from medclip_dcl.data.manifest import BOXES, IMAGES, STUDY_LABELS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.likelihood.eta import EtaCache
+from medclip_dcl.losses.place import encode_zones
 from medclip_dcl.losses.relations import encode_claims, encode_labels, encode_truth
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import TableFormat, read_table
@@ -158,11 +159,13 @@ class Supervision:
     """Claims of each study's report, or its labels."""
     labels: Bool[Tensor, "studies findings"] | None = None
     """Which of the five findings are labelled present."""
+    zones: Int8[Tensor, " texts"] | None = None
+    """Third of the lung that each distinct text names."""
 
 
 def needs_claims(settings: ObjectiveConfig) -> bool:
     """Return whether an objective reads the claims artifact."""
-    return settings.relation != "none"
+    return settings.relation != "none" or settings.place_weight > 0
 
 
 def read_supervision(
@@ -177,11 +180,13 @@ def read_supervision(
     Raises:
         ConfigError: the objective reads labels or truth and the source has none.
     """
-    sentence_codes = report_codes = labels = None
-    if claims is not None:
-        sentence_codes = _encoded(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
-        if settings.relation == "claims":
-            report_codes = _encoded(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
+    sentence_codes = report_codes = labels = zones = None
+    if claims is not None and needs_claims(settings):
+        said = read_rows(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
+        sentence_codes, zones = encode_claims(said), encode_zones(said)
+        if settings.relation in {"claims", "none"}:
+            reports = read_rows(claims, REPORT_CLAIMS, "study_id", corpus.study_ids)
+            report_codes = encode_claims(reports)
     if settings.relation == "labels":
         report_codes = encode_labels(_label_rows(manifest, corpus.study_ids))
     elif settings.relation == "truth":
@@ -189,12 +194,13 @@ def read_supervision(
     if settings.negatives == "remove_labels":
         rows = _label_rows(manifest, corpus.study_ids)
         labels = torch.tensor([[row.get(name) == 1 for name in _CHEX5] for row in rows])
-    return Supervision(sentence_codes, report_codes, labels)
+    return Supervision(sentence_codes, report_codes, labels, zones)
 
 
-def _encoded(
+def read_rows(
     claims: Artifact, form: TableFormat, key: str, ids: Sequence[str]
-) -> Int8[Tensor, "rows codes"]:
+) -> list[ReportLabels]:
+    """Read the claims of sentences or reports, in order of `ids`; unknown ones are silent."""
     wanted = set(ids)
     rows = {
         row[key]: ReportLabels.from_row(row)
@@ -202,7 +208,7 @@ def _encoded(
         if row[key] in wanted
     }
     silent = ReportLabels({}, frozenset(), frozenset(), normal=False)
-    return encode_claims([rows.get(name, silent) for name in ids])
+    return [rows.get(name, silent) for name in ids]
 
 
 def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[str]]]:
@@ -253,6 +259,8 @@ class ImageTextBatch:
     """Claims of each report."""
     labels: Bool[Tensor, "batch findings"] | None
     """Findings that each report's labels call present."""
+    zones: Int8[Tensor, " batch"] | None = None
+    """Third of the lung that each sentence names."""
 
     def to(self, device: torch.device) -> "ImageTextBatch":
         """Copy the batch to a device."""
@@ -364,6 +372,7 @@ class ImageTextDataset:
             sentence_codes=_rows(self._supervision.sentence_codes, texts),
             report_codes=_rows(self._supervision.report_codes, rows.reports),
             labels=_rows(self._supervision.labels, rows.reports),
+            zones=_rows(self._supervision.zones, texts),
         )
 
 

@@ -29,6 +29,7 @@ from medclip_dcl.losses.debiased import debiased_terms
 from medclip_dcl.losses.gather import gather_constant, gather_with_grad
 from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
+from medclip_dcl.losses.place import place_loss, place_masks
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.text_encoder import TextEncoder
@@ -186,6 +187,20 @@ class ContrastiveObjective(nn.Module):
         batch: ImageTextBatch,
     ) -> ObjectiveOutput:
         """Compute the mean loss of this process's anchors from unit vectors of both sides."""
+        output = self._contrast(encoder, regions, sentences, batch)
+        if not self._settings.place_weight:
+            return output
+        place = self._place(encoder, regions, sentences, batch)
+        loss = output.loss + self._settings.place_weight * place.loss
+        return ObjectiveOutput(loss, output.gauges | place.gauges)
+
+    def _contrast(
+        self,
+        encoder: DualEncoder,
+        regions: Float[Tensor, "local rows columns dim"],
+        sentences: Float[Tensor, "local dim"],
+        batch: ImageTextBatch,
+    ) -> ObjectiveOutput:
         all_sentences = gather_with_grad(sentences)
         columns = encoder.score(regions, all_sentences)  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
@@ -204,6 +219,28 @@ class ContrastiveObjective(nn.Module):
             outputs.append(self._direction(encoder, s.T, batch, similarity, from_text=False))
         return mean_of(outputs)
 
+    def _place(
+        self,
+        encoder: DualEncoder,
+        regions: Float[Tensor, "local rows columns dim"],
+        sentences: Float[Tensor, "local dim"],
+        batch: ImageTextBatch,
+    ) -> ObjectiveOutput:
+        codes = _needed(batch.sentence_codes, "sentence_codes")
+        reports, zones = _needed(batch.report_codes, "report_codes"), _needed(batch.zones, "zones")
+        places, grid = self._settings.places, (regions.shape[1], regions.shape[2])
+        masks = place_masks(codes, reports, zones, grid, usual_places=places != "words")
+        placed = masks.flatten(1).any(dim=1)
+        if places == "shuffled":
+            pairs = placed.nonzero().squeeze(1)
+            masks[pairs] = masks[pairs.roll(1)]
+        losses, fits = place_loss(regions, sentences, masks[batch.mine], encoder.gamma)
+        # A mean over the pairs of the whole batch that have a place: gradients are averaged
+        # over processes, and each may have another number of them.
+        share = len(masks) / len(losses) / placed.sum().clamp(min=1)
+        gauges = {"place_pairs": placed.float().mean(), "place_inside": fits.sum() * share}
+        return ObjectiveOutput(losses.sum() * share, gauges)
+
     def _direction(
         self,
         encoder: DualEncoder,
@@ -219,7 +256,7 @@ class ContrastiveObjective(nn.Module):
             positive=positive,
             eta=batch.eta[mine],
             gamma=encoder.gamma,
-            relation=_relation(batch, from_text=from_text),
+            relation=self._relation(batch, from_text=from_text),
             text_similarity=similarity,
             label_overlap=_label_overlap(batch),
             generator=torch_generator_for(
@@ -231,6 +268,14 @@ class ContrastiveObjective(nn.Module):
             known = relation_gauges(inputs.relation, batch.sentence_codes[mine], positive)
             output.gauges.update(known)
         return output
+
+    def _relation(self, batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
+        sentences, reports = batch.sentence_codes, batch.report_codes
+        if self._settings.relation == "none" or sentences is None or reports is None:
+            return None
+        if from_text:
+            return relation_matrix(sentences[batch.mine], reports)
+        return relation_matrix(sentences, reports[batch.mine]).T
 
     @torch.no_grad()
     def _text_similarity(self, batch: ImageTextBatch) -> Float[Tensor, "local batch"] | None:
@@ -244,14 +289,6 @@ class ContrastiveObjective(nn.Module):
 def _columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
     """Column of each local anchor's own candidate."""
     return torch.arange(batch.mine.start, batch.mine.stop, device=device)
-
-
-def _relation(batch: ImageTextBatch, *, from_text: bool) -> Tensor | None:
-    if batch.sentence_codes is None or batch.report_codes is None:
-        return None
-    if from_text:
-        return relation_matrix(batch.sentence_codes[batch.mine], batch.report_codes)
-    return relation_matrix(batch.sentence_codes, batch.report_codes[batch.mine]).T
 
 
 def _label_overlap(batch: ImageTextBatch) -> Tensor | None:

@@ -25,6 +25,7 @@ BestMetric = Literal[
     "validation_uncorrected_loss",
     "validation_auc",
     "validation_recall_at_10",
+    "validation_report_auc",
 ]
 """Figures that may choose the published step."""
 
@@ -100,7 +101,7 @@ class TrainConfig(Section):
     def _best_is_measured(self) -> Self:
         if self.best_metric and not self.validate_every_steps:
             raise ValueError(f"best_metric {self.best_metric} needs validate_every_steps")
-        asks = self.best_metric in {"validation_auc", "validation_recall_at_10"}
+        asks = self.best_metric not in {"", "validation_loss", "validation_uncorrected_loss"}
         if asks and not self.validate_images:
             raise ValueError(f"best_metric {self.best_metric} needs validate_images")
         return self
@@ -131,6 +132,12 @@ class ObjectiveConfig(Section):
     """Sharpness of `resample_similar`, `reweight_similar` and `hard`."""
     relation: Literal["none", "claims", "labels", "truth"] = "none"
     """Source of the relation matrix for `multipositive` and for known positives."""
+    place_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the place loss, which asks that a sentence fits best where it says that its finding
+    is; 0: none, 0.3 is recommended. It reads the claims, and takes every image as frontal."""
+    places: Literal["anatomy", "words", "shuffled"] = "anatomy"
+    """Where a finding is said to be: sides and thirds of the lung in `words`, with the usual places
+    of `anatomy`; or, as a control, the places of another pair of the batch."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -127,7 +127,7 @@ class TrainInputs:
     sentences: Artifact
     eta_cache: Artifact
     claims: Artifact | None
-    """None where the objective reads no claims."""
+    """None where neither the objective nor the choice of the best step reads claims."""
     text_folder: Path
     """Folder of the language model that the text encoder starts from."""
     truth: Truth | None
@@ -312,6 +312,7 @@ class _Data:
             self.config,
             corpus,
             self.inputs.manifest,
+            self.inputs.claims,
             self._prepared,
             read_prompts(resolve_path(self.config.evaluate.prompts, self.config)),
             partial(TokenTable, self.tokenizer, max_tokens=self.config.model.text.max_tokens),

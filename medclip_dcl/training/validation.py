@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from accelerate import Accelerator
-from jaxtyping import Bool, Int, Int8, UInt8
+from jaxtyping import Bool, Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
 from medclip_dcl.artifact import Artifact
@@ -28,7 +28,8 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import read_table
-from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable
+from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS
+from medclip_dcl.training.dataset import Corpus, ImageTextBatch, TokenTable, read_rows
 from medclip_dcl.training.objective import ContrastiveObjective
 
 MOST_BATCHES = 8
@@ -47,6 +48,8 @@ class ValidationMetrics:
     """First image, and the one after the last -> prepared images."""
     truth: Int8[np.ndarray, "findings images"]
     """1 present, 0 absent, `UNKNOWN` not known."""
+    reported: Int8[np.ndarray, "findings images"]
+    """1 asserted by the image's own report, 0 denied or not named, `UNKNOWN` hedged."""
     correct: Bool[np.ndarray, "texts images"]
     """Whether an image's own report says the text."""
     findings: tuple[Finding, ...]
@@ -59,8 +62,9 @@ class ValidationMetrics:
 
         Returns:
             `validation_auc`, the mean over findings of which there are images with and
-            without, None where there is none; `validation_recall_at_10`, the share of
-            texts that find an image whose report says them among the first ten.
+            without, None where there is none; `validation_report_auc`, the same against
+            what the reports claim, which needs no labels; `validation_recall_at_10`, the
+            share of texts that find an image whose report says them among the first ten.
         """
         regions = [
             encoder.encode_images(to_input(self.images(start, stop), self.input_px).to(device))
@@ -69,13 +73,9 @@ class ValidationMetrics:
         prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self.findings)))
         said = self._score(encoder, regions, self.texts, len(self.correct))
         margin = margins(torch.from_numpy(prompts), self.findings).numpy()
-        areas = [
-            value_of(roc_auc(row[(known := state != UNKNOWN)], state[known] == 1))
-            for row, state in zip(margin, self.truth, strict=True)
-        ]
-        found = [area for area in areas if area is not None]
         return {
-            "validation_auc": float(np.mean(found)) if found else None,
+            "validation_auc": _mean_auc(margin, self.truth),
+            "validation_report_auc": _mean_auc(margin, self.reported),
             "validation_recall_at_10": value_of(recall_at(best_ranks(said, self.correct), _K)),
         }
 
@@ -93,10 +93,22 @@ class ValidationMetrics:
         return scores
 
 
+def _mean_auc(
+    margin: Float[np.ndarray, "findings images"], truth: Int8[np.ndarray, "findings images"]
+) -> float | None:
+    areas = [
+        value_of(roc_auc(row[(known := state != UNKNOWN)], state[known] == 1))
+        for row, state in zip(margin, truth, strict=True)
+    ]
+    found = [area for area in areas if area is not None]
+    return float(np.mean(found)) if found else None
+
+
 def build_validation_metrics(
     config: Config,
     corpus: Corpus,
     manifest: Artifact,
+    claims: Artifact | None,
     prepared: PreparedImages,
     findings: tuple[Finding, ...],
     tokens: Callable[[list[str]], TokenTable],
@@ -120,21 +132,42 @@ def build_validation_metrics(
     if STUDY_LABELS.file in manifest.files:
         labels = read_table(manifest.path, STUDY_LABELS).to_pylist()
         truth = labelled_truth(findings, [corpus.study_ids[study] for study in studies], labels)
-    both = ((truth == 0).any(axis=1) & (truth == 1).any(axis=1)).any()
-    if config.train.best_metric == "validation_auc" and not both:
+    reported = _reported(findings, claims, [corpus.study_ids[study] for study in studies])
+    judges = {"validation_auc": truth, "validation_report_auc": reported}
+    judge = judges.get(config.train.best_metric)
+    if judge is not None and not ((judge == 0).any(axis=1) & (judge == 1).any(axis=1)).any():
         raise ConfigError(
-            "train.best_metric is validation_auc, and no prompted finding has validation images "
-            "with and without it; choose another metric or more train.validate_images"
+            f"train.best_metric is {config.train.best_metric}, and no prompted finding has "
+            "validation images with and without it; choose another metric or more "
+            "train.validate_images"
         )
     return ValidationMetrics(
         images=lambda start, stop: np.stack([prepared.pixels(row) for row in rows[start:stop]]),
         truth=truth,
+        reported=reported,
         correct=_said(corpus, studies, texts),
         findings=findings,
         prompts=tokens(prompt_texts(findings)),
         texts=tokens([corpus.texts[text] for text in texts]),
         input_px=config.model.image.input_px,
     )
+
+
+def _reported(
+    findings: tuple[Finding, ...], claims: Artifact | None, study_ids: Sequence[str]
+) -> Int8[np.ndarray, "findings images"]:
+    """Read what reports say of the findings that a label names; silence is absence."""
+    reported = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
+    if claims is None:
+        return reported
+    said = read_rows(claims, REPORT_CLAIMS, "study_id", study_ids)
+    for row, finding in enumerate(findings):
+        if finding.label in FINDINGS:
+            reported[row] = [
+                UNKNOWN if finding.label in report.uncertain else finding.label in report.asserted
+                for report in said
+            ]
+    return reported
 
 
 def _said(

@@ -1,5 +1,6 @@
 """Places: masks read off by hand, a loss that asks for the inside, or nothing at all."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from medclip_dcl.errors import ObjectiveError
-from medclip_dcl.losses.place import ZONES, place_loss, place_masks
+from medclip_dcl.losses.place import encode_zones, place_loss, place_masks
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.text.labeler.labels import ReportLabels
 
@@ -31,7 +32,7 @@ def mask_of(
     usual_places: bool = False,
 ) -> torch.Tensor:
     codes = encode_claims([sentence]), encode_claims([report or sentence])
-    zones = torch.tensor([ZONES[zone]], dtype=torch.int8)
+    zones = encode_zones([dataclasses.replace(sentence, zone=zone)])
     return place_masks(*codes, zones, grid, usual_places=usual_places)[0]
 
 

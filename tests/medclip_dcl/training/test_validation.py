@@ -14,6 +14,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import TokenTable
 from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics
 
@@ -30,7 +31,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def questions(
-    work: Path, images: int = 100, best: str = "", findings=FINDINGS
+    work: Path, images: int = 100, best: str = "", findings=FINDINGS, with_claims: bool = True
 ) -> ValidationMetrics:
     """Those to the eight studies of the validation split, s024 to s031."""
     train = {"validate_images": images, "validate_every_steps": 1, "best_metric": best}
@@ -41,6 +42,7 @@ def questions(
         config,
         read_tiny_corpus(work, "validate"),
         open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
+        open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT) if with_claims else None,
         PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
         findings,
         lambda texts: TokenTable(TOKENIZER, texts, 32),
@@ -79,6 +81,25 @@ def test_the_figures_are_those_of_the_scores(work: Path) -> None:
     wins = np.sign(with_it[:, None] - without[None]).mean()
     assert found["validation_auc"] == pytest.approx((1 + wins) / 2)
     assert found["validation_recall_at_10"] == 1.0  # eight images: all are among the first ten
+
+
+def test_reports_judge_where_there_are_no_labels(work: Path) -> None:
+    validation_metrics = questions(work, best="validation_report_auc")
+    # Two of the eight reports assert a pneumonia, the other six are silent; no one has edema.
+    assert sorted(validation_metrics.reported[0].tolist()) == [0] * 6 + [1] * 2
+    assert (validation_metrics.reported[1] == 0).all()
+    known = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
+    judged = ValidationMetrics(**{**vars(validation_metrics), "truth": known})
+    encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
+    with torch.no_grad():
+        found = judged(encoder, torch.device("cpu"))
+    assert found["validation_report_auc"] == found["validation_auc"] is not None
+
+
+def test_without_claims_reports_say_nothing(work: Path) -> None:
+    assert (questions(work, with_claims=False).reported == -1).all()
+    with pytest.raises(ConfigError, match="best_metric is validation_report_auc"):
+        questions(work, best="validation_report_auc", with_claims=False)
 
 
 def test_choosing_by_findings_needs_images_with_and_without_one(work: Path) -> None:
