@@ -92,8 +92,8 @@ def measure(
     Returns:
         Headline figures of the evaluation; `map`, the mean average precision of plain
         sentences over the held-out images; `r1 by claim`, the share of boxes whose first
-        sentence of the gallery claims what the true one does; and `floor`, the last logged share of anchors
-        on the floor.
+        sentence of the gallery claims what the true one does; and `floor`, the last
+        logged share of anchors on the floor.
     """
     folder = prepare(work, seed, settings)
     own = folder / row.name.replace(" ", "-").replace(",", "")
