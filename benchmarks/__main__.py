@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SPEED = ("loss", "pll", "prepare", "train", "serve", "retrieve", "evaluation", "gpu")
+SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
 METHOD = ("bias", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1", "eta_calibration.study")
