@@ -3,8 +3,8 @@
     python -m tests.docker [--engine docker | podman] [--full]
 
 `make containers` is the same with both engines and --full, which adds Prometheus, rebuilding after
-a change, and goodput under overload. One line a check; the exit code is 1 where one fails, and 0
-with the reason where no engine can be had here.
+a change, and goodput under overload. One line a check and the figures as JSON; the exit code is 1
+where a check fails, and 0 with the reason where no engine can be had here.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.record import finish
 from tests.docker import checks
 from tests.docker.engine import CannotRun, Engine
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine.stop()
     seconds = round(time.monotonic() - started)
     print(f"{arguments.engine}: {report.passed} passed, {report.failed} failed, {seconds} s")
+    figures = {**report.figures, "passed": report.passed, "failed": report.failed}
+    finish(f"containers_{arguments.engine}", {**figures, "seconds": seconds}, {})
     return int(report.failed > 0)
 
 

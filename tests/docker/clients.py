@@ -62,18 +62,20 @@ def crowd(count: int, method: str, path: str, headers: Mapping[str, str], body: 
 
 
 @contextlib.contextmanager
-def stalled(count: int, headers: Mapping[str, str], sent: int) -> Iterator[None]:
+def stalled(count: int, headers: Mapping[str, str], sent: int) -> Iterator[list[socket.socket]]:
     """Keep uploads open that announce 62 MiB, send some bytes of it, and pause."""
     head = "POST /classify HTTP/1.1\r\nHost: here\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head += f"Content-Length: {62 * MEBIBYTE}\r\n\r\n"
+    senders = []
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             sender = stack.enter_context(socket.create_connection((HOST, PORT)))
+            senders.append(sender)
             sender.settimeout(2)
             with contextlib.suppress(OSError):  # who has no key may be cut off meanwhile
                 sender.sendall(head.encode() + bytes(sent))
-        yield
+        yield senders
 
 
 def trickle(headers: Mapping[str, str], seconds: float) -> tuple[int, float]:

