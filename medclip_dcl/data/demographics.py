@@ -24,9 +24,8 @@ class DemographicsConfig(Section):
 
 
 _KEYS = ("image_id", "study_id", "subject_id")
-AGE_BANDS = (18, 40, 60, 80)
-"""First year of each age band but the youngest: adults in twenties, as MIMIC-CXR spreads."""
-
+# First year of each age band but the youngest: adults in twenties, as MIMIC-CXR spreads.
+_AGE_BANDS = (18, 40, 60, 80)
 _SEX = re.compile(r"\s*([fm])", re.IGNORECASE)
 _AGE = re.compile(r"\s*(\d{1,3})(?:\.\d*)?\s*([DWMY]?)\s*", re.IGNORECASE)
 _NAMES = {"F": "female", "M": "male"}
@@ -35,11 +34,9 @@ _NAMES = {"F": "female", "M": "male"}
 def read_demographics(
     path: Path, settings: DemographicsConfig, images: Sequence[Mapping[str, str]]
 ) -> dict[str, list[str]]:
-    """Look up every image in a table.
+    """Look up `sex` and `age` of every image, where the settings name their column.
 
-    Returns:
-        `sex` and `age`, where the settings name their column: one value per image, empty
-        where the table does not say. Of several rows about one thing the first counts.
+    A value is empty where the table does not say. Of several rows about one thing the first counts.
 
     Raises:
         ConfigError: neither sex nor age has a column.
@@ -63,34 +60,21 @@ def read_demographics(
         reported = [
             rows[column][row_of[image[key]]] if image[key] in row_of else "" for image in images
         ]
-        found[trait] = [
-            sex_of(text) if trait == "sex" else age_band(text, AGE_BANDS) for text in reported
-        ]
+        found[trait] = [sex_of(text) if trait == "sex" else age_band(text) for text in reported]
     return found
 
 
 def sex_of(text: str) -> str:
-    """Read a sex.
-
-    Args:
-        text: `F`, `M`, or words that begin so.
-
-    Returns:
-        `female`, `male`, or nothing.
-    """
+    """Read `F`, `M` or words that begin so: `female`, `male`, or nothing."""
     match = _SEX.match(text)
     return _NAMES[match[1].upper()] if match else ""
 
 
-def age_band(text: str, bands: Sequence[int]) -> str:
-    """Read an age and name its band.
-
-    Args:
-        text: years, or DICOM's age string: digits, and D, W, M or Y.
-        bands: first year of each band but the youngest.
+def age_band(text: str) -> str:
+    """Name the band of years, or of DICOM's age string: digits, and D, W, M or Y.
 
     Returns:
-        Such as `under 18`, `18 to 39` or `80 and over`; nothing where there is no age.
+        `under 18`, `18 to 39`, `40 to 59`, `60 to 79` or `80 and over`; nothing without an age.
 
     Source: DICOM PS3.5, 6.2, value representation AS.
     """
@@ -98,9 +82,8 @@ def age_band(text: str, bands: Sequence[int]) -> str:
     if match is None:
         return ""
     years = int(match[1]) if match[2].upper() in {"", "Y"} else 0
-    starts = sorted(bands)
-    below = [start for start in starts if start <= years]
-    above = [start for start in starts if start > years]
-    if not below:
-        return f"under {above[0]}" if above else "any"
-    return f"{below[-1]} to {above[0] - 1}" if above else f"{below[-1]} and over"
+    above = next((start for start in _AGE_BANDS if start > years), None)
+    if above is None:
+        return f"{_AGE_BANDS[-1]} and over"
+    below = max((start for start in _AGE_BANDS if start <= years), default=None)
+    return f"under {above}" if below is None else f"{below} to {above - 1}"
