@@ -20,6 +20,8 @@ from medclip_dcl.data.sources.records import (
 )
 from medclip_dcl.errors import ConfigError, StudyError
 
+# The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
+# may be the column of the finding.
 MS_CXR_COLUMNS: dict[BoxColumn, str] = {
     "image_id": "dicom_id",
     "category": "category_name",
@@ -31,11 +33,7 @@ MS_CXR_COLUMNS: dict[BoxColumn, str] = {
     "image_width": "image_width",
     "image_height": "image_height",
 }
-"""Role -> column of a box table, as MS-CXR names it.
-
-The image's id may also be the path of its file as `source.columns.path` gives it, and the phrase
-may be the column of the finding.
-"""
+"""Role -> column of a box table, as MS-CXR names it."""
 
 _TABLE = Input(
     "source.boxes",
@@ -78,7 +76,7 @@ _JSON = Input(
 INPUTS = (_TABLE, _JSON)
 """What a box table must hold."""
 
-_OPTIONAL = {"image_width", "image_height"}
+_NUMBERS = ("x", "y", "width", "height", "image_width", "image_height")
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
 _BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the image of this box
 
@@ -87,17 +85,11 @@ _Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class BoxTable:
-    """The boxes of known images, and every patient that the table names.
+    """The boxes of known images, and every patient that the table names."""
 
-    Attributes:
-        rows: one dictionary per box, with the columns of `manifest.BOXES`.
-        subjects: patients of the table, known images or not.
-        unknown: boxes whose image the source does not have.
-    """
-
-    rows: list[dict[str, Any]]
-    subjects: set[str]
-    unknown: int
+    rows: list[dict[str, Any]]  # one per box, with the columns of `manifest.BOXES`
+    subjects: set[str]  # patients of the table, known images or not
+    unknown: int  # boxes whose image the source does not have
 
 
 def read_boxes(
@@ -105,10 +97,10 @@ def read_boxes(
     images: Iterable[ImageRecord],
     columns: Mapping[BoxColumn, str] = MappingProxyType({}),
 ) -> BoxTable:
-    """Read a box table; columns and keys are found by name.
+    """Read a box table: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
 
     Args:
-        path: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
+        path: the table.
         images: all images of the source; the table names them by id or by path.
         columns: role -> name of the CSV's column, where it is not MS-CXR's.
 
@@ -132,34 +124,24 @@ def read_boxes(
         name, category, phrase = values[:3]
         image = known.get(name)
         numbers = _numbers((*values[3:7], *_sides(values[7:], image, index)), index)
-        x, y, width, height, image_width, image_height = numbers
-        subject = image.subject_id if image else _subject_in(where)
+        # the patient counts also where the image is not at hand: it must not train
+        match = _SUBJECT.search(where)
+        subject = image.subject_id if image else match[1] if match else ""
         if subject:
             subjects.add(subject)
         if image is None:
             unknown += 1
             continue
-        rows.append(
-            {
-                "image_id": image.image_id,
-                "subject_id": subject,
-                "category": category,
-                "phrase": " ".join(phrase.split()),
-                "x": x,
-                "y": y,
-                "width": width,
-                "height": height,
-                "image_width": int(image_width),
-                "image_height": int(image_height),
-            }
-        )
+        row = {"image_id": image.image_id, "subject_id": subject, "category": category}
+        row |= {"phrase": " ".join(phrase.split())}
+        rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
     return BoxTable(rows, subjects, unknown)
 
 
 def _csv_rows(path: Path, columns: Mapping[BoxColumn, str]) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's image, empty where the table has none, and its values."""
     roles = MS_CXR_COLUMNS | dict(columns)
-    empty = [role for role, name in roles.items() if not name and role not in _OPTIONAL]
+    empty = [role for role, name in roles.items() if not name and role not in _NUMBERS[4:]]
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
     names = list(roles.values())
@@ -207,11 +189,6 @@ def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
         raise StudyError(f"the box table is not JSON of MS-CXR's form ({kind})") from error
 
 
-def _subject_in(where: str) -> str:
-    match = _SUBJECT.search(where)
-    return match.group(1) if match else ""
-
-
 def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
     try:
         numbers = tuple(float(value) for value in values)
@@ -229,4 +206,4 @@ def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
         raise StudyError(
             f"row {row_number} of the box table is not a box inside its image; correct it"
         )
-    return numbers
+    return *numbers[:4], int(image_width), int(image_height)
