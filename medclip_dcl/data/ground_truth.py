@@ -17,27 +17,16 @@ CLASS_PROBABILITIES = "truth/eta.csv"
 
 @dataclass(frozen=True)
 class Truth:
-    """The truth of a generated source.
+    """The truth of a generated source."""
 
-    Attributes:
-        findings_of: image -> fine findings that it shows.
-        types_of: image -> types of finding that it shows.
-        types: every type there is.
-        gallery: fine finding -> its plainest sentence, in the order of the table.
-    """
-
-    findings_of: dict[str, frozenset[str]]
-    types_of: dict[str, frozenset[str]]
-    types: frozenset[str]
-    gallery: dict[str, str]
+    findings_of: dict[str, frozenset[str]]  # image -> fine findings that it shows
+    types_of: dict[str, frozenset[str]]  # image -> their types
+    types: frozenset[str]  # every type there is
+    gallery: dict[str, str]  # fine finding -> its plainest sentence, in the order of the table
 
 
 def truth_files(root: Path) -> list[Path]:
-    """Find the tables of the truth.
-
-    Returns:
-        Both tables; nothing where the source is not a generated one.
-    """
+    """Find both tables of the truth; none where the source is not a generated one."""
     try:
         return [path_under(root, name) for name in (IMAGES, FINE)]
     except StudyError:
@@ -45,10 +34,7 @@ def truth_files(root: Path) -> list[Path]:
 
 
 def read_truth(root: Path) -> Truth | None:
-    """Read the truth of a source.
-
-    Returns:
-        The truth; None where the source is not a generated one.
+    """Read the truth of a source; None where it is not a generated one.
 
     Raises:
         StudyError: a table lacks a column or holds something else than the generator wrote.
