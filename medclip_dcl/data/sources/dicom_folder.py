@@ -40,11 +40,7 @@ _DIRECTORY = "1.2.840.10008.1.3.10"
 
 
 def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
-    """List the images below a folder; headers are read, pixels are not.
-
-    Returns:
-        One image per DICOM file, in order of path: its SOPInstanceUID, its study's UID, a
-        hash of its PatientID and its view. No other value of the header is kept.
+    """List the images below a folder in order of path; headers are read, pixels are not.
 
     Raises:
         StudyError: the folder or the key file is missing.
@@ -82,15 +78,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
 
 
 def hash_patient(patient: bytes, key: bytes) -> str:
-    """Name a patient without saying who it is.
-
-    Args:
-        patient: PatientID as it stands in the header.
-        key: secret bytes, or none.
-
-    Returns:
-        20 hexadecimal digits, the same for the same patient and key.
-    """
+    """Name a patient without saying who it is: 20 hexadecimal digits; `key`: secret, or empty."""
     secret = hashlib.sha256(key).digest()
     return hashlib.blake2b(patient, key=secret, digest_size=10).hexdigest()
 
@@ -100,5 +88,5 @@ def _files(root: Path) -> Iterator[Path]:
         folders.sort()
         for name in sorted(names):
             path = Path(folder) / name
-            if path.is_file() and not path.is_symlink():
+            if path.is_file() and not path.is_symlink():  # a link may lead out of the root
                 yield path
