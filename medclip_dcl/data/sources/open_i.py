@@ -6,8 +6,8 @@ the CSV form, which fits both forms, since images are matched by their numbers a
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from medclip_dcl.data.sources.records import (
@@ -69,23 +69,16 @@ _IMAGE = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,
 _UID = re.compile(r"(?:CXR)?(\d{1,9})")
 
 
-@dataclass(frozen=True)
-class _Report:
-    """One report: its study, its text and the images that it names."""
-
+class _Report(NamedTuple):
     study_id: str
     text: Text
-    images: list[str]
+    images: list[str]  # that it names
 
 
 def read_open_i(root: Path) -> RawStudies:
-    """Read the reports, and find their images and views.
+    """Read the XML reports, else the table of reports, and find their images and views.
 
-    XML files are preferred to the table of reports.
-
-    Returns:
-        Every image that a report names, and every study; studies alone where the folder
-        holds no PNG file. One report is one patient's.
+    One report is one patient's. Studies stand alone where the folder holds no PNG file.
 
     Raises:
         StudyError: there is neither an XML file nor a table of reports, or a table lacks a
@@ -129,13 +122,9 @@ def read_open_i(root: Path) -> RawStudies:
 
 
 def image_name(text: str) -> str:
-    """Bring the name of an image to the form in which all lists agree.
+    """Bring the name of an image to the form in which all lists agree, or to nothing.
 
-    Args:
-        text: `CXR1_1_IM-0001-3001`, `CXR3_IM-1384-1001.png` or `3_IM-1384-1001.dcm.png`.
-
-    Returns:
-        `1_IM-0001-3001`; empty where the text names no image.
+    `CXR3_IM-1384-1001.png` and `3_IM-1384-1001.dcm.png` become `3_IM-1384-1001`.
     """
     match = _IMAGE.match(text)
     if match is None or not (match["uid"] or match["study"]):
@@ -185,7 +174,7 @@ def _xml_report(path: Path) -> _Report | None:
     if path.stat().st_size > LONGEST_REPORT:
         return None
     data = path.read_bytes()
-    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:  # entities that expand to gigabytes
         return None
     try:
         tree = ET.fromstring(data)  # noqa: S314 (no entities, and at most a megabyte)
