@@ -69,16 +69,7 @@ _SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", 
 
 
 def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
-    """Read a table by the columns that the settings map.
-
-    Args:
-        root: folder that image paths are relative to.
-        settings: settings of the source.
-        resolve: turns a path setting into a path.
-
-    Returns:
-        One image per row with a path, and the studies in the order of their first row; images
-        alone where no column of text is mapped.
+    """Read a table by the columns that the settings map; images alone without a column of text.
 
     Raises:
         ConfigError: a column that is needed is not mapped.
