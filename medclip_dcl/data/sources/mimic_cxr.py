@@ -85,16 +85,12 @@ INPUTS = (_METADATA, _RECORDS, _SPLIT, _CHEXPERT, _FILES)
 _TABLES = ("metadata", "split", "chexpert")
 _RECORD_LIST = "cxr-record-list"
 _SUFFIXES = (".dcm", ".jpg", ".jpeg", ".png")
-_LOOKED_AT = 200
-"""Images looked for, one after the other, to learn how images end."""
+_LOOKED_AT = 200  # images looked for, one after the other, to learn how images end
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 
 
 def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the tables of a release; no report is opened, and no image for its pixels.
-
-    Returns:
-        Every image with a sound id, in the order of the table, and its study.
 
     Raises:
         StudyError: neither metadata nor record list is there, a table exists twice, cannot be
@@ -189,6 +185,5 @@ def _labels(path: Path | None) -> pa.Table | None:
         raise StudyError(f"table {path.name} lacks {sorted(missing)}; give CheXpert's 14 labels")
     columns = {"study_id": table.column("study_id")}
     for name in LABELS:
-        values = pc.cast(pc.cast(table.column(name), pa.float64()), pa.int8())
-        columns[name] = values
+        columns[name] = pc.cast(pc.cast(table.column(name), pa.float64()), pa.int8())  # "1.0"
     return pa.table(columns)
