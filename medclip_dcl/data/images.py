@@ -147,25 +147,17 @@ class Decoder:
             ImageError: the image is refused; `code` is one of `images.REASONS`.
             StudyError: no decode worker can be started.
         """
-        facts, pixels = self._ask(source, {}, np.uint16)
-        spacing, window = facts["spacing_mm"], facts["window"]
-        return GreyImage(
-            pixels=pixels,
-            bits_stored=facts["bits_stored"],
-            source=facts["source"],
-            inverted=facts["inverted"],
-            constant=facts["constant"],
-            spacing_mm=tuple(spacing) if spacing else None,
-            window=tuple(window) if window else None,
-            tags=facts["tags"],
-        )
+        facts, pixels = self._ask(source, {})
+        del facts["shape"]
+        for name in ("spacing_mm", "window"):
+            facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
+        return GreyImage(pixels, **facts)
 
     def square(
         self, source: Path | bytes | memoryview, size_px: int, *, equalize: bool
     ) -> SquareImage:
         """Give `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
-        request = {"size_px": size_px, "equalize": equalize}
-        facts, pixels = self._ask(source, request, np.uint8)
+        facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize})
         height, width = facts["shape"]
         return SquareImage(
             pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
@@ -188,15 +180,12 @@ class Decoder:
         self.close()
 
     def _ask(
-        self,
-        source: Path | bytes | memoryview,
-        request: dict[str, Any],
-        kind: type[np.uint8] | type[np.uint16],
+        self, source: Path | bytes | memoryview, request: dict[str, Any]
     ) -> tuple[dict[str, Any], npt.NDArray[Any]]:
         with _checked(source, self._limits.max_bytes) as checked:
             worker = self._idle.get()
             try:
-                facts, pixels = worker.ask(request, checked, kind)
+                facts, pixels = worker.ask(request, checked)
             finally:
                 self._idle.put(worker)
         if pixels is None:
@@ -216,10 +205,7 @@ class _Worker:
         self._closed = False
 
     def ask(
-        self,
-        request: dict[str, Any],
-        image: int | bytes | memoryview,
-        kind: type[np.uint8] | type[np.uint16],
+        self, request: dict[str, Any], image: int | bytes | memoryview
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
@@ -235,8 +221,9 @@ class _Worker:
                 return facts, None
             try:
                 size = request.get("size_px")
-                shape = (size, size) if size else tuple(facts["shape"])
-                return facts, ipc.read_array(answer, shape, kind)
+                if size:
+                    return facts, ipc.read_array(answer, (size, size), np.uint8)
+                return facts, ipc.read_array(answer, facts["shape"], np.uint16)
             finally:
                 os.close(answer)
         except TimeoutError as error:

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +123,7 @@ class SharedBuffer:
 
 
 def read_array(
-    handle: int, shape: tuple[int, ...], kind: type[np.uint8] | type[np.uint16]
+    handle: int, shape: Sequence[int], kind: type[np.uint8] | type[np.uint16]
 ) -> npt.NDArray[Any]:
     """Copy an array out of a descriptor, so that nobody can change it afterwards.
 
