@@ -236,9 +236,12 @@ def prepare_images(
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
             with _crew(root, settings) as (executor, read):
-                for number, part, answers in _under_way(executor, read, todo):
-                    answered = list(_counted(answers, progress.advance))
-                    _write(folder, number, part, answered, settings.size_px)
+                for number, part, batches in _under_way(executor, read, todo):
+                    answers: list[_Answer] = []
+                    for batch in batches:
+                        answers += batch
+                        progress.advance(len(batch))
+                    _write(folder, number, part, answers, settings.size_px)
     found = [_read_shard_rejects(folder, number) for number, _ in parts]
     rejects = [item for _, rows in found for item in rows]
     reasons = dict(Counter(reason for _, reason in rejects))
@@ -309,14 +312,6 @@ def _under_way(
     yield from started
 
 
-def _counted(
-    answers: Iterator[list[_Answer]], finished: Callable[[int], None]
-) -> Iterator[_Answer]:
-    for batch in answers:
-        finished(len(batch))
-        yield from batch
-
-
 def _read_apart(images: Sequence[ListedImage], root: Path, settings: ImagesConfig) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
     decoder = shared_decoder(settings, settings.workers or available_cores())
@@ -326,19 +321,20 @@ def _read_apart(images: Sequence[ListedImage], root: Path, settings: ImagesConfi
 def _read(
     images: Sequence[ListedImage], decoder: Decoder, root: Path, settings: ImagesConfig
 ) -> list[_Answer]:
-    return [_read_one(image, decoder, root, settings) for image in images]
-
-
-def _read_one(listed: ListedImage, decoder: Decoder, root: Path, settings: ImagesConfig) -> _Answer:
-    try:
-        path = path_under(root, listed.path)
-    except StudyError:
-        return "missing"
-    try:
-        image = decoder.square(path, settings.size_px, equalize=settings.equalize)
-    except ImageError as error:
-        return error.code
-    return "constant" if image.constant else image
+    answers: list[_Answer] = []
+    for listed in images:
+        try:
+            path = path_under(root, listed.path)
+        except StudyError:
+            answers.append("missing")
+            continue
+        try:  # no worker can start: that StudyError is not the image's fault, and ends the job
+            image = decoder.square(path, settings.size_px, equalize=settings.equalize)
+        except ImageError as error:
+            answers.append(error.code)
+        else:
+            answers.append("constant" if image.constant else image)
+    return answers
 
 
 def _write(
