@@ -5,7 +5,7 @@ One split per patient; patients with boxes never train.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,12 +200,15 @@ class Selection:
 def select(raw: RawStudies, settings: SourceConfig) -> Selection:
     """Keep what can be used and name a reason for the rest."""
     rejects = list(raw.rejects)
-    frontal = [
-        image
-        for image in _first_of_each(raw.images, rejects)
-        if _is_frontal(image, settings, rejects)
-    ]
-    present = [image for image in frontal if _is_present(image, raw.root, rejects)]
+    present: list[ImageRecord] = []
+    seen: set[str] = set()
+    for image in raw.images:
+        reason = "duplicate_id" if image.image_id in seen else _fault(image, raw.root, settings)
+        seen.add(image.image_id)
+        if reason:
+            rejects.append(Reject(image.image_id, reason))
+        else:
+            present.append(image)
     wanted = {image.study_id for image in present} if raw.has_images else None
     texts: dict[str, Text] = {}
     subjects = {} if raw.has_reports else {image.study_id: image.subject_id for image in present}
@@ -280,8 +283,8 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     _require_few_rejects(chosen, settings.max_reject_share)
     split_of = split_patients(source, chosen, settings)
     images = [
-        {name: getattr(image, name) for name in ("image_id", "study_id", "subject_id")}
-        | {"split": split_of[image.subject_id], "view": image.view, "path": image.path}
+        {name: value for name, value in image._asdict().items() if not name.endswith("_px")}
+        | {"split": split_of[image.subject_id]}
         for image in chosen.images
     ]
     reports = [
@@ -358,39 +361,21 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _first_of_each(images: Iterable[ImageRecord], rejects: list[Reject]) -> Iterator[ImageRecord]:
-    seen: set[str] = set()
-    for image in images:
-        if image.image_id in seen:
-            rejects.append(Reject(image.image_id, "duplicate_id"))
-            continue
-        seen.add(image.image_id)
-        yield image
-
-
-def _is_frontal(image: ImageRecord, settings: SourceConfig, rejects: list[Reject]) -> bool:
-    if not image.view:
-        has_views = bool(settings.columns.get("view")) or settings.kind != "table"
-        if settings.keep_blank_views or not has_views:
-            return True
-        rejects.append(Reject(image.image_id, "no_view"))
-        return False
-    if image.view.upper() in {view.upper() for view in settings.frontal_views}:
-        return True
-    rejects.append(Reject(image.image_id, "lateral"))
-    return False
-
-
-def _is_present(image: ImageRecord, root: Path, rejects: list[Reject]) -> bool:
+def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
+    """Give the code of the reason why an image cannot be used, or nothing."""
+    if image.view:
+        if image.view.upper() not in {view.upper() for view in settings.frontal_views}:
+            return "lateral"
+    elif not settings.keep_blank_views and (
+        settings.kind != "table" or settings.columns.get("view")
+    ):
+        return "no_view"  # a table without a column of views holds frontal images alone
     try:
         path = path_under(root, image.path)
     except StudyError:
-        rejects.append(Reject(image.image_id, "missing_image"))
-        return False
-    if path.stat().st_size <= POINTER_BYTES and is_pointer(path.read_bytes()):
-        rejects.append(Reject(image.image_id, "pointer_file"))
-        return False
-    return True
+        return "missing_image"
+    is_short = path.stat().st_size <= POINTER_BYTES
+    return "pointer_file" if is_short and is_pointer(path.read_bytes()) else ""
 
 
 def _text(study: Study, root: Path, fallback: str) -> Text | str:
