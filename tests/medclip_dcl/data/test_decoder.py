@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.fixtures.bombs import BOMBS
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.grayscale import square
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
 
 
@@ -109,3 +111,25 @@ def test_worker_that_cannot_start_is_no_images_fault(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with Decoder(ImagesConfig(), 1) as decoder, pytest.raises(StudyError, match="cannot start"):
         decoder.open(dicom_bytes(ramp()))
+
+
+# Hostile files: each is refused by name, soon, and at no cost to who opened it
+
+
+@pytest.fixture(scope="module")
+def pool_of_one() -> Iterator[Decoder]:
+    with Decoder(ImagesConfig(), 1) as pool:
+        pool.open(dicom_bytes(ramp()))
+        yield pool
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bomb_is_refused_by_name(name: str, pool_of_one: Decoder) -> None:
+    data = BOMBS[name].make()
+    caller = psutil.Process()
+    before, start = caller.memory_info().rss, time.monotonic()
+    with pytest.raises(ImageError) as refused:
+        pool_of_one.open(data)
+    assert time.monotonic() - start < 10
+    assert caller.memory_info().rss - before < 256 * 2**20
+    assert refused.value.code in BOMBS[name].reasons <= set(REASONS)
