@@ -16,29 +16,12 @@ from medclip_dcl.errors import StudyError
 from medclip_dcl.section import NO_EFFECT, Section
 
 Column = Literal[
-    "image_id",
-    "study_id",
-    "subject_id",
-    "path",
-    "findings",
-    "impression",
-    "report",
-    "view",
-    "split",
-    "width",
-    "height",
-]
+    "image_id", "study_id", "subject_id", "path", "findings", "impression", "report", "view",
+    "split", "width", "height",
+]  # fmt: skip
 BoxColumn = Literal[
-    "image_id",
-    "category",
-    "phrase",
-    "x",
-    "y",
-    "width",
-    "height",
-    "image_width",
-    "image_height",
-]
+    "image_id", "category", "phrase", "x", "y", "width", "height", "image_width", "image_height",
+]  # fmt: skip
 
 
 class SourceConfig(Section):
