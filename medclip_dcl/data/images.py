@@ -93,7 +93,8 @@ _QUIET_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "268435456",  # images reuse memory that is already mapped
+    # glibc would map and unmap every image anew, and fault its pages in: 256 MiB stay with malloc
+    "MALLOC_MMAP_THRESHOLD_": "268435456",
     "MALLOC_TRIM_THRESHOLD_": "268435456",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
@@ -210,7 +211,7 @@ class _Worker:
         try:
             channel = self._started()
             channel.settimeout(self._limits.deadline_s)
-            if not isinstance(image, int):
+            if not isinstance(image, int):  # bytes go by the shared buffer, longer than they are
                 ipc.send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
                 if len(image) > _KEPT_BYTES:
                     self._buffer.clear()
@@ -232,10 +233,12 @@ class _Worker:
         except ipc.Closed as error:
             self.kill()
             raise ImageError("worker_died", "the decode worker died on this image") from error
-        except BaseException:
+        except BaseException:  # a stop in the middle of a message: the next one would not fit it
             self.kill()
             raise
 
+    # `close` may call this from another thread while `ask` waits: closing the socket ends the wait,
+    # and the lock lets one of the two have process and socket.
     def kill(self) -> None:
         with self._lock:
             channel, process = self._channel, self._process
