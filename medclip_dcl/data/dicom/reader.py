@@ -57,27 +57,12 @@ PUBLIC_TAGS = (
 """The only tags whose values leave the reader; all are code strings."""
 
 PIXEL_TAGS = (
-    "Rows",
-    "Columns",
-    "SamplesPerPixel",
-    "NumberOfFrames",
-    "BitsAllocated",
-    "BitsStored",
-    "HighBit",
-    "PixelRepresentation",
-    "PixelPaddingValue",
-    "PixelPaddingRangeLimit",
-    "ModalityLUTSequence",
-    "RescaleSlope",
-    "RescaleIntercept",
-    "RescaleType",
-    "VOILUTSequence",
-    "VOILUTFunction",
-    "WindowCenter",
-    "WindowWidth",
-    "PixelSpacing",
-    "ImagerPixelSpacing",
-    "BurnedInAnnotation",
+    *("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "BurnedInAnnotation"),
+    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
+    *("PixelPaddingValue", "PixelPaddingRangeLimit"),
+    *("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept", "RescaleType"),
+    *("VOILUTSequence", "VOILUTFunction", "WindowCenter", "WindowWidth"),
+    *("PixelSpacing", "ImagerPixelSpacing"),
 )
 """Tags that say what the pixels mean; their values stay in the reader."""
 
@@ -213,7 +198,8 @@ def _layout(tags: Dataset) -> Layout:
 
 
 def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
-    """Say what words mean: modality table or rescale, then VOI if asked for; padding aside."""
+    # Words become intensities by the modality table or rescale, then by the VOI table or window if
+    # asked for. Padding is told by the stored value: after a rescale it looks like tissue.
     slope = _real(tags, "RescaleSlope")
     if slope is not None and (not math.isfinite(slope) or slope == 0):
         raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")
@@ -235,7 +221,8 @@ def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
 
 
 def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, float] | None:
-    """Bring the file's first window onto the picture's scale."""
+    # The window is given in intensities (after the rescale), the picture spans 0 to TOP between its
+    # own lowest and highest one, upside down for MONOCHROME1.
     centre, width = _real(tags, "WindowCenter"), _real(tags, "WindowWidth")
     if picture.constant or centre is None or width is None or width <= 0:
         return None
@@ -245,6 +232,7 @@ def _window(tags: Dataset, picture: Shades, *, inverted: bool) -> tuple[float, f
 
 
 def _spacing(tags: Dataset) -> tuple[float, float] | None:
+    # At the detector where it is given; PixelSpacing may be calibrated to the patient, or copied.
     for keyword in ("ImagerPixelSpacing", "PixelSpacing"):
         pair = _get(tags, keyword)
         try:
@@ -364,7 +352,7 @@ def _native(
 
 def _encapsulated(body: bytes, start: int) -> bytes:
     """Join the fragments of the only frame; the first item is its offset table."""
-    fragments = []
+    fragments = []  # a frame may be cut into any number of them
     at = start
     while True:
         item, length = body[at : at + 4], int.from_bytes(body[at + 4 : at + 8], "little")
