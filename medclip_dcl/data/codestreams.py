@@ -2,7 +2,7 @@
 
 A decoder believes its stream: one of 1.5 kB can claim 177 megapixels. So the stream's
 own header is compared with the DICOM header first, and a stream too short to hold one
-bit per unit of coding is refused.
+bit per unit of coding is refused. All functions raise `ImageError`.
 """
 
 from dataclasses import dataclass, field
@@ -42,10 +42,6 @@ class Frame(NamedTuple):
 def read_jpeg(stream: bytes) -> Frame:
     """Read the frame header of a JPEG or JPEG-LS stream: `process` is `dct`, `lossless` or `ls`.
 
-    Raises:
-        ImageError: there is no frame header, the stream is too short for it, or it makes
-            a decoder go over the pixels too many times.
-
     Source: ITU-T T.81, Annex B; T.87, Annex C.
     """
     if stream[:2] != b"\xff\xd8":
@@ -75,9 +71,6 @@ def read_jpeg(stream: bytes) -> Frame:
 
 def read_jpeg2000(stream: bytes) -> tuple[Frame, bytes]:
     """Read the size segment of a JPEG 2000 stream, boxed or bare; also give the bare stream.
-
-    Raises:
-        ImageError: there is no code stream or no size segment.
 
     Source: ITU-T T.800, A.5.1 and I.4; a box of length 0 reaches to the end.
     """
@@ -204,12 +197,8 @@ class _Scan:
 def require_whole(stream: bytes, pixels: Words, precision: int) -> None:
     """Refuse a baseline JPEG stream of one component that ends before its last blocks.
 
-    Streams with several scans or with restart markers are not examined.
-
-    Args:
-        stream: the stream, whose frame header has been read.
-        pixels: what a decoder made of it, uint8 or uint16 (height, width).
-        precision: bits of a sample.
+    Streams with several scans or with restart markers are not examined. `pixels`: what a decoder
+    made of the stream; `precision`: bits of a sample.
 
     Source: ITU-T T.81, F.1.2 and F.1.4; libjpeg, jdhuff.c, for what fills the rest.
     """
