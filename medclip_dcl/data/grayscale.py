@@ -67,15 +67,10 @@ def stored_values(words: Values, layout: Layout) -> Values:
 
 
 def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
-    """Scale stored words to grey by the minimum and maximum of the valid ones.
+    """Scale stored words, uint8 or uint16 (height, width), by the extremes of the valid ones.
 
-    Args:
-        words: uint8 or uint16 (height, width), as stored; not empty.
-        meaning: what words mean.
-        inverted: whether high intensities are dark (MONOCHROME1).
-
-    Returns:
-        The image; zero where padded, and throughout where all valid pixels are equal.
+    Padding is zero, and so is all of an image whose valid pixels are equal. `inverted`: high
+    intensities are dark (MONOCHROME1).
 
     Raises:
         ImageError: an intensity that occurs is not finite.
