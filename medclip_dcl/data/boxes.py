@@ -58,17 +58,11 @@ _JSON = Input(
     "no",
     (
         SourceField("images[].id", "number", "key of an image in this file"),
-        SourceField(
-            "images[].file_name", "text", "name of the image's file: its id, and an ending"
-        ),
-        SourceField(
-            "images[].path", "text", "names the patient, also where the image is not at hand"
-        ),
+        SourceField("images[].file_name", "text", "the image's id, and an ending"),
+        SourceField("images[].path", "text", "names the patient, where the image is not at hand"),
         SourceField("images[].width, .height", "pixels", "size of the original image"),
         SourceField("categories[].id, .name", "number, text", "finding"),
-        SourceField(
-            "annotations[].image_id, .category_id", "numbers", "image and finding of a box"
-        ),
+        SourceField("annotations[].image_id, .category_id", "numbers", "of the box"),
         SourceField("annotations[].bbox", "pixels", "[x, y, width, height], from the top left"),
         SourceField("annotations[].label_text", "text or list of texts", "its sentences"),
     ),

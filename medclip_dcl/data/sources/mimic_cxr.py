@@ -34,9 +34,7 @@ _METADATA = Input(
         IMAGE_ID,
         SUBJECT_ID,
         STUDY_ID,
-        SourceField(
-            "ViewPosition", "code", "view; may be blank. The code-meaning columns are not used"
-        ),
+        SourceField("ViewPosition", "code", "view; may be blank; code meanings are not used"),
     ),
 )
 _RECORDS = Input(
@@ -71,16 +69,11 @@ _FILES = Input(
     "files/pNN/pSUBJECT/sSTUDY",
     "yes",
     (
-        SourceField(
-            "sSTUDY.txt", "UTF-8 text, at most a million bytes", "report, lines as in the file"
-        ),
-        SourceField(
-            "sSTUDY/DICOM_ID.dcm", "DICOM, or .jpg, .jpeg, .png", "image, 8 or 16 bits, grey"
-        ),
+        SourceField("sSTUDY.txt", "UTF-8 text, at most a million bytes", "report"),
+        SourceField("sSTUDY/DICOM_ID.dcm", "DICOM; or .jpg, .jpeg, .png", "image, 8 or 16 bits"),
     ),
 )
 INPUTS = (_METADATA, _RECORDS, _SPLIT, _CHEXPERT, _FILES)
-"""What a release must hold."""
 
 _TABLES = ("metadata", "split", "chexpert")
 _RECORD_LIST = "cxr-record-list"

@@ -48,9 +48,7 @@ _PROJECTIONS = Input(
     "indiana_projections.csv",
     "for the views; all are blank without",
     (
-        SourceField(
-            "filename", "1_IM-0001-4001.dcm.png", "image; matched by its numbers in both forms"
-        ),
+        SourceField("filename", "1_IM-0001-4001.dcm.png", "image; matched by its numbers"),
         SourceField("projection", "word", "Frontal or Lateral"),
     ),
 )

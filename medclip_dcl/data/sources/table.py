@@ -44,19 +44,14 @@ _TABLE = Input(
         ),
         _column("findings", "Text of the findings section."),
         _column("impression", "Text of the impression section."),
-        _column(
-            "report", "Text of the whole report, used where findings and impression are empty."
-        ),
+        _column("report", "Text of the whole report, where findings and impression are empty."),
         _column(
             "view",
             "View position; rows with a value outside `source.frontal_views` are rejected. A "
             "table without this column holds frontal images alone.",
         ),
         _column("split", "train, validate or test; by hash of the patient where empty."),
-        _column(
-            "width",
-            "Width of the image's file, pixels; read for boxes whose table does not state it.",
-        ),
+        _column("width", "Width of the image's file, pixels; for boxes that do not state it."),
         _column("height", "Height of the image's file, pixels; likewise."),
     ),
 )
