@@ -38,8 +38,8 @@ from medclip_dcl.artifact import (
     read_object,
     remove_resumable,
 )
-from medclip_dcl.data import images, manifest
-from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data import manifest
+from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.data.manifest import VIEW_REASONS, Selection, Source
 from medclip_dcl.data.sources.records import SPLITS, ImageRecord, RawStudies, Study, Text
 from medclip_dcl.distributed import available_cores
@@ -404,10 +404,8 @@ def _describe(
 ) -> Row:
     chosen, raw, read = look.chosen, look.source.raw, look.reports
     facts = describe_images(look.images, len(chosen.images))
-    seen = {row["code"] for row in look.images}
-    of = dict.fromkeys(
-        (*seen, "monochrome1", "same_pixels", "pixels_across_splits"), len(look.images)
-    ) | {
+    of_images = {"monochrome1", "same_pixels", "pixels_across_splits"}
+    of = dict.fromkeys(of_images | {row["code"] for row in look.images}, len(look.images)) | {
         "same_text": len(chosen.texts),
         "no_sentence": len(read),
         "two_splits": len(raw.splits),
@@ -418,17 +416,24 @@ def _describe(
     # a report that was not drawn stays: nothing is known of it
     usable = {study for study in chosen.texts if study not in read or read[study]["kept"]}
     total = len(raw.images) if raw.has_images else len(raw.studies)
+    splits = {split: {"images": 0, "reports": 0, "patients": 0} for split in SPLITS}
+    for what, patients in (
+        ("images", (image.subject_id for image in chosen.images)),
+        ("reports", (chosen.subjects[study] for study in chosen.texts)),
+        ("patients", look.split_of),
+    ):
+        for who in patients:
+            splits[look.split_of[who]][what] += 1
     return {
         "source": {
             "kind": kind,
             "has_images": raw.has_images,
             "all_images": facts["opened"] == facts["listed"],
             "all_reports": len(read) == len(chosen.texts),
-            "boxes": len(look.source.boxes.rows),
         },
         "steps": count_steps(raw, chosen, usable, refused),
         "lines": make_lines(found, of, total + len(raw.rejects)),
-        "splits": {split: _count_split(look, split) for split in SPLITS},
+        "splits": splits,
         "images": facts,
         "duplicates": repeats,
         "text": {
@@ -438,15 +443,6 @@ def _describe(
         },
         "labels": count_labels(raw.labels, chosen.texts, read.values()),
         "verdict": judge(chosen, facts, found, allowed),
-    }
-
-
-def _count_split(look: Look, split: str) -> dict[str, int]:
-    patients = {who for who, name in look.split_of.items() if name == split}
-    return {
-        "images": sum(image.subject_id in patients for image in look.chosen.images),
-        "reports": sum(look.chosen.subjects[study] in patients for study in look.chosen.texts),
-        "patients": len(patients),
     }
 
 
@@ -479,14 +475,10 @@ def count_steps(
     steps = []
     for name, ids in dropped.items():
         left = {key: item for key, item in left.items() if key not in ids}
-        steps.append(
-            {
-                "name": name,
-                "images": len(left) if raw.has_images else None,
-                "studies": len({item.study_id for item in left.values()}),
-                "patients": len({item.subject_id for item in left.values()}),
-            }
-        )
+        studies = len({item.study_id for item in left.values()})
+        patients = len({item.subject_id for item in left.values()})
+        images = len(left) if raw.has_images else None
+        steps.append({"name": name, "images": images, "studies": studies, "patients": patients})
     return steps
 
 
@@ -496,15 +488,10 @@ def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> lis
     `of`: code -> how many were looked at; `total`: how many for every other code.
     """
     counts = Counter(code for code, _ in {(item.code, item.id) for item in found})
-    meanings = images.REASONS | manifest.REASONS | {code: text for code, (_, text) in CODES.items()}
+    meanings = REASONS | manifest.REASONS | {code: text for code, (_, text) in CODES.items()}
     rows = [
-        {
-            "code": code,
-            "kind": _kind_of(code),
-            "count": count,
-            "of": of.get(code, total),
-            "meaning": meanings.get(code, ""),
-        }
+        {"code": code, "kind": _kind_of(code), "count": count, "of": of.get(code, total)}
+        | {"meaning": meanings[code]}
         for code, count in counts.items()
     ]
     order = [LEAK, UNUSABLE, DUPLICATE, NOTE]
@@ -514,9 +501,7 @@ def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> lis
 def judge(chosen: Selection, facts: Row, found: Iterable[Found], allowed: CheckConfig) -> Row:
     """Hold what was found against what is allowed; `facts`: from `describe_images`.
 
-    Returns:
-        `unusable_share` (rows lost by the manifest, and opened images of the rest that are
-        refused), `duplicate_share`, `leaks`, their limits, and `clean`.
+    Unusable are rows lost by the manifest, and opened images of the rest that are refused.
     """
     lost = chosen.lost / chosen.candidates if chosen.candidates else 1.0
     opened = facts["opened"]
