@@ -46,26 +46,19 @@ def build(job: Job) -> None:
     }
     known = _known_images(job, make_fingerprint(data_check.ARTIFACT, settings, inputs))
 
-    def check(writer: ArtifactWriter) -> Mapping[str, Any]:
-        folder = writer.directory
+    def fill(writer: ArtifactWriter) -> Mapping[str, Any]:
+        folder, check, seed = writer.directory, config.check, config.seed
         chosen = select(source.raw, config.source)
         split_of = split_patients(source, chosen, config.source)
-        reports = read_reports(
-            folder, chosen.texts, config.sentences, config.check.reports, config.seed
-        )
+        reports = read_reports(folder, chosen.texts, config.sentences, check.reports, seed)
         images = known or look_at_images(
-            folder,
-            chosen.images,
-            source.raw.root,
-            config.images,
-            config.check.images,
-            config.seed,
+            folder, chosen.images, source.raw.root, config.images, check.images, seed
         )
         trained = _trained(job, split_of) if trained_model else []
         look = Look(source, chosen, split_of, images, reports, trained)
-        return data_check.write_preflight(folder, look, config.source.kind, config.check)
+        return data_check.write_preflight(folder, look, config.source.kind, check)
 
-    artifact = job.make(data_check.ARTIFACT, settings, inputs, check)
+    artifact = job.make(data_check.ARTIFACT, settings, inputs, fill)
     tree = data_check.read_preflight(artifact)
     write_text(job.work / PAGE, render_check(job.work.name, artifact))
     print(data_check.preflight_table(tree), flush=True)
