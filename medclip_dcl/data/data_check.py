@@ -200,8 +200,6 @@ def _draw(ids: Sequence[str], wanted: int, seed: int) -> list[str]:
     return [ids[index] for index in sorted(indices.tolist())]
 
 
-# Reports
-
 _split = lru_cache(1 << 16)(split_section)  # many reports share their impression
 
 
@@ -251,9 +249,6 @@ def count_labels(labels: pa.Table | None, texts: Collection[str], rows: Iterable
         "studies": len(said),
         "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in LABELS},
     }
-
-
-# Images
 
 
 def look_at_images(
@@ -327,9 +322,6 @@ def describe_images(rows: Sequence[Row], listed: int) -> Row:
     }
 
 
-# Findings
-
-
 def find_faults(look: Look) -> tuple[list[Found], Row]:
     """Name everything that was found, and count repeated `pixels` and repeated `text`."""
     source, chosen = look.source, look.chosen
@@ -394,9 +386,6 @@ def _groups(keys: Mapping[str, str]) -> list[list[str]]:
 
 def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int:
     return sum(len({owner_of[item] for item in group}) > 1 for group in groups)
-
-
-# Figures
 
 
 def _describe(
