@@ -6,6 +6,7 @@ One split per patient; patients with boxes never train.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,23 +143,19 @@ def assign_splits(
     """
     chosen = {}
     for subject in subjects:
+        # "split": another hash of the same id must not be a function of this one
+        digest = hashlib.sha256(f"split {subject}".encode("utf-8", "surrogatepass")).digest()
+        fraction = int.from_bytes(digest[:8], "big") / 2**64
         named = given.get(subject, ())
         if subject in evaluated:
             chosen[subject] = "test"
         elif named:
             chosen[subject] = next(split for split in _STRICTEST if split in named)
+        elif fraction < test_share:
+            chosen[subject] = "test"
         else:
-            chosen[subject] = _by_hash(subject, validate_share, test_share)
+            chosen[subject] = "validate" if fraction < test_share + validate_share else "train"
     return chosen
-
-
-def _by_hash(subject: str, validate_share: float, test_share: float) -> str:
-    named = f"split {subject}"  # another hash of the same id must not be a function of this one
-    digest = hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
-    fraction = int.from_bytes(digest[:8], "big") / 2**64
-    if fraction < test_share:
-        return "test"
-    return "validate" if fraction < test_share + validate_share else "train"
 
 
 REASONS: dict[str, str] = {
@@ -288,14 +285,11 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
         for image in chosen.images
     ]
     reports = [
-        {"study_id": study, "subject_id": subject, "split": split_of[subject]}
-        | chosen.texts[study]._asdict()
-        for study in sorted(chosen.texts)
+        {"study_id": study, "subject_id": subject, "split": split_of[subject]} | text._asdict()
+        for study, text in sorted(chosen.texts.items())
         for subject in [chosen.subjects[study]]
     ]
-    rejects = [
-        {"id": item.id, "stage": ARTIFACT.job, "reason": item.reason} for item in chosen.rejects
-    ]
+    rejects = [item._asdict() | {"stage": ARTIFACT.job} for item in chosen.rejects]
     kept = {image.image_id for image in chosen.images}
     shown = [row for row in source.boxes.rows if row["image_id"] in kept]
     labels = STUDY_LABELS.schema.empty_table()
@@ -400,12 +394,8 @@ def _text(study: Study, root: Path, fallback: str) -> Text | str:
 
 
 def _decoded(data: bytes, fallback: str) -> str | None:
-    for encoding in ("utf-8-sig", fallback):
-        try:
-            text = data.decode(encoding or "utf-8")
-            break
-        except UnicodeDecodeError:
-            continue
-    else:
-        return None
-    return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")
+    for encoding in ("utf-8-sig", fallback or "utf-8"):
+        with suppress(UnicodeDecodeError):
+            text = data.decode(encoding)
+            return None if "\0" in text else text.replace("\r\n", "\n").replace("\r", "\n")
+    return None
