@@ -61,13 +61,8 @@ def write_shard(
 ) -> None:
     """Write one shard; it appears whole, its rejects with it, or not at all.
 
-    Args:
-        folder: folder of the artifact's draft.
-        number: place of the shard.
-        image_ids: ids of the images, n of them.
-        pixels: uint8 (n, size, size).
-        sizes: int32 (n, 2): height and width of the originals, pixels.
-        rejects: id and reason code of every image of this shard that was refused.
+    `pixels`: uint8 (n, size, size); `sizes`: int32 (n, 2), height and width of the originals,
+    pixels; `rejects`: id and reason code of every image of this shard that was refused.
     """
     count, size_px, _ = pixels.shape
     area = size_px * size_px
@@ -302,7 +297,7 @@ def _cluster(address: str) -> Any:
 def _under_way(
     executor: Executor, read: _Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
 ) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]]:
-    """Start shards ahead of the one that is waited for."""
+    # Shards are started ahead of the one that is waited for.
     started: deque[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]] = deque()
     for number, part in parts:
         batches = [part[at : at + _BATCH] for at in range(0, len(part), _BATCH)]
