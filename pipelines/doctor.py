@@ -39,14 +39,7 @@ class Finding(NamedTuple):
 
 
 def check_environment(config: Config | None = None) -> Iterator[Finding]:
-    """Put every question to this machine.
-
-    Args:
-        config: a config whose folder and process count are asked about as well.
-
-    Yields:
-        One finding per question.
-    """
+    """Put every question to this machine; a config's folder and processes as well."""
     yield _python()
     yield _torch()
     yield _torchvision()
@@ -60,11 +53,7 @@ def check_environment(config: Config | None = None) -> Iterator[Finding]:
 
 
 def check_gpu() -> Iterator[Finding]:
-    """Ask whether torch reaches a GPU and computes on it, from the driver upwards.
-
-    Yields:
-        One finding per question; none follows a fault.
-    """
+    """Ask whether torch reaches a GPU and computes on it, from the driver upwards, to a fault."""
     import torch
 
     built = torch.version.cuda
@@ -197,10 +186,13 @@ def _cores() -> Finding:
     return Finding("cores", "ok", f"{cores} for this process")
 
 
+def nearest_folder(path: Path) -> Path:
+    """Find a path's deepest folder that exists, whose disk a run will fill."""
+    return next(item for item in (path.absolute(), *path.absolute().parents) if item.exists())
+
+
 def _disk(work: Path) -> Finding:
-    folder = next(
-        parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists()
-    )
+    folder = nearest_folder(work)
     if not os.access(folder, os.W_OK):
         return Finding("disk", "fault", "the config's folder cannot be written; change `work`")
     free_gib = shutil.disk_usage(folder).free / 2**30

@@ -13,8 +13,10 @@ written. Exit code 0 without faults, 2 with one.
 import math
 import os
 import shutil
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -22,6 +24,8 @@ from typing import Annotated, Literal, NamedTuple
 import pyarrow.compute as pc
 import torch
 import typer
+from torch import Tensor, UntypedStorage, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig
 
 from medclip_dcl.artifact import open_artifact
@@ -31,22 +35,30 @@ from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.masked_lm import read_config
+from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
-from medclip_dcl.training.performance import (
-    MemoryEstimate,
-    estimate_training_memory,
-    measure_throughput,
-)
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.objective import ContrastiveObjective
+from medclip_dcl.training.optim import build_optimizer
+from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
 
 from .cli import ConfigFile, Overrides, config_of, run_command
-from .doctor import Finding
+from .doctor import Finding, nearest_folder
 from .false_negatives import PAPER_BATCH, false_negatives
 
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
 _THUMBNAIL = 12_000  # bytes of a grey JPEG of 256 px
+_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_MOST_PAIRS = 64  # of a larger share of the batch, a part is counted and multiplied
+_PIECES = 32  # word pieces of a timed sentence: the longest of a batch of report sentences
+_FIRST_PAIRS = 4  # pairs of the first timed step on a CPU, where a slow step says enough
+_SLOW_SHARE = 8  # a step is slow that takes more than this part of the time
+_MOST_STEPS = 20
 
 
 class Asked(NamedTuple):
@@ -59,32 +71,38 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Data:
-    """What is known of the config's studies; None: nothing."""
+class MemoryEstimate:
+    """Memory of one process, bytes."""
 
-    studies: int | None
-    """Training studies."""
-    images: int | None
-    """Images of all splits."""
-    source: str
-    """Where the numbers come from."""
+    weights: int
+    """Parameters and buffers."""
+    gradients: int
+    moments: int
+    """AdamW's two numbers a parameter."""
+    activations: int
+    """What the forward pass keeps for the backward pass, at the longest sentences."""
+    batches: int
+    """Images in hand, read ahead and being read."""
+    parameters: int
+    """Their number; no bytes."""
+    regions: int
+    """Regions of one image; no bytes."""
+
+    @property
+    def total(self) -> int:
+        """Their sum; an allocator, kernels and the interpreter need more."""
+        return self.weights + self.gradients + self.moments + self.activations + self.batches
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of one checkpoint on disk."""
+        return self.weights + self.moments
 
 
 def plan(config: Config, asked: Asked) -> Iterator[Finding]:
-    """Answer every question about a recipe.
-
-    Args:
-        config: the recipe.
-        asked: what the command line says next to it.
-
-    Yields:
-        One finding per question.
-
-    Raises:
-        ConfigError: a path of the config cannot be resolved.
-    """
-    data = _data(config, asked)
-    yield from _steps(config, data)
+    """Answer one question about a config after the other."""
+    studies, images, source = _counts(config, asked)
+    yield _steps(config, studies, source)
     text, words = _text_sizes(config)
     if words:
         yield Finding("text encoder", "note", words)
@@ -99,8 +117,8 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
         f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
         f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
     )
-    yield from _hours(config, text, asked)
-    yield from _disk(config, data, need)
+    yield _hours(config, text, asked)
+    yield _disk(config, images, need)
     yield from _method(config)
 
 
@@ -131,38 +149,34 @@ def command(
     return 2 if faults else 0
 
 
-def _data(config: Config, asked: Asked) -> Data:
+def _counts(config: Config, asked: Asked) -> tuple[int | None, int | None, str]:
+    # Training studies, images of all splits, and where these numbers come from.
     work = resolve_path(config.work, config)
     try:
         found = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, verify=False)
     except ArtifactError:
-        given = asked.studies is not None or asked.images is not None
-        return Data(asked.studies, asked.images, "the command line" if given else "nowhere")
+        return asked.studies, asked.images, "the command line"
     images = read_table(found.path, manifest.IMAGES, ["study_id", "split"])
     training = images.filter(pc.equal(images["split"], "train"))
     studies = pc.count_distinct(training["study_id"]).as_py()
-    return Data(studies, len(images), "the manifest; some may lack an image or a sentence later")
+    return studies, len(images), "the manifest; some may lack an image or a sentence later"
 
 
-def _steps(config: Config, data: Data) -> Iterator[Finding]:
-    settings = config.train
-    pairs = settings.steps * settings.global_batch
-    words = f"{settings.steps} of {settings.global_batch} pairs, {pairs / 1e6:.3g} million in all"
-    if data.studies is None:
+def _steps(config: Config, studies: int | None, source: str) -> Finding:
+    batch, steps = config.train.global_batch, config.train.steps
+    words = f"{steps} of {batch} pairs, {steps * batch / 1e6:.3g} million in all"
+    if studies is None:
         words += "; epochs unknown: run build_manifest, or give --studies"
-        yield Finding("steps", "note", words)
-    elif data.studies < settings.global_batch:
-        yield Finding(
-            "steps", "fault", f"{words}; {data.studies} training studies do not fill a batch"
-        )
-    else:
-        epochs = settings.steps / (data.studies // settings.global_batch)
-        words += f", {epochs:.1f} passes over {data.studies} training studies ({data.source})"
-        yield Finding("steps", "ok", words)
+        return Finding("steps", "note", words)
+    if studies < batch:
+        return Finding("steps", "fault", f"{words}; {studies} training studies do not fill a batch")
+    passes = steps / (studies // batch)
+    words += f", {passes:.1f} passes over {studies} training studies ({source})"
+    return Finding("steps", "ok", words)
 
 
 def _text_sizes(config: Config) -> tuple[BertConfig, str]:
-    """Find the text encoder's sizes, and say what had to be assumed."""
+    # The text encoder's sizes, and what had to be assumed.
     chosen = config.model.text.pretrained or config.language_model.pretrained
     fitted = masked_lm.ARTIFACT.at(resolve_path(config.work, config))
     if not config.model.text.pretrained and (fitted / masked_lm.CONFIG).is_file():
@@ -188,19 +202,17 @@ def _text_sizes(config: Config) -> tuple[BertConfig, str]:
 
 
 def _room() -> int:
-    """Memory of the accelerator, or of the machine, bytes."""
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
+def _hours(config: Config, text: BertConfig, asked: Asked) -> Finding:
     settings = config.train
     rate = asked.images_per_s
     words = "as given"
     if rate is None and not asked.seconds:
-        yield Finding("hours", "note", "not measured; give --images-per-s or --seconds")
-        return
+        return Finding("hours", "note", "not measured; give --images-per-s or --seconds")
     if rate is None:
         each, pairs = measure_throughput(config, text, asked.seconds)
         rate = each * settings.processes
@@ -208,27 +220,22 @@ def _hours(config: Config, text: BertConfig, asked: Asked) -> Iterator[Finding]:
         if settings.processes > 1:
             words += f", times {settings.processes}: on machines like this, none slowed by others"
     hours = settings.steps * settings.global_batch / rate / 3600
-    yield Finding(
+    return Finding(
         "hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), validation and saving apart"
     )
 
 
-def _disk(config: Config, data: Data, need: MemoryEstimate) -> Iterator[Finding]:
+def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
     work = resolve_path(config.work, config)
-    room = shutil.disk_usage(
-        next(parent for parent in (work.absolute(), *work.absolute().parents) if parent.exists())
-    ).free
-    needs = {
-        "checkpoints": (KEEP_CHECKPOINTS + 1) * need.checkpoint,
-        "model": need.weights,
-    }
+    room = shutil.disk_usage(nearest_folder(work)).free
+    needs = {"checkpoints": (KEEP_CHECKPOINTS + 1) * need.checkpoint, "model": need.weights}
     unknown = []
-    if data.images is None:
+    if images is None:
         unknown += ["prepared", "index"]
     else:
-        needs["prepared"] = data.images * config.images.size_px**2
+        needs["prepared"] = images * config.images.size_px**2
         vectors = config.model.similarity.dim * (2 * need.regions + 4)
-        needs["index"] = data.images * (vectors + _THUMBNAIL * config.index.pictures)
+        needs["index"] = images * (vectors + _THUMBNAIL * config.index.pictures)
     if (rows := _distinct(work)) is None:
         unknown.append("sentences to eta_cache")
     else:
@@ -242,7 +249,7 @@ def _disk(config: Config, data: Data, need: MemoryEstimate) -> Iterator[Finding]
     words = f"{_gb(total)} to come ({listed}), {_gb(room)} free"
     if unknown:
         words += f"; not known yet: {', '.join(unknown)} (run the earlier jobs, or give --images)"
-    yield Finding("disk", "fault" if total > room else state, words)
+    return Finding("disk", "fault" if total > room else state, words)
 
 
 def _method(config: Config) -> Iterator[Finding]:
@@ -277,12 +284,141 @@ def _method(config: Config) -> Iterator[Finding]:
 
 
 def _distinct(work: Path) -> int | None:
-    """Count the distinct sentences, where they are there."""
     try:
         found = open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT, verify=False)
     except ArtifactError:
         return None
     return len(sentences.distinct_sentences(found))
+
+
+def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate:
+    """Count the memory that one process needs for a step, without allocating it.
+
+    Weights, gradients and moments are exact; activations are those that autograd would keep, by
+    running the model on tensors that have shapes and no content. The loss beyond the matrix of
+    scores is left out: batch x batch numbers.
+    """
+    settings, px = config.train, config.model.image.input_px
+    local = settings.global_batch // settings.processes
+    longest = min(config.model.text.max_tokens, text.max_position_embeddings)
+    encoder = DualEncoder(config.model, text)  # some backbones look at numbers while being built
+    plain = {"compile_backend": "none"}  # compilation changes no size that is counted here
+    configure_performance(encoder, settings.model_copy(update=plain))
+    mode = FakeTensorMode()
+    for module in encoder.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = nn.Parameter(mode.from_tensor(parameter.detach()), parameter.requires_grad)
+            setattr(module, name, empty)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, mode.from_tensor(buffer))
+    with mode:
+        encoder.train()
+        trained = [item for item in encoder.parameters() if item.requires_grad]
+        activations, regions = _activations(encoder, config, local, longest)
+        return MemoryEstimate(
+            parameters=sum(item.numel() for item in encoder.parameters()),
+            weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
+            gradients=_bytes_of(trained),
+            moments=2 * _bytes_of(trained),
+            activations=activations,
+            batches=3 * local * px * px,
+            regions=regions,
+        )
+
+
+def _activations(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
+    # Bytes that autograd keeps, without the weights, and the regions of an image.
+    settings, px = config.train, config.model.image.input_px
+    pairs = min(local, _MOST_PAIRS)
+    kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
+
+    def address(tensor: Tensor) -> int:  # tensors without content have no data pointer
+        storage: int = tensor.untyped_storage()._cdata
+        return storage
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[address(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    weights = {address(item) for item in encoder.parameters()}
+    ids = torch.ones(pairs, longest, dtype=torch.int64)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast(
+            "cpu", dtype=_DTYPES[settings.precision], enabled=settings.precision != "no"
+        ),
+    ):
+        regions, sentences = encoder(
+            torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids)
+        )
+        scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
+    del scores
+    needed = sum(item.nbytes() for storage, item in kept.items() if storage not in weights)
+    return needed * local // pairs, regions.shape[1] * regions.shape[2]
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(item.numel() * item.element_size() for item in tensors)
+
+
+def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tuple[float, int]:
+    """Time steps of one process on random images, two at least, for about some seconds.
+
+    Gives images per second of one process by wall time, a median, and the pairs in a timed step:
+    a process's share of the batch, fewer where a step is slow. The paper's loss stands in for the
+    config's, which costs no more than a hundredth of the step.
+    """
+    share = max(2, config.train.global_batch // config.train.processes)
+    alone = {"global_batch": share, "processes": 1, "compile_backend": "none"}
+    settings = config.train.model_copy(update=alone)
+    accelerator = start_accelerator(settings)
+    encoder = build_dual_encoder(config.model, text, config.seed)
+    configure_performance(encoder, settings)
+    encoder.to(accelerator.device).train()
+    loss = ObjectiveConfig(directions=config.objective.directions)
+    objective = ContrastiveObjective(loss, 0, encoder)
+    optimizer = build_optimizer(encoder, settings)
+    step = TrainStep(accelerator, encoder, objective, optimizer, settings, config.seed)
+
+    def timed(batch: ImageTextBatch) -> float:
+        begun = time.perf_counter()
+        step(batch, False)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        return time.perf_counter() - begun
+
+    pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
+    while True:
+        batch = _random_batch(config, text, pairs)
+        timed(batch)  # the first step of a size warms caches and allocators
+        times = [timed(batch)]
+        if pairs == share or times[0] > seconds / _SLOW_SHARE:
+            break
+        pairs = min(share, 4 * pairs)
+    while len(times) < _MOST_STEPS and sum(times) < seconds:
+        times.append(timed(batch))
+    return pairs / statistics.median(times), pairs
+
+
+def _random_batch(config: Config, text: BertConfig, pairs: int) -> ImageTextBatch:
+    generator = torch.Generator().manual_seed(0)
+    px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
+    ones = torch.ones(pairs)
+    ids = torch.randint(text.vocab_size, (pairs, width), generator=generator)
+    return ImageTextBatch(
+        step=0,
+        mine=slice(0, pairs),
+        study_ids=tuple(map(str, range(pairs))),
+        crops=torch.randint(256, (pairs, 1, px, px), generator=generator, dtype=torch.uint8),
+        brightness=ones,
+        contrast=ones,
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        eta=0.05 * ones,
+        sentence_codes=None,
+        report_codes=None,
+        labels=None,
+    )
 
 
 def _gb(size: float) -> str:

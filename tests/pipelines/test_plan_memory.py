@@ -7,7 +7,7 @@ from torch import Tensor
 from benchmarks.fixtures.films import tiny_text_config
 from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.training.performance import estimate_training_memory
+from pipelines.plan import estimate_training_memory
 
 TEXT = tiny_text_config()
 
