@@ -60,6 +60,8 @@ REMOVED: dict[str, str] = {
     "index.landmarks": "images are sketched at 1536 sentences and boxes",
     "index.thumbnail_px": "thumbnails are 256 pixels long",
     "language_model.dropout": "a BERT trained here has none",
+    "language_model.fit": "set language_model.steps to 0 to take a pretrained model as it is",
+    "language_model.heads": "a BERT trained here has 4",
     "language_model.held_out_share": "it is always 0.05",
     "language_model.mask_share": "it is always 0.15, BERT's",
     "language_model.max_tokens": "it is always 128",

@@ -2,7 +2,7 @@
 
 Reads sentences, writes language_model with its card, and reports what share of the masked word
 pieces of held-out reports it restores. Trains a small BERT on the training split, or
-fine-tunes `language_model.pretrained`, or takes that as it is (`language_model.fit: false`).
+fine-tunes `language_model.pretrained`, or takes that as it is (`language_model.steps: 0`).
 A killed fit goes on from its last saved state.
 """
 
@@ -23,7 +23,7 @@ def build(job: Job) -> None:
     settings, seed = job.config.language_model, job.config.seed
     given = resolve_path(settings.pretrained, job.config) if settings.pretrained else None
     digest = json_digest(masked_lm.checkpoint_digests(given)) if given else ""
-    if settings.fit:
+    if settings.steps:
         source = job.open(sentences.ARTIFACT)
         job.make(
             masked_lm.ARTIFACT,
@@ -34,7 +34,7 @@ def build(job: Job) -> None:
             ),
         )
     elif given is None:
-        raise ConfigError("language_model.fit is false and no pretrained is set; set one of them")
+        raise ConfigError("language_model.steps is 0 and no pretrained is set; set one of them")
     else:
         job.make(
             masked_lm.ARTIFACT,

@@ -35,6 +35,7 @@ from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.masked_lm import read_config
+from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.tables import read_table
@@ -189,7 +190,7 @@ def _text_sizes(config: Config) -> tuple[BertConfig, str]:
         vocabulary, width, layers, heads = _BASE
     else:
         own = config.language_model
-        vocabulary, width, layers, heads = own.vocabulary, own.hidden_size, own.layers, own.heads
+        vocabulary, width, layers, heads = own.vocabulary, own.hidden_size, own.layers, HEADS
         words = f"not fitted yet; a BERT of {layers} layers of {width}, as the config asks"
     sizes = BertConfig(
         vocab_size=vocabulary,

@@ -40,7 +40,7 @@ from medclip_dcl.likelihood.masked_lm import (
     save_language_model,
 )
 from medclip_dcl.likelihood.pll import Encoding, encode_sentences
-from medclip_dcl.likelihood.settings import LanguageModelConfig
+from medclip_dcl.likelihood.settings import HEADS, LanguageModelConfig
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
@@ -490,7 +490,7 @@ def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) 
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
         num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
+        num_attention_heads=HEADS,
         intermediate_size=4 * settings.hidden_size,
         max_position_embeddings=_POSITIONS,
         hidden_dropout_prob=0.0,  # few steps over a small corpus: it does not overfit

@@ -10,24 +10,23 @@ from pydantic import Field
 
 from medclip_dcl.section import Section
 
+HEADS = 4
+"""Attention heads of a BERT trained here."""
+
 
 class LanguageModelConfig(Section):
     """The masked language model (`fit_language_model`)."""
 
     pretrained: str = ""
     """Directory of a CXR-BERT or other BERT checkpoint; empty: a small BERT is trained."""
-    fit: bool = True
-    """Whether the model is trained on the corpus; False: `pretrained` is used as it is."""
     vocabulary: Annotated[int, Field(ge=100)] = 4000
     """Word pieces of a tokenizer trained here."""
-    hidden_size: Annotated[int, Field(gt=0)] = 128
+    hidden_size: Annotated[int, Field(gt=0, multiple_of=4)] = 128
     """Width of a BERT trained here; its feed-forward layers are four times as wide."""
     layers: Annotated[int, Field(gt=0)] = 2
     """Layers of a BERT trained here."""
-    heads: Annotated[int, Field(gt=0)] = 4
-    """Attention heads of a BERT trained here."""
     steps: Annotated[int, Field(ge=0)] = 1000
-    """Training steps."""
+    """Training steps; 0: `pretrained` is used as it is."""
     batch: Annotated[int, Field(gt=0)] = 128
     """Sentences in a step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3

@@ -22,7 +22,6 @@ SMALL = {
     "vocabulary": 150,
     "hidden_size": 16,
     "layers": 1,
-    "heads": 2,
     "steps": 8,
     "batch": 8,
     "threads": 1,
@@ -91,7 +90,7 @@ def test_valid_model_is_reused(config_file, capsys):
 def test_given_model_is_copied_without_its_head_where_nothing_is_fitted(config_file, tmp_path):
     model = tiny_bert()
     write_cxr_bert(tmp_path / "cxr", model, pickled=True)
-    artifact = run(config_file, fit="false", pretrained=tmp_path / "cxr")
+    artifact = run(config_file, steps=0, pretrained=tmp_path / "cxr")
     assert artifact.summary["fitted"] is False
     assert artifact.summary["ignored_keys"] == 6
     assert "model.safetensors" in artifact.files
@@ -117,8 +116,8 @@ def test_given_model_is_fine_tuned_and_a_changed_one_is_seen(config_file, tmp_pa
 
 
 def test_neither_fitting_nor_a_given_model_is_a_configuration_fault(config_file, capsys):
-    assert fit_language_model.main(arguments(config_file, fit="false")) == 2
-    assert "language_model.fit" in capsys.readouterr().err
+    assert fit_language_model.main(arguments(config_file, steps=0)) == 2
+    assert "language_model.steps" in capsys.readouterr().err
 
 
 def test_damaged_pretrained_model_ends_with_4(config_file, tmp_path):
