@@ -1,4 +1,4 @@
-"""Return whether this machine can run a config: torch, decoders, disk, processes, network.
+"""Return whether this machine can run a config: torch, decoders, disk, processes.
 
     python -m pipelines.doctor [--config FILE [--set key=value ...]]
     python -m pipelines.doctor --gpu     # the GPU alone, also inside the service's container
@@ -25,7 +25,6 @@ from medclip_dcl.errors import ImageError
 
 from .cli import ConfigFileIfAny, Overrides, config_of, run_command
 
-_PYTHON = (3, 11), (3, 14)
 _LEAST_FREE_GIB = 5
 _DECODERS = ("jpeg8_decode", "ljpeg_decode", "jpegls_decode", "jpeg2k_decode", "dicomrle_decode")
 
@@ -40,12 +39,10 @@ class Finding(NamedTuple):
 
 def check_environment(config: Config | None = None) -> Iterator[Finding]:
     """Put every question to this machine; a config's folder and processes as well."""
-    yield _python()
     yield _torch()
     yield _torchvision()
     yield _decoders()
     yield _gate()
-    yield _offline()
     yield _cores()
     yield _disk(Path("." if config is None else resolve_path(config.work, config)))
     if config is not None:
@@ -105,13 +102,6 @@ def command(
     return 2 if any(finding.state == "fault" for finding in findings) else 0
 
 
-def _python() -> Finding:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    if not _PYTHON[0] <= sys.version_info[:2] < _PYTHON[1]:
-        return Finding("python", "fault", f"{version}; the lock is for 3.11 to 3.13")
-    return Finding("python", "ok", version)
-
-
 def _torch() -> Finding:
     import torch
 
@@ -169,15 +159,6 @@ def _gate() -> Finding:
     return Finding("image gate", "ok", f"a worker process decoded {rows} x {columns} pixels")
 
 
-def _offline() -> Finding:
-    flags = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)]
-    if flags:
-        return Finding(
-            "model hub", "ok", f"offline ({', '.join(flags)}); weights come from folders"
-        )
-    return Finding("model hub", "note", "no weights are ever downloaded; HF_HUB_OFFLINE=1 says so")
-
-
 def _cores() -> Finding:
     cores, asked = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > cores:
@@ -201,12 +182,10 @@ def _disk(work: Path) -> Finding:
 
 
 def _processes(config: Config) -> Finding:
-    started, expected = int(os.environ.get("WORLD_SIZE", "1")), config.train.processes
-    share = config.train.global_batch // expected
-    words = (
-        f"train.processes {expected}, {share} pairs each of a batch of {config.train.global_batch}"
-    )
-    if started != expected and "WORLD_SIZE" in os.environ:
+    expected, batch = config.train.processes, config.train.global_batch
+    words = f"train.processes {expected}, {batch // expected} pairs each of a batch of {batch}"
+    started = int(os.environ.get("WORLD_SIZE", expected))
+    if started != expected:
         return Finding("processes", "fault", f"{words}; the launcher started {started}")
     return Finding("processes", "ok", words)
 
