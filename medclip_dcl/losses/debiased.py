@@ -61,10 +61,13 @@ class DebiasedTerms(NamedTuple):
     def loss(self, floor: Floor, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
         """Compute the loss, Eq. 7; arguments as in `debiased_contrastive_loss`."""
         if floor == "floor":
+            # phi has a gradient towards s_p alone: the anchor is pulled a little, nobody is pushed.
             log_ratio = torch.where(self.ell <= self.phi, self.phi, self.ell)
         elif floor == "zero":
+            # ell is minus infinity where Eq. 8 is not positive: loss and gradient are 0 there.
             log_ratio = self.ell
         elif floor == "fallback":
+            # Such an anchor goes on learning by InfoNCE instead of hardly at all.
             log_ratio = torch.where(self.ell <= self.phi, self.A, self.ell)
         else:
             raise ObjectiveError(f"floor is {floor!r}; it must be floor, zero or fallback")
@@ -153,6 +156,7 @@ def debiased_terms(
     s_p = s.gather(1, positive.unsqueeze(1)).squeeze(1)
     N = negative_count(s, positive, weights=weights, excluded=known_positives)
     A = log_negatives(s, positive, weights=weights, excluded=known_positives) - s_p
+    # With eta = 0, C is minus infinity and ell becomes A: InfoNCE, without a case of its own.
     C = N.log() + eta.log() + _log_mean_positive(s, positive, known_positives, s_p)
 
     dead = C >= A  # Eq. 8 is not positive, or there is no negative
