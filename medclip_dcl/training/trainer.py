@@ -21,7 +21,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -504,12 +504,7 @@ class _StopRequest:
             self._take(signal.SIGHUP)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
