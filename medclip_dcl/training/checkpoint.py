@@ -53,13 +53,7 @@ class Snapshot:
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        folder: receives them.
-        fingerprint: fingerprint of the model that the run makes.
-        steps: steps of the whole run.
-    """
+    """The checkpoints of one run of `steps` steps, by the fingerprint of the model it makes."""
 
     def __init__(self, folder: Path, fingerprint: dict[str, Any], steps: int) -> None:
         self._folder, self._fingerprint, self._steps = folder, fingerprint, steps

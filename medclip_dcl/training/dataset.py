@@ -273,13 +273,7 @@ class ImageTextBatch:
 
 
 class TokenTable:
-    """Word pieces of every distinct text, cut once.
-
-    Args:
-        tokenizer: cuts them.
-        texts: distinct texts.
-        max_tokens: longest encoding; longer ones are truncated.
-    """
+    """Word pieces of every distinct text, cut once; longer ones than `max_tokens` truncated."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int
@@ -311,15 +305,8 @@ class TokenTable:
 class ImageTextDataset:
     """Makes the batch of any step, by whichever thread asks.
 
-    Args:
-        corpus: the studies.
-        supervision: what is known about them.
-        prepared: their images.
-        tokens: word pieces of the corpus's texts.
-        sampler: draws the batches.
-        input_px: height and width of the crops, pixels.
-        seed: seed of the augmentation; None: every image is seen in the middle, as it is.
-        mine: this process's places in the global batch.
+    `seed` is that of the augmentation, None: every image is seen in the middle, as it is. `mine`
+    are this process's places in the global batch, `input_px` the side of the crops.
 
     Raises:
         ConfigError: the crops are larger than the images.

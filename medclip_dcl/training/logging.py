@@ -49,11 +49,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """Appends lines to the log of a run.
-
-    Args:
-        folder: folder of the checkpoints.
-        step: steps that the run has done; later lines of a killed run are dropped.
+    """Appends lines to the log in a folder; those after `step` of a killed run are dropped.
 
     Attributes:
         last: the last line of figures that was kept; empty where there is none.
@@ -148,16 +144,9 @@ _FLOOR_LINES = 5
 
 
 class TrainLogger:
-    """Writes the metrics log and watches the share of anchors on the floor.
+    """Writes figures, means over processes, and watches the share of anchors on the floor.
 
-    Args:
-        accelerator: averages figures over processes.
-        encoder: the model, for gamma.
-        optimizer: for the learning rate; the first group's is logged.
-        settings: the training loop.
-        log: the metrics log; None in all processes but the main one.
-        step: steps done before.
-        say: prints facts, as names and plain values.
+    `log` is None in all processes but the main one; `step` counts the steps done before.
 
     Attributes:
         latest: the last line of figures.
