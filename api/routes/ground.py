@@ -20,6 +20,15 @@ from ..uploads import FormImage, ImageToDraw, Phrases, wants_picture
 
 router = APIRouter(tags=["questions"])
 
+LONGEST_PX = 1024
+"""Longest side of a picture that is drawn here."""
+
+_OPACITY = 0.55
+_EVEN = 1e-3  # scores this close to the mean are shown as weak as they are
+_HEAT = np.array(
+    [[0, 0, 0], [68, 1, 84], [187, 55, 84], [249, 142, 9], [252, 255, 164]], dtype=np.float32
+)
+
 _PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/png": {}}, "description": "JSON, or a PNG where asked for"}
 }
@@ -58,16 +67,6 @@ async def ground(
         image=ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels)),
         phrases=[PhraseAnswer.of(item) for item in found],
     )
-
-
-LONGEST_PX = 1024
-"""Longest side of a picture that is drawn here."""
-
-_OPACITY = 0.55
-_EVEN = 1e-3  # scores this close to the mean are shown as weak as they are
-_HEAT = np.array(
-    [[0, 0, 0], [68, 1, 84], [187, 55, 84], [249, 142, 9], [252, 255, 164]], dtype=np.float32
-)
 
 
 def overlay_png(image: GreyImage, found: Grounding) -> bytes:
