@@ -41,7 +41,8 @@ long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks
 
 docs: $(INSTALLED) ## the tables in the READMEs from the code, then the site
 	$(BIN)/python -m tests.house.documents
-	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || $(BIN)/pip install --quiet --group docs
+	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
+	  { $(BIN)/python -m pip install --quiet 'pip>=25.1' && $(BIN)/python -m pip install --quiet --group docs; }
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 containers: $(INSTALLED) ## docker/ built and run by real engines, as its page says; needs root and the demo
