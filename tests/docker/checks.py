@@ -380,7 +380,8 @@ def _rebuild(engine: Engine, report: Report) -> None:
 def _watching(engine: Engine, report: Report, headers: dict[str, str], body: bytes) -> None:
     """Prometheus finds the replicas, reads their figures with its key, and knows every query."""
     config = engine.tree / "docker/watch/prometheus.yaml"
-    config.write_text(config.read_text().replace("scrape_interval: 15s", "scrape_interval: 1s"))
+    quick = "scrape_interval: 1s\n  evaluation_interval: 1s"
+    config.write_text(config.read_text().replace("scrape_interval: 15s", quick))
     engine.shell(
         "install -d -m 2750 -g 10001 docker/secrets/watch && tail -n 1 docker/secrets/api_key "
         "> docker/secrets/watch/metrics_key && chmod 440 docker/secrets/watch/metrics_key && "
