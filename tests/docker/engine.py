@@ -113,6 +113,7 @@ class Engine:
             raise CannotRun("it needs Debian's packages, there is no apt-get")
         for folder in ("bin", "index/simple/torch", "tree"):
             (self.work / folder).mkdir(parents=True)
+        (self.work / "config.json").write_text("{}\n")  # without it podman runs nothing
         self._install()
         getattr(self, f"_start_{self.name}")()
         self._copy_checkout()
