@@ -89,7 +89,7 @@ class WorkerSlots:
 
 
 async def _has_left(request: Request) -> bool:
-    """Whether the client has closed the connection, as far as this machine has been told."""
+    """Whether the client has closed the connection, as far as this machine knows."""
     for _ in range(2):  # the loop looks at its sockets, then tells who is behind them
         await asyncio.sleep(0)
     return await request.is_disconnected()

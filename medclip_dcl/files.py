@@ -140,6 +140,6 @@ def find_config(path: Path) -> Path:
         return path
     named = path if path.parts[:1] == ("configs",) else Path("configs", path.with_suffix(".yaml"))
     package = Path(__file__).parent
-    # In the wheel they stand in the package, in the checkout beside it.
+    # In the wheel they stand in the package, in the checkout next to it.
     found = [root / named for root in (Path(), package, package.parent)]
     return next((file for file in found if file.is_file()), path)

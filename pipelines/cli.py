@@ -41,7 +41,7 @@ def config_of(config: Path, overrides: Sequence[str] | None) -> "Config":
 
 
 def sibling(package: str) -> str:
-    """Name a package beside this one: `api` in the checkout, `medclip_dcl.api` in the wheel."""
+    """Name a package next to this one: `api` in the checkout, `medclip_dcl.api` in the wheel."""
     return ".".join([*(__package__ or "").split(".")[:-1], package])
 
 

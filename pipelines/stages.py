@@ -1,4 +1,4 @@
-"""The stages of a run in the order in which data flows through them, and the tools beside them.
+"""The stages of a run in the order in which data flows through them, and the tools next to them.
 
 A new stage is a line here and a file of its name, whose `build` is the job.
 """

@@ -27,35 +27,10 @@ PHANTOM, STUDIES, DIGITS, TRADEOFF = "phantom", "studies", "digits", "tradeoff"
 CROSS_PHANTOM = "cross phantom"
 SUITES = (PHANTOM, CROSS_PHANTOM, TRADEOFF, STUDIES, DIGITS)
 """In the order in which they are run."""
+_PHANTOM = ("auc rare", "r1", "r5", "r1 rare", "i2s", "map", "point", "cnr", "cnr rare")
 METRICS: Mapping[str, tuple[str, ...]] = {
-    PHANTOM: (
-        "auc",
-        "auc single",
-        "acc",
-        "auc rare",
-        "r1",
-        "r5",
-        "r1 rare",
-        "i2s",
-        "map",
-        "point",
-        "cnr",
-        "cnr rare",
-    ),
-    CROSS_PHANTOM: (
-        "auc",
-        "acc",
-        "acc offset",
-        "auc rare",
-        "r1",
-        "r5",
-        "r1 rare",
-        "i2s",
-        "map",
-        "point",
-        "cnr",
-        "cnr rare",
-    ),
+    PHANTOM: ("auc", "auc single", "acc", *_PHANTOM),
+    CROSS_PHANTOM: ("auc", "acc", "acc offset", *_PHANTOM),
     STUDIES: ("auc", "acc", "r1", "r5", "b2s10", "s2b10", "map", "cnr", "cnr abs", "miou", "point"),
     DIGITS: ("lp1", "lp5", "mean"),
     TRADEOFF: ("auc", "acc", "r1", "r1 rare", "cnr"),

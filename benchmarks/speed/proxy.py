@@ -5,7 +5,7 @@
 The service answers on one core, with ResNet-18 at 480 px; nginx, with the proxy's own
 configuration, and the clients have the others. Rounds take turns: capacity, asked of the service
 directly by 16 clients; then arrivals at four times of it through the proxy, whether or not earlier
-ones have been answered, beside 40 senders that have a key, send one MiB of 62, pause until they are
+ones are answered, next to 40 senders that have a key, send one MiB of 62, pause until they are
 cut off or refused, and come again after eight seconds. Needs nginx, such as Debian's nginx-light.
 """
 

@@ -4,7 +4,7 @@
 stops; `ContrastiveObjective` in `objective.py` says what the loss of a batch is.
 
 A run stops in good order: it finishes the step, saves and leaves. `accelerate launch` starts the
-trainer as a child and, when it is told to stop, dies without passing the word on. On Linux the
+trainer as a child and, when it is asked to stop, dies without passing the word on. On Linux the
 kernel does so in its place, by SIGHUP. One request may arrive several times: from the process
 group, from the launcher and from the kernel. Only a person who presses Ctrl-C again means
 something else by it.

@@ -199,7 +199,7 @@ def _layout(tags: Dataset) -> Layout:
 
 def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
     # Words become intensities by the modality table or rescale, then by the VOI table or window if
-    # asked for. Padding is told by the stored value: after a rescale it looks like tissue.
+    # asked for. Padding is recognised by the stored value: after a rescale it looks like tissue.
     slope = _real(tags, "RescaleSlope")
     if slope is not None and (not math.isfinite(slope) or slope == 0):
         raise ImageError("bad_intensities", "RescaleSlope is zero or not finite; correct the tag")

@@ -245,7 +245,7 @@ class Chest:
     aorta: Field
     domes: Field  # signed distance from the diaphragm, negative above
     lungs: Field  # air that shows, 0 to 1
-    lung_outline: Field  # all of the lungs, also what lies behind the heart
+    lung_outline: Field  # all of the lungs, also what is behind the heart
 
     def cut(self, area: tuple[slice, slice]) -> "Chest":
         """Narrow every field to an area of the image."""

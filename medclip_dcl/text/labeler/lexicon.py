@@ -1,7 +1,7 @@
 """What reports call the findings, and the words that decide what is said about them, as data.
 
 Our own lists. A cue stands for what it does, and the reading rules know only that. A concept
-is the finest thing told apart; several concepts may be one CheXpert finding, and some are
+is the finest thing distinguished; several concepts may be one CheXpert finding, and some are
 none: they only say that an image is not normal.
 
 Phrases are in lower case, in the singular; plurals, hyphens and one slip in a long word are

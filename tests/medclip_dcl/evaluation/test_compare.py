@@ -59,7 +59,7 @@ def test_a_real_difference_is_found():
 
 
 def test_seeds_widen_what_patients_alone_leave_narrow():
-    # Two models of one config, told apart by patients: the run-to-run spread is unseen.
+    # Two models of one config, distinguished by patients: the run-to-run spread is unseen.
     weights = patient_weights(PATIENTS, 200, np.random.default_rng(1))
     case = np.random.default_rng(2).normal(0, 0.01, PATIENTS)
     runs = np.stack([metrics.mean(case + shift, weights) for shift in (0.0, 0.1, 0.2, 0.3)])
