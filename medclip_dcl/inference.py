@@ -4,6 +4,7 @@ The same code serves evaluation and the service. In order: prompts, zero-shot sc
 image a grid of scores lies, the range of images that a model knows, and the `Predictor`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,6 +157,22 @@ def margins(
     sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
     means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
     return means[0::2] - means[1::2]
+
+
+def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " prompts"]:
+    """Give the level of each prompt over a bank of images, b(q) = log mean_f e^{s(q, f)}.
+
+    A prompt's level, which a loss with texts alone as anchors leaves open, says nothing of an
+    image: two prompts are compared by s - b. The offset repairs decisions alone; rankings of
+    sentences and heatmaps need the level as it is.
+
+    Args:
+        scores: scaled scores s = gamma**2 f; of several prompts a side their mean.
+
+    Returns:
+        b, in the unit of the scores: the mean of e^{s - b} over the bank is 1.
+    """
+    return torch.logsumexp(scores.double(), dim=1) - math.log(scores.shape[1])
 
 
 def softmax_scores(

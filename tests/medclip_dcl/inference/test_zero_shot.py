@@ -9,6 +9,7 @@ from medclip_dcl.inference import (
     calibrations_of,
     finding_scores,
     margins,
+    prompt_offset,
     prompt_texts,
     softmax_scores,
 )
@@ -32,6 +33,20 @@ def test_the_score_is_the_softmax_of_scaled_prompt_scores():
     expected = math.exp(14 * positive) / (math.exp(14 * positive) + math.exp(14 * negative))
     score = softmax_scores(torch.tensor([[positive - negative]]), gamma)
     assert float(score) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_offset_is_the_logarithm_of_the_mean_over_the_bank():
+    scores = torch.tensor([[0.0, math.log(3.0)], [math.log(2.0), math.log(2.0)]])
+    assert prompt_offset(scores).tolist() == pytest.approx([math.log(2), math.log(2)])
+
+
+def test_after_the_offset_a_prompt_scores_one_on_average_and_has_no_level():
+    scores = torch.randn(6, 200, generator=torch.Generator().manual_seed(0)).double() * 4
+    level = prompt_offset(scores)
+    means = (scores - level[:, None]).exp().mean(dim=1)
+    assert means.tolist() == pytest.approx([1.0] * 6, abs=1e-6)
+    raised = scores + torch.tensor([[3.0], [-800.0], [0.0], [9.0], [1.0], [800.0]])
+    assert torch.allclose(raised - prompt_offset(raised)[:, None], scores - level[:, None])
 
 
 def test_answers_come_image_by_image_and_decide_at_zero():
