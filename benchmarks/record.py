@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from medclip_dcl.distributed import available_cores
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine that the figures were measured on; no host or user name."""
+    """Describe the machine that the figures are measured on, and the day; no host or user name."""
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "system": platform.system(),
         "architecture": platform.machine(),
         "processor": _processor(),

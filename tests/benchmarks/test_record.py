@@ -1,6 +1,7 @@
 """A benchmark's last line can be read by a machine."""
 
 import json
+from datetime import date
 
 import pytest
 
@@ -16,7 +17,8 @@ def test_last_line_holds_name_machine_figures_and_bars(capsys: pytest.CaptureFix
     assert line["machine"] == machine()
 
 
-def test_machine_names_cores_and_packages() -> None:
+def test_machine_names_day_cores_and_packages() -> None:
     facts = machine()
     assert facts["cores"] >= 1
+    assert date.fromisoformat(facts["date"]).year >= 2026
     assert "numpy" in facts["packages"]
