@@ -5,6 +5,7 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import types
@@ -31,6 +32,8 @@ from pipelines.stages import STAGES, TOOLS
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = "docs/artifacts.md"
+RESULTS = ROOT / "benchmarks" / "results"
+RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
 def settings_table() -> str:
@@ -178,6 +181,28 @@ def with_table(text: str, name: str, table: str) -> str:
     return marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
 
 
+def with_runs(text: str) -> str:
+    """Put command, machine and day below each `<!-- runs: FILE COMMAND; ... -->`."""
+    return re.sub(
+        r"(<!-- runs: ([^\n]*) -->\n).*?(<!-- end of table -->)",
+        lambda match: f"{match[1]}{_runs_table(match[2])}\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def _runs_table(runs: str) -> str:
+    rows = ["| command | machine | day | kept |", "|---|---|---|---|"]
+    for run in runs.split("; "):
+        file, command = run.split(" ", 1)
+        facts = json.loads((RESULTS / file).read_text("utf-8"))["machine"]
+        cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
+        machine = f"{facts['accelerator'] or cores}, torch {facts['packages']['torch']}"
+        kept = f"[{file}](../../benchmarks/results/{file})"
+        rows.append(_row(f"`python -m benchmarks.{command}`", machine, facts.get("date", ""), kept))
+    return "\n".join(rows)
+
+
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -225,6 +250,8 @@ def main() -> None:
         path = ROOT / file
         path.write_text(with_table(path.read_text("utf-8"), name, make()), "utf-8")
         print(f"{file}: {name}")
+    for path in RESULT_PAGES:
+        path.write_text(with_runs(path.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
