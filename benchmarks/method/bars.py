@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 
 from benchmarks.method import suites
-from benchmarks.method.comparison import Runs, best_constant, paired
+from benchmarks.method.comparison import Paired, Runs, best_constant, paired
 from benchmarks.method.run_log import RunLog
 
 GOAL = suites.GOALS[suites.PHANTOM]
 GOAL_METRICS = ("auc", "acc", "r1", "cnr")
 GOAL_WINS = 7
 CROSS_METRICS = ("auc", "acc", "r1", "r5", "map", "cnr")
+PIXELS_METRICS = (*CROSS_METRICS, "point", "miou")
+GROUNDING = ("cnr", "miou", "point")
 THE_PAPER = "pll, floor"
 DEMO_BARS: Mapping[str, float] = {"auc": 0.82, "cnr": 1.3, "r1": 0.10, "r5": 0.45}
 """What a pipeline that learns and localises reaches on generated images of 64 pixels."""
@@ -32,6 +34,7 @@ def held_against(run_log: RunLog) -> tuple[Figures, Bars]:
     for suite in (suites.PHANTOM, suites.STUDIES):
         _goal(suite, run_log.of(suite, ""), metrics, bars)
     _cross(run_log, metrics, bars)
+    _pixels(run_log.of(suites.CROSS_STUDIES, ""), metrics, bars)
     _tradeoff(run_log, metrics, bars)
     paper = run_log.of(suites.STUDIES, "").get(THE_PAPER, {})
     for metric, least in DEMO_BARS.items():
@@ -87,6 +90,46 @@ def _cross(run_log: RunLog, metrics: Figures, bars: Bars) -> None:
             name = f"{suite} shuffled reports {metric} over infonce"
             metrics[name] = found.mean
             bars[name] = ("< 0", found.mean < 0)
+
+
+def _pixels(runs: Runs, metrics: Figures, bars: Bars) -> None:
+    """Wins of `cross, place` over the better rival of each metric and seed; its controls."""
+    suite, goal = suites.CROSS_STUDIES, suites.GOALS[suites.CROSS_STUDIES]
+    rivals = [runs.get(row, {}) for row in suites.CONSTANTS[suite]]
+    seeds = sorted(runs.get(goal, {}).keys() & rivals[0].keys() & rivals[1].keys())
+    if not seeds:
+        return
+    wins = {}
+    for metric in PIXELS_METRICS:
+        better = [max(rival[seed][metric] for rival in rivals) for seed in seeds]
+        found = Paired(
+            tuple(runs[goal][s][metric] - least for s, least in zip(seeds, better, strict=True))
+        )
+        wins[metric] = found.wins
+        metrics[f"{suite} {metric} over the better rival"] = found.mean
+        metrics[f"{suite} {metric} over the better rival, wins"] = found.wins
+    if len(seeds) == len(suites.PIXELS_SEEDS):
+        name, fewest = "pixels_cross_place_wins_min", min(wins.values())
+        metrics[name], bars[name] = fewest, (f">= {GOAL_WINS} of 8", fewest >= GOAL_WINS)
+    for row in runs:
+        for metric in suites.METRICS[suite] if row != goal else ():
+            delta = paired(runs, goal, row, metric)
+            if delta is not None:
+                metrics[f"{suite} {metric} over {row}"] = delta.mean
+                metrics[f"{suite} {metric} over {row}, wins"] = delta.wins
+    controls = [
+        (f"{goal}, shuffled", "infonce, both", ("auc", "acc")),
+        (f"{goal}, shuffled", "infonce, both, place", ("auc", "acc")),
+        (f"{goal}, shuffled", goal, ("auc", "acc", "map")),
+        (f"{goal}, places shuffled", goal, GROUNDING),
+    ]
+    for row, baseline, asked in controls:
+        for metric in asked:
+            delta = paired(runs, row, baseline, metric)
+            if delta is not None:
+                name = f"{suite} {row} {metric} over {baseline}"
+                metrics[name] = delta.mean
+                bars[name] = ("< 0", delta.mean < 0)
 
 
 def _tradeoff(run_log: RunLog, metrics: Figures, bars: Bars) -> None:

@@ -111,8 +111,8 @@ def _relations(
     labels = encode_labels([_labels([meant[s] for s in row]) for row in said])
     shuffled = reports[torch.from_numpy(generator.permutation(len(reports)))]
     apart = generator.spawn(1)[0]  # what is drawn here moves no other draw
-    dropped = [_worse(claims, apart, dropped=DROPPED_BY_WORSE) for claims in by_report]
-    invented = [_worse(claims, apart, invented=INVENTED_BY_WORSE) for claims in by_report]
+    dropped = [worsen(claims, TYPES, apart, dropped=DROPPED_BY_WORSE) for claims in by_report]
+    invented = [worsen(claims, TYPES, apart, invented=INVENTED_BY_WORSE) for claims in by_report]
     return {
         "claims": relation_matrix(anchors, reports),
         "labels": relation_matrix(anchors, labels),
@@ -141,17 +141,19 @@ def read_reports(
     ]
 
 
-def _worse(
+def worsen(
     claims: ReportLabels,
+    names: Sequence[str],
     generator: np.random.Generator,
     *,
     dropped: float = 0.0,
     invented: float = 0.0,
 ) -> ReportLabels:
+    """Read a report worse: a share of its findings dropped, of all `names` invented."""
     asserted = {
         name: sides for name, sides in claims.asserted.items() if generator.random() >= dropped
     }
-    for name in TYPES:
+    for name in names:
         if generator.random() < invented:
             side = frozenset({SIDES[generator.integers(len(SIDES))]})
             asserted[name] = asserted.get(name, frozenset()) | side

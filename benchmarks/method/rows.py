@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Floor = Literal["floor", "zero", "fallback"]
@@ -25,6 +25,8 @@ class Row:
         directions: anchors, as `objective.directions` names them.
         image_anchor: loss of image anchors: `same` as that of texts, or InfoNCE on the
             `own` pair.
+        places: what the place loss goes by, as `objective.places` names it; empty: no
+            place loss.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Row:
     early: bool = False
     directions: Literal["t2i", "i2t", "both"] = "t2i"
     image_anchor: Literal["own", "same"] = "same"
+    places: Literal["", "anatomy", "words", "shuffled"] = ""
 
 
 CONSTANTS = (0.02, 0.05, 0.1, 0.2)
@@ -91,45 +94,47 @@ CROSS_RIVALS = (
 )
 """What `cross` is held against, the best of them in each metric."""
 
+_CROSS = Row("cross", "multipositive", relation="claims", directions="both", image_anchor="own")
 CROSS = (
     *CROSS_RIVALS,
     Row("const 0.1, known", "debiased", 0.1, relation="claims"),
     Row("pll, floor", "debiased", "pll", "floor"),
     Row("relations", "multipositive", relation="claims"),
     Row("relations, both", "multipositive", relation="claims", directions="both"),
-    Row("cross", "multipositive", relation="claims", directions="both", image_anchor="own"),
+    _CROSS,
     Row("const 0.1, both", "debiased", 0.1, directions="both"),
     Row("const 0.1, both, own", "debiased", 0.1, directions="both", image_anchor="own"),
     Row("pll, floor, both, own", "debiased", "pll", "floor", directions="both", image_anchor="own"),
-    Row(
-        "cross, shuffled",
-        "multipositive",
-        0.0,
-        "fallback",
-        "shuffled",
-        directions="both",
-        image_anchor="own",
-    ),
-    Row(
-        "cross, dropped",
-        "multipositive",
-        0.0,
-        "fallback",
-        "dropped",
-        directions="both",
-        image_anchor="own",
-    ),
-    Row(
-        "cross, invented",
-        "multipositive",
-        0.0,
-        "fallback",
-        "invented",
-        directions="both",
-        image_anchor="own",
-    ),
+    replace(_CROSS, name="cross, shuffled", relation="shuffled"),
+    replace(_CROSS, name="cross, dropped", relation="dropped"),
+    replace(_CROSS, name="cross, invented", relation="invented"),
 )
-"""Rows of the confirmatory round; the last three are controls of the reader."""
+"""Rows of the confirmatory round on the phantom; the last three are controls of the reader."""
+
+PLACED_RIVALS = (Row("infonce, both", directions="both"), Row("const 0.1", "debiased", 0.1))
+"""What `cross, place` is held against on pixels, the better of them in each metric and seed."""
+PLACED = replace(_CROSS, name="cross, place", places="anatomy")
+PIXELS_FIRST = (
+    PLACED,
+    _CROSS,
+    *PLACED_RIVALS,
+    Row("relations, both", "multipositive", relation="claims", directions="both"),
+    replace(PLACED, name="cross, place, shuffled", relation="shuffled"),
+    replace(PLACED, name="cross, place, places shuffled", places="shuffled"),
+    Row("infonce, both, place", directions="both", places="anatomy"),
+    Row("infonce"),
+)
+"""Rows of the confirmatory round on pixels that its bars need."""
+PIXELS_THEN = (
+    replace(PLACED, name="cross, place, words alone", places="words"),
+    Row("const 0.2", "debiased", 0.2),
+    Row("const 0.1, known", "debiased", 0.1, relation="claims"),
+    Row("relations", "multipositive", relation="claims"),
+    Row("pll, floor", "debiased", "pll", "floor"),
+    replace(PLACED, name="cross, place, dropped", relation="dropped"),
+    replace(PLACED, name="cross, place, invented", relation="invented"),
+)
+"""Its other rows: rivals, usual places off, and a worse reader."""
 
 
 def factorial() -> tuple[Row, ...]:

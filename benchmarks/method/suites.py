@@ -13,7 +13,18 @@ from pathlib import Path
 from benchmarks.method import digits, phantom, studies, tradeoff
 from benchmarks.method.comparison import Runs
 from benchmarks.method.phantom_examination import examine
-from benchmarks.method.rows import BOTH, CROSS, CROSS_RIVALS, MAIN, Row, factorial
+from benchmarks.method.rows import (
+    BOTH,
+    CROSS,
+    CROSS_RIVALS,
+    MAIN,
+    PIXELS_FIRST,
+    PIXELS_THEN,
+    PLACED,
+    PLACED_RIVALS,
+    Row,
+    factorial,
+)
 from benchmarks.method.run_log import Run, RunLog
 
 PHANTOM_SEEDS = tuple(range(300, 308))
@@ -21,17 +32,20 @@ STUDIES_SEEDS = tuple(range(310, 315))
 DIGITS_SEEDS = tuple(range(320, 325))
 TRADEOFF_SEEDS = tuple(range(330, 340))
 CROSS_SEEDS = tuple(range(500, 508))
+PIXELS_SEEDS = tuple(range(510, 518))
 SHARES = (0.1, 0.25, 0.5)
 
 PHANTOM, STUDIES, DIGITS, TRADEOFF = "phantom", "studies", "digits", "tradeoff"
-CROSS_PHANTOM = "cross phantom"
-SUITES = (PHANTOM, CROSS_PHANTOM, TRADEOFF, STUDIES, DIGITS)
+CROSS_PHANTOM, CROSS_STUDIES = "cross phantom", "cross studies"
+SUITES = (PHANTOM, CROSS_PHANTOM, TRADEOFF, STUDIES, CROSS_STUDIES, DIGITS)
 """In the order in which they are run."""
+_BOXES = ("r1", "r5", "b2s10", "s2b10", "map", "cnr", "cnr abs", "miou", "point")
 _PHANTOM = ("auc rare", "r1", "r5", "r1 rare", "i2s", "map", "point", "cnr", "cnr rare")
 METRICS: Mapping[str, tuple[str, ...]] = {
     PHANTOM: ("auc", "auc single", "acc", *_PHANTOM),
     CROSS_PHANTOM: ("auc", "acc", "acc offset", *_PHANTOM),
-    STUDIES: ("auc", "acc", "r1", "r5", "b2s10", "s2b10", "map", "cnr", "cnr abs", "miou", "point"),
+    STUDIES: ("auc", "acc", *_BOXES),
+    CROSS_STUDIES: ("auc", "acc", "acc offset", *_BOXES, "r1 by claim", "r1 within claim"),
     DIGITS: ("lp1", "lp5", "mean"),
     TRADEOFF: ("auc", "acc", "r1", "r1 rare", "cnr"),
 }
@@ -39,6 +53,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     PHANTOM: ("const 0.02", "const 0.05", "const 0.1", "const 0.2", "const 0.3"),
     CROSS_PHANTOM: tuple(row.name for row in CROSS_RIVALS),
     STUDIES: ("const 0.05", "const 0.1"),
+    CROSS_STUDIES: tuple(row.name for row in PLACED_RIVALS),
     DIGITS: ("low", "high", "high, fallback"),
     TRADEOFF: (),
 }
@@ -47,6 +62,7 @@ GOALS: Mapping[str, str] = {
     PHANTOM: "multipositive claims",
     CROSS_PHANTOM: "cross",
     STUDIES: "multipositive claims",
+    CROSS_STUDIES: PLACED.name,
     DIGITS: "true",
     TRADEOFF: "",
 }
@@ -136,6 +152,7 @@ def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
         PHANTOM: _phantom_runs,
         CROSS_PHANTOM: _cross_phantom_runs,
         STUDIES: _studies_runs,
+        CROSS_STUDIES: _cross_studies_runs,
         DIGITS: _digits_runs,
         TRADEOFF: _tradeoff_runs,
     }
@@ -184,7 +201,7 @@ def _tradeoff_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
 def _studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
     seeds, steps = STUDIES_SEEDS, studies.STEPS
     settings: tuple[str, ...] = ()
-    rows = MAIN if main else BOTH
+    rows: tuple[Row, ...] = MAIN if main else BOTH
     if size.quick:
         seeds, steps, settings = (0,), 20, QUICK_STUDIES
         rows = tuple(row for row in MAIN if main and row.name in QUICK_MAIN)
@@ -192,6 +209,19 @@ def _studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
         for row in rows:
             job = Work(studies.measure, row, size.work / STUDIES, seed, steps, settings)
             yield Run(STUDIES, "", row.name, seed), job
+
+
+def _cross_studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
+    seeds, steps, settings = PIXELS_SEEDS, studies.STEPS, studies.STOPPED
+    rows: tuple[Row, ...] = PIXELS_FIRST if main else PIXELS_THEN
+    if size.quick:
+        seeds, steps = (0,), 20
+        settings = (*settings, *QUICK_STUDIES, "train.validate_every_steps=10")
+        rows = tuple(row for row in rows if row.name in {"infonce", PLACED.name})
+    for seed in seeds:
+        for row in rows:
+            job = Work(studies.measure, row, size.work / "cross_studies", seed, steps, settings)
+            yield Run(CROSS_STUDIES, "", row.name, seed), job
 
 
 def _digits_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.method import suites
 from benchmarks.method.bars import GOAL, held_against
 from benchmarks.method.run_log import Run, RunLog
@@ -49,3 +51,34 @@ def test_cross_is_stopped_by_reports_and_held_against_the_best_rival(tmp_path: P
     figures, bars = held_against(run_log)
     assert figures["phantom_cross_wins_min"] == 8
     assert bars["phantom_cross_wins_min"][1]
+
+
+def pixel_runs(tmp_path: Path, seeds: tuple[int, ...], losses: int) -> RunLog:
+    """The two rivals lead in turn; `cross, place` beats both but for some seeds of pointing."""
+    run_log = RunLog(tmp_path / "runs.jsonl")
+    for index, seed in enumerate(seeds):
+        values = {"cross, place": 0.7, "infonce, both": 0.5, "const 0.1": 0.4}
+        if index % 2:
+            values |= {"infonce, both": 0.3, "const 0.1": 0.6}
+        for row, value in values.items():
+            figures = dict.fromkeys(suites.METRICS[suites.CROSS_STUDIES], value)
+            if row == "const 0.1" and index < losses:
+                figures["point"] = 0.8
+            run = Run(suites.CROSS_STUDIES, "", row, seed)
+            run_log.measure(run, lambda figures=figures: figures)
+    return run_log
+
+
+def test_places_are_held_against_the_better_rival_of_each_seed(tmp_path: Path) -> None:
+    figures, bars = held_against(pixel_runs(tmp_path, suites.PIXELS_SEEDS, losses=2))
+    assert figures["pixels_cross_place_wins_min"] == 6
+    assert not bars["pixels_cross_place_wins_min"][1]
+    assert figures["cross studies auc over the better rival"] == pytest.approx(0.15)
+    assert figures["cross studies auc over the better rival, wins"] == 8
+    assert figures["cross studies auc over const 0.1"] == pytest.approx(0.2)
+
+
+def test_seven_seeds_of_pixels_meet_no_bar(tmp_path: Path) -> None:
+    figures, bars = held_against(pixel_runs(tmp_path, suites.PIXELS_SEEDS[:7], losses=0))
+    assert figures["cross studies r1 over the better rival, wins"] == 7
+    assert bars == {}

@@ -1,23 +1,34 @@
 """The rows of the generated studies are configs that the product accepts."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.method import studies
-from benchmarks.method.rows import BOTH, MAIN, Row
+from benchmarks.method.rows import BOTH, MAIN, PIXELS_FIRST, PIXELS_THEN, Row
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
+from medclip_dcl.losses.relations import DIFFERENT, SAME, encode_claims
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler import labels
+from medclip_dcl.text.labeler.labels import ReportLabels
+from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.objective import ContrastiveObjective
+from medclip_dcl.training.settings import ObjectiveConfig
 
 
-@pytest.mark.parametrize("row", [*MAIN, *BOTH], ids=lambda row: row.name)
-def test_every_row_is_a_valid_recipe(row: Row, tmp_path: Path) -> None:
-    config = load_config(studies.CONFIG, studies._settings_of(row, tmp_path, 100))
+@pytest.mark.parametrize(
+    "row", {*MAIN, *BOTH, *PIXELS_FIRST, *PIXELS_THEN}, ids=lambda row: row.name
+)
+def test_every_row_is_a_valid_config(row: Row, tmp_path: Path) -> None:
+    settings = [*studies.STOPPED, *studies._settings_of(row, tmp_path, 100)]
+    config = load_config(studies.CONFIG, settings)
+    assert (config.objective.place_weight > 0) == bool(row.places)
     assert config.train.steps == (50 if row.early else 100)
     assert config.objective.kind == row.kind
     assert config.eta.source == (row.eta if isinstance(row.eta, str) else "constant")
@@ -25,21 +36,69 @@ def test_every_row_is_a_valid_recipe(row: Row, tmp_path: Path) -> None:
 
 def test_shuffled_claims_are_those_of_other_training_studies(tmp_path: Path) -> None:
     work = write_corpus(tmp_path / "corpus")
-    studies._shuffle_claims(work, tmp_path, seed=0)
-
-    def rows(folder: Path) -> dict[str, str]:
-        artifact = open_artifact(labels.ARTIFACT.at(folder), labels.ARTIFACT)
-        table = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
-        return {row.pop("study_id"): str(row) for row in table}
-
-    before, after = rows(work), rows(tmp_path)
-    reports = read_table(manifest.ARTIFACT.at(work), manifest.REPORTS, ["study_id", "split"])
-    training = {row["study_id"] for row in reports.to_pylist() if row["split"] == "train"}
+    before, training = claims_of(work)
+    after = studies.altered_claims(work, "shuffled", seed=0)
     assert after.keys() == before.keys()
     assert {name: after[name] for name in after if name not in training} == {
         name: before[name] for name in before if name not in training
     }
-    assert sorted(after[name] for name in training & after.keys()) == sorted(
-        before[name] for name in training & before.keys()
+    assert sorted(str(after[name]) for name in training & after.keys()) == sorted(
+        str(before[name]) for name in training & before.keys()
     )
     assert np.mean([after[name] != before[name] for name in training & after.keys()]) > 0.3
+
+
+@pytest.mark.parametrize("kind", ["dropped", "invented"])
+def test_a_worse_reader_errs_on_training_reports_alone(tmp_path: Path, kind: str) -> None:
+    work = write_corpus(tmp_path / "corpus")
+    before, training = claims_of(work)
+    altered = studies.altered_claims(work, kind, seed=0)
+    (tmp_path / "own").mkdir()
+    studies._write_claims(work, tmp_path / "own", altered, kind)
+    after, _ = claims_of(tmp_path / "own", work)
+    assert {name: after[name] for name in after if name not in training} == {
+        name: before[name] for name in before if name not in training
+    }
+    errors = 0
+    for name in training & after.keys():
+        fewer, more = after[name].asserted.keys(), before[name].asserted.keys()
+        if kind == "invented":
+            fewer, more = more, fewer
+        assert fewer <= more
+        errors += len(more) - len(fewer)
+    assert errors
+
+
+def test_the_relation_alone_sees_other_reports() -> None:
+    """Study `a` denies what the sentence of `b` says; read otherwise, it says the same."""
+    says = ReportLabels({"Edema": frozenset()}, frozenset(), frozenset(), normal=False)
+    denies = ReportLabels({}, frozenset({"Edema"}), frozenset(), normal=False)
+    codes = encode_claims([denies, says])
+    empty = torch.empty(0)
+    batch = ImageTextBatch(
+        0,
+        slice(0, 2),
+        ("a", "b"),
+        *[empty] * 6,
+        sentence_codes=codes,
+        report_codes=codes,
+        labels=None,
+    )
+    objective = ContrastiveObjective(
+        ObjectiveConfig(kind="multipositive", relation="claims"), 0, mock.Mock()
+    )
+    with studies.relation_to({"a": says, "b": says}):
+        turned = objective._relation(batch, from_text=True)
+    plain = objective._relation(batch, from_text=True)
+    assert plain.tolist() == [[SAME, DIFFERENT], [DIFFERENT, SAME]]
+    assert turned.tolist() == [[DIFFERENT, DIFFERENT], [SAME, SAME]]
+
+
+def claims_of(folder: Path, corpus: Path | None = None) -> tuple[dict[str, ReportLabels], set[str]]:
+    """Claims of every study's report, and which studies train."""
+    artifact = open_artifact(labels.ARTIFACT.at(folder), labels.ARTIFACT)
+    table = read_table(artifact.path, labels.REPORT_CLAIMS).to_pylist()
+    path = manifest.ARTIFACT.at(corpus or folder)
+    reports = read_table(path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
+    training = {row["study_id"] for row in reports if row["split"] == "train"}
+    return {row["study_id"]: ReportLabels.from_row(row) for row in table}, training
