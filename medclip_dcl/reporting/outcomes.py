@@ -10,7 +10,6 @@ from medclip_dcl import model_package
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.metrics import reliability
 from medclip_dcl.model_package import read_model_package
 from medclip_dcl.reporting.charts import Labels, Line, draw_lines, heat_uri
 from medclip_dcl.reporting.corpus import boxes_by_image, show_image
@@ -232,8 +231,13 @@ def describe_trust(sources: Sources) -> View | None:
 def _reliability(sources: Sources) -> str | None:
     lines = []
     for name, said, truth in _scores(sources, "probability")[:_LINES]:
-        bins = [item for item in reliability(said, truth == 1) if item.images >= _LEAST_BIN]
-        lines.append(Line(name, [item.probability for item in bins], [item.share for item in bins]))
+        images, total, present = (
+            np.histogram(said, bins=10, range=(0, 1), weights=weights)[0]
+            for weights in (None, said, truth)
+        )
+        drawn = images >= _LEAST_BIN
+        means, shares = (each[drawn] / images[drawn] for each in (total, present))
+        lines.append(Line(name, means.tolist(), shares.tolist()))
     labels = Labels(
         "Reliability: share of images with the finding by the probability that was said",
         "probability that was said",
