@@ -10,7 +10,6 @@ on one core). So they are ours, and the tests compare each with scikit-learn's.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -22,8 +21,7 @@ Scores = Float[np.ndarray, " U"]
 IsTrue = Bool[np.ndarray, " U"]
 Ranks = Int[np.ndarray, " U"]
 
-BINS = 10
-"""Bins of equal width between 0 and 1."""
+_BINS = 10  # of probabilities, of equal width, closed on the left
 
 
 def value_of(samples: Samples) -> float | None:
@@ -64,21 +62,13 @@ def mean_of(parts: Sequence[Samples] | Float[np.ndarray, "parts S"]) -> Samples:
 def roc_auc(scores: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
     """Chance that a positive image scores above a negative one, ties counted as half.
 
-    Args:
-        scores: higher means more likely positive; any finite scale.
-        positive: the truth.
-        weights: of the images.
-
-    Returns:
-        The area in [0, 1]; undefined where a class is empty.
-
-    Raises:
-        MetricError: the lengths differ, or a score is not finite.
+    Undefined where a class is empty; MetricError where a score is not finite.
 
     Source: Hanley and McNeil 1982 (Mann-Whitney form).
     """
     _check_scores(scores, positive)
     each = _weights(scores, weights)
+    # Images of one score are one level: a positive wins against all below it, half of its own.
     levels, level = np.unique(scores, return_inverse=True)
     hits, misses = (
         _by_level(each[:, own], level[own], len(levels)) for own in (positive, ~positive)
@@ -89,15 +79,7 @@ def roc_auc(scores: Scores, positive: IsTrue, weights: Weights | None = None) ->
 
 
 def accuracy(margins: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
-    """Share of images whose positive prompt outscores the negative one exactly when it should.
-
-    Args:
-        margins: score of the positive prompt minus that of the negative; 0 decides negative.
-        positive: the truth.
-        weights: of the images.
-
-    Raises:
-        MetricError: the lengths differ, or a margin is not finite.
+    """Share of images whose margin is above 0 exactly when the finding is there.
 
     Source: Wang et al. 2023, Section 3.3: the label is the prompt with the higher score.
     """
@@ -119,72 +101,26 @@ CLASSIFICATION = {"auc": roc_auc, "accuracy": accuracy, "balanced_accuracy": bal
 def mean_over_findings(
     findings: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> dict[str, Samples]:
-    """Average the figures of several findings.
+    """Average each of `CLASSIFICATION` over the findings that have both classes in the sample.
 
-    Args:
-        findings: margins, truth and weights of the images of each whose truth is known.
-
-    Returns:
-        `mean_auc`, `mean_accuracy` and `mean_balanced_accuracy`, each over the findings that
-        have both classes in the sample; nothing where there is no finding.
+    A finding is margins, truth and weights of the images whose truth is known. Without a finding
+    there is no figure.
     """
     found = [[of(*finding) for of in CLASSIFICATION.values()] for finding in findings]
     if not found:
         return {}
     values = np.stack(found)  # (findings, figures, samples)
+    # Where a class is missing there is no AUC: the finding then leaves every mean.
     values[np.isnan(values[:, :1]).repeat(len(CLASSIFICATION), axis=1)] = np.nan
     return {f"mean_{name}": mean_of(values[:, row]) for row, name in enumerate(CLASSIFICATION)}
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Images whose probability is in one interval.
-
-    Attributes:
-        images: how many.
-        probability: mean of what was said.
-        share: share of them that have the finding.
-    """
-
-    images: int
-    probability: float
-    share: float
-
-
-def reliability(probability: Scores, positive: IsTrue, bins: int = BINS) -> list[Bin]:
-    """Compare what was said with what was found, interval by interval.
-
-    Args:
-        probability: what was said, in [0, 1].
-        positive: the truth.
-        bins: number of intervals of equal width, closed on the left; the last on both sides.
-
-    Returns:
-        The intervals that hold an image, in ascending order.
-
-    Raises:
-        MetricError: the lengths differ, a probability is not a number in [0, 1], or there are
-            no bins.
-
-    Source: DeGroot and Fienberg 1983; Guo et al. 2017, Section 2.
-    """
-    index = _bins(probability, positive, bins)
-    return [
-        Bin(int(own.sum()), float(probability[own].mean()), float(positive[own].mean()))
-        for own in (index == number for number in np.unique(index))
-    ]
-
-
 def calibration_error(
-    probability: Scores, positive: IsTrue, weights: Weights | None = None, bins: int = BINS
+    probability: Scores, positive: IsTrue, weights: Weights | None = None, bins: int = _BINS
 ) -> Samples:
-    """Mean distance between what was said and what was found, weighted by images.
+    """Expected calibration error, in [0, 1]: mean distance of probability and share, by bins.
 
-    Returns:
-        The expected calibration error in [0, 1].
-
-    Raises:
-        MetricError: as `reliability`.
+    MetricError where a probability is not a number in [0, 1].
 
     Source: Naeini et al. 2015; Guo et al. 2017, Eq. 3, for two classes.
     """
@@ -201,9 +137,6 @@ def calibration_error(
 def brier_score(probability: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
     """Mean squared distance between probability and truth, in [0, 1], 0 the best.
 
-    Raises:
-        MetricError: the lengths differ, or a probability is not a number in [0, 1].
-
     Source: Brier 1950, for two classes counted once.
     """
     _bins(probability, positive, 1)
@@ -213,17 +146,9 @@ def brier_score(probability: Scores, positive: IsTrue, weights: Weights | None =
 def best_ranks(
     scores: Float[np.ndarray, "queries items"], correct: Bool[np.ndarray, "queries items"]
 ) -> Int[np.ndarray, " queries"]:
-    """Rank of each query's best correct item, ties resolved against it.
+    """Rank of each query's best correct item: 1 + the wrong items that score at least as high.
 
-    Args:
-        scores: of every item for every query; higher is better.
-        correct: whether the item answers the query; at least one per query does.
-
-    Returns:
-        1 + the number of wrong items that score at least as high as the best correct one.
-
-    Raises:
-        MetricError: shapes differ, a score is not finite, or a query has no correct item.
+    MetricError where a score is not finite, or a query has no correct item.
 
     Source: ours; pessimistic, so a model that scores everything alike ranks last.
     """
@@ -245,20 +170,14 @@ def recall_at(ranks: Ranks, k: int, weights: Weights | None = None) -> Samples:
 
 
 def chance_recall(correct: Bool[np.ndarray, "queries items"], k: int) -> float | None:
-    """Expected recall at k of a random order.
+    """Expected recall at k of a random order; None without queries.
 
-    Args:
-        correct: whether the item answers the query.
-        k: length of the list, at least 1.
-
-    Returns:
-        Mean over queries of 1 - C(n - c, k) / C(n, k), with c of n items correct; None
-        where there are no queries.
+    Mean over queries of 1 - C(n - c, k) / C(n, k), with c of n items correct.
     """
     queries, items = correct.shape
     if queries == 0:
         return None
-    length = min(k, items)
+    length = min(k, items)  # a list longer than the pool finds all
     counts, repeats = np.unique(correct.sum(axis=1), return_counts=True)
     whole = math.comb(items, length)
     misses = [math.comb(items - int(count), length) / whole for count in counts]
@@ -271,7 +190,7 @@ def _weights(units: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
 
 def _by_level(weights: np.ndarray, level: np.ndarray, levels: int) -> np.ndarray:
     """Add up the weights of the units of each level: (samples, levels)."""
-    order = np.argsort(level, kind="stable")
+    order = np.argsort(level, kind="stable")  # reduceat adds runs of units
     added = np.zeros((len(weights), levels))
     present, start = np.unique(level[order], return_index=True)
     if len(present):
@@ -296,7 +215,6 @@ def _check_scores(scores: np.ndarray, positive: np.ndarray) -> None:
 
 
 def _bins(probability: np.ndarray, positive: np.ndarray, bins: int) -> np.ndarray:
-    """Number of the interval that each probability is in."""
     if probability.shape != positive.shape or probability.ndim != 1 or bins < 1:
         raise MetricError(
             f"{probability.shape} probabilities, {positive.shape} labels, {bins} bins; give one of "

@@ -21,7 +21,6 @@ from medclip_dcl.evaluation.metrics import (
     mean,
     median,
     recall_at,
-    reliability,
     roc_auc,
     value_of,
 )
@@ -164,9 +163,6 @@ TRUE = np.array([False, False, True, True, True, False])
 
 def test_the_error_is_the_one_worked_out_by_hand():
     # two bins: [0, .5) says 1/6 and finds 1/3; [.5, 1] says 2.6/3 and finds 2/3
-    low, high = reliability(SAID, TRUE, bins=2)
-    assert (low.images, low.probability, low.share) == (3, pytest.approx(0.5 / 3), 1 / 3)
-    assert (high.images, high.probability, high.share) == (3, pytest.approx(2.6 / 3), 2 / 3)
     assert calibration_error(SAID, TRUE, bins=2)[0] == pytest.approx(
         0.5 * (0.5 + 0.6) / 3, rel=1e-12
     )
@@ -180,9 +176,9 @@ def test_said_as_it_is_has_no_error_and_said_the_wrong_way_round_has_all():
 
 
 def test_an_edge_belongs_to_the_bin_above_it():
-    assert [item.images for item in reliability(np.array([0.0, 0.1, 1.0]), np.zeros(3, bool))] == [
-        *(1, 1, 1)
-    ]
+    # .05 and .1 are in two bins: (.95 + .1) / 2; in one they would err by (.95 - .1) / 2
+    found = calibration_error(np.array([0.05, 0.1]), np.array([True, False]))
+    assert found[0] == pytest.approx(1.05 / 2)
 
 
 def test_bins_and_scores_agree_with_scikit_learn():
@@ -190,9 +186,6 @@ def test_bins_and_scores_agree_with_scikit_learn():
     said = rng.uniform(size=500)
     true = rng.uniform(size=500) < said**2
     shares, means = calibration_curve(true, said, n_bins=10, strategy="uniform")
-    found = reliability(said, true)
-    assert [item.share for item in found] == pytest.approx(shares.tolist(), abs=1e-12)
-    assert [item.probability for item in found] == pytest.approx(means.tolist(), abs=1e-12)
     sizes = np.histogram(said, bins=10, range=(0, 1))[0]
     expected = (sizes * np.abs(shares - means)).sum() / 500
     assert calibration_error(said, true)[0] == pytest.approx(expected, abs=1e-12)
@@ -202,7 +195,6 @@ def test_bins_and_scores_agree_with_scikit_learn():
 def test_no_images_have_no_error():
     none = np.zeros(0), np.zeros(0, dtype=bool)
     assert [value_of(of(*none)) for of in (calibration_error, brier_score)] == [None, None]
-    assert reliability(*none) == []
 
 
 @pytest.mark.parametrize("said", [[-0.1, 0.5], [0.5, 1.1], [0.5, np.nan]])
