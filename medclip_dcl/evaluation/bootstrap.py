@@ -28,15 +28,9 @@ _BLOCK = 4_000_000  # weights that are measured at once; metrics hold a few arra
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number with what it rests on.
+    """A measured number, the units and patients it rests on, and its 95 % interval if any.
 
-    Attributes:
-        value: the number; None where it is undefined, and `reason` says why.
-        n: images, boxes or queries that it rests on.
-        subjects: patients that it rests on.
-        low: lower end of its 95 % interval; None where there is none.
-        high: upper end of its 95 % interval; None where there is none.
-        reason: why value is None, else empty.
+    `reason` says why there is no value.
     """
 
     value: float | None
@@ -62,14 +56,7 @@ class BootstrapOptions:
 def patient_weights(
     patients: int, samples: int, generator: np.random.Generator
 ) -> Int[np.ndarray, "S patients"]:
-    """Draw patients with replacement, as many as there are.
-
-    Returns:
-        How often each patient was drawn; the first row is 1 throughout.
-
-    Raises:
-        MetricError: there is no patient, or the number of samples is negative.
-    """
+    """Draw patients with replacement, as many as there are; the first row is 1 throughout."""
     if patients < 1 or samples < 0:
         raise MetricError(
             f"{patients} patients, {samples} bootstrap samples; give 1 and 0 at least"
@@ -103,14 +90,8 @@ def estimate(
 ) -> dict[str, Figure]:
     """Measure figures with their 95 % percentile intervals over patients.
 
-    Args:
-        measure: weights of the units -> figures by name.
-        subjects: the patient of every unit.
-        bootstrap: of the draws.
-        undefined: reason that is given where the data do not define a figure.
-
-    Returns:
-        The figures by name.
+    `measure` turns weights of the units into figures by name, `subjects` are the units' patients,
+    and `undefined` is the reason given where the data do not define a figure.
 
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), with patients
         as what is drawn.
@@ -119,6 +100,7 @@ def estimate(
         weights = draw_weights(subjects, bootstrap)
     else:
         weights = np.ones((bootstrap.samples + 1, 0), dtype=np.int64)
+    # Rows of weights are measured a block at a time: all of them may be gigabytes.
     rows = max(1, _BLOCK // max(1, len(subjects)))
     blocks = [measure(weights[start : start + rows]) for start in range(0, len(weights), rows)]
     return {
@@ -132,11 +114,6 @@ def summarise(values: Samples, subjects: Sequence[str], undefined: str) -> Figur
 
     There is no interval where half of the samples or more do not define it, or where it rests on
     one patient.
-
-    Args:
-        values: of the data themselves, then of every bootstrap sample.
-        subjects: the patient of every unit that it rests on.
-        undefined: reason that is given where the data do not define it.
     """
     value, drawn = float(values[0]), values[1:]
     defined = drawn[~np.isnan(drawn)]
