@@ -60,11 +60,7 @@ def exact_truth(
 ) -> Truth:
     """Read off which findings images show, where a generator knows it.
 
-    Args:
-        findings: the prompt pairs; a finding whose name is not a type stays unknown.
-        image_ids: the images; one that the generator does not know stays unknown.
-        types_of: image -> types of finding that it shows.
-        types: every type there is.
+    A finding that is not among its `types` stays unknown, and so does an image not in `types_of`.
     """
     truth = np.full((len(findings), len(image_ids)), UNKNOWN, dtype=np.int8)
     for index, finding in enumerate(findings):
@@ -79,14 +75,6 @@ def labelled_truth(
 ) -> Truth:
     """Read off which findings images show from the labels of their studies.
 
-    Args:
-        findings: the prompt pairs; one without a label column stays unknown.
-        study_ids: study of each image.
-        labels: rows of the manifest's label table.
-
-    Returns:
-        1 where the label is 1, 0 where it is 0; uncertain and blank are `UNKNOWN`.
-
     Source: Wang et al. 2023 leave open what becomes of uncertain and blank; ours: dropped.
     """
     of_study = {row["study_id"]: row for row in labels}
@@ -100,15 +88,9 @@ def labelled_truth(
 
 
 def balance(truth: Truth, most: int, generator: np.random.Generator) -> Truth:
-    """Draw as many images with each finding as without it.
+    """Draw as many images with each finding as without it, `most` in all; 0: all images stay.
 
-    Args:
-        truth: of all images.
-        most: most images of a finding, half of them with it; 0: all images stay.
-        generator: draws them.
-
-    Returns:
-        The truth of the drawn images; that of the others is `UNKNOWN`.
+    The truth of images that are not drawn becomes `UNKNOWN`.
 
     Source: Wang et al. 2023 evaluate on about 1000 images per finding; ours: half and half.
     """
@@ -140,10 +122,7 @@ def evaluate_findings(
     truth: Truth,
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
-    """Ask for findings by prompt pairs.
-
-    Returns:
-        The outcome and the rows of `results.SCORES`, by finding, then image.
+    """Ask for findings by prompt pairs; rows of `results.SCORES` by finding, then image.
 
     Source: Wang et al. 2023, Section 3.3 and Table 2.
     """
@@ -179,14 +158,7 @@ def finding_figures(
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> dict[str, Figure]:
-    """Measure `auc`, `accuracy` and `balanced_accuracy` of one finding.
-
-    Args:
-        margins: score of the positive prompt minus that of the negative.
-        truth: images whose truth is not known are left out.
-        subjects: patient of every image.
-        bootstrap: of the intervals.
-    """
+    """Measure `auc`, `accuracy` and `balanced_accuracy` of one finding by its margins."""
     known, positive, owners = known_images(truth, subjects)
     margin = margins[known]
 
@@ -199,10 +171,7 @@ def finding_figures(
 def mean_finding_figures(
     margins: Matrix, truth: Truth, subjects: Sequence[str], bootstrap: BootstrapOptions
 ) -> dict[str, Figure]:
-    """Average the figures of several findings, as `metrics.mean_over_findings`.
-
-    The arguments are those of `finding_figures`, a row per finding; images are drawn together.
-    """
+    """Average the figures of several findings, as `metrics.mean_over_findings`."""
 
     def measure(weights: Weights) -> dict[str, Samples]:
         return mean_over_findings(
@@ -223,12 +192,8 @@ def evaluate_classes(
 ) -> tuple[EvalResult, Rows]:
     """Ask which one of several findings an image shows, of images that show one alone.
 
-    The classes are the findings' positive prompts; of a class at most `per_class` images are
-    drawn, with the seed of `bootstrap`.
-
-    Returns:
-        The outcome and the rows of `results.CLASSES`. An image whose best two classes score
-        alike is wrong.
+    The classes are the findings' positive prompts. An image whose best two classes score alike is
+    wrong.
 
     Source: Huang et al. 2021 (GLoRIA), CheXpert5x200: images that show one of five findings
         and no other, 200 of each. Ours: a finding that nobody stated counts as not shown.
@@ -266,12 +231,7 @@ def class_figures(
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> tuple[dict[str, Figure], dict[int, Figure]]:
-    """Measure answers to a question with several classes: the class given, and that shown.
-
-    Returns:
-        `accuracy` and `mean_recall`, the mean over classes of the share that is
-        recognised; and that share by class. A class without an image is left out.
-    """
+    """Measure `accuracy` and `mean_recall`, the mean over classes, and the recall of each class."""
     right = (answers == shown).astype(float)
 
     def measure(weights: Weights) -> dict[str, Samples]:
@@ -297,7 +257,7 @@ def class_recalls(
 def _exclusive(
     truth: np.ndarray, per_class: int, generator: np.random.Generator
 ) -> tuple[list[int], np.ndarray]:
-    """Draw images that show one finding alone; their numbers, ascending, and what they show."""
+    # Images that show one finding alone: their numbers, ascending, and what they show.
     alone = (truth == 1).sum(axis=0) == 1
     chosen: list[int] = []
     for state in truth:
@@ -310,7 +270,7 @@ def _exclusive(
 
 
 def _sole_best(scores: np.ndarray) -> Int[np.ndarray, " images"]:
-    """Number of each row's highest score; -1 where two share it."""
+    # Number of each row's highest score; -1 where two share it.
     best = scores.max(axis=1, keepdims=True)
     alone = (scores == best).sum(axis=1) == 1
     indices: np.ndarray = np.where(alone, scores.argmax(axis=1), -1)
@@ -327,25 +287,14 @@ def evaluate_subgroups(
 ) -> EvalResult:
     """Measure the findings in every group of images.
 
-    Args:
-        margins: score of the positive prompt minus that of the negative.
-        truth: images whose truth is not known are left out.
-        subjects: patient of every image.
-        traits: such as view, sex, age: the value of every image, empty where not known.
-        bootstrap: of the intervals.
-        least_patients: patients below which a group's figures are withheld.
-
-    Returns:
-        The outcome. Groups are named `trait: value`, with `mean_auc` and
-        `mean_balanced_accuracy`; `gap.trait` is the largest mean AUC of its groups minus the
-        smallest, over findings that every group has with and without, which chance alone
-        makes greater than 0. `pool` counts images.
+    `traits` are such as view, sex, age: the value of every image, empty where not known. Groups
+    are named `trait: value`; `gap.trait` is the largest mean AUC of its groups minus the smallest,
+    over findings that every group has with and without, which chance alone makes greater than 0.
     """
     owners = np.asarray(subjects, dtype=str)
     weights = draw_weights(subjects, bootstrap)  # one draw of patients for all groups
 
-    def measure(name: str, chosen: np.ndarray) -> np.ndarray:
-        """Measure each finding on some images: (findings, samples)."""
+    def measure(name: str, chosen: np.ndarray) -> np.ndarray:  # (findings, samples)
         return np.stack(
             [
                 _MEASURES[name](margin[known], state[known] == 1, weights[:, known])
@@ -398,10 +347,8 @@ def evaluate_paraphrases(
 ) -> tuple[EvalResult, Rows]:
     """Ask for findings in every pairing of their positive and negative prompts.
 
-    Returns:
-        The outcome and the rows of `results.PROMPTS`. Groups are the findings: of `auc` and
-        `balanced_accuracy` the `_lowest`, `_highest` and `_spread` over the pairs, and the
-        `_ensemble`, all pairs averaged; `pool` counts the pairs.
+    Of `auc` and `balanced_accuracy` each finding has the `_lowest`, `_highest` and `_spread` over
+    the pairs, and the `_ensemble`, all pairs averaged.
     """
     groups: dict[str, dict[str, Figure]] = {}
     pool: dict[str, int] = {}
