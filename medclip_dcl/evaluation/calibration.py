@@ -38,14 +38,16 @@ def calibrate_finding(
     patients: int,
     settings: ProbabilitiesConfig,
 ) -> FindingCalibration:
-    """Fit the calibration of one finding by images whose truth is known.
-
-    Without a curve, and with the reason, where a class has too few images or the score does
-    not rise with the finding.
-    """
-    present = int(positive.sum())
-    absent = len(positive) - present
-    reason = _refusal(logits, positive, settings.least_per_class)
+    """Fit the calibration of one finding; without a curve, with the reason, where none fits."""
+    present, absent = int(positive.sum()), int((~positive).sum())
+    reason = ""
+    if min(present, absent) < settings.least_per_class:
+        reason = (
+            f"{present} validation images with it and {absent} without; "
+            f"probabilities.least_per_class asks for {settings.least_per_class} of each"
+        )
+    elif not roc_auc(logits, positive)[0] > 0.5:
+        reason = "its score does not rise with the finding on the validation images"
     curve = None if reason else fit_curve(logits, positive, settings.method)
     if curve is not None and not curve.logits and curve.slope == 0:
         curve, reason = None, f"no rising {settings.method} curve fits the validation images"
@@ -97,19 +99,6 @@ def _isotonic(logits: Logits, positive: FindingTruth) -> Curve:
     return Curve(logits=tuple(model.X_thresholds_.tolist()), heights=tuple(heights.tolist()))
 
 
-def _refusal(logits: Logits, positive: FindingTruth, least: int) -> str:
-    present = int(positive.sum())
-    absent = len(positive) - present
-    if min(present, absent) < least:
-        return (
-            f"{present} validation images with it and {absent} without; "
-            f"probabilities.least_per_class asks for {least} of each"
-        )
-    if not roc_auc(logits, positive)[0] > 0.5:
-        return "its score does not rise with the finding on the validation images"
-    return ""
-
-
 def calibrate_findings(
     findings: Sequence[Finding],
     logits: Matrix,
@@ -117,10 +106,7 @@ def calibrate_findings(
     subjects: Sequence[str],
     settings: ProbabilitiesConfig,
 ) -> tuple[FindingCalibration, ...]:
-    """Fit every finding that has images enough, from the log odds of each image's score.
-
-    These are gamma**2 times the margin.
-    """
+    """Fit every finding, from the log odds of each image's score: gamma**2 times the margin."""
     found = []
     for finding, row, state in zip(findings, logits, truth, strict=True):
         known, positive, owners = known_images(state, subjects)
@@ -139,18 +125,10 @@ def evaluate_probabilities(
 ) -> tuple[EvalResult, list[list[float | None]]]:
     """Compare probabilities with the truth of images that they were not fitted to.
 
-    Args:
-        calibration: of the model; None: it has none.
-        asked: the findings, and those that the model was published with.
-        logits: log odds of each image's score.
-        truth: of all images, as they come: a share that was chosen says nothing of chances.
-        images: the images.
-        bootstrap: of the intervals.
-
-    Returns:
-        The outcome, with `calibration_error` and `brier` by finding, and `score_` for the
-        score itself on the same images; and the probability of every finding and image, None
-        where there is none.
+    `asked` are the findings and those that the model was published with. The truth must be that of
+    all images, as they come: a balanced share says nothing of chances. With the figures of the
+    probability come those of the score itself, with `score_`. The probabilities are returned by
+    finding, then image; None where there is none.
     """
     findings, own = asked
     curves = calibrations_of(findings, own, calibration)
