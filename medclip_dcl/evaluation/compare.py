@@ -45,56 +45,38 @@ _LOWER_IS_BETTER = ("median_rank", "own_median_rank")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of one side, or a difference of two, over patients and runs.
-
-    Attributes:
-        value: mean over the runs; None where a run has no such figure.
-        error: its standard error.
-        degrees: degrees of freedom of the error; None: it is taken as known.
-        low: lower end of the 95 % interval.
-        high: upper end of the 95 % interval.
-        p: chance of a value as far from 0 were the truth 0.
-        reason: why something is None, else empty.
-    """
+    """A figure of one side, or a difference of two, over patients and runs."""
 
     value: float | None
+    """Mean over the runs; None where a run has no such figure."""
     error: float | None = None
+    """Its standard error."""
     degrees: float | None = None
+    """Degrees of freedom of the error; None: it is taken as known."""
     low: float | None = None
     high: float | None = None
     p: float | None = None
+    """Chance of a value as far from 0 were the truth 0."""
     reason: str = ""
+    """Why something is None, else empty."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure, compared.
-
-    Attributes:
-        a: mean of the first side's runs.
-        b: mean of the second side's.
-        estimate: a - b.
-        corrected_p: p after Holm's correction for all figures; None: not known.
-        is_different: whether it is below `LEVEL`.
-    """
+    """One figure, compared: the means of both sides' runs, and a - b."""
 
     a: float | None
     b: float | None
     estimate: Estimate
     corrected_p: float | None = None
+    """p after Holm's correction for all figures; None: not known."""
     is_different: bool = False
 
 
 def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
     """Estimate what a config would give with other seeds and on other patients.
 
-    Args:
-        runs: the figure of each run; NaN where it is undefined.
-        generator: source of the draws of runs.
-
-    Returns:
-        The mean over runs with its interval. With one run the interval is over patients
-        alone; `reason` says so.
+    With one run the interval is over patients alone; `reason` says so.
     """
     return _estimate([(runs, 1.0)], generator)
 
@@ -102,18 +84,11 @@ def estimate_side(runs: Runs, generator: np.random.Generator) -> Estimate:
 def compare_sides(
     a: Side, b: Side, generator: np.random.Generator, figures: Collection[str] = ()
 ) -> dict[str, Difference]:
-    """Compare two configs.
+    """Compare two configs from one call of `measure_sides`, figure by figure.
 
-    Args:
-        a: one config, from `measure_sides`.
-        b: the other, from the same call: equal columns are equal draws of patients.
-        generator: source of the draws of runs.
-        figures: the figures that are compared, and corrected for their number; empty: all
-            but those that count a query's doubles as wrong.
-
-    Returns:
-        Figure -> difference a - b, in the order of `a`. With one run on a side the
-        difference is that of two models, and `reason` says so.
+    `figures` are those that are compared, and corrected for their number; empty: all but those
+    that count a query's doubles as wrong. With one run on a side the difference is that of two
+    models, and `reason` says so.
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
@@ -151,20 +126,16 @@ def describe_difference(name: str, difference: Difference) -> str:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for their number.
+    """Correct p-values, dependent in any way, for their number.
 
-    Args:
-        p: p-values, dependent in any way.
-
-    Returns:
-        Corrected ones in the same order: calling those below a level different errs
-        with at most that chance over all of them.
+    Calling those below a level different errs with at most that chance over all of them.
 
     Source: Holm 1979.
     """
     order = np.argsort(p, kind="stable")
     corrected = np.empty(len(p))
     least = 0.0
+    # The least p counts for all, the next for one fewer; none falls below the one before it.
     for step, index in enumerate(order):
         least = max(least, min(1.0, p[index] * (len(p) - step)))
         corrected[index] = least
@@ -178,7 +149,7 @@ def _mean_of_runs(runs: np.ndarray) -> float | None:
 def _estimate(
     sides: Sequence[tuple[np.ndarray, float]], generator: np.random.Generator
 ) -> Estimate:
-    """Estimate a signed sum of sides' means."""
+    # A signed sum of sides' means.
     means = [_mean_of_runs(runs) for runs, _ in sides]
     if any(mean is None for mean in means):
         return Estimate(None, reason="a run has no such figure")
@@ -188,6 +159,7 @@ def _estimate(
     if defined[1:].sum() <= len(defined[1:]) / 2:
         return Estimate(value, reason="undefined in half of the resamples of patients or more")
     signs = np.array([sign for _, sign in sides])
+    # `fixed` varies by patients alone, which the degrees of freedom need; `drawn` by runs as well.
     fixed = signs @ np.stack([runs.mean(axis=0) for runs in samples])
     drawn = signs @ np.stack([_draw_runs(runs, generator) for runs in samples])
     error = float(np.std(drawn[1:], ddof=1))
@@ -204,7 +176,7 @@ def _estimate(
 
 
 def _draw_runs(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Mean of n - 1 runs drawn from n, again in every sample."""
+    # Mean of n - 1 runs drawn from n, again in every sample.
     count, samples = runs.shape
     if count > 1:
         chosen = generator.integers(count, size=(count - 1, samples))
@@ -214,7 +186,8 @@ def _draw_runs(runs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def _degrees(patients: float, sides: Sequence[np.ndarray]) -> float:
-    """Welch and Satterthwaite's degrees of freedom; the patients' variance is taken as known."""
+    # Welch and Satterthwaite's degrees of freedom; the patients' variance is taken as known.
+    # Variance of each side's mean, with its degrees of freedom; one run adds nothing to either.
     shares = [
         (float(runs.var(ddof=1)) / len(runs), len(runs) - 1) for runs in sides if len(runs) > 1
     ]
@@ -264,13 +237,7 @@ def measure_sides(
 ) -> list[Side]:
     """Measure the runs of several configs on the same draws of patients.
 
-    Args:
-        sides: runs of each config, at least one each.
-        samples: draws of patients.
-        generator: source of the draws.
-
-    Returns:
-        For each config, the figures that all of its runs have.
+    A config has the figures that all of its runs have, at least one run.
 
     Raises:
         ArtifactStale: the runs were not asked the same cases, or nobody was.
@@ -289,15 +256,9 @@ def measure_sides(
 
 
 def measure(cases: SampleResults, weights: Int[np.ndarray, "S patients"]) -> dict[str, Samples]:
-    """Measure a run on the patients as they are and in every resample of them.
+    """Measure a run in every resample of its patients: `question.figure` -> values.
 
-    Args:
-        cases: of the run.
-        weights: of `cases.patients`, from `bootstrap.patient_weights`.
-
-    Returns:
-        Question and figure joined by a full stop -> its value in every sample. A figure whose
-        question was not put is left out.
+    A figure whose question was not put is left out.
     """
     found: dict[str, Samples] = {}
     for form, (_, figures) in _TABLES.items():
@@ -335,7 +296,7 @@ def _probes(cases: SampleResults, weights: np.ndarray) -> _Named:
 def _findings(
     groups: np.ndarray, margin: np.ndarray, truth: np.ndarray, weights: np.ndarray
 ) -> dict[str, Samples]:
-    """Average over the groups that have both classes."""
+    # Averages over the groups that have both classes.
     owns = [(groups == group) & ~np.isnan(truth) for group in dict.fromkeys(groups.tolist())]
     return metrics.mean_over_findings(
         (margin[own], truth[own] == 1, weights[:, own]) for own in owns if len(set(truth[own])) == 2
