@@ -41,6 +41,7 @@ def median(values: Float[np.ndarray, " U"] | Ranks, weights: Weights | None = No
     each = _weights(values, weights)
     if len(values) == 0:
         return np.full(len(each), np.nan)
+    # The middle two of the repeated values, found in the added-up weights without repeating any.
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(each[:, order], axis=1)
     total = reached[:, -1:]
@@ -159,6 +160,7 @@ def best_ranks(
     orphans = int((~correct.any(axis=1)).sum()) if len(scores) else 0
     if orphans:
         raise MetricError(f"{orphans} queries have no correct item; leave them out of the pool")
+    # Counting wrong items above the best correct one needs no sort, and ties count against it.
     best = np.where(correct, scores, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
     wrong_above: np.ndarray = ((scores >= best) & ~correct).sum(axis=1)
     return 1 + wrong_above
