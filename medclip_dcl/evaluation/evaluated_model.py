@@ -20,7 +20,7 @@ as boxes are measured.
 """
 
 import hashlib
-import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,39 +69,24 @@ class Encoders(Protocol):
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model under evaluation.
-
-    Attributes:
-        digest: names the model.
-        encoders: its two functions.
-        similarity: how regions and sentence become one score.
-        gamma_squared: scale of the score in softmaxes.
-    """
+    """A model under evaluation, by the digest that names it."""
 
     digest: str
     encoders: Encoders
     similarity: SimilarityConfig
     gamma_squared: float
+    """Scale of the score in softmaxes."""
 
     @torch.inference_mode()
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Give the unit region vectors of square 8-bit images, all in one pass.
-
-        Raises:
-            CheckpointError: the model gives something else than region vectors.
-        """
+        """Give the unit region vectors of square 8-bit images, all in one pass."""
         return _unit(self.encoders.embed_images(images), len(images), 4, "embed_images")
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Give the unit vectors of sentences, in their order.
-
-        Raises:
-            CheckpointError: the model gives something else than sentence vectors.
-            QueryError: there is no text, or one is blank.
-        """
+        """Give the unit vectors of sentences, in their order; QueryError where one is blank."""
         if not texts or not all(text.strip() for text in texts):
             raise QueryError("a sentence is empty; give text with at least one word")
         return _unit(self.encoders.embed_sentences(texts), len(texts), 2, "embed_sentences")
@@ -156,10 +141,9 @@ def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
 def cut(
     image: UInt8[np.ndarray, "size size"], window: Window, height_px: int, width_px: int
 ) -> UInt8[np.ndarray, "size size"]:
-    """Cut a window of the original image out of the prepared one, a square that shows all of it.
+    """Cut a window of the original image out of the prepared one, stretched to the same square.
 
-    Height and width are the original image's. The window is stretched to the same square by
-    bilinear interpolation.
+    Height and width are the original image's, all of which the prepared one shows.
     """
     if window == Window(0, 0, width_px, height_px):
         return image
@@ -179,9 +163,7 @@ def heatmap(
 ) -> Float[np.ndarray, "height width"]:
     """Spread a window's grid of scores over the image; `biovil` smooths the grid first.
 
-    Returns:
-        One score per pixel, bilinear between the centres of cells; not a number where the
-        model saw nothing.
+    Pixels are NaN where the model saw nothing.
 
     Source: Boecking et al. 2022, as hi-ml's inference engine does it.
     """
@@ -194,11 +176,7 @@ def heatmap(
 
 
 def scaled(window: Window, down: float, across: float, height_px: int, width_px: int) -> Window:
-    """Bring a window to another size of its image: heights times `down`, widths times `across`.
-
-    Returns:
-        The window on the new image, rounded, at least a pixel and within it.
-    """
+    """Bring a window to another size of its image: heights times `down`, widths times `across`."""
     x, y = (
         min(round(start * factor), limit - 1)
         for start, factor, limit in ((window.x, across, width_px), (window.y, down, height_px))
@@ -208,7 +186,7 @@ def scaled(window: Window, down: float, across: float, height_px: int, width_px:
 
 
 def _section(start: float, length: float, size: int) -> np.ndarray:
-    """Weights of a section's pixels, both axes of `size`, the section given as shares."""
+    # Weights of a section's pixels, both axes of `size`, the section given as shares.
     return axis_weights((start + (np.arange(size) + 0.5) / size * length) * size - 0.5, size)
 
 
@@ -309,14 +287,13 @@ def load_adapter(config: Config) -> EvaluatedModel:
 
 
 def _callable(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
+    if not all(name.partition(":")):
         raise ConfigError(f"evaluate.adapter.model is {name!r}; it must read module:callable")
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = pkgutil.resolve_name(name)
+    except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(
             f"evaluate.adapter.model {name!r} cannot be imported ({error}); put its module on "
             "the path"
