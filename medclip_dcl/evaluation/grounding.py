@@ -30,16 +30,7 @@ BIOVIL_THRESHOLDS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5)
 def box_mask(
     boxes: Float[np.ndarray, "boxes 4"], height_px: int, width_px: int
 ) -> Bool[np.ndarray, "height width"]:
-    """Mark the union of boxes.
-
-    Args:
-        boxes: x, y, width, height of each, pixels.
-        height_px: height of the image.
-        width_px: width of the image.
-
-    Returns:
-        True for every pixel whose centre is in at least one box.
-    """
+    """Mark every pixel whose centre is in one of the boxes: x, y, width, height, pixels."""
     rows, columns = np.arange(height_px) + 0.5, np.arange(width_px) + 0.5
     mask = np.zeros((height_px, width_px), dtype=bool)
     for x, y, width, height in boxes:
@@ -54,18 +45,9 @@ def signed_cnr(
 ) -> float | None:
     """Contrast-to-noise ratio: how far the inside of the boxes stands out, in deviations.
 
-    Args:
-        heatmap: scores; NaN where there is none.
-        mask: union of the boxes.
-
-    Returns:
-        (mean inside - mean outside) / sqrt(variance inside + variance outside), with
-        population variances; positive where the inside scores higher. The figure that
-        papers report is its absolute value. None where the inside or the outside is
-        empty, or where the heatmap is constant on both.
-
-    Raises:
-        MetricError: heatmap and mask differ in shape.
+    (mean inside - mean outside) / sqrt(variance inside + variance outside), with population
+    variances; positive where the inside scores higher. The figure that papers report is its
+    absolute value. None where the inside or the outside is empty, or the heatmap constant on both.
 
     Source: Boecking et al. 2022 (BioViL), Section 5; ours: the sign, NaN left out.
     """
@@ -85,23 +67,15 @@ def mean_iou(
 ) -> float | None:
     """Overlap of the thresholded heatmap with the boxes, averaged over thresholds.
 
-    Args:
-        heatmap: scores, in [-1, 1]; NaN where there is none.
-        mask: union of the boxes.
-        thresholds: `PAPER_THRESHOLDS` or `BIOVIL_THRESHOLDS`; the two are not comparable.
-
-    Returns:
-        Mean IoU in [0, 1], 0 at a threshold where the union is empty; None where no
-        pixel has a score.
-
-    Raises:
-        MetricError: heatmap and mask differ in shape.
+    The IoU counts as 0 at a threshold where the union is empty; None where no pixel has a score.
+    Figures with `PAPER_THRESHOLDS` and with `BIOVIL_THRESHOLDS` are not comparable.
 
     Source: Wang et al. 2023, Section 3.3.
     """
     values, inside = _scored(heatmap, mask)
     if len(values) == 0:
         return None
+    # Counted above each threshold, so that no mask of a threshold is formed.
     within = values[inside]
     total = 0.0
     for threshold in thresholds:
@@ -114,18 +88,9 @@ def mean_iou(
 def is_pointed_at(
     heatmap: Float[np.ndarray, "height width"], mask: Bool[np.ndarray, "height width"]
 ) -> bool | None:
-    """Pointing game: whether the highest score is in a box.
+    """Pointing game: whether the highest score is in a box; None where no pixel has a score.
 
-    Args:
-        heatmap: scores; NaN where there is none.
-        mask: union of the boxes.
-
-    Returns:
-        True where every pixel that attains the maximum is inside (a tie with the outside
-        is a miss); None where no pixel has a score.
-
-    Raises:
-        MetricError: heatmap and mask differ in shape.
+    Every pixel that attains the maximum must be inside: a tie with the outside is a miss.
 
     Source: Zhang et al. 2018 (excitation backprop); ours: ties are misses.
     """
@@ -163,12 +128,8 @@ def boxed_sentences(
 ) -> list[BoxedSentence]:
     """Gather the boxes of each sentence on each image, in order of first appearance.
 
-    Boxes are scaled from the size that the table states to the image's own.
-
-    Args:
-        boxes: rows of the manifest's box table; those of other images are left out.
-        images: the images.
-        keys: `text_key` of each row's phrase.
+    `boxes` are rows of the manifest's box table, `keys` the `text_key` of each row's phrase. Boxes
+    are scaled from the size that the table states to the image's own.
     """
     number = {image_id: index for index, image_id in enumerate(images.image_ids)}
     found: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
@@ -204,9 +165,6 @@ def evaluate_grounding(
 
     Heatmaps are compared with a longer side of `longest_px`; smaller images keep their size.
 
-    Returns:
-        The outcome and the rows of `results.GROUNDINGS`.
-
     Source: Wang et al. 2023, Section 3.3; Boecking et al. 2022.
     """
     sentences = model.embed_sentences([unit.text for unit in units])
@@ -239,7 +197,6 @@ def evaluate_grounding(
 def _compare(
     grid: np.ndarray, unit: BoxedSentence, images: EncodedImages, longest_px: int
 ) -> dict[str, Any]:
-    """Measure one heatmap against its boxes at a bounded size."""
     height, width = images.sizes_px[unit.image]
     shrink = min(1.0, longest_px / max(height, width))
     rows, columns = max(1, round(height * shrink)), max(1, round(width * shrink))
