@@ -43,12 +43,8 @@ def linear_probe(
 ) -> tuple[Float[np.ndarray, " judged"], float]:
     """Train a linear classifier on frozen features and apply it to others.
 
-    Args:
-        train: labelled images of both classes; features are standardised by them.
-        validate: images of both classes that choose the penalty.
-        judged: features of the images that are asked about.
-        penalties: L2 penalties per labelled image: the fit minimises the mean cross entropy
-            plus penalty / 2 times the squared weights.
+    Features are standardised by the labelled images. The fit minimises the mean cross entropy plus
+    penalty / 2 times the squared weights.
 
     Returns:
         Log odds of the finding in every judged image, and the penalty with the best balanced
@@ -65,6 +61,7 @@ def linear_probe(
                 f"the {name} images show fewer than two classes; give a probe more labels"
             )
     middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
+    # A feature that is the same in all labelled images says nothing: 0, not divided by 0.
     scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 0)
     known, chosen, asked = (
         (features - middle) * scale for features in (train.features, validate.features, judged)
@@ -72,6 +69,7 @@ def linear_probe(
     best: tuple[float, np.ndarray, float] | None = None
     model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True)
     for penalty in sorted(penalties, reverse=True):
+        # scikit-learn adds losses up where we average them, so its C holds the number of images.
         model.set_params(C=1 / (penalty * len(train.labels)))
         with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -113,16 +111,8 @@ def evaluate_probe(
 ) -> tuple[EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
-    Args:
-        splits: images and truth (1 present, 0 absent, `UNKNOWN` not known) of
-            training, validation and the evaluated split.
-        findings: the findings, one row of each truth.
-        fractions: shares of the labels, each below 1 drawn three times.
-        bootstrap: of the intervals, and of the draws.
-
-    Returns:
-        The outcome, with a group of `mean_auc` and `mean_balanced_accuracy` per fraction,
-        and the rows of `results.PROBES`. Findings that lack a class in a split are left out.
+    `splits` are images and truth of training, validation and the evaluated split. A share below 1
+    is drawn three times. Findings that lack a class in a split are left out.
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """
@@ -140,6 +130,7 @@ def evaluate_probe(
     for step, fraction in enumerate(fractions):
         probed, margins = [], []
         for draw in range(_DRAWS if fraction < 1 else 1):
+            # A stream for each share and draw: another share leaves these draws as they are.
             sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
             generator = np.random.Generator(np.random.Philox(sequence))
             for index in asked:
