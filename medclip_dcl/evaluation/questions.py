@@ -69,18 +69,8 @@ def refuse_contaminated(
 ) -> dict[str, int]:
     """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
-    Args:
-        model: folder of the model.
-        source: the manifest.
-        rows: the evaluated images.
-        images: the prepared images.
-        allowed: whether there may be some (`evaluate.allow_contaminated`).
-
-    Returns:
-        `contaminated` patients and `repeated_images`.
-
     Raises:
-        ArtifactStale: there are some, or nobody knows, and that is not allowed.
+        ArtifactStale: there are some, or nobody knows, and that is not `allowed`.
     """
     trained = model_package.read_model_package(model).subject_hashes
     if trained is None:
@@ -114,17 +104,7 @@ def refuse_contaminated(
 def truth_of(
     config: Config, source: Artifact, rows: Rows, findings: Sequence[Finding]
 ) -> tuple[Truth, str]:
-    """Look up which findings images show.
-
-    Args:
-        config: names the folder of the source.
-        source: the manifest.
-        rows: the images.
-        findings: the findings.
-
-    Returns:
-        The truth, and where it comes from: `exact`, `labels` or `none`.
-    """
+    """Look up which findings images show, and name the origin: `exact`, `labels` or `none`."""
     known = read_truth(resolve_path(config.source.root, config))
     if known is not None:
         image_ids = [row["image_id"] for row in rows]
@@ -144,7 +124,7 @@ def input_files(config: Config) -> dict[str, Path]:
 
 
 def _question_files(config: Config) -> Mapping[str, Path]:
-    """Files that `evaluate` names, by the setting below it; the prompts are always there."""
+    # By the setting below `evaluate`; the prompts are always there.
     settings = config.evaluate
     named = {
         "prompts": settings.prompts,
@@ -177,11 +157,7 @@ class Evaluation:
         images: PreparedImages,
         sentences: Artifact,
     ) -> None:
-        """Name the model, the manifest, the prepared images and the sentences.
-
-        Raises:
-            ConfigError: a file that the config names is not there.
-        """
+        """Name what is asked about; ConfigError where a file that the config names is missing."""
         self._config, self._model = config, model
         self._source, self._images, self._sentences = source, images, sentences
         self._files = _question_files(config)
@@ -192,9 +168,7 @@ class Evaluation:
     def put_questions(self, rows: Rows) -> dict[str, Any]:
         """Put every question to the model, about the images of the manifest's rows.
 
-        Returns:
-            The tree of `results.json`, but for contamination. A question that the data cannot
-            put is named with the reason.
+        Gives the tree of `results.json`, but for contamination.
         """
         self._outcomes |= dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES))
         encoded = self._encode(rows)
@@ -221,7 +195,6 @@ class Evaluation:
     def _ask_findings(
         self, encoded: EncodedImages, rows: Rows, findings: Sequence[Finding], truth: Truth
     ) -> None:
-        """Ask for findings, one of several, in groups, as probabilities and in other words."""
         settings, outcomes, bootstrap = self._config.evaluate, self._outcomes, self._bootstrap
         drawn = balance(truth, settings.images_per_finding, bootstrap.generator())
         outcomes["zero_shot"], scores = evaluate_findings(
@@ -261,7 +234,6 @@ class Evaluation:
             )
 
     def _ask_probe(self, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth) -> None:
-        """Fit probes on training images; validation images choose their penalty."""
         settings = self._config.evaluate
         most = settings.probe_images
         if not most:
@@ -280,7 +252,6 @@ class Evaluation:
         )
 
     def _ask_boxes(self, encoded: EncodedImages) -> None:
-        """Compare heatmaps with boxes, and find the sentences of boxes."""
         outcomes, tables, bootstrap = self._outcomes, self.tables, self._bootstrap
         outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_BOXES))
         gallery = self._gallery()
@@ -308,7 +279,7 @@ class Evaluation:
             )
 
     def _gallery(self) -> list[tuple[str, str]]:
-        """Finding and sentence of each line; the finding is the line itself if nobody names it."""
+        # Finding and sentence of each line; the finding is the line itself if nobody names it.
         file = self._files.get("gallery")
         if file is None:
             known = read_truth(resolve_path(self._config.source.root, self._config))
@@ -317,7 +288,6 @@ class Evaluation:
         return [(line, line) for line in dict.fromkeys(lines) if line]
 
     def _ask_reports(self, encoded: EncodedImages, rows: Rows) -> None:
-        """Find the report of each image, and an image of each report."""
         pool = self._config.evaluate.retrieval_pool
         reason = "fewer than two images have a report" if pool else "evaluate.retrieval_pool is 0"
         self._outcomes["reports"] = EvalResult(reason)
