@@ -152,21 +152,17 @@ TABLES = (SCORES, PROMPTS, CLASSES, PROBES, GALLERY, GROUNDINGS, BOX_ANSWERS, RA
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What came of one question.
-
-    Attributes:
-        absent: why it could not be put, else empty.
-        pool: how many things it was put to, or chosen from.
-        chance: figure -> its value by chance; `group.figure` where groups differ.
-        figures: the question's own figures.
-        groups: figures by finding, category or direction.
-    """
+    """What came of one question."""
 
     absent: str = ""
+    """Why it could not be put, else empty."""
     pool: Mapping[str, int] = field(default_factory=dict)
+    """How many things it was put to, or chosen from."""
     chance: Mapping[str, float | None] = field(default_factory=dict)
+    """Figure -> its value by chance; `group.figure` where groups differ."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
+    """Figures by finding, category or direction."""
 
 
 def write_figures(folder: Path, tree: Mapping[str, Any]) -> None:
