@@ -39,15 +39,9 @@ def box_vectors(
     boxes: Float[Tensor, "boxes 4"],
     image_of_box: Int[Tensor, " boxes"],
 ) -> Float[Tensor, "boxes dim"]:
-    """Pool the region vectors inside each box.
+    """Pool the region vectors inside each box into a unit vector.
 
-    Args:
-        regions: unit vectors.
-        boxes: x, y, width, height, each as a share of the image's width or height, (0, 1].
-        image_of_box: row of `regions` that each box is on.
-
-    Returns:
-        Unit vectors.
+    Boxes are x, y, width, height, each as a share of the image's width or height.
 
     Source: Wang et al. 2023, Section 3.3: RoIAlign on the region embeddings.
     """
@@ -75,11 +69,7 @@ def _rank_directions(
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> tuple[EvalResult, Rows]:
-    """Rank the queries of both directions; query i of each belongs to unit i.
-
-    The outcome has a group per direction, and over both `recall` and `median_rank` as the paper's
-    Table 1 has them.
-    """
+    # Ranks the queries of both directions; query i of each belongs to unit i.
     ranks = {
         name: (best_ranks(item.scores, item.hits), best_ranks(item.own_scores, item.own))
         for name, item in directions.items()
@@ -119,14 +109,8 @@ def retrieval_figures(
 ) -> tuple[dict[str, Figure], dict[str, dict[str, Figure]]]:
     """Measure retrieval in several directions whose queries belong to the same units.
 
-    Args:
-        ranks: direction -> best rank of each query among items, and among units.
-        lengths: the K of recall at K.
-        subjects: patient of every unit.
-        bootstrap: of the intervals.
-
-    Returns:
-        Figures over all directions, and by direction `recall_at_K` and `median_rank`.
+    `ranks` are each query's best rank among items, and among units. Gives the figures over all
+    directions, and by direction `recall_at_K` of each K in `lengths`, and `median_rank`.
     """
 
     def measure(weights: Weights) -> dict[str, Samples]:
@@ -149,12 +133,9 @@ def retrieval_figures(
 def table1_retrieval(directions: Mapping[str, tuple[Ranks, Ranks, Weights]]) -> dict[str, Samples]:
     """Measure both directions together, as the paper's Table 1 does.
 
-    Args:
-        directions: best rank of each query among items, among units, and the queries' weights.
-
-    Returns:
-        `recall`, the mean of R@10, R@50 and R@100 of each direction, and `median_rank`, the
-        mean of their medians; and with `own_` those of the ranks among units.
+    A direction is each query's best rank among items, that among units, and the queries' weights.
+    `recall` is the mean of R@10, R@50 and R@100 of each direction, `median_rank` the mean of their
+    medians; with `own_` those of the ranks among units.
 
     Source: Wang et al. 2023, Table 1 and Table 5: (.10 + .31 + .48 + .10 + .33 + .50) / 6 = .30.
     """
@@ -184,11 +165,8 @@ def evaluate_boxes(
 ) -> tuple[EvalResult, Rows, Rows, Float[Tensor, "boxes dim"]]:
     """Find the sentence of each box among all, and a box of each sentence among all.
 
-    A unit is a box; all boxes that one sentence has on one image are its own.
-
-    Returns:
-        The outcome, one row per box with what `results.BOX_ANSWERS` needs but for the
-        gallery, the rows of `results.RANKS`, and the boxes' vectors.
+    A unit is a box; all boxes that one sentence has on one image are its own. The first rows are of
+    `results.BOX_ANSWERS`, without what the gallery adds, the second of `results.RANKS`.
 
     Source: Wang et al. 2023, Section 3.3 and Table 5.
     """
@@ -201,6 +179,7 @@ def evaluate_boxes(
     distinct, index = np.unique(keys, return_inverse=True)
     text_of = {unit.key: unit.text for unit in units}
     texts = model.embed_sentences([text_of[key] for key in distinct])
+    # Sentences that read alike are scored once; as units they are columns of their own again.
     scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
     each = scores[:, index]  # (boxes, the sentence of each box)
     alike = keys[:, None] == keys[None, :]
@@ -229,23 +208,17 @@ def evaluate_gallery(
 ) -> EvalResult:
     """Find the sentence of each box in a gallery with one sentence per fine finding.
 
-    Args:
-        model: who is asked.
-        vectors: of the boxes, from `evaluate_boxes`.
-        rows: of the boxes; the gallery's columns are filled in.
-        sentences: the gallery.
-        truth: row of the gallery that is true of each box; None: the gallery has none, and the
-            box is left out of the outcome.
-        bootstrap: of the intervals.
+    Vectors and rows are those of `evaluate_boxes`; the rows' columns about the gallery are filled
+    in. `truth` is each box's own row of the gallery; a box without one leaves the outcome.
 
     Source: ours; a closed set of sentences makes chance plain.
     """
     scores = (vectors @ model.embed_sentences(sentences).T).cpu().numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :_SHOWN]
-    place_of = {index: index_of for index, index_of in enumerate(truth) if index_of is not None}
-    known = list(place_of)
+    row_of = {box: row for box, row in enumerate(truth) if row is not None}
+    known = list(row_of)
     correct = np.zeros((len(known), len(sentences)), dtype=bool)
-    correct[np.arange(len(known)), list(place_of.values())] = True
+    correct[np.arange(len(known)), list(row_of.values())] = True
     ranks = best_ranks(scores[known], correct)
     found = dict(zip(known, ranks.tolist(), strict=True))
     for index, row in enumerate(rows):
@@ -268,7 +241,7 @@ def evaluate_gallery(
 def _box_rows(
     images: EncodedImages, units: Sequence[BoxedSentence]
 ) -> tuple[Rows, list[list[float]], list[int]]:
-    """One row per box, its place as shares of what the model sees, and its image's number."""
+    # One row per box, the box as shares of what the model sees, and its image's number.
     rows: Rows = []
     shares, owner = [], []
     for unit in units:
@@ -300,16 +273,9 @@ def reports_of_images(
     pool: int,
     generator: np.random.Generator,
 ) -> tuple[list[int], list[list[str]]]:
-    """Draw the images of the image-report pool, one per study, with their reports.
+    """Draw at most `pool` images, one per study that has a report.
 
-    Args:
-        study_ids: study of each image.
-        sentences: rows of the sentences table, in the report's order.
-        pool: most images.
-        generator: draws them where there are more.
-
-    Returns:
-        Numbers of the images, ascending, and the sentences of each one's report.
+    Gives the numbers of the images, ascending, and the sentences of each one's report.
     """
     said: dict[str, list[str]] = defaultdict(list)
     for row in sentences:
@@ -329,14 +295,12 @@ def report_scores(
 ) -> Float[Tensor, "reports images"]:
     """Score whole reports: the mean score of their sentences, in [-1, 1].
 
-    Args:
-        scores: image-sentence scores of distinct sentences.
-        text: row of `scores` of each sentence of a report.
-        report: the report of each, in [0, reports); every report has at least one.
-        reports: number of reports.
+    `text` and `report` are the row of `scores` and the report of each sentence that a report has;
+    every one of the `reports` has one at least.
 
     Source: ours; Wang et al. 2023 score sentences alone.
     """
+    # Added up by index: reports differ in length, and padding would multiply the scores.
     total = scores.new_zeros(reports, scores.shape[1]).index_add_(0, report, scores[text])
     count = torch.bincount(report, minlength=reports).unsqueeze(1)
     return total / count
@@ -352,9 +316,6 @@ def evaluate_reports(
 
     A report is its sentences, at least one; those of the same sentences read alike.
 
-    Returns:
-        The outcome and the rows of `results.RANKS`.
-
     Source: ours; a report scores the mean of its sentences' image-sentence scores.
     """
     texts = sorted({text for report in reports for text in report})
@@ -365,6 +326,7 @@ def evaluate_reports(
     text, report = torch.tensor(occurrences, device=images.regions.device).unbind(dim=1)
     sentence_scores = model.score(images.regions, model.embed_sentences(texts))
     scores = report_scores(sentence_scores, text, report, len(reports)).cpu().numpy()
+    # Reports with the same sentences, in whatever order, are one item under one number.
     names: dict[tuple[str, ...], int] = {}
     number = np.array([names.setdefault(tuple(sorted(set(r))), len(names)) for r in reports])
     distinct, first = np.unique(number, return_index=True)
