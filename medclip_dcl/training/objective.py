@@ -76,9 +76,7 @@ class ObjectiveOutput:
 
 
 def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
-    """Compute loss and gauges of one direction.
-
-    What does not correct for eta reports a mean eta of 0.
+    """Compute loss and gauges of one direction; what does not correct for eta reports an eta of 0.
 
     Raises:
         ObjectiveError: an input that the settings need is None, or shapes do not fit.
@@ -148,13 +146,10 @@ def _needed(value: Tensor | None, name: str) -> Tensor:
 
 
 class ContrastiveObjective(nn.Module):
-    """The configured loss over a global batch.
+    """The configured loss over a global batch; `seed` is that of negatives that are drawn.
 
-    Args:
-        settings: the objective.
-        seed: seed of negatives that are drawn.
-        encoder: the model before its first step; its text encoder is copied and frozen
-            where the objective compares texts.
+    The encoder's text encoder is copied as it is before the first step, and frozen, where the
+    objective compares texts.
     """
 
     def __init__(self, settings: ObjectiveConfig, seed: int, encoder: DualEncoder) -> None:
@@ -169,10 +164,7 @@ class ContrastiveObjective(nn.Module):
     ) -> ObjectiveOutput:
         """Run the model on a batch and compute the mean loss of this process's anchors.
 
-        Args:
-            network: the model as it is called: itself, or in its distributed wrapper.
-            encoder: the model itself, for its similarity and gamma.
-            batch: the batch, on the model's device.
+        `network` is what is called: the encoder itself, or its distributed wrapper.
         """
         pixels = jitter(batch.crops, batch.brightness, batch.contrast)
         regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
@@ -187,44 +179,31 @@ class ContrastiveObjective(nn.Module):
         batch: ImageTextBatch,
     ) -> ObjectiveOutput:
         """Compute the mean loss of this process's anchors from unit vectors of both sides."""
-        output = self._contrast(encoder, regions, sentences, batch)
+        columns = encoder.score(regions, gather_with_grad(sentences))  # (batch, local)
+        s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
+        output = self._contrast(s, encoder.gamma, batch)
         if not self._settings.place_weight:
             return output
-        place = self._place(encoder, regions, sentences, batch)
+        place = self._place(regions, sentences, encoder.gamma, batch)
         loss = output.loss + self._settings.place_weight * place.loss
         return ObjectiveOutput(loss, output.gauges | place.gauges)
 
-    def _contrast(
-        self,
-        encoder: DualEncoder,
-        regions: Float[Tensor, "local rows columns dim"],
-        sentences: Float[Tensor, "local dim"],
-        batch: ImageTextBatch,
-    ) -> ObjectiveOutput:
-        all_sentences = gather_with_grad(sentences)
-        columns = encoder.score(regions, all_sentences)  # (batch, local)
-        s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
-        similarity = self._text_similarity(batch)
-        directions = self._settings.directions
+    def _contrast(self, s: Tensor, gamma: Tensor, batch: ImageTextBatch) -> ObjectiveOutput:
+        directions, similarity = self._settings.directions, self._text_similarity(batch)
+        outputs = []
+        if directions != "i2t":
+            outputs.append(self._direction(s, gamma, batch, similarity, from_text=True))
         if directions == "both" and self._settings.image_anchor == "own":
-            texts = self._direction(encoder, s, batch, similarity, from_text=True)
             # Every sentence stays a candidate, false negatives too: they are what divides the
             # prior of a sentence out of its score, so that two sentences can be compared.
             images = info_nce_loss(s.T[batch.mine], _columns(batch, s.device))
-            return replace(texts, loss=(texts.loss + images) / 2)
-        outputs = []
-        if directions != "i2t":
-            outputs.append(self._direction(encoder, s, batch, similarity, from_text=True))
+            return replace(outputs[0], loss=(outputs[0].loss + images) / 2)
         if directions != "t2i":
-            outputs.append(self._direction(encoder, s.T, batch, similarity, from_text=False))
+            outputs.append(self._direction(s.T, gamma, batch, similarity, from_text=False))
         return mean_of(outputs)
 
     def _place(
-        self,
-        encoder: DualEncoder,
-        regions: Float[Tensor, "local rows columns dim"],
-        sentences: Float[Tensor, "local dim"],
-        batch: ImageTextBatch,
+        self, regions: Tensor, sentences: Tensor, gamma: Tensor, batch: ImageTextBatch
     ) -> ObjectiveOutput:
         codes = _needed(batch.sentence_codes, "sentence_codes")
         reports, zones = _needed(batch.report_codes, "report_codes"), _needed(batch.zones, "zones")
@@ -234,7 +213,7 @@ class ContrastiveObjective(nn.Module):
         if places == "shuffled":
             pairs = placed.nonzero().squeeze(1)
             masks[pairs] = masks[pairs.roll(1)]
-        losses, fits = place_loss(regions, sentences, masks[batch.mine], encoder.gamma)
+        losses, fits = place_loss(regions, sentences, masks[batch.mine], gamma)
         # A mean over the pairs of the whole batch that have a place: gradients are averaged
         # over processes, and each may have another number of them.
         share = len(masks) / len(losses) / placed.sum().clamp(min=1)
@@ -243,8 +222,8 @@ class ContrastiveObjective(nn.Module):
 
     def _direction(
         self,
-        encoder: DualEncoder,
         s: Float[Tensor, "batch batch"],
+        gamma: Tensor,
         batch: ImageTextBatch,
         similarity: Tensor | None,
         *,
@@ -255,7 +234,7 @@ class ContrastiveObjective(nn.Module):
             s=s[mine],
             positive=positive,
             eta=batch.eta[mine],
-            gamma=encoder.gamma,
+            gamma=gamma,
             relation=self._relation(batch, from_text=from_text),
             text_similarity=similarity,
             label_overlap=_label_overlap(batch),
@@ -287,7 +266,7 @@ class ContrastiveObjective(nn.Module):
 
 
 def _columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
-    """Column of each local anchor's own candidate."""
+    # Column of each local anchor's own candidate.
     return torch.arange(batch.mine.start, batch.mine.stop, device=device)
 
 

@@ -152,10 +152,10 @@ def test_processes_share_the_place_loss_by_the_pairs_that_have_a_place() -> None
     objective = ContrastiveObjective(ObjectiveConfig(place_weight=1.0), 0, model)
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
     regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
-    whole = objective._place(model, regions, sentences, batch).loss.item()
+    whole = objective._place(regions, sentences, model.gamma, batch).loss.item()
     parts = [
         objective._place(
-            model, regions[mine], sentences[mine], dataclasses.replace(batch, mine=mine)
+            regions[mine], sentences[mine], model.gamma, dataclasses.replace(batch, mine=mine)
         ).loss.item()
         for mine in (slice(0, 2), slice(2, 4), slice(4, 6))
     ]
