@@ -43,7 +43,6 @@ from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import build_optimizer
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
 
@@ -374,12 +373,9 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     settings = config.train.model_copy(update=alone)
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
-    configure_performance(encoder, settings)
-    encoder.to(accelerator.device).train()
     loss = ObjectiveConfig(directions=config.objective.directions)
     objective = ContrastiveObjective(loss, 0, encoder)
-    optimizer = build_optimizer(encoder, settings)
-    step = TrainStep(accelerator, encoder, objective, optimizer, settings, config.seed)
+    step = TrainStep(accelerator, encoder, objective, settings, config.seed)
 
     def timed(batch: ImageTextBatch) -> float:
         begun = time.perf_counter()

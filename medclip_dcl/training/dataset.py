@@ -8,7 +8,6 @@ Only images and word pieces are cut to this process's share. Everything small is
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -368,22 +367,13 @@ def _rows(table: Tensor | None, rows: Int[np.ndarray, " batch"]) -> Tensor | Non
 
 
 def prefetch(
-    make: Callable[[int], ImageTextBatch], start: int, stop: int, threads: int
+    make: Callable[[int], ImageTextBatch], start: int, stop: int
 ) -> Generator[ImageTextBatch, None, None]:
-    """Make the batches of steps [start, stop) in order, some before they are asked for.
-
-    Each thread has one batch in hand; with 0 threads batches are made when asked for.
-    """
-    if threads == 0:
-        yield from map(make, range(start, stop))
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") as pool:
-        pending: deque[Future[ImageTextBatch]] = deque()
-        try:
-            for step in range(start, stop):
-                while len(pending) <= threads and step + len(pending) < stop:
-                    pending.append(pool.submit(make, step + len(pending)))
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+    """Make the batches of steps [start, stop) in order, each while the one before is in use."""
+    # One thread suffices: reading and cropping a batch takes a small part of a step.
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        pending: Future[ImageTextBatch] | None = None
+        for step in range(start, stop):
+            batch = (pending or pool.submit(make, step)).result()
+            pending = pool.submit(make, step + 1) if step + 1 < stop else None
+            yield batch

@@ -83,7 +83,6 @@ CLIP_NORM = 1.0
 """Largest gradient norm: above it one batch would undo what the warm-up protects."""
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient: no accident any more
 _IDS_SHOWN = 8
-_READ_AHEAD = 1  # threads: reading and cropping a batch takes a small part of a step
 _PR_SET_PDEATHSIG = 1
 _SAME_KEY_PRESS_S = 1.0
 _LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
@@ -151,7 +150,6 @@ class TrainResult:
     grid: tuple[int, int]
     """Rows and columns of regions of one image."""
     corpus: Corpus
-    """Training studies."""
     text_config: BertConfig
     tokenizer: PreTrainedTokenizerBase
 
@@ -322,12 +320,7 @@ class _Data:
 class Trainer:
     """One process's part in a training run; the model is handed in before its first step.
 
-    `seed` is that of dropout.
-
-    Attributes:
-        state: where the run stands.
-        passed_over: names of damaged checkpoints that were found on the way.
-        optimizer: moves the weights.
+    It goes on from the newest whole checkpoint; `passed_over` names damaged ones.
 
     Raises:
         ArtifactStale: an unfinished run of another fingerprint is in the store.
@@ -344,15 +337,11 @@ class Trainer:
         seed: int,
     ) -> None:
         self._accelerator, self._settings, self._store = accelerator, settings, store
-        configure_performance(encoder, settings)
-        self._encoder, self._objective = encoder.to(accelerator.device), objective
-        objective.to(accelerator.device)
-        self.optimizer = build_optimizer(encoder, settings)
+        self._encoder, self._objective = encoder, objective
+        self._step = TrainStep(accelerator, encoder, objective, settings, seed)
+        self.optimizer = self._step.optimizer
         self.state = TrainState()
         self.passed_over = self._resume()
-        self._step = TrainStep(
-            accelerator, self._encoder, objective, self.optimizer, settings, seed
-        )
 
     def run(
         self,
@@ -363,21 +352,14 @@ class Trainer:
     ) -> bool:
         """Train until the last step, or until asked to stop; a checkpoint is then on disk.
 
-        Args:
-            batch: makes the batch of any step, by whichever thread asks.
-            logger: receives the figures.
-            validation: validation batches of this process; empty: no validation.
-            metrics: figures measured next to the validation loss; None: none.
-
-        Returns:
-            Whether every step is done.
+        `batch` makes the batch of any step, on another thread. Returns whether every step is done.
 
         Raises:
             TrainingError: too many steps in a row met a number that is not finite, or
                 a checkpoint cannot be written.
         """
         settings, state = self._settings, self.state
-        batches = prefetch(batch, state.step, settings.steps, _READ_AHEAD)
+        batches = prefetch(batch, state.step, settings.steps)
         bar = Progress("train", settings.steps, "step", done=state.step)
         with _StopRequest() as request, closing(batches), bar as progress:
             for item in batches:
@@ -478,7 +460,7 @@ class Trainer:
         return figures
 
     def _judge(self, figures: dict[str, float | None]) -> None:
-        """Remember the best step; the main process alone knows every figure, and saves."""
+        # The best step so far; the main process alone knows every figure, and saves.
         name, state = self._settings.best_metric, self.state
         value = figures.get(name)
         if value is None or not math.isfinite(value):
@@ -532,20 +514,21 @@ def _follow_launcher() -> bool:
 
 
 class TrainStep:
-    """Moves the weights of a model that is on its device, one batch at a time."""
+    """Moves the weights of a model, one batch at a time; `seed` is that of dropout."""
 
     def __init__(
         self,
         accelerator: Accelerator,
         encoder: DualEncoder,
         objective: ContrastiveObjective,
-        optimizer: Optimizer,
         settings: TrainConfig,
         seed: int,
     ) -> None:
-        self._accelerator = accelerator
-        self._encoder, self._objective = encoder, objective
-        self._optimizer, self._settings, self._seed = optimizer, settings, seed
+        configure_performance(encoder, settings)
+        self._accelerator, self._settings, self._seed = accelerator, settings, seed
+        self._encoder = encoder.to(accelerator.device)
+        self._objective = objective.to(accelerator.device)
+        self.optimizer = build_optimizer(encoder, settings)
         self._wrapped: nn.Module | None = None
         self._stepper: Optimizer | None = None
         self._frozen: frozenset[ParamGroup] | None = None
@@ -577,7 +560,7 @@ class TrainStep:
         return StepReport(output, not broken, stop)
 
     def _hold(self, frozen: frozenset[ParamGroup]) -> None:
-        """Freeze and thaw; a distributed wrapper knows only what learned when it was made."""
+        # Freeze and thaw; a distributed wrapper knows only what learned when it was made.
         if frozen == self._frozen:
             return
         self._frozen = frozen
@@ -589,7 +572,7 @@ class TrainStep:
             self._accelerator.unwrap_model(self._wrapped, keep_fp32_wrapper=False)
             self._wrapped = self._stepper = None
             self._accelerator.free_memory()
-        self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self._optimizer)
+        self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
 
     def _begin(self, step: int) -> None:
         torch.manual_seed(
@@ -597,10 +580,10 @@ class TrainStep:
         )
         settings = self._settings
         share = learning_rate_share(step, settings.warmup_steps, settings.steps)
-        set_learning_rate(self._optimizer, share)
+        set_learning_rate(self.optimizer, share)
 
     def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:
-        """Return whether any process met a number that is not finite, or is to stop."""
+        # Whether any process met a number that is not finite, or is to stop: all do the same.
         broken = ~(loss.detach().isfinite() & norm.isfinite())
         if self._accelerator.num_processes == 1:
             return bool(broken), stop
@@ -615,11 +598,7 @@ class TrainStep:
 
 
 def configure_performance(encoder: DualEncoder, settings: TrainConfig) -> None:
-    """Set a model up as the settings ask; names and values of its weights stay.
-
-    Raises:
-        ConfigError: the image backbone cannot compute its activations twice.
-    """
+    """Set a model up as the settings ask; names and values of its weights stay."""
     # Convolutions are faster in this layout, on a CPU and on a GPU; torch's stubs lack the keyword.
     encoder.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if settings.gradient_checkpointing == "both":

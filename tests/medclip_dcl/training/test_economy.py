@@ -7,9 +7,8 @@ from benchmarks.fixtures.batches import pair_batch
 from benchmarks.fixtures.films import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import build_optimizer
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import TrainStep, configure_performance
+from medclip_dcl.training.trainer import TrainStep
 
 SMALLEST = tiny_model_config(kind="lse").model_copy(
     update={"image": ImageEncoderConfig(depths=(1,), widths=(8,), input_px=64)}
@@ -24,11 +23,9 @@ def losses(
     loop = TrainConfig.model_validate({**tree, **settings})
     encoder = tiny_dual_encoder(model).train()
     encoder.text.backbone.embeddings.dropout.p = dropout
-    configure_performance(encoder, loop)
-    optimizer = build_optimizer(encoder, loop)
     accelerator = Accelerator(cpu=True, mixed_precision=loop.precision)
     objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
-    step = TrainStep(accelerator, encoder, objective, optimizer, loop, seed=0)
+    step = TrainStep(accelerator, encoder, objective, loop, seed=0)
     found = []
     for number in range(steps):
         report = step(pair_batch(6, step=number), stop=False)

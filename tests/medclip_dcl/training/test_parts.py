@@ -10,7 +10,6 @@ from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (
     ParamGroup,
-    build_optimizer,
     frozen_groups,
     load_optimizer_tensors,
     optimizer_tensors,
@@ -33,14 +32,15 @@ SLOW = TrainConfig(
 
 def run(settings: TrainConfig, encoder: DualEncoder, steps: range, state=None) -> dict:
     """Do some steps; give the optimiser's state."""
-    optimizer = build_optimizer(encoder, settings)
-    if state is not None:
-        load_optimizer_tensors(optimizer, encoder, state)
     objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
-    step = TrainStep(Accelerator(cpu=True), encoder, objective, optimizer, settings, seed=0)
+    step = TrainStep(Accelerator(cpu=True), encoder, objective, settings, seed=0)
+    if state is not None:
+        load_optimizer_tensors(step.optimizer, encoder, state)
     for number in steps:
         assert step(pair_batch(6, step=number), stop=False).updated
-    return {name: value.clone() for name, value in optimizer_tensors(optimizer, encoder).items()}
+    return {
+        name: value.clone() for name, value in optimizer_tensors(step.optimizer, encoder).items()
+    }
 
 
 def weights(encoder: DualEncoder) -> dict[str, torch.Tensor]:

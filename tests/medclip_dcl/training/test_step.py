@@ -7,7 +7,7 @@ from benchmarks.fixtures.batches import pair_batch
 from benchmarks.fixtures.films import tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.optim import build_optimizer, optimizer_tensors
+from medclip_dcl.training.optim import optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import TrainStep
 
@@ -16,10 +16,9 @@ SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_step
 
 def make() -> tuple[DualEncoder, torch.optim.Optimizer, TrainStep]:
     encoder = tiny_dual_encoder().train()
-    optimizer = build_optimizer(encoder, SETTINGS)
     objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
-    step = TrainStep(Accelerator(cpu=True), encoder, objective, optimizer, SETTINGS, seed=0)
-    return encoder, optimizer, step
+    step = TrainStep(Accelerator(cpu=True), encoder, objective, SETTINGS, seed=0)
+    return encoder, step.optimizer, step
 
 
 def copies(encoder: DualEncoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
