@@ -184,7 +184,7 @@ def read_input_range(folder: Path) -> InputRange | None:
 
 
 class PackagedConfig(Section):
-    """The sections of `config.json` that a model is used by; those of other stages may change."""
+    """The sections that make a model and that it is used by; those of other stages may change."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -195,6 +195,11 @@ class PackagedConfig(Section):
     model: ModelConfig
     objective: ObjectiveConfig
     train: TrainConfig
+
+    @classmethod
+    def of(cls, config: Section) -> Self:
+        """Take them out of the whole configuration."""
+        return cls(**{name: getattr(config, name) for name in cls.model_fields})
 
 
 @dataclass(frozen=True)
