@@ -31,7 +31,9 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.ground_truth import Truth, read_truth, truth_files
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.files import sha256_file
+from medclip_dcl.inference import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
+from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -77,7 +79,7 @@ def _build(job: Job, accelerator: Accelerator) -> None:
     if not _is_published(job, fingerprint, accelerator):
         with store.locked() if main else nullcontext():
             accelerator.wait_for_everyone()
-            result = train(config, inputs, accelerator, store, folder, say)
+            result = train(PackagedConfig.of(config), inputs, accelerator, store, folder, say)
         if not result.finished:
             raise Stopped
 
@@ -108,6 +110,7 @@ def _open_inputs(job: Job, verify: bool) -> TrainInputs:
         text_folder=resolve_path(text, config) if text else open_one(masked_lm.ARTIFACT).path,
         truth=_truth(config),
         image_weights=resolve_path(image, config) if image else None,
+        findings=read_prompts(resolve_path(config.evaluate.prompts, config)),
     )
 
 

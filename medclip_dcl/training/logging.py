@@ -18,9 +18,9 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from torch.optim import Optimizer
 
-from medclip_dcl.config import Config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import disk_faults_named, write_text
+from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ObjectiveOutput
 from medclip_dcl.training.settings import TrainConfig
@@ -32,9 +32,9 @@ TIMINGS = ("images_per_s",)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the log of a run from the folder of its checkpoints, in order of the step.
+    """Read a run's log, if any, from the folder of its checkpoints.
 
-    There are no lines where there is no log. A line that a kill cut short ends the log.
+    A line that a kill cut short ends it.
     """
     path = folder / FILE
     if not path.is_file():
@@ -51,11 +51,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 class MetricsLog:
     """Appends lines to the log in a folder; those after `step` of a killed run are dropped.
 
-    Attributes:
-        last: the last line of figures that was kept; empty where there is none.
-
-    Raises:
-        ArtifactUnwritable: the disk refuses, here or at a later line.
+    `last` is the last line of figures that was kept; empty where there is none.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -97,11 +93,7 @@ _PACKAGES = {"tensorboard": "tensorboardX", "comet_ml": "comet-ml"}
 
 
 def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
-    """Give the arguments about trackers that an `Accelerator` takes; none where `work` is None.
-
-    Raises:
-        ConfigError: a tracker's package is not installed.
-    """
+    """Give an `Accelerator`'s arguments about trackers; ConfigError where a package is absent."""
     if not settings.trackers or work is None:
         return {}
     present = {str(name) for name in get_available_trackers()}
@@ -114,11 +106,10 @@ def tracker_options(settings: TrainConfig, work: Path | None) -> dict[str, Any]:
     return {"log_with": list(settings.trackers), "project_dir": str(work / _TRACKERS)}
 
 
-def open_trackers(accelerator: Accelerator, config: Config, step: int) -> None:
-    """Begin what trackers record of this start of a run; `Accelerator.end_training` ends it.
+def open_trackers(accelerator: Accelerator, config: PackagedConfig, step: int) -> None:
+    """Begin what trackers record of this start of a run, with its settings.
 
-    They record seed, model, objective and loop. `step` counts the steps that the run has done:
-    TensorBoard drops what a killed run wrote later.
+    `step` counts the steps done: TensorBoard drops what a killed run wrote later.
     """
     if not accelerator.log_with:
         return
@@ -146,10 +137,8 @@ _FLOOR_LINES = 5
 class TrainLogger:
     """Writes figures, means over processes, and watches the share of anchors on the floor.
 
-    `log` is None in all processes but the main one; `step` counts the steps done before.
-
-    Attributes:
-        latest: the last line of figures.
+    `log` is None in all processes but the main one; `step` counts the steps done before, and
+    `latest` is the last line of figures.
     """
 
     def __init__(
@@ -170,10 +159,7 @@ class TrainLogger:
         self.latest: dict[str, float | None] = log.last if log is not None else {}
 
     def note(self, step: int, skipped: int, output: ObjectiveOutput) -> dict[str, float]:
-        """Write a line where one is due, and give figures to show next to the progress.
-
-        `step` counts the steps done, `skipped` those whose loss or gradient was not finite.
-        """
+        """Write a line where one is due, and give figures to show next to the progress."""
         if step % self._settings.log_every_steps and step != self._settings.steps:
             return {}
         figures = self._mean_of(output)

@@ -7,14 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
-from medclip_dcl.inference import fit_input_range, read_prompts
+from medclip_dcl.inference import fit_input_range
 from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
-from medclip_dcl.model_package import InputRange, write_input_range, write_model_package
+from medclip_dcl.model_package import (
+    InputRange,
+    PackagedConfig,
+    write_input_range,
+    write_model_package,
+)
 from medclip_dcl.models.preprocessing import preprocessing_facts
+from medclip_dcl.section import Section
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
 
@@ -32,13 +37,9 @@ _LIMITS = (
 
 
 def package_model(
-    folder: Path, config: Config, inputs: TrainInputs, trained: TrainResult
+    folder: Path, config: Section, inputs: TrainInputs, trained: TrainResult
 ) -> dict[str, Any]:
-    """Write the published model into a draft's folder, and give figures that people look at.
-
-    Raises:
-        ConfigError: the prompt file cannot be read.
-    """
+    """Write the published model into a draft's folder, and give figures that people look at."""
 
     def write_text_files(text: Path) -> None:
         fields = {name: getattr(trained.text_config, name) for name in CONFIG_FIELDS}
@@ -50,7 +51,7 @@ def package_model(
         folder,
         trained.weights,
         config,
-        _model_card(config, inputs, trained),
+        _model_card(PackagedConfig.of(config), inputs, trained),
         trained.corpus.subject_ids,
         write_text_files,
     )
@@ -78,9 +79,10 @@ def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
     )
 
 
-def _model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> dict[str, Any]:
+def _model_card(
+    config: PackagedConfig, inputs: TrainInputs, trained: TrainResult
+) -> dict[str, Any]:
     # Counts, digests and settings; no ids, and no texts but the prompts.
-    findings = read_prompts(resolve_path(config.evaluate.prompts, config))
     artifacts = {
         "manifest": inputs.manifest,
         "prepared": inputs.prepared,
@@ -91,7 +93,7 @@ def _model_card(config: Config, inputs: TrainInputs, trained: TrainResult) -> di
     return {
         "intended_use": _INTENDED_USE,
         "limits": list(_LIMITS),
-        "prompts": [asdict(finding) for finding in findings],
+        "prompts": [asdict(finding) for finding in inputs.findings],
         "preprocessing": preprocessing_facts(config.images, config.model),
         "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
         "objective": config.objective.model_dump(mode="json"),

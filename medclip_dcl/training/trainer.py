@@ -33,14 +33,14 @@ from torch.optim import Optimizer
 from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.ground_truth import Truth
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import CheckpointError, ConfigError, TrainingError
-from medclip_dcl.inference import read_prompts
+from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.likelihood.masked_lm import load_language_model
+from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import load_image_weights
 from medclip_dcl.models.text_encoder import load_text_weights
@@ -133,6 +133,8 @@ class TrainInputs:
     """What a generated source knows; None for any other."""
     image_weights: Path | None
     """Weights that the image encoder starts from; None: random."""
+    findings: tuple[Finding, ...]
+    """Prompts that the model is published with, and validated by."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
 
 
 def train(
-    config: Config,
+    config: PackagedConfig,
     inputs: TrainInputs,
     accelerator: Accelerator,
     store: CheckpointStore,
@@ -233,7 +235,7 @@ def train(
 
 
 def _build_encoder(
-    config: Config,
+    config: PackagedConfig,
     inputs: TrainInputs,
     text_config: BertConfig,
     accelerator: Accelerator,
@@ -255,7 +257,7 @@ def _build_encoder(
 class _Data:
     """What a run reads, split by split."""
 
-    config: Config
+    config: PackagedConfig
     inputs: TrainInputs
     tokenizer: PreTrainedTokenizerBase
     accelerator: Accelerator
@@ -312,7 +314,7 @@ class _Data:
             self.inputs.manifest,
             self.inputs.claims,
             self._prepared,
-            read_prompts(resolve_path(self.config.evaluate.prompts, self.config)),
+            self.inputs.findings,
             partial(TokenTable, self.tokenizer, max_tokens=self.config.model.text.max_tokens),
         )
 

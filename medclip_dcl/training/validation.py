@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float, Int, Int8, UInt8
 from torch import Tensor, nn
 
 from medclip_dcl.artifact import Artifact
-from medclip_dcl.config import Config
 from medclip_dcl.data.manifest import STUDY_LABELS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
 from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc, value_of
 from medclip_dcl.inference import Finding, margins, prompt_texts
+from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.rng import RngStream, generator_for
@@ -105,7 +105,7 @@ def _mean_auc(
 
 
 def build_validation_metrics(
-    config: Config,
+    config: PackagedConfig,
     corpus: Corpus,
     manifest: Artifact,
     claims: Artifact | None,
@@ -114,8 +114,6 @@ def build_validation_metrics(
     tokens: Callable[[list[str]], TokenTable],
 ) -> ValidationMetrics:
     """Choose images and sentences of the validation split: a study's first, drawn by study.
-
-    `tokens` cuts texts into word pieces.
 
     Raises:
         ConfigError: the best model is to be chosen by findings, and no finding has images
@@ -156,7 +154,7 @@ def build_validation_metrics(
 def _reported(
     findings: tuple[Finding, ...], claims: Artifact | None, study_ids: Sequence[str]
 ) -> Int8[np.ndarray, "findings images"]:
-    """Read what reports say of the findings that a label names; silence is absence."""
+    # What reports say of the findings that a label names; silence is absence.
     reported = np.full((len(findings), len(study_ids)), UNKNOWN, dtype=np.int8)
     if claims is None:
         return reported
@@ -173,10 +171,9 @@ def _reported(
 def _said(
     corpus: Corpus, studies: Int[np.ndarray, " images"], texts: Int[np.ndarray, " texts"]
 ) -> Bool[np.ndarray, "texts images"]:
-    """Tell which reports say which texts."""
     said = np.zeros((len(texts), len(studies)), dtype=bool)
     sizes = corpus.sentences.sizes[studies]
-    for index in range(int(sizes.max())):
+    for index in range(int(sizes.max())):  # the first sentence of every report, then the second
         has = sizes > index
         sentence = corpus.sentences.pick(studies[has], (index + 0.5) / sizes[has])
         said[:, has] |= texts[:, None] == corpus.text_of[sentence][None]

@@ -13,6 +13,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
+from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.preprocessing import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import TokenTable
@@ -39,7 +40,7 @@ def questions(
         update={"model": tiny_model_config(input_px=32)}
     )
     return build_validation_metrics(
-        config,
+        PackagedConfig.of(config),
         read_tiny_corpus(work, "validate"),
         open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
         open_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT) if with_claims else None,
