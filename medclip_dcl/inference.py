@@ -4,17 +4,18 @@ The same code serves evaluation and the service. In order: prompts, zero-shot sc
 image a grid of scores lies, the range of images that a model knows, and the `Predictor`.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float16, UInt8
 from scipy import ndimage
 from sklearn.covariance import LedoitWolf
 from torch import Tensor
@@ -27,10 +28,14 @@ from medclip_dcl.model_package import (
     FindingCalibration,
     InputRange,
     PackagedConfig,
+    PromptOffset,
+    PromptOffsets,
     SavedModel,
     ScoreCalibration,
+    read_bank,
     read_input_range,
     read_model_package,
+    read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.preprocessing import preprocessing_facts, to_input
@@ -127,7 +132,11 @@ class FindingScore:
     margin: float
     """Score of the positive prompts minus that of the negative, in [-2, 2]."""
     is_present: bool
-    """Whether the margin is above 0."""
+    """Whether the margin is above the offset, or above 0 where there is none."""
+    offset: float | None = None
+    """Level of the margin over the model's bank of images; None where the model has none."""
+    threshold: float = 0.5
+    """Score at the offset."""
     probability: float | None = None
     """Calibrated probability; None where the model has no calibration."""
     note: str = UNCALIBRATED
@@ -137,6 +146,14 @@ class FindingScore:
 def prompt_texts(findings: Sequence[Finding]) -> list[str]:
     """List the prompts as `margins` expects: of each finding the positive, then the negative."""
     return [text for finding in findings for text in (*finding.positive, *finding.negative)]
+
+
+def side_scores(
+    scores: Float[Tensor, "prompts images"], findings: Sequence[Finding]
+) -> Float[Tensor, "sides images"]:
+    """Average the scores of `prompt_texts` by side: of each finding positive, then negative."""
+    sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
+    return torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
 
 
 def margins(
@@ -154,9 +171,8 @@ def margins(
     Source: Wang et al. 2023, Table 2, with one prompt a side; ours: several prompts
         are averaged by their scores.
     """
-    sides = [len(side) for finding in findings for side in (finding.positive, finding.negative)]
-    means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sides)])
-    return means[0::2] - means[1::2]
+    sides = side_scores(scores, findings)
+    return sides[0::2] - sides[1::2]
 
 
 def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " prompts"]:
@@ -173,6 +189,24 @@ def prompt_offset(scores: Float[Tensor, "prompts images"]) -> Float[Tensor, " pr
         b, in the unit of the scores: the mean of e^{s - b} over the bank is 1.
     """
     return torch.logsumexp(scores.double(), dim=1) - math.log(scores.shape[1])
+
+
+def prompt_levels(
+    model: DualEncoder,
+    bank: Float[Tensor, "images rows columns dim"],
+    prompts: Float[Tensor, "prompts dim"],
+    findings: Sequence[Finding],
+) -> Float[Tensor, "findings 2"]:
+    """Give `prompt_offset` of each finding's positive and negative prompts over a bank of images.
+
+    Args:
+        model: its similarity and gamma.
+        bank: region vectors of the images.
+        prompts: unit vectors of `prompt_texts`.
+        findings: the findings, in the same order.
+    """
+    scaled = model.gamma.detach().double() ** 2 * model.score(bank, prompts).double()
+    return prompt_offset(side_scores(scaled, findings)).reshape(-1, 2)
 
 
 def softmax_scores(
@@ -205,9 +239,17 @@ def finding_scores(
     gamma: Float[Tensor, ""],
     findings: Sequence[Finding],
     calibrations: Sequence[FindingCalibration | str],
+    offsets: Sequence[float | None],
 ) -> list[list[FindingScore]]:
-    """Turn `margins` into one list per image, with one answer per finding, in the rows' order."""
+    """Turn `margins` into one list per image, with one answer per finding, in the rows' order.
+
+    A probability is made from the margin as it is: its curve was fitted to that, and absorbs an
+    offset.
+    """
     score = softmax_scores(margin, gamma)
+    levels = margin.new_tensor([[0.0 if offset is None else offset] for offset in offsets])
+    threshold = softmax_scores(levels, gamma)
+    present = margin > levels
     logits = (gamma**2 * margin).double().cpu().numpy()
     calibrated = [_probabilities(row, own) for row, own in zip(logits, calibrations, strict=True)]
     return [
@@ -216,7 +258,9 @@ def finding_scores(
                 name=finding.name,
                 score=float(score[row, image]),
                 margin=float(margin[row, image]),
-                is_present=bool(margin[row, image] > 0),
+                is_present=bool(present[row, image]),
+                offset=offsets[row],
+                threshold=float(threshold[row]),
                 probability=calibrated[row][0][image],
                 note=calibrated[row][1],
             )
@@ -461,6 +505,7 @@ class Predictor:
         model: both encoders.
         device: where it runs.
         calibration: how its scores become probabilities; None: nobody has fitted that.
+        offsets: levels of its own prompts; None: it was published without.
     """
 
     def __init__(
@@ -473,6 +518,8 @@ class Predictor:
         device: torch.device,
         calibration: ScoreCalibration | None = None,
         known: InputRange | None = None,
+        offsets: PromptOffsets | None = None,
+        bank: Float[Tensor, "images rows columns dim"] | None = None,
     ) -> None:
         self.model = model.to(device).eval().requires_grad_(requires_grad=False)
         # Faster on CPU and GPU; torch's stubs leave this keyword out.
@@ -480,6 +527,8 @@ class Predictor:
         self.digest, self.config, self.findings, self.device = digest, config, findings, device
         self._known = known
         self.calibration = calibration
+        self.offsets = offsets
+        self._bank = None if bank is None else bank.to(device).float()
         self._tokenizer = tokenizer
 
     @torch.inference_mode()
@@ -549,9 +598,15 @@ class Predictor:
         Returns:
             Margins in [-2, 2].
         """
-        own = findings is self.findings
-        prompts = self._own_prompts if own else self.embed_sentences(prompt_texts(findings))
-        return margins(self.model.score(regions, prompts), findings)
+        return margins(self.model.score(regions, self._prompts(findings)), findings)
+
+    def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
+        """Give the level of each finding's margin, above which it is decided to be present.
+
+        Prompts of the model's own have it from publishing, others from its bank; None where it
+        has neither.
+        """
+        return self._offsets(findings, self._prompts(findings))
 
     def classify(
         self, image: GreyImage, findings: Sequence[Finding] | None = None
@@ -567,6 +622,7 @@ class Predictor:
         """
         return self.classify_regions(self.embed_images(self.square(image)[None]), findings)[0]
 
+    @torch.inference_mode()
     def classify_regions(
         self,
         regions: Float[Tensor, "images rows columns dim"],
@@ -574,9 +630,14 @@ class Predictor:
     ) -> list[list[FindingScore]]:
         """Answer `classify` for images from `embed_images`, one list per image."""
         asked = self.findings if findings is None else findings
-        calibrations = calibrations_of(asked, self.findings, self.calibration)
-        gamma = self.model.gamma.detach()
-        return finding_scores(self.margins(regions, asked), gamma, asked, calibrations)
+        prompts = self._prompts(asked)
+        return finding_scores(
+            margins(self.model.score(regions, prompts), asked),
+            self.model.gamma.detach(),
+            asked,
+            calibrations_of(asked, self.findings, self.calibration),
+            self._offsets(asked, prompts),
+        )
 
     def ground(
         self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
@@ -612,9 +673,33 @@ class Predictor:
         grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0]
         return [locate(grid, height_px, width_px, threshold) for grid in grids.cpu().numpy()]
 
+    def _prompts(self, findings: Sequence[Finding]) -> Tensor:
+        if findings is self.findings:
+            return self._own_prompts  # most questions ask about them
+        return self.embed_sentences(prompt_texts(findings))
+
+    @torch.inference_mode()
+    def _offsets(self, findings: Sequence[Finding], prompts: Tensor) -> list[float | None]:
+        known = [self._own_offsets.get((item.positive, item.negative)) for item in findings]
+        if self._bank is None or None not in known:
+            return known
+        levels = prompt_levels(self.model, self._bank, prompts, findings)
+        gamma_squared = float(self.model.gamma.detach()) ** 2
+        return ((levels[:, 0] - levels[:, 1]) / gamma_squared).tolist()
+
+    @cached_property
+    def _own_offsets(self) -> dict[tuple[tuple[str, ...], tuple[str, ...]], float]:
+        if self.offsets is None:
+            return {}
+        gamma_squared = float(self.model.gamma.detach()) ** 2
+        return {
+            (item.positive, item.negative): (level.positive - level.negative) / gamma_squared
+            for item, level in zip(self.findings, self.offsets.findings, strict=True)
+        }
+
     @cached_property
     def _own_prompts(self) -> Tensor:
-        return self.embed_sentences(prompt_texts(self.findings))  # most questions ask about them
+        return self.embed_sentences(prompt_texts(self.findings))
 
     def _encode(self, texts: list[str]) -> Tensor:
         tokens = self._tokenizer(
@@ -680,7 +765,39 @@ def build_predictor(published: SavedModel, device: torch.device) -> Predictor:
         device,
         published.calibration,
         read_input_range(published.path),
+        read_offsets(published.path),
+        read_bank(published.path),
     )
+
+
+@torch.inference_mode()
+def fit_offsets(
+    predictor: Predictor,
+    images: Iterable[UInt8[np.ndarray, "_ size size"]],
+    image_ids: Sequence[str],
+    split: Literal["validate", "train"],
+) -> tuple[PromptOffsets, Float16[Tensor, "images rows columns dim"]]:
+    """Encode a bank of prepared images, and fit the levels of the predictor's own prompts to it.
+
+    Args:
+        predictor: the model.
+        images: the images, some at a time.
+        image_ids: all of them, in the same order.
+        split: theirs.
+    """
+    bank = torch.cat([predictor.embed_images(part).half() for part in images])
+    prompts = predictor.embed_sentences(prompt_texts(predictor.findings))
+    levels = prompt_levels(predictor.model, bank.float(), prompts, predictor.findings).tolist()
+    named = "".join(f"{image_id}\n" for image_id in image_ids)
+    return PromptOffsets(
+        split=split,
+        images=len(bank),
+        digest=hashlib.sha256(named.encode()).hexdigest(),
+        findings=tuple(
+            PromptOffset(finding=finding.name, positive=positive, negative=negative)
+            for finding, (positive, negative) in zip(predictor.findings, levels, strict=True)
+        ),
+    ), bank
 
 
 def _check_preprocessing(published: SavedModel) -> None:

@@ -5,6 +5,9 @@
     model.json          the card: what it is, was made from, is for and is not for
     calibration.json    how a score becomes a probability, finding by finding; there once
                         calibrate_scores has run
+    offsets.json        level of each prompt over a bank of images, which decisions are taken by,
+                        and which images these are
+    bank.safetensors    region vectors of those images, float16, for prompts of other people's
     subjects.json       hashes of the training patients' ids, to refuse contaminated tests
     input_range.json    mean and precision of the training images' features, and the distance
                         beyond which an image is out of range; from two patients on
@@ -54,6 +57,7 @@ TEXT = "text"
 TEXT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files of `text/`, as transformers reads them."""
 CALIBRATION_FILE, INPUT_RANGE_FILE = "calibration.json", "input_range.json"
+OFFSETS_FILE, BANK_FILE = "offsets.json", "bank.safetensors"
 
 
 class Curve(Section):
@@ -144,6 +148,60 @@ def read_calibration(model: Artifact) -> ScoreCalibration | None:
         ) from error
 
 
+class PromptOffset(Section):
+    """Levels of one finding's prompts over the bank, log mean e^s, nats."""
+
+    finding: str
+    """Name of the finding."""
+    positive: float
+    """Of the prompts that assert it, their scores averaged."""
+    negative: float
+    """Of those that deny it."""
+
+
+class PromptOffsets(Section):
+    """What a published model knows of its prompts' levels: `offsets.json`."""
+
+    format_version: Literal[1] = 1
+    split: Literal["validate", "train"]
+    """Split of the bank's images."""
+    images: int
+    """How many they are."""
+    digest: str
+    """SHA-256 of their ids in order, one a line."""
+    findings: tuple[PromptOffset, ...]
+    """One entry per finding of the model, in its order."""
+
+
+def write_offsets(folder: Path, offsets: PromptOffsets, bank: Tensor) -> None:
+    """Write offsets and the region vectors of the bank into the draft of a model."""
+    write_text(folder / OFFSETS_FILE, offsets.model_dump_json(indent=1) + "\n")
+    write_bytes(folder / BANK_FILE, save({"regions": bank.cpu().contiguous()}))
+
+
+def read_offsets(folder: Path) -> PromptOffsets | None:
+    """Read the offsets of a model whose bytes have been checked; None: an earlier version's."""
+    path = folder / OFFSETS_FILE
+    if not path.is_file():
+        return None
+    try:
+        return PromptOffsets.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path) from error
+
+
+def read_bank(folder: Path) -> Float[Tensor, "images rows columns dim"] | None:
+    """Read the bank's region vectors, float16; None where there is none, as in an export."""
+    path = folder / BANK_FILE
+    if not path.is_file():
+        return None
+    try:
+        regions: Tensor = load_file(path)["regions"]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise _unreadable(path) from error
+    return regions
+
+
 @dataclass(frozen=True)
 class InputRange:
     """How far an image may be from those that a model was trained on.
@@ -178,9 +236,13 @@ def read_input_range(folder: Path) -> InputRange | None:
         tree["precision"] = tuple(map(tuple, tree["precision"]))
         return InputRange(**(tree | {"mean": tuple(tree["mean"])}))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{INPUT_RANGE_FILE} of {folder} cannot be read by this version; rerun train"
-        ) from error
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path.name} of {path.parent} cannot be read by this version; rerun train"
+    )
 
 
 class PackagedConfig(Section):

@@ -1,22 +1,30 @@
 """A trained run -> a published model, with the card that says what it is."""
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
-from medclip_dcl.inference import fit_input_range
+from medclip_dcl.inference import build_predictor, fit_input_range, fit_offsets
 from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
 from medclip_dcl.model_package import (
     InputRange,
     PackagedConfig,
+    PromptOffsets,
+    SavedModel,
     write_input_range,
     write_model_package,
+    write_offsets,
 )
 from medclip_dcl.models.preprocessing import preprocessing_facts
 from medclip_dcl.section import Section
@@ -28,6 +36,9 @@ _INTENDED_USE = (
     "guide the care of a patient."
 )
 _RANGE_IMAGES = 2048
+_BANK_IMAGES = 256  # region vectors in float16: 4 MiB of 8 x 8 regions, 16 MiB of 16 x 16
+_LEAST_VALIDATION = 64  # images; with fewer, a bank of training images is the steadier one
+_IMAGES_PER_PASS = 32
 _LIMITS = (
     "Frontal chest images alone; other views, body parts and ages outside the training data are "
     "not recognised as such.",
@@ -47,16 +58,14 @@ def package_model(
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
         trained.tokenizer.save_pretrained(str(text))
 
+    packaged = PackagedConfig.of(config)
+    card = _model_card(packaged, inputs, trained)
     write_model_package(
-        folder,
-        trained.weights,
-        config,
-        _model_card(PackagedConfig.of(config), inputs, trained),
-        trained.corpus.subject_ids,
-        write_text_files,
+        folder, trained.weights, config, card, trained.corpus.subject_ids, write_text_files
     )
     if len(trained.corpus.subject_ids) > 1:
         write_input_range(folder, _input_range(inputs, trained))
+    write_offsets(folder, *_fit_offsets(folder, packaged, card, inputs, trained))
     return {
         "steps": trained.state.step,
         "skipped": trained.state.skipped,
@@ -69,7 +78,7 @@ def package_model(
 def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
     # Some of the training images stand for all where they are many.
     rows = trained.corpus.image_rows
-    taken = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _RANGE_IMAGES)).astype(int))
+    taken = _spread(len(rows), _RANGE_IMAGES)
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
     patient_of = {row["image_id"]: row["subject_id"] for row in table}
     images = PreparedImages(inputs.prepared)
@@ -77,6 +86,37 @@ def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
         [images.pixels(int(rows[index])) for index in taken],
         [patient_of[trained.corpus.image_ids[index]] for index in taken],
     )
+
+
+def _fit_offsets(
+    folder: Path,
+    config: PackagedConfig,
+    card: Mapping[str, Any],
+    inputs: TrainInputs,
+    trained: TrainResult,
+) -> tuple[PromptOffsets, Tensor]:
+    """Encode a bank of images with the model in the draft, and fit its prompts' levels to them."""
+    images = PreparedImages(inputs.prepared)
+    table = read_table(inputs.manifest.path, IMAGES, ["image_id", "split"]).to_pylist()
+    held_out = [row["image_id"] for row in table if row["split"] == "validate"]
+    split: Literal["validate", "train"] = "validate"
+    image_ids = [item for item in held_out if item in images.row_of]
+    if len(image_ids) < _LEAST_VALIDATION:
+        split, image_ids = "train", list(trained.corpus.image_ids)
+    image_ids = [image_ids[index] for index in _spread(len(image_ids), _BANK_IMAGES)]
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    predictor = build_predictor(SavedModel(folder, "draft", config, card, None), device)
+    parts = np.array_split(np.array(image_ids), math.ceil(len(image_ids) / _IMAGES_PER_PASS))
+    pixels = (
+        np.stack([images.pixels(images.row_of[image_id]) for image_id in part]) for part in parts
+    )
+    return fit_offsets(predictor, pixels, image_ids, split)
+
+
+def _spread(count: int, most: int) -> npt.NDArray[np.int64]:
+    # Some of many, evenly from the first to the last.
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def _model_card(

@@ -110,6 +110,26 @@ def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
     assert not list((whole_run / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.parametrize(
+    ("studies", "split", "images"),
+    # of five studies three train and one validates; every fourth has two images
+    [(40, "train", 30), (320, "validate", 80)],
+)
+def test_decisions_are_levelled_over_validation_images_where_they_suffice(
+    tmp_path: Path, studies: int, split: str, images: int
+) -> None:
+    work = write_corpus(tmp_path / "work", studies)
+    assert train(work, train={"steps": 2}) == 0
+    predictor = load(model_package.ARTIFACT.at(work), "cpu")
+    offsets = predictor.offsets
+    assert offsets is not None
+    assert (offsets.split, offsets.images) == (split, images)
+    bank = model_package.read_bank(model_package.ARTIFACT.at(work))
+    assert bank is not None
+    assert len(bank) == images
+    assert [item.finding for item in offsets.findings] == [f.name for f in predictor.findings]
+
+
 def test_training_learns_and_shuffled_reports_do_not(
     whole_run: Path, corpus: Path, tmp_path: Path
 ) -> None:

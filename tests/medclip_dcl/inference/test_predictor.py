@@ -1,4 +1,7 @@
+import hashlib
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +12,13 @@ from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.inference import Finding, build_predictor, load
-from medclip_dcl.model_package import ARTIFACT, read_model_package
+from medclip_dcl.model_package import (
+    ARTIFACT,
+    BANK_FILE,
+    OFFSETS_FILE,
+    read_bank,
+    read_model_package,
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,81 @@ def test_classify_compares_the_two_prompts(predictor):
     gamma_squared = float(predictor.model.gamma) ** 2
     assert answer.score == pytest.approx(1 / (1 + np.exp(-gamma_squared * answer.margin)))
     assert answer.is_present is (answer.margin > 0)
+
+
+@pytest.fixture(scope="module")
+def levelled(tmp_path_factory):
+    """A model with a bank of six images."""
+    folder = tmp_path_factory.mktemp("levelled") / "model"
+    publish(folder, bank=random_images(6, 64))
+    return folder
+
+
+def test_the_package_keeps_the_levels_of_its_prompts_and_what_they_were_fitted_to(levelled):
+    predictor, model = load(levelled, "cpu"), read_model_package(levelled)
+    offsets = predictor.offsets
+    assert (offsets.split, offsets.images) == ("validate", 6)
+    names = "".join(f"image-{number}\n" for number in range(6))
+    assert offsets.digest == hashlib.sha256(names.encode()).hexdigest()
+    assert [item.finding for item in offsets.findings] == ["effusion", "pneumonia"]
+    bank = read_bank(model.path)
+    assert (bank.dtype, tuple(bank.shape)) == (torch.float16, (6, 4, 4, 16))
+
+    # "Pneumonia" and "Right lower lobe pneumonia": scores first averaged, then levelled
+    texts = ["Pneumonia", "Right lower lobe pneumonia", "No signs of pneumonia"]
+    gamma_squared = float(predictor.model.gamma) ** 2
+    scores = predictor.model.score(bank.float(), predictor.embed_sentences(texts)).double()
+    positive, negative = gamma_squared * scores[:2].mean(dim=0), gamma_squared * scores[2]
+    level = offsets.findings[1]
+    assert float((positive - level.positive).exp().mean()) == pytest.approx(1, abs=1e-6)
+    assert float((negative - level.negative).exp().mean()) == pytest.approx(1, abs=1e-6)
+    threshold = (level.positive - level.negative) / gamma_squared
+    assert predictor.offsets_of(predictor.findings)[1] == pytest.approx(threshold, rel=1e-6)
+    answer = predictor.classify(image())[1]
+    assert answer.offset == pytest.approx(threshold, rel=1e-6)
+    assert answer.is_present is (answer.margin > threshold)
+
+
+def test_a_free_prompt_is_levelled_over_the_kept_bank(levelled):
+    predictor = load(levelled, "cpu")
+    known = predictor.classify(image())
+    asked = [*predictor.findings, Finding("heart", ("The heart is enlarged.",), ("Normal.",))]
+    answers = predictor.classify(image(), asked)
+    assert [item.offset for item in answers[:2]] == pytest.approx([item.offset for item in known])
+    bank = read_bank(levelled).float()
+    scores = predictor.model.score(
+        bank, predictor.embed_sentences(["The heart is enlarged.", "Normal."])
+    )
+    gamma_squared = float(predictor.model.gamma) ** 2
+    levels = (gamma_squared * scores.double()).exp().mean(dim=1).log() / gamma_squared
+    assert answers[2].offset == pytest.approx(float(levels[0] - levels[1]), abs=1e-6)
+
+
+def test_without_the_bank_own_prompts_keep_their_offsets_and_others_have_none(levelled, tmp_path):
+    shutil.copytree(levelled, tmp_path / "model")
+    (tmp_path / "model" / BANK_FILE).unlink()
+    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    predictor = build_predictor(model, torch.device("cpu"))
+    other = Finding("heart", ("The heart is enlarged.",), ("Normal.",))
+    own = load(levelled, "cpu").offsets_of(predictor.findings)
+    assert predictor.offsets_of([*predictor.findings, other]) == [*own, None]
+
+
+def test_a_model_that_was_published_without_offsets_decides_at_zero(predictor):
+    assert predictor.offsets is None
+    for answer in predictor.classify(image()):
+        assert (answer.offset, answer.threshold) == (None, 0.5)
+        assert answer.is_present is (answer.margin > 0)
+
+
+@pytest.mark.parametrize(("name", "content"), [(OFFSETS_FILE, b"{}"), (BANK_FILE, b"nothing")])
+def test_offsets_that_cannot_be_read_are_named(levelled, tmp_path, name, content):
+    shutil.copytree(levelled, tmp_path / "model")
+    (tmp_path / "model" / name).unlink()
+    (tmp_path / "model" / name).write_bytes(content)
+    model = replace(read_model_package(levelled), path=tmp_path / "model")
+    with pytest.raises(CheckpointError, match=f"{name} of .* rerun train"):
+        build_predictor(model, torch.device("cpu"))
 
 
 def test_swapping_the_prompts_turns_the_answer_round(predictor):
