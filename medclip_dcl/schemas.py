@@ -66,7 +66,12 @@ class FindingAnswer(Schema):
     margin: float
     """Score of the positive prompt minus that of the negative, -2 to 2."""
     decision: bool
-    """Whether the positive prompt fits better."""
+    """Whether the positive prompt fits better: the margin is above the offset."""
+    offset: float | None = None
+    """Level of the margin over the model's bank of images; null where the model has none for
+    these prompts, and the decision is that at 0."""
+    threshold: float = 0.5
+    """Score at the offset, above which the decision is true."""
     probability: float | None
     """Calibrated probability, 0 to 1; null where the model has no calibration."""
     probability_note: str
@@ -82,6 +87,8 @@ class FindingAnswer(Schema):
             score=score.score,
             margin=score.margin,
             decision=score.is_present,
+            offset=score.offset,
+            threshold=score.threshold,
             probability=score.probability,
             probability_note=score.note,
             heatmap=None if heatmap is None else _rounded(heatmap),

@@ -32,12 +32,14 @@ def model(serving: CurrentState) -> ModelAnswer:
         index = {"digest": artifact.digest, **counts, "films": counts["images"]}
     except ApiError:
         index = None
-    fitted = published.calibration
-    calibration = None if fitted is None else fitted.model_dump(mode="json")
+    calibration, offsets = (
+        None if fitted is None else fitted.model_dump(mode="json")
+        for fitted in (published.calibration, serving.predictor.offsets)
+    )
     settings = serving.settings
     return ModelAnswer(
         digest=published.digest,
-        card={**published.card, "calibration": calibration},
+        card={**published.card, "calibration": calibration, "offsets": offsets},
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
     )

@@ -119,6 +119,7 @@ async function classify(turn) {
     button.setAttribute("aria-pressed", "false");
     const bar = make("span", finding.decision ? "bar present" : "bar");
     const fill = make("i");
+    bar.style.setProperty("--threshold", `${(100 * finding.threshold).toFixed(1)}%`);
     fill.style.width = `${(100 * finding.score).toFixed(1)}%`;
     bar.append(fill);
     button.append(make("span", "", finding.name), bar, make("span", "number", finding.score.toFixed(2)));
@@ -153,7 +154,7 @@ function explain(finding) {
     : `Calibrated probability ${finding.probability.toFixed(2)}.`;
   find("meaning").replaceChildren(
     make("b", "", `${finding.name} ${finding.score.toFixed(2)}`),
-    `: ${fits}; ${verdict} (the line is one half, margin ${finding.margin.toFixed(3)}). ${chance}`);
+    `: ${fits}; ${verdict} (the line is ${finding.threshold.toFixed(2)}, margin ${finding.margin.toFixed(3)}). ${chance}`);
 }
 
 async function readCard() {

@@ -404,6 +404,28 @@ def test_the_service_stops_when_asked(folder: Path) -> None:
         assert service.process.wait(PATIENCE_S) == 0
 
 
+def test_decisions_are_taken_by_the_offset_where_the_model_has_one(
+    tmp_path: Path, client: httpx.Client
+) -> None:
+    plain = client.post("/classify", files=image()).json()["findings"]
+    assert client.get("/model").json()["card"]["offsets"] is None
+    for finding in plain:
+        assert (finding["offset"], finding["threshold"]) == (None, 0.5)
+        assert finding["decision"] is (finding["margin"] > 0)
+
+    published.publish(tmp_path / "model", bank=random_images(6, 64))
+    free = {"findings": json.dumps([{"name": "x", "positive": "Edema", "negative": "No edema"}])}
+    with running(tmp_path, index="") as service, service.client() as levelled:
+        own = levelled.post("/classify", files=image()).json()["findings"]
+        asked = levelled.post("/classify", files=image(), data=free).json()["findings"]
+        known = levelled.get("/model").json()["card"]["offsets"]
+    assert (known["split"], known["images"]) == ("validate", 6)
+    for finding in (*own, *asked):
+        assert finding["decision"] is (finding["margin"] > finding["offset"])
+        assert finding["decision"] is (finding["score"] > finding["threshold"])
+    assert [item["score"] for item in own] == pytest.approx([item["score"] for item in plain])
+
+
 @pytest.mark.parametrize(
     ("route", "form"), [("/classify", {}), ("/ground", {"phrase": "effusion"})]
 )
