@@ -7,7 +7,8 @@ data_card.md, data_card.json     images, reports, labels and what was left out, 
 A model package as it may leave the institution: no patient, no folder, with its cards.
 
 What stays behind: the hashes of the training patients' ids (who knows how ids are formed can
-try them all), and the folders that paths of the configuration name. A vocabulary that was
+try them all), the encoded images of the bank (the offsets of the model's own prompts go along),
+and the folders that paths of the configuration name. A vocabulary that was
 learned from the reports consists of pieces of them, so it is refused unless it is allowed.
 """
 
@@ -35,7 +36,11 @@ MODEL_CARD, MODEL_FACTS = "model_card.md", "model_card.json"
 DATA_CARD, DATA_FACTS = "data_card.md", "data_card.json"
 
 _KEPT = (WEIGHTS, *(f"{TEXT}/{name}" for name in TEXT_FILES))
-_KEPT_IF_THERE = (model_package.CALIBRATION_FILE, model_package.INPUT_RANGE_FILE)
+_KEPT_IF_THERE = (
+    model_package.CALIBRATION_FILE,
+    model_package.INPUT_RANGE_FILE,
+    model_package.OFFSETS_FILE,
+)
 _PATH_LIKE = re.compile(r"^(?:[/~]|[A-Za-z]:[/\\]|\.\.?[/\\])")
 
 
@@ -76,8 +81,8 @@ def export_model(
     """
     found = model_package.read_model_package(model)
     source = open_artifact(model, ARTIFACT, verify=False)
-    expected = {*_KEPT, CONFIG, CARD, SUBJECTS}
-    if strange := sorted(set(source.files) - expected - set(_KEPT_IF_THERE)):
+    expected = {*_KEPT, *_KEPT_IF_THERE, CONFIG, CARD, SUBJECTS, model_package.BANK_FILE}
+    if strange := sorted(set(source.files) - expected):
         raise CheckpointError(
             f"the model holds {len(strange)} files that no model package has; package it again"
         )

@@ -168,6 +168,17 @@ def test_the_range_of_a_model_s_images_goes_with_it(config_file: Path, tmp_path:
     assert copy.file(model_package.INPUT_RANGE_FILE).read_text() == "{}"
 
 
+def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(
+    config_file: Path, tmp_path: Path
+) -> None:
+    with_file(config_file, tmp_path / "model", model_package.OFFSETS_FILE, "{}")
+    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
+    assert copy.file(model_package.OFFSETS_FILE).read_text() == "{}"
+    with_file(config_file, tmp_path / "model", model_package.BANK_FILE, "regions")
+    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
+    assert model_package.BANK_FILE not in copy.files
+
+
 def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(
     config_file: Path, tmp_path: Path
 ) -> None:
