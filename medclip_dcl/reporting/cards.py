@@ -44,6 +44,7 @@ def model_facts(sources: Sources, card: CardConfig) -> Facts:
     """Gather what is known of a model as plain values; no `evaluation` without its results."""
     artifact = sources.artifacts[model_package.ARTIFACT.name]
     model = read_model_package(artifact.path)
+    offsets = model_package.read_offsets(artifact.path)
     return {
         "format_version": _FORMAT,
         "model": model.digest,
@@ -60,6 +61,7 @@ def model_facts(sources: Sources, card: CardConfig) -> Facts:
         "calibration": None
         if model.calibration is None
         else [item.model_dump(mode="json") for item in model.calibration.findings],
+        "offsets": None if offsets is None else offsets.model_dump(mode="json"),
         "evaluation": _evaluation(sources, model.digest),
         "packages": artifact.origin["packages"],
         "training_seconds": artifact.origin["seconds"],
