@@ -199,11 +199,7 @@ def prompt_levels(
 ) -> Float[Tensor, "findings 2"]:
     """Give `prompt_offset` of each finding's positive and negative prompts over a bank of images.
 
-    Args:
-        model: its similarity and gamma.
-        bank: region vectors of the images.
-        prompts: unit vectors of `prompt_texts`.
-        findings: the findings, in the same order.
+    `prompts` are the vectors of `prompt_texts`.
     """
     scaled = model.gamma.detach().double() ** 2 * model.score(bank, prompts).double()
     return prompt_offset(side_scores(scaled, findings)).reshape(-1, 2)
@@ -535,10 +531,7 @@ class Predictor:
     def embed_images(
         self, images: UInt8[np.ndarray, "images size size"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Encode prepared images, all in one forward pass.
-
-        Args:
-            images: square 8-bit images from `square` or the prepared images.
+        """Encode prepared images, or those from `square`, all in one forward pass.
 
         Returns:
             Unit region vectors, on the model's device.
@@ -549,10 +542,7 @@ class Predictor:
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
-        """Encode sentences.
-
-        Args:
-            texts: sentences; longer ones than the model reads are truncated.
+        """Encode sentences; longer ones than the model reads are truncated.
 
         Returns:
             Unit vectors in the order of the texts, on the model's device.
@@ -589,15 +579,7 @@ class Predictor:
     def margins(
         self, regions: Float[Tensor, "images rows columns dim"], findings: Sequence[Finding]
     ) -> Float[Tensor, "findings images"]:
-        """Compare the two prompts of each finding on each image: f(positive) - f(negative).
-
-        Args:
-            regions: from `embed_images`.
-            findings: the findings.
-
-        Returns:
-            Margins in [-2, 2].
-        """
+        """Compare the two prompts of each finding on each image from `embed_images`: `margins`."""
         return margins(self.model.score(regions, self._prompts(findings)), findings)
 
     def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
@@ -611,15 +593,7 @@ class Predictor:
     def classify(
         self, image: GreyImage, findings: Sequence[Finding] | None = None
     ) -> list[FindingScore]:
-        """Answer which findings an image shows.
-
-        Args:
-            image: the image.
-            findings: the findings asked for; None: those that the model was published with.
-
-        Returns:
-            One answer per finding.
-        """
+        """Answer which findings an image shows; None: those that the model was published with."""
         return self.classify_regions(self.embed_images(self.square(image)[None]), findings)[0]
 
     @torch.inference_mode()
@@ -642,16 +616,13 @@ class Predictor:
     def ground(
         self, image: GreyImage, phrases: Sequence[str], threshold: float | None = None
     ) -> list[Grounding]:
-        """Answer where each phrase is seen on an image.
+        """Answer where each phrase is seen on an image, in its pixels.
 
         Args:
             image: the image.
             phrases: sentences.
             threshold: score from which boxes are traced; None: half way between each
                 grid's mean and its peak.
-
-        Returns:
-            One grounding per phrase, in pixels of the image.
 
         Raises:
             QueryError: there is no phrase, or one is blank.
@@ -713,14 +684,7 @@ class Predictor:
 
 
 def load(path: Path | str, device: torch.device | str | None = None) -> Predictor:
-    """Load a published model.
-
-    Args:
-        path: its folder.
-        device: where it shall run; None: the first GPU where there is one, else the CPU.
-
-    Returns:
-        The model, ready for questions.
+    """Load a published model from its folder; by default onto the first GPU where there is one.
 
     Raises:
         ArtifactError: the folder holds no whole published model.
@@ -779,11 +743,7 @@ def fit_offsets(
 ) -> tuple[PromptOffsets, Float16[Tensor, "images rows columns dim"]]:
     """Encode a bank of prepared images, and fit the levels of the predictor's own prompts to it.
 
-    Args:
-        predictor: the model.
-        images: the images, some at a time.
-        image_ids: all of them, in the same order.
-        split: theirs.
+    The images come some at a time, their ids all together in the same order.
     """
     bank = torch.cat([predictor.embed_images(part).half() for part in images])
     prompts = predictor.embed_sentences(prompt_texts(predictor.findings))
