@@ -1,8 +1,8 @@
 """Images, sentences, eta and supervision of a split -> the batch of any step.
 
 Axes
-    batch  places in the global batch, over all processes
-    local  places of this process: a slice of the batch
+    batch  slots of the global batch, over all processes
+    local  slots of this process: a slice of the batch
 
 Only images and word pieces are cut to this process's share. Everything small is kept for
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
@@ -57,9 +57,7 @@ class Corpus:
     images: RaggedIndex
     """Images of each study."""
     image_ids: tuple[str, ...]
-    """Id of each image."""
     study_of_image: Int64[np.ndarray, " images"]
-    """Study of each image."""
     image_rows: Int64[np.ndarray, " images"]
     """Row of each image in the prepared images."""
     sentences: RaggedIndex
@@ -67,9 +65,7 @@ class Corpus:
     text_of: Int64[np.ndarray, " sentences"]
     """Distinct text of each sentence."""
     texts: tuple[str, ...]
-    """Distinct texts."""
     text_keys: tuple[str, ...]
-    """Key of each distinct text."""
     eta: Float32[np.ndarray, " texts"]
     """Class probability of each distinct text, in [0, 1)."""
 
@@ -82,8 +78,6 @@ def read_corpus(
     split: str,
 ) -> Corpus:
     """Read the usable studies of a split; there may be none.
-
-    Images that are not among the prepared ones are left out.
 
     Raises:
         ScoreError: a sentence has no eta.
@@ -174,11 +168,7 @@ def read_supervision(
     claims: Artifact | None,
     truth: Truth | None,
 ) -> Supervision:
-    """Read what the objective asks for: claims, labels, or the truth of a generated source.
-
-    Raises:
-        ConfigError: the objective reads labels or truth and the source has none.
-    """
+    """Read what the objective asks for; ConfigError where the source has no labels or truth."""
     sentence_codes = report_codes = labels = zones = None
     if claims is not None and needs_claims(settings):
         said = read_rows(claims, SENTENCE_CLAIMS, "text_key", corpus.text_keys)
@@ -211,7 +201,7 @@ def read_rows(
 
 
 def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[str]]]:
-    """Findings of each study with their sides, as the plainest sentences put them."""
+    # Findings of each study with their sides, as the plainest sentences put them.
     if truth is None:
         raise ConfigError("objective.relation is truth, which generated studies alone have")
     sides_of = {name: read_claims(text).asserted for name, text in truth.gallery.items()}
@@ -240,9 +230,9 @@ class ImageTextBatch:
 
     step: int
     mine: slice
-    """This process's places in the global batch."""
+    """This process's slots in the global batch."""
     study_ids: tuple[str, ...]
-    """Study of each place, for messages."""
+    """Study of each slot, for messages."""
     crops: UInt8[Tensor, "local 1 input_px input_px"]
     """Crops of the images, 0 black to 255 white."""
     brightness: Float[Tensor, " local"]
@@ -277,11 +267,10 @@ class TokenTable:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int
     ) -> None:
-        rows = (
-            tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
-            if texts
-            else []
-        )
+        rows = []
+        if texts:  # a tokenizer refuses an empty list
+            rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+        # One flat array: a list of lists of a million sentences would take ten times the memory.
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         self._starts = np.concatenate([[0], np.cumsum(lengths)])
         self._flat = np.fromiter(
@@ -305,10 +294,7 @@ class ImageTextDataset:
     """Makes the batch of any step, by whichever thread asks.
 
     `seed` is that of the augmentation, None: every image is seen in the middle, as it is. `mine`
-    are this process's places in the global batch, `input_px` the side of the crops.
-
-    Raises:
-        ConfigError: the crops are larger than the images.
+    are this process's slots in the global batch, `input_px` the side of the crops.
     """
 
     def __init__(
@@ -332,12 +318,12 @@ class ImageTextDataset:
         """Make the batch of a step, from 0; a function of the step alone."""
         rows = self._sampler.draw(step)
         texts = self._corpus.text_of[rows.sentences]
-        mine, places = self._mine, len(rows.studies)
+        mine, slots = self._mine, len(rows.studies)
         if self._seed is None:
-            views = centre_crops(places, self._slack)
+            views = centre_crops(slots, self._slack)
         else:
             generator = generator_for(self._seed, RngStream.VIEW, step)
-            views = draw_crops(generator, places, self._slack)
+            views = draw_crops(generator, slots, self._slack)
         images = self._corpus.image_rows[rows.images[mine]].tolist()
         crops = np.empty((len(images), 1, self._input_px, self._input_px), dtype=np.uint8)
         for out, image, top, left in zip(
