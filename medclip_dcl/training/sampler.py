@@ -2,7 +2,7 @@
 
 Axes
     studies  usable training studies
-    batch    places in the global batch, over all processes
+    batch    slots of the global batch, over all processes
 
 An epoch is a permutation of the studies, cut into global batches; studies that do
 not fill the last one are left out of that epoch. So a study stands at most once in a
@@ -22,9 +22,7 @@ from medclip_dcl.rng import RngStream, generator_for
 class RaggedIndex:
     """Members of each study, such as its images: ragged rows in two flat arrays.
 
-    Args:
-        owners: study of each member, from 0.
-        count: number of studies; every one has a member.
+    `owners` is the study of each member; each of the `count` studies has one at least.
     """
 
     def __init__(self, owners: Int64[np.ndarray, " members"], count: int) -> None:
@@ -48,7 +46,7 @@ class RaggedIndex:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """One global batch; each array has one entry per place."""
+    """One global batch; each array has one entry per slot."""
 
     studies: Int64[np.ndarray, " batch"]
     """Study whose image is shown; all differ."""
@@ -61,20 +59,9 @@ class BatchRows:
 
 
 class ImageTextSampler:
-    """Draws the global batch of any step.
+    """Draws the global batch of any step; ConfigError where there are fewer studies than slots.
 
-    Args:
-        images: images of each study.
-        sentences: usable sentences of each study.
-        global_batch: pairs in a batch, over all processes.
-        seed: the config's seed.
-        shuffle_reports: pair every image with the report of another study.
-
-    Attributes:
-        steps_per_epoch: full global batches in one pass over the studies.
-
-    Raises:
-        ConfigError: there are fewer studies than places.
+    `steps_per_epoch` counts the full global batches in one pass over the studies.
     """
 
     def __init__(
