@@ -35,11 +35,7 @@ class CropParams:
 
 
 def slack_px(size_px: int, input_px: int) -> int:
-    """Give the pixels by which a crop of side `input_px` can move in an image of side `size_px`.
-
-    Raises:
-        ConfigError: the input is larger than the image, or a small part of it.
-    """
+    """Give the pixels by which a crop of side `input_px` can move in an image of side `size_px`."""
     if input_px > size_px:
         raise ConfigError(
             f"model.image.input_px {input_px} exceeds images.size_px {size_px}: the input is a "
@@ -56,11 +52,6 @@ def slack_px(size_px: int, input_px: int) -> int:
 
 def draw_crops(generator: np.random.Generator, images: int, slack: int) -> CropParams:
     """Draw how each image of a global batch is seen: uniform crops, factors within 0.2 of 1.
-
-    Args:
-        generator: source of randomness.
-        images: images in the batch.
-        slack: pixels by which a crop can move, at least 0.
 
     Source: Wang et al. 2023, Section 3.2: crop, brightness, contrast; the 0.2 is ours.
     """
@@ -92,16 +83,10 @@ def jitter(
     brightness: Float[Tensor, " images"],
     contrast: Float[Tensor, " images"],
 ) -> Float[Tensor, "images 1 height width"]:
-    """Apply brightness, then contrast about the image's mean, and normalise.
+    """Apply brightness b, then contrast c about the image's mean, and normalise.
 
-    Args:
-        crops: grey values, 0 black to 255 white.
-        brightness: factor of every grey value.
-        contrast: factor of the distance from the image's mean, after brightness.
-
-    Returns:
-        clamp(c * (b * x - m) + m, 0, 255), normalised, with m = b * mean(x); factors of 1
-        give the model's own preprocessing.
+    clamp(c * (b * x - m) + m, 0, 255), normalised, with m = b * mean(x); factors of 1 give the
+    model's own preprocessing.
     """
     images = crops.to(torch.float32)
     middle = images.mean(dim=(1, 2, 3)) * brightness
