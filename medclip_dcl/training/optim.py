@@ -88,8 +88,7 @@ def set_training_mode(
     """
     encoder.train()
     for name, module in encoder.named_modules():
-        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        held = freeze_batchnorm and is_norm
+        held = freeze_batchnorm and isinstance(module, nn.modules.batchnorm._BatchNorm)
         if name and (held or param_group_of(name) in frozen):
             module.training = False
 
@@ -132,11 +131,7 @@ def optimizer_tensors(optimizer: Optimizer, encoder: nn.Module) -> dict[str, Ten
 def load_optimizer_tensors(
     optimizer: Optimizer, encoder: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` gave for an equal model.
-
-    Raises:
-        CheckpointError: a tensor is of no parameter, or of another shape.
-    """
+    """Put back what `optimizer_tensors` gave; CheckpointError where it is of another model."""
     parameters = dict(encoder.named_parameters())
     for label, saved in tensors.items():
         key, _, name = label.partition("/")
