@@ -40,10 +40,9 @@ KEEP_CHECKPOINTS = 2
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run after a number of steps."""
+    """A run after `step` steps."""
 
     step: int
-    """Steps done."""
     weights: Mapping[str, Tensor]
     """Parameters and buffers of the model, by name."""
     optimizer: Mapping[str, Tensor]
@@ -60,11 +59,7 @@ class CheckpointStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other trainers out of the folder.
-
-        Raises:
-            ArtifactError: another process trains there.
-        """
+        """Keep other trainers out of the folder; ArtifactError where one is there."""
         with disk_faults_named(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / ".lock").open("a")
@@ -145,13 +140,13 @@ class CheckpointStore:
         self._remove_traces(path)
 
     def _remove_traces(self, path: Path) -> None:
-        """Remove what a save leaves next to its checkpoint; harmless where the disk keeps it."""
+        # What a save leaves next to its checkpoint; harmless where the disk keeps it.
         shutil.rmtree(path.with_name(f".{path.name}.draft"), ignore_errors=True)
         with suppress(OSError):
             path.with_name(f".{path.name}.lock").unlink()
 
     def _remove(self, path: Path) -> None:
-        """Take a checkpoint away at once: what is seen is whole, whenever a kill comes."""
+        # Renamed first: a checkpoint that is seen is whole, whenever a kill comes.
         going = self._folder / _GOING
         shutil.rmtree(going, ignore_errors=True)
         path.replace(going)
@@ -173,7 +168,7 @@ class CheckpointStore:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies on the CPU: safetensors keeps no memory layout."""
+    # safetensors keeps no memory layout, so channels-last weights are copied.
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
