@@ -1,8 +1,8 @@
 """The configured loss of a global batch, and its gauges.
 
 Axes
-    batch  places in the global batch
-    local  places of this process
+    batch  slots of the global batch
+    local  slots of this process
 
 Each process scores all sentences against its own images, and the columns of scores are
 gathered: batch x batch numbers travel, instead of every region of every image. Anchors
