@@ -5,7 +5,6 @@ They hold counts, settings and figures; no ids, and no texts but those of the co
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from huggingface_hub import DatasetCard, DatasetCardData, ModelCard, ModelCardDa
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.data.sources.records import SPLITS
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import SavedModel, read_model_package
+from medclip_dcl.reporting.corpus import count_splits
 from medclip_dcl.reporting.settings import CardConfig
 from medclip_dcl.reporting.sources import Sources
 from medclip_dcl.tables import read_table
@@ -78,7 +77,7 @@ def data_facts(sources: Sources, card: CardConfig) -> Facts:
         "terms": card.data,
         "source": listed.fingerprint["settings"].get("source", {}).get("kind", ""),
         "is_generated": sources.is_generated,
-        "splits": _splits(listed),
+        "splits": count_splits(listed),
         "labels": _labels(listed),
         "rejected": listed.summary.get("reasons", {}),
         "stages": {item.kind: _scalars(item.summary) for item in stages},
@@ -114,23 +113,6 @@ def _evaluation(sources: Sources, digest: str) -> Facts | None:
     absent = {name: item["absent"] for name, item in tree["questions"].items() if item["absent"]}
     facts = {"results": artifact.digest, **{name: tree[name] for name in names}}
     return facts | {"figures": figures, "absent": absent}
-
-
-def _splits(listed: Artifact) -> dict[str, Facts]:
-    images = read_table(listed.path, manifest.IMAGES).to_pylist()
-    reports = read_table(listed.path, manifest.REPORTS, ["split", "subject_id"]).to_pylist()
-    found: dict[str, Facts] = {}
-    for split in SPLITS:
-        shown = [row for row in images if row["split"] == split]
-        reported = [row for row in reports if row["split"] == split]
-        views = Counter(row["view"] or "not known" for row in shown)
-        found[split] = {
-            "images": len(shown),
-            "reports": len(reported),
-            "patients": len({row["subject_id"] for row in (*shown, *reported)}),
-            "views": ", ".join(f"{view} {count:,}" for view, count in sorted(views.items())),
-        }
-    return found
 
 
 def _labels(listed: Artifact) -> dict[str, dict[str, int]]:

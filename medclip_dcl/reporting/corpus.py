@@ -3,8 +3,6 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-import pyarrow.compute as pc
-
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.images import REASONS
@@ -19,31 +17,39 @@ View = dict[str, Any]
 
 
 def describe_data(sources: Sources) -> View | None:
-    """Count images, studies and patients per split, and what was left out."""
+    """Count images, reports and patients per split, and what was left out."""
     found = sources.get(manifest.ARTIFACT)
     if found is None:
         return None
-    (source,) = found
-    images = read_table(source.path, manifest.IMAGES, ["split", "study_id", "subject_id"])
-    reports = read_table(source.path, manifest.REPORTS, ["split", "study_id", "subject_id"])
-    rows = []
-    for split in (*SPLITS, "all"):
-        shown = images if split == "all" else images.filter(pc.equal(images["split"], split))
-        reported = reports if split == "all" else reports.filter(pc.equal(reports["split"], split))
-        subjects = {*shown["subject_id"].to_pylist(), *reported["subject_id"].to_pylist()}
-        counts = {"images": len(shown), "reports": len(reported), "patients": len(subjects)}
-        rows.append({"split": split, **counts})
-    boxes = read_table(source.path, manifest.BOXES, ["image_id"])
+    boxes = read_table(found[0].path, manifest.BOXES, ["image_id"])
     return {
-        "rows": rows,
+        "splits": count_splits(found[0]),
         "boxes": len(boxes),
         "boxed_images": len(boxes["image_id"].unique()),
         "rejects": _rejects(sources),
     }
 
 
+def count_splits(source: Artifact) -> dict[str, View]:
+    """Count images, reports, patients and views of each split; a patient is in one alone."""
+    images = read_table(source.path, manifest.IMAGES, ["split", "subject_id", "view"]).to_pylist()
+    reports = read_table(source.path, manifest.REPORTS, ["split", "subject_id"]).to_pylist()
+    found = {}
+    for split in SPLITS:
+        shown = [row for row in images if row["split"] == split]
+        reported = [row for row in reports if row["split"] == split]
+        views = Counter(row["view"] or "not known" for row in shown)
+        found[split] = {
+            "images": len(shown),
+            "reports": len(reported),
+            "patients": len({row["subject_id"] for row in (*shown, *reported)}),
+            "views": ", ".join(f"{view} {count:,}" for view, count in sorted(views.items())),
+        }
+    return found
+
+
 def show_examples(sources: Sources) -> list[View]:
-    """Show images of the test split, those with boxes first; none in a private report."""
+    """Show images of the test split, those with boxes first."""
     found = sources.get(manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT)
     if found is None or sources.settings.private:
         return []
@@ -66,11 +72,7 @@ def show_examples(sources: Sources) -> list[View]:
 
 
 def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View:
-    """Show one image in its own proportions, with boxes of the manifest's box table.
-
-    Returns:
-        `uri`, `width`, `height` and `boxes`, in pixels of the original image.
-    """
+    """Show one image in its own proportions, with rows of the manifest's box table, in pixels."""
     row = images.row_of[image_id]
     height, width = images.original_size(row)
     placed = [

@@ -40,27 +40,28 @@ _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 
 
 def describe_results(sources: Sources) -> View | None:
-    """Lay out the headline figures and every question's figures; None without results."""
+    """Give the tree of `results.json` and what is drawn from it; None without results.
+
+    A private report has no prompts.
+    """
     found = sources.get(results.ARTIFACT)
     if found is None:
         return None
     tree = results.read_figures(found[0])
-    questions = tree["questions"]
-    absent = {name: item["absent"] for name, item in questions.items() if item["absent"]}
     return {
         "tree": tree,
+        "questions": tree["questions"],
         "headlines": _headlines(tree),
-        "absent": absent,
-        "findings": questions["zero_shot"]["groups"],
-        "categories": questions["grounding"]["groups"],
-        "grounding": questions["grounding"]["figures"],
-        "directions": _directions(questions),
-        "roc": _roc(sources) if "zero_shot" not in absent else None,
+        "directions": _directions(tree["questions"]),
+        "roc": _roc(sources),
+        "reliability": _reliability(sources),
+        "least_images": _LEAST_BIN,
+        "prompts": _prompts(sources),
     }
 
 
 def show_heatmaps(sources: Sources) -> list[View]:
-    """Show heatmaps with their true boxes, evenly from best to worst; none in a private report."""
+    """Show heatmaps with their true boxes, evenly from best to worst contrast."""
     found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
     if found is None or sources.settings.private:
         return []
@@ -92,10 +93,7 @@ def show_heatmaps(sources: Sources) -> list[View]:
 
 
 def show_gallery_answers(sources: Sources) -> list[View]:
-    """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank.
-
-    None in a private report.
-    """
+    """Show boxes with the gallery sentences that fit them best, evenly from best to worst rank."""
     found = sources.get(results.ARTIFACT, manifest.ARTIFACT, prepared.ARTIFACT)
     if found is None or sources.settings.private:
         return []
@@ -189,7 +187,7 @@ def _roc(sources: Sources) -> str | None:
 
 
 def _scores(sources: Sources, column: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Finding, value and truth of the images where both are known."""
+    # Finding, value and truth of the images where both are known.
     table = read_table(sources.artifacts[results.ARTIFACT.name].path, results.SCORES)
     by_finding: dict[str, list[tuple[float, int]]] = {}
     for row in table.to_pylist():
@@ -200,32 +198,6 @@ def _scores(sources: Sources, column: str) -> list[tuple[str, np.ndarray, np.nda
 
 _LINES = 5
 _LEAST_BIN = 5  # images of a bin that is drawn: fewer say nothing of a share
-
-
-def describe_trust(sources: Sources) -> View | None:
-    """Show how far the answers can be taken at their word; None without results.
-
-    A private report has no prompts.
-    """
-    found = sources.get(results.ARTIFACT)
-    if found is None:
-        return None
-    questions = results.read_figures(found[0])["questions"]
-    names = ("probabilities", "subgroups", "paraphrases")
-    return {
-        "absent": {name: questions[name]["absent"] for name in names},
-        "probabilities": questions["probabilities"]["groups"],
-        "reliability": _reliability(sources),
-        "least_images": _LEAST_BIN,
-        "groups": _groups(questions["subgroups"]),
-        "gaps": {
-            name.partition(".")[2]: figure
-            for name, figure in questions["subgroups"]["figures"].items()
-        },
-        "paraphrases": questions["paraphrases"]["groups"],
-        "pairs": questions["paraphrases"]["pool"],
-        "prompts": _prompts(sources),
-    }
 
 
 def _reliability(sources: Sources) -> str | None:
@@ -244,18 +216,6 @@ def _reliability(sources: Sources) -> str | None:
         "share of images with the finding",
     )
     return draw_lines(lines, labels, diagonal=True) if lines else None
-
-
-def _groups(outcome: Mapping[str, Any]) -> list[View]:
-    return [
-        {
-            "trait": name.partition(": ")[0],
-            "value": name.partition(": ")[2],
-            "images": outcome["pool"][name],
-            **figures,
-        }
-        for name, figures in outcome["groups"].items()
-    ]
 
 
 def _prompts(sources: Sources) -> dict[str, list[View]]:

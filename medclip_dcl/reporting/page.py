@@ -16,7 +16,6 @@ from medclip_dcl.reporting.correction import audit_negatives, describe_eta
 from medclip_dcl.reporting.outcomes import (
     describe_results,
     describe_training,
-    describe_trust,
     show_gallery_answers,
     show_heatmaps,
 )
@@ -44,7 +43,6 @@ def render_report(sources: Sources) -> str:
             "eta": describe_eta(sources),
             "audit": audit_negatives(sources),
             "training": describe_training(sources),
-            "trust": describe_trust(sources),
             "heatmaps": show_heatmaps(sources),
             "gallery": show_gallery_answers(sources),
             "cases": show_cases(sources),

@@ -34,23 +34,17 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Sources:
-    """What a report is made from.
-
-    Attributes:
-        work: folder of the run.
-        settings: the report's section of the configuration.
-        artifacts: the artifacts that exist, by the name of their kind.
-        is_generated: whether images and reports are generated ones.
-        rho: text key -> true class probability; empty where nobody knows it.
-        negatives: N, negatives of one anchor in the global batch.
-    """
+    """What a report is made from."""
 
     work: Path
     settings: ReportConfig
     artifacts: Mapping[str, Artifact]
+    """Those that exist, by the name of their kind."""
     is_generated: bool
     rho: Mapping[str, float]
+    """Text key -> true class probability; empty where nobody knows it."""
     negatives: int
+    """N, of one anchor in the global batch."""
 
     def get(self, *kinds: ArtifactType) -> tuple[Artifact, ...] | None:
         """Give artifacts that are needed together; None where one is missing."""
@@ -94,11 +88,9 @@ View = dict[str, Any]
 
 
 def describe_provenance(sources: Sources) -> View:
-    """List the artifacts with digest, age and cost, and the versions that made them.
+    """List the artifacts with digest, age and cost, and the newest one's origin.
 
-    Returns:
-        `artifacts`, `packages`, `python`, `system` and the total of `seconds`. An artifact
-        is `stale` where an input that it names is no longer the one in the same folder.
+    An artifact is `stale` where an input that it names is no longer the one in the same folder.
     """
     digests = {name: artifact.digest for name, artifact in sources.artifacts.items()}
     rows = []
@@ -119,12 +111,5 @@ def describe_provenance(sources: Sources) -> View:
             }
         )
     origins = [artifact.origin for artifact in sources.artifacts.values()]
-    newest = max(origins, key=lambda origin: str(origin["committed_at"]), default=None)
-    return {
-        "artifacts": rows,
-        "seconds": sum(row["seconds"] for row in rows),
-        "packages": {} if newest is None else newest["packages"],
-        "python": "" if newest is None else newest["python"],
-        "system": "" if newest is None else f"{newest['system']} {newest['machine']}",
-        "committed_at": "" if newest is None else newest["committed_at"],
-    }
+    newest = max(origins, key=lambda origin: str(origin["committed_at"]))
+    return {"artifacts": rows, "seconds": sum(row["seconds"] for row in rows), "newest": newest}
