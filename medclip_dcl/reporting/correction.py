@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Float64, Int, Int8, Int64
+from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from medclip_dcl.artifact import Artifact
@@ -51,7 +51,7 @@ class _KnownShares:
 
 
 def _find_truth(sources: Sources, keys: list[str]) -> _KnownShares | None:
-    """Class probabilities to hold eta against: the generator's, else shares of a label table."""
+    # Class probabilities to hold eta against: the generator's, else shares of a label table.
     if sources.rho:
         rho = np.array([sources.rho.get(key, math.nan) for key in keys])
         return _KnownShares(rho, "true class probability", "as the generator drew it")
@@ -96,7 +96,7 @@ def _agreement(found: Truth) -> str:
 
 
 def _medians(rho: Floats, eta: Floats) -> list[Line]:
-    """Median eta of up to eight equal parts of the sentences, by rho."""
+    # Median eta of up to eight equal parts of the sentences, by rho.
     parts = [part for part in np.array_split(np.argsort(rho, kind="stable"), 8) if len(part) >= 5]
     x = [float(np.median(rho[part])) for part in parts]
     y = [float(np.median(eta[part])) for part in parts]
@@ -111,10 +111,7 @@ _LEAST_DRAWN = 1e-6  # what is less corrected than this is not corrected
 
 
 def describe_eta(sources: Sources) -> View | None:
-    """Show how strongly sentences are corrected, and which, and whether that is right.
-
-    A private report has no sentences. None without an eta cache.
-    """
+    """Show how strongly sentences are corrected, and which, and whether that is right."""
     found = sources.get(eta.ARTIFACT, sentences.ARTIFACT)
     if found is None:
         return None
@@ -245,38 +242,22 @@ class Suspect:
     eta: float  # of the sentence
 
 
-@dataclass(frozen=True)
-class BatchAudit:
-    """What was found in some batches."""
-
-    negatives: int
-    """Anchors times negatives of one batch."""
-    expected: Float64[np.ndarray, " batches"]
-    """Sum of N eta over the anchors."""
-    same: Int64[np.ndarray, " batches"]
-    """Negatives whose report says what the anchor says."""
-    unclear: Int64[np.ndarray, " batches"]
-    """Negatives whose report neither says nor contradicts it."""
-    suspects: tuple[Suspect, ...]
-    """False negatives of the largest eta, one per sentence, largest first."""
-
-
 def audit_batches(
     corpus: Corpus,
     sentence_codes: Int8[Tensor, "texts codes"],
     report_codes: Int8[Tensor, "studies codes"],
     size: int,
     batches: int,
-    suspects: int,
     seed: int,
-) -> BatchAudit:
+) -> tuple[View, list[Suspect]]:
     """Draw batches as training draws them and count their false negatives.
 
-    A batch of `size` anchors is at most the whole corpus; at most `suspects` are kept.
+    A batch of `size` anchors is at most the whole corpus. Gives means over batches, and the false
+    negatives of the largest eta, one per sentence, largest first.
     """
     rng = np.random.default_rng(seed)
     size = min(size, len(corpus.study_ids))
-    expected, same, unclear = [], [], []
+    counts = []
     found: dict[int, Suspect] = {}
     for _ in range(batches):
         studies = rng.choice(len(corpus.study_ids), size, replace=False)
@@ -285,23 +266,25 @@ def audit_batches(
         relation = relation_matrix(sentence_codes[texts], report_codes[studies])
         relation[torch.arange(size), torch.arange(size)] = -1  # its own image is not a negative
         eta = corpus.eta[texts].astype(np.float64)
-        expected.append(float((size - 1) * eta.sum()))
-        same.append(int((relation == SAME).sum()))
-        unclear.append(int((relation == UNCLEAR).sum()))
         is_same = (relation == SAME).numpy()
+        counts.append(((size - 1) * eta.sum(), is_same.sum(), int((relation == UNCLEAR).sum())))
         for anchor in np.flatnonzero(is_same.any(axis=1)):
             other = int(is_same[anchor].argmax())
             text = int(texts[anchor])
             suspect = Suspect(text, int(images[other]), int(studies[other]), float(eta[anchor]))
             found.setdefault(text, suspect)
-    ranked = sorted(found.values(), key=lambda item: (-item.eta, item.text))
-    return BatchAudit(
-        negatives=size * (size - 1),
-        expected=np.array(expected, dtype=np.float64),
-        same=np.array(same, dtype=np.int64),
-        unclear=np.array(unclear, dtype=np.int64),
-        suspects=tuple(ranked[:suspects]),
-    )
+    negatives = size * (size - 1)
+    expected, same, unclear = np.array(counts, dtype=np.float64).T
+    means = {
+        "batches": batches,
+        "negatives": negatives,
+        "expected": float(expected.mean()),
+        "same": float(same.mean()),
+        "unclear": float(unclear.mean()),
+        "least": float(same.min()),
+        "most": float(same.max()),
+    }
+    return means, sorted(found.values(), key=lambda item: (-item.eta, item.text))
 
 
 _BATCHES = 200
@@ -310,10 +293,7 @@ _SAID = 4
 
 
 def audit_negatives(sources: Sources) -> View | None:
-    """Hold the false negatives that eta expects against those that there are.
-
-    No batches are drawn without claims and images. None without an eta cache.
-    """
+    """Hold the false negatives that eta expects against those that there are."""
     found = sources.get(eta.ARTIFACT)
     if found is None or sources.negatives < 1:
         return None
@@ -366,43 +346,22 @@ def _audit_batches(sources: Sources) -> tuple[View | None, list[View]]:
     supervision = read_supervision(reading, corpus, listed, claimed, None)
     assert supervision.sentence_codes is not None, "the relation asks for claims"
     assert supervision.report_codes is not None, "the relation asks for claims"
-    audit = audit_batches(
+    means, suspects = audit_batches(
         corpus,
         supervision.sentence_codes,
         supervision.report_codes,
         sources.negatives + 1,
         _BATCHES,
-        0 if sources.settings.private else sources.settings.examples,
         _SEED,
     )
-    return _summed(audit), _suspects(audit, corpus, images, texts)
-
-
-def _summed(audit: BatchAudit) -> View:
-    shares = audit.same / audit.negatives
-    return {
-        "batches": len(audit.expected),
-        "negatives": audit.negatives,
-        "expected": float(audit.expected.mean()),
-        "same": float(audit.same.mean()),
-        "unclear": float(audit.unclear.mean()),
-        "expected_share": float(audit.expected.mean() / audit.negatives),
-        "same_share": float(shares.mean()),
-        "least_share": float(shares.min()),
-        "most_share": float(shares.max()),
-    }
-
-
-def _suspects(
-    audit: BatchAudit, corpus: Corpus, images: PreparedImages, texts: Artifact
-) -> list[View]:
-    said = sentences_of({corpus.study_ids[item.study] for item in audit.suspects}, texts)
-    return [
+    shown = suspects[: 0 if sources.settings.private else sources.settings.examples]
+    said = sentences_of({corpus.study_ids[item.study] for item in shown}, texts)
+    return means, [
         show_image(images, corpus.image_ids[item.image], [])
         | {
             "sentence": corpus.texts[item.text],
             "eta": item.eta,
             "says": said[corpus.study_ids[item.study]][:_SAID],
         }
-        for item in audit.suspects
+        for item in shown
     ]
