@@ -8,7 +8,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -119,8 +118,7 @@ def draw_points(
 ) -> Markup:
     """Draw points, and at most four lines over them, as an SVG element.
 
-    Of more than a few hundred points an even sample along x is drawn; on a logarithmic axis
-    values at or below 0 are left out.
+    Of more than 800 points an even sample along x is drawn.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(labels)
@@ -137,15 +135,6 @@ def draw_points(
         if lines:
             figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
         return _svg(figure, labels.alt)
-
-
-def standalone(chart: Markup) -> str:
-    """Make a chart an SVG document of its own, light or dark as its reader wishes."""
-    palette = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    palette = palette[: palette.index("* {")]
-    style = f"<style>{palette} svg {{ color: var(--ink); background: var(--card); }}</style>"
-    start = chart.index(">") + 1
-    return f"{chart[:start]}{style}{chart[start:]}"
 
 
 def _axes(labels: Labels, *, square: bool = False) -> tuple[Figure, Axes]:
@@ -181,7 +170,7 @@ def _svg(figure: Figure, alt: str) -> Markup:
 _IMAGE_PX = 288
 _HEAT_PX = 96
 _STRONGEST = 0.7  # opacity of the highest score
-_FAINTEST = 0.4  # share of the range below which nothing is laid over the image
+_FAINTEST = 0.4  # share of the range below which the layer is transparent
 
 
 def image_uri(image: UInt8[np.ndarray, "size size"]) -> str:
@@ -194,11 +183,7 @@ def image_uri(image: UInt8[np.ndarray, "size size"]) -> str:
 
 
 def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
-    """Encode a grid of scores as a translucent layer over an image: a PNG as data URI.
-
-    The highest score is strongest, the lower two fifths of the range are transparent, and so
-    is a flat grid throughout.
-    """
+    """Encode a grid of scores as a translucent layer over an image: a PNG as data URI."""
     heat = upsample(grid, _HEAT_PX, _HEAT_PX)
     low, high = float(heat.min()), float(heat.max())
     share = (heat - low) / (high - low) if high > low else np.zeros_like(heat)

@@ -121,9 +121,18 @@ def calibrate(config: Config, options: Options) -> dict[str, Any]:
     folder = work / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CALIBRATION, json.dumps(record, indent=1) + "\n")
-    write_text(folder / "calibration.svg", charts.standalone(_picture(record)))
+    write_text(folder / "calibration.svg", _standalone(_picture(record)))
     write_text(folder / "eta.yaml", _fragment(record))
     return record
+
+
+def _standalone(chart: str) -> str:
+    """Make a chart an SVG document of its own, in the report's colours, light or dark."""
+    palette = Path(charts.__file__).with_name("page.css").read_text(encoding="utf-8")
+    palette = palette[: palette.index("* {")]
+    style = f"<style>{palette} svg {{ color: var(--ink); background: var(--card); }}</style>"
+    start = chart.index(">") + 1
+    return f"{chart[:start]}{style}{chart[start:]}"
 
 
 def _open(work: Path, kind: ArtifactType) -> Artifact:
