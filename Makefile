@@ -1,19 +1,28 @@
 # The project's commands. `make demo` and `make test` need Python 3.11-3.13 and make alone.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNTIME := .venv/runtime
 INSTALLED := .venv/installed
+PIP = $(BIN)/pip install --quiet --no-compile --constraint requirements.lock
+COMPILE = $(BIN)/python -m compileall -qq --workers 0 .venv/lib || true # pip itself takes one core
 CONFIG ?= configs/demo.yaml
 
 .PHONY: demo test check docs serve bench bench-compare long containers lock clean
 .DEFAULT_GOAL := demo
 
-$(INSTALLED): requirements.lock pyproject.toml setup.py
+$(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --requirement requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable .
+	$(COMPILE)
 	touch $@
 
-demo: $(INSTALLED) ## the whole story on generated studies, then a report
+$(INSTALLED): $(RUNTIME)
+	$(PIP) --requirement requirements.lock
+	$(COMPILE)
+	touch $@
+
+demo: $(RUNTIME) ## the whole story on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG)
 	@test -t 1 || $(BIN)/medclip show $(CONFIG)
 
@@ -27,7 +36,7 @@ check: $(INSTALLED) ## format, lint, types, layers, house tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/house
 
-serve: $(INSTALLED) ## the service and its viewer, on the demo's model
+serve: $(RUNTIME) ## the service and its viewer, on the demo's model
 	$(BIN)/medclip serve
 
 bench: $(INSTALLED) ## every benchmark, in full
