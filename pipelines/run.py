@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from medclip_dcl.config import Config
 
 _FACTS = 3
+_REPORT = "write_report"
 
 
 def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> int:
@@ -38,8 +39,14 @@ def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> in
     arguments += [word for override in overrides or () for word in ("--set", override)]
     is_live = sys.stdout.isatty() and not quiet
     begun = time.monotonic()
-    for stage in stages_of(loaded):
+    stages = stages_of(loaded)
+    early: subprocess.Popen[bytes] | None = None
+    for stage in stages:
         command = [*_launcher(stage, loaded), *arguments]
+        if stage == "train" and _REPORT in stages:
+            early = _write_report_so_far(loaded, arguments, quiet=quiet, is_live=is_live)
+        if early and stage == _REPORT:
+            early.wait()  # one of two pages would overwrite the other
         code = _run_plainly(command, quiet=quiet) if not is_live else _run_live(stage, command)
         if code:
             if not quiet:
@@ -70,6 +77,23 @@ def _launcher(stage: str, config: "Config") -> list[str]:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         return [sys.executable, *launch, str(processes), *module]
     return [sys.executable, *module]
+
+
+def _write_report_so_far(
+    config: "Config", arguments: Sequence[str], *, quiet: bool, is_live: bool
+) -> subprocess.Popen[bytes]:
+    """Give a reader something to look at while the model trains: training leaves a core idle."""
+    path = _report_of(config)
+    if is_live:
+        print(f"  data and eta so far: {path}, in a few seconds")
+    elif not quiet:
+        print(json.dumps({"report": str(path), "so_far": True}), flush=True)
+    return subprocess.Popen(
+        [*_launcher(_REPORT, config), *arguments],
+        env=_environment(_REPORT),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # what is wrong is said when the page is written at the end
+    )
 
 
 def _environment(stage: str, **more: str) -> dict[str, str]:
@@ -171,13 +195,19 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
+    from .show import summary_lines
+
+    report = _report_of(config)
+    if is_live:
+        print("", *summary_lines(report.parent), f"in all   {seconds:.0f} s", sep="\n")
+    else:
+        facts = {"run": str(report.parent), "seconds": seconds, "report": str(report)}
+        print(json.dumps(facts))
+
+
+def _report_of(config: "Config") -> Path:
     from medclip_dcl.config import resolve_path
 
-    from .show import summary_lines
     from .write_report import REPORT
 
-    work = resolve_path(config.work, config)
-    if is_live:
-        print("", *summary_lines(work), f"in all   {seconds:.0f} s", sep="\n")
-    else:
-        print(json.dumps({"run": str(work), "seconds": seconds, "report": str(work / REPORT)}))
+    return resolve_path(config.work, config) / REPORT

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import run as run_module
 from pipelines.__main__ import main
 from pipelines.stages import STAGES, TOOLS
 from tests.house.tree import ROOT
@@ -143,3 +144,23 @@ def test_training_starts_as_many_processes_as_the_config_asks_for(
     assert "accelerate.commands.launch" in _launcher("train", eight)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert _launcher("train", eight) == [sys.executable, "-m", "pipelines.train"]
+
+
+def test_a_page_can_be_looked_at_while_the_model_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage = (
+        "import pathlib, sys, time; work = pathlib.Path(sys.argv[5].partition('=')[2]);"
+        "end = time.monotonic() + 60; page = work / 'report.html'\n"
+        "if sys.argv[1] == 'train':\n"
+        "    while not page.exists() and time.monotonic() < end: time.sleep(0.01)\n"
+        "    (work / 'model').touch()\n"
+        "else: page.open('a').write('model ' if (work / 'model').exists() else 'data ')"
+    )
+    monkeypatch.setattr(
+        run_module, "_launcher", lambda name, _: [sys.executable, "-c", stage, name]
+    )
+    settings = [f"work={tmp_path}", 'jobs=["train","write_report"]']
+    assert run_module.run_config(Path("demo"), settings) == 0
+    assert (tmp_path / "report.html").read_text() == "data model "
+    assert json.loads(capfd.readouterr().out.splitlines()[0])["so_far"] is True
