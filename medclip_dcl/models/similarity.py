@@ -65,6 +65,8 @@ def image_sentence_scores(
             return (y @ x.mean(dim=1).T).clamp(-1, 1)
         if settings.kind == "global":
             return (y @ functional.normalize(x.mean(dim=1), dim=-1).T).clamp(-1, 1)
+        if torch.compiler.is_exporting():  # a graph for any number of images has no blocks
+            return _scores(x, y, settings).T
         # By blocks of images, so that scores h are used while they are still in a core's cache.
         pairs = max(1, len(y) * x.shape[1])  # scores h of one image
         images = max(1, _BLOCK.get(x.device.type, _BLOCK_ELSEWHERE) // pairs)
@@ -81,7 +83,7 @@ def image_sentence_scores(
 
 def _scores(x: Tensor, y: Tensor, settings: SimilarityConfig) -> Tensor:
     if settings.kind == "lse":
-        h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)
+        h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)
         best, _ = h.detach().max(dim=-1)  # a constant that cancels: it needs no gradient
         excess = ((h - best.unsqueeze(-1)) / settings.tau_lse).exp()
         return (best + settings.tau_lse * excess.mean(dim=-1).log()).clamp(-1, 1)
@@ -106,12 +108,12 @@ def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor
 
     After f_L and v comes what their gradients are made of.
     """
-    h = y.expand(len(x), -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
+    h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
     best, k = h.max(dim=-1)
     # In place: h is the largest tensor here and nobody reads it again. No exponent is above 0.
     excess = h.sub_(best.unsqueeze(-1)).div_(tau_lse).exp_()
     total = excess.sum(dim=-1)
-    images = torch.arange(len(x), device=x.device).unsqueeze(1)
+    images = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     query = x[images, k] / tau_nl  # (images, texts, dim)
     a = torch.softmax(query @ x.transpose(1, 2), dim=-1)  # (images, texts, regions)
     local = best + tau_lse * (total / x.shape[1]).log()
