@@ -197,7 +197,8 @@ def _runs_table(runs: str) -> str:
         file, command = run.split(" ", 1)
         facts = json.loads((RESULTS / file).read_text("utf-8"))["machine"]
         cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
-        machine = f"{facts['accelerator'] or cores}, torch {facts['packages']['torch'].partition('+')[0]}"
+        version = facts["packages"]["torch"].partition("+")[0]
+        machine = f"{facts['accelerator'] or cores}, torch {version}"
         kept = f"[{file}](../../benchmarks/results/{file})"
         rows.append(_row(f"`python -m benchmarks.{command}`", machine, facts.get("date", ""), kept))
     return "\n".join(rows)
