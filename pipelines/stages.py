@@ -35,6 +35,7 @@ TOOLS = {
     "check_data": "what a source holds, its faults and its leaks",
     "table1": "every row of the paper's Table 1 over several seeds",
     "compare": "which of two configs is better, in which figure",
+    "export": "a model as transformers or ONNX Runtime loads it",
     "push_model": "a model on a model hub, without patients or texts",
 }
 """Commands that answer a question; no config runs them by itself."""

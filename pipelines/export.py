@@ -1,0 +1,51 @@
+"""Write a run's model as transformers' own classes, or as ONNX graphs.
+
+    medclip export RUN_OR_MODEL --to transformers|onnx --out FOLDER
+
+The folder's README.md has the code that loads it. Digests of the model are checked first, the
+export is compared with the model, and a killed export leaves no folder.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medclip_dcl import model_package
+from medclip_dcl.artifact import HEADER
+from medclip_dcl.config import resolve_path
+from medclip_dcl.export_formats import Format, export_formats
+
+from .cli import config_of, run_command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool."""
+    return run_command(command, argv, "export")
+
+
+def command(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_OR_MODEL", help="Folder of a run or of a model, or a config."),
+    ],
+    to: Annotated[Format, typer.Option(help="Who reads it.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Receives it; must not exist.")],
+) -> int:
+    """Write a model for another library and print how far its answers are from ours."""
+    if not model.is_dir():
+        config = config_of(model, ())
+        model = resolve_path(config.work, config)
+    if not (model / HEADER).is_file():
+        model = model_package.ARTIFACT.at(model)
+    written = export_formats(model, to, out)
+    for part, difference in written.summary.items():
+        print(f"{part:12} largest difference {difference:.2g}")
+    print(f"how to load it: {out / 'README.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
