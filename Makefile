@@ -48,8 +48,9 @@ bench-compare: $(INSTALLED) ## make bench-compare BASE=commit: speed of this che
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long
 
-docs: $(INSTALLED) ## the tables in the READMEs from the code, then the site
+docs: $(INSTALLED) ## tables and figures from the code, then the site
 	$(BIN)/python -m tests.house.documents
+	$(BIN)/python docs/figures.py
 	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
 	  { $(BIN)/python -m pip install --quiet 'pip>=25.1' && $(BIN)/python -m pip install --quiet --group docs; }
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import figures
 from tests.house.documents import RESULT_PAGES, ROOT, TABLES, with_runs, with_table
 from tests.house.tree import name_of, tracked
 
@@ -52,6 +53,17 @@ def test_links_lead_to_files() -> None:
         if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+@pytest.mark.parametrize("name", sorted(figures.FIGURES))
+def test_figures_are_drawn_by_the_code_and_have_alternative_texts(name: str) -> None:
+    words = re.compile(r">([^<]+)</text>")  # paths may differ in their last digits elsewhere
+    kept = (ROOT / f"docs/figures/{name}.svg").read_text(encoding="utf-8")
+    assert len(kept) < 40_000
+    assert words.findall(figures.svg(name)) == words.findall(kept) != [], "run `make docs`"
+    page = (ROOT / "docs/how_it_works.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"!\[([^]]+)\]\(figures/{name}.svg\)", page)
+    assert len(text) > 80
 
 
 def test_the_readme_names_the_commands_that_exist() -> None:

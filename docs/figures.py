@@ -1,0 +1,179 @@
+"""The figures of "How it works", drawn from the public loss, the labeler and kept results.
+
+python docs/figures.py      # writes docs/figures/*.svg; the same input gives the same bytes
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from medclip_dcl import debiased_contrastive_loss, read_claims  # noqa: E402
+
+FOLDER = ROOT / "docs" / "figures"
+BLUE, ORANGE, GREY = "#00796b", "#e65100", "#9e9e9e"
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, and the same with any font
+    "svg.hashsalt": "medclip-dcl",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+STUDIES = {
+    "A": "No pneumothorax. Heart size is normal.",
+    "B": "Heart size is normal. No pneumothorax.",
+    "C": "There is a left pleural effusion. No pneumothorax.",
+    "D": "The heart is enlarged. No pneumothorax.",
+    "E": "There is a pneumothorax. Heart size is normal.",
+    "F": "No pneumonia. There is a left pleural effusion. The heart is enlarged. No pneumothorax.",
+}
+"""A batch: the first sentence of each report is its anchor."""
+
+
+def false_negatives() -> Figure:
+    """Draw which sentence of a batch is true of which image."""
+    reports = {name: read_claims(text) for name, text in STUDIES.items()}
+    sentences = [text.split(". ")[0].rstrip(".") + "." for text in STUDIES.values()]
+    figure = Figure(figsize=(6.2, 2.9))
+    axes = figure.add_axes((0.38, 0.02, 0.40, 0.84))
+    for row, sentence in enumerate(sentences):
+        said = read_claims(sentence)
+        for column, report in enumerate(reports.values()):
+            fits = said.asserted.keys() <= report.asserted.keys() and not (
+                said.negated & report.asserted.keys()
+            )
+            kind = ("own pair" if row == column else "false negative") if fits else "negative"
+            color = {"own pair": BLUE, "false negative": ORANGE, "negative": "#eeeeee"}[kind]
+            mark = {"own pair": "+", "false negative": "!", "negative": ""}[kind]
+            axes.add_patch(mpl.patches.Rectangle((column, row), 0.94, 0.94, color=color))
+            axes.text(column + 0.47, row + 0.47, mark, color="w", ha="center", va="center")
+    axes.set(xlim=(0, len(reports)), ylim=(len(sentences), 0), aspect="equal")
+    axes.set_yticks([row + 0.5 for row in range(len(sentences))], sentences)
+    axes.set_xticks([column + 0.5 for column in range(len(reports))], reports)
+    axes.xaxis.tick_top()
+    axes.set_title("image of study", fontsize=9)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    key = (("+  its own pair", BLUE), ("!  false negative", ORANGE), ("    negative", GREY))
+    for line, (label, color) in enumerate(key):
+        figure.text(0.80, 0.62 - 0.11 * line, label, color=color)
+    return figure
+
+
+def gradient() -> Figure:
+    """Draw how hard an anchor pushes its negatives away, by their similarity and eta."""
+    gamma, negatives, positive = 5.0**0.5, 31, 0.5
+    figure = Figure(figsize=(5.6, 2.9), layout="constrained")
+    axes = figure.subplots()
+    similarity = torch.linspace(-1, 1, 201)
+    for eta, style in ((0.0, ":"), (0.02, "-"), (0.1, "--"), (0.3, "-.")):
+        f = torch.full((len(similarity), negatives + 1), positive)
+        f[:, 1:] = similarity.unsqueeze(1)
+        s = (gamma**2 * f).requires_grad_()
+        own = torch.zeros(len(similarity), dtype=torch.long)
+        loss = debiased_contrastive_loss(s, own, eta, gamma, reduction="none").sum()
+        (push,) = torch.autograd.grad(loss, s)
+        label = f"eta = {eta:g}" if eta else "eta = 0 (InfoNCE)"
+        axes.plot(
+            similarity, push[:, 1:].sum(dim=1), style, color=BLUE if eta else GREY, label=label
+        )
+    axes.axvline(positive, color=GREY, linewidth=0.6)
+    axes.text(positive + 0.02, axes.get_ylim()[1] * 0.93, "the pair", color=GREY)
+    axes.set(xlabel=f"similarity of the {negatives} negatives", ylabel="weight on all negatives")
+    axes.legend(frameon=False)
+    return figure
+
+
+def when_it_helps() -> Figure:
+    """Draw what each objective gains in AUC where the truth is known."""
+    rows = {
+        "pll, floor": "eta by likelihood, floor (paper)",
+        "pll": "eta by likelihood, fallback",
+        "pll shuffled": "the same, eta shuffled",
+        "const 0.1": "constant eta = .1",
+        "multipositive claims": "relations",
+        "multipositive shuffled": "relations, reports shuffled",
+        "infonce, early": "InfoNCE, stopped early",
+    }
+    panels = {"phantom": "simulated features", "studies": "generated images"}
+    return _differences(rows, [(bed, "auc", title) for bed, title in panels.items()], "AUC")
+
+
+def relations() -> Figure:
+    """Draw what image anchors on their own pair add to relations."""
+    rows = {
+        "const 0.1": "constant eta = .1",
+        "relations": "relations, text anchors",
+        "relations, both": "relations, both anchors",
+        "cross": "cross: images on their own pair",
+        "cross, shuffled": "cross, reports shuffled",
+    }
+    metrics = {"auc": "AUC", "acc": "balanced accuracy", "r1": "R@1"}
+    bed = "cross phantom stopped"
+    return _differences(rows, [(bed, metric, title) for metric, title in metrics.items()], "")
+
+
+def _differences(rows: dict[str, str], panels: list[tuple[str, str, str]], unit: str) -> Figure:
+    """Draw differences to InfoNCE, mean and standard deviation over seeds; absent rows stay out."""
+    text = (ROOT / "benchmarks/results/method.json").read_text(encoding="utf-8")
+    tables: dict[str, Any] = json.loads(text)["tables"]
+    figure = Figure(figsize=(7, 0.9 + 0.27 * len(rows)), layout="constrained")
+    for axes, (bed, metric, title) in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True
+    ):
+        for place, row in enumerate(rows):
+            if row in tables.get(bed, {}):
+                _, _, mean, spread, wins = tables[bed][row][metric][:5]
+                seeds = len(tables[bed][row]["seeds"])
+                color = GREY if "shuffled" in row else BLUE
+                fill = color if wins == seeds else "white"
+                axes.errorbar(
+                    mean, place, xerr=spread, fmt="o", color=color, markersize=5, mfc=fill
+                )
+        axes.axvline(0, color="black", linewidth=0.6)
+        axes.set_title(title, fontsize=9)
+        axes.set_yticks(range(len(rows)), rows.values())
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+    figure.supxlabel(f"{unit} minus that of InfoNCE".strip(), fontsize=9)
+    return figure
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "false_negatives": false_negatives,
+    "gradient": gradient,
+    "when_it_helps": when_it_helps,
+    "relations": relations,
+}
+
+
+def svg(name: str) -> str:
+    """Draw one figure as SVG text."""
+    with mpl.rc_context(_STYLE):
+        stream = StringIO()
+        FIGURES[name]().savefig(
+            stream, format="svg", metadata={"Date": None, "Creator": None}, transparent=False
+        )
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write every figure."""
+    FOLDER.mkdir(exist_ok=True)
+    for name in FIGURES:
+        (FOLDER / f"{name}.svg").write_text(svg(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
