@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
 from .cli import sibling
-from .job import Job, run_job
+from .job import Job, job_main
 
 ANSWERS = "service_answers.json"
 _SETTINGS = Path("configs/serve.yaml")
@@ -92,11 +92,6 @@ def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
             process.stdout.close()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line."""
-    return run_job("ask_service", build, argv)
-
-
 def _choose(images: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
     """Pick a test image that was not refused, with the phrase of its box where it has one."""
     known = set(read_table(index.path, embeddings.IMAGES, ["image_id"])["image_id"].to_pylist())
@@ -148,6 +143,8 @@ def _await_ready(client: httpx.Client) -> None:
         time.sleep(0.1)
     raise QueryError(f"the service was not ready within {_START_S:.0f} s; see its log")
 
+
+main = job_main("ask_service", build)
 
 if __name__ == "__main__":
     sys.exit(main())

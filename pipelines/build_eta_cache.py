@@ -5,7 +5,7 @@ eta_cache. Seconds: a, k and the cap change without rescoring.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from medclip_dcl.artifact import Artifact
@@ -15,7 +15,7 @@ from medclip_dcl.files import sha256_file
 from medclip_dcl.likelihood import eta, masked_lm, scoring
 from medclip_dcl.text import sentences
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -52,10 +52,7 @@ def _refuse_other_scores(job: Job, inputs: Mapping[str, Artifact]) -> None:
     scoring.refuse_other_scores(inputs[scoring.ARTIFACT.name], header)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("build_eta_cache", build, argv)
-
+main = job_main("build_eta_cache", build)
 
 if __name__ == "__main__":
     sys.exit(main())

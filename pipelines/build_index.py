@@ -1,7 +1,7 @@
 """Embed images and sentences with a trained model and commit them as a retrieval index."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -83,10 +83,7 @@ def _fill_engine(
     fill_collections(retrieval, fingerprint, vectors)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("build_index", build, argv)
-
+main = job_main("build_index", build)
 
 if __name__ == "__main__":
     sys.exit(main())

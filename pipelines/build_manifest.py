@@ -5,13 +5,12 @@ Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM file
 """
 
 import sys
-from collections.abc import Sequence
 
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import Source, write_manifest
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def read_source(config: Config) -> Source:
@@ -31,10 +30,7 @@ def build(job: Job) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("build_manifest", build, argv)
-
+main = job_main("build_manifest", build)
 
 if __name__ == "__main__":
     sys.exit(main())

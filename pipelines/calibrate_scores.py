@@ -7,7 +7,6 @@ holds where a finding is as common as among those images.
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 SPLIT = "validate"
 """Training images do not show what the model can do, and test images must stay unseen."""
@@ -43,11 +42,6 @@ def build(job: Job) -> None:
         model_package.add_calibration(model, found)
         state = "made"
     job.say(artifact=model_package.ARTIFACT.name, state=state, truth=found.truth, **_counts(found))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line."""
-    return run_job("calibrate_scores", build, argv)
 
 
 def _inputs(job: Job, model: Artifact) -> dict[str, str]:
@@ -89,6 +83,8 @@ def _counts(calibration: ScoreCalibration) -> dict[str, Any]:
     fitted = [item for item in calibration.findings if item.curve is not None]
     return {"calibrated": len(fitted), "uncalibrated": len(calibration.findings) - len(fitted)}
 
+
+main = job_main("calibrate_scores", build)
 
 if __name__ == "__main__":
     sys.exit(main())

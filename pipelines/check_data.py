@@ -6,7 +6,7 @@ images or reports, and images that an earlier check of the same files opened are
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +22,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text.sentences import SPLITTER
 
 from .build_manifest import read_source
-from .job import Job, run_job
+from .job import Job, job_main
 
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""
@@ -70,11 +70,6 @@ def build(job: Job) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job and return its exit code: 3 where there are more faults than allowed."""
-    return run_job("check_data", build, argv)
-
-
 def _known_images(job: Job, fingerprint: Mapping[str, Any]) -> list[Row]:
     """Take the images from an earlier check of the same files, whatever else has changed."""
 
@@ -102,6 +97,8 @@ def _trained(job: Job, split_of: Mapping[str, str]) -> list[str]:
     evaluated = (who for who, split in split_of.items() if split == job.config.evaluate.split)
     return sorted(who for who in evaluated if model_package.subject_hash(who) in trained)
 
+
+main = job_main("check_data", build)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -67,14 +67,17 @@ def make_command(function: Callable[..., int], name: str, text: str | None = Non
     return command
 
 
-def run_command(function: Callable[..., int], argv: Sequence[str] | None, name: str) -> int:
-    """Run a function by a command line; returns the exit code.
+def tool_main(name: str, function: Callable[..., int]) -> Callable[..., int]:
+    """Make the `main` of a tool: it takes the arguments, if any, and returns the exit code."""
 
-    Args:
-        function: does the work; its parameters are the options.
-        argv: the arguments; None: those of the process.
-        name: of the job or tool.
-    """
+    def main(argv: Sequence[str] | None = None) -> int:
+        return run_command(function, argv, name)
+
+    return main
+
+
+def run_command(function: Callable[..., int], argv: Sequence[str] | None, name: str) -> int:
+    """Run a function by a command line, None: that of the process; returns the exit code."""
     try:
         make_command(function, name)(argv, prog_name=f"python -m {__package__}.{name}")
     except SystemExit as end:

@@ -10,7 +10,7 @@ With one run on a side the verdict is on two models, not on two configs.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +31,7 @@ from medclip_dcl.evaluation.compare import (
 )
 from medclip_dcl.files import write_text
 
-from .cli import run_command
+from .cli import tool_main
 
 SAMPLES = 1000
 
@@ -88,11 +88,6 @@ def comparison_table(
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool."""
-    return run_command(command, argv, "compare")
-
-
 def command(
     a: Annotated[str, typer.Argument(metavar="RUN_A", help="Folder of a run, or of one config's.")],
     b: Annotated[str, typer.Argument(metavar="RUN_B", help="The same of the other config.")],
@@ -114,6 +109,8 @@ def command(
         write_text(output, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     return 0
 
+
+main = tool_main("compare", command)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ without faults, 2 with one.
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +23,7 @@ from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
 
-from .cli import ConfigFileIfAny, Overrides, config_of, run_command
+from .cli import ConfigFileIfAny, Overrides, config_of, tool_main
 
 _LEAST_FREE_GIB = 5
 _DECODERS = ("jpeg8_decode", "ljpeg_decode", "jpegls_decode", "jpeg2k_decode", "dicomrle_decode")
@@ -82,11 +82,6 @@ def check_gpu() -> Iterator[Finding]:
         computes = bool((ones @ ones == 256).all())
         kernels = "a matrix product is right" if computes else "a matrix product is wrong"
         yield Finding(f"cuda:{number}", "ok" if computes else "fault", kernels)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print every finding; 2 where one is a fault."""
-    return run_command(command, argv, "doctor")
 
 
 def command(
@@ -189,6 +184,8 @@ def _processes(config: Config) -> Finding:
         return Finding("processes", "fault", f"{words}; the launcher started {started}")
     return Finding("processes", "ok", words)
 
+
+main = tool_main("doctor", command)
 
 if __name__ == "__main__":
     sys.exit(main())

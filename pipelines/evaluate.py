@@ -6,7 +6,6 @@ named with the reason. `evaluate.adapter` puts other people's model to the same 
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from medclip_dcl import model_package
@@ -26,7 +25,7 @@ from medclip_dcl.inference import load
 from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -42,11 +41,6 @@ def build(job: Job) -> None:
     settings = {"evaluate": config.evaluate}
     artifact = job.make(results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, draft))
     print(results.results_table(results.read_figures(artifact)), flush=True)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line."""
-    return run_job("evaluate", build, argv)
 
 
 def _evaluate(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
@@ -72,6 +66,8 @@ def _evaluate(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
     results.write_figures(writer.directory, tree)
     return {"images": len(rows), **contamination, **results.headline_values(tree)}
 
+
+main = job_main("evaluate", build)
 
 if __name__ == "__main__":
     sys.exit(main())

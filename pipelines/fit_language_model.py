@@ -7,7 +7,6 @@ A killed fit goes on from its last saved state.
 """
 
 import sys
-from collections.abc import Sequence
 
 from medclip_dcl.artifact import json_digest
 from medclip_dcl.config import resolve_path
@@ -15,7 +14,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.likelihood import fitting, masked_lm
 from medclip_dcl.text import sentences
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -44,10 +43,7 @@ def build(job: Job) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("fit_language_model", build, argv)
-
+main = job_main("fit_language_model", build)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,14 +1,13 @@
 """Draw chest images, reports and boxes with known truth as a MIMIC-CXR-shaped tree."""
 
 import sys
-from collections.abc import Sequence
 
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data.synthetic.tree import ARTIFACT, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -43,10 +42,7 @@ def build(job: Job) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("generate_studies", build, argv)
-
+main = job_main("generate_studies", build)
 
 if __name__ == "__main__":
     sys.exit(main())

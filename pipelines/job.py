@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from medclip_dcl.artifact import (
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.errors import ArtifactError
 
-from .cli import ConfigFile, Overrides, config_of, run_command
+from .cli import ConfigFile, Overrides, config_of, tool_main
 
 STOPPED = 75
 
@@ -115,9 +115,9 @@ def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
     return command
 
 
-def run_job(name: str, work: Callable[[Job], None], argv: Sequence[str] | None) -> int:
-    """Run a job from its command line; the exit codes are those of `cli`."""
-    return run_command(job_command(name, work), argv, name)
+def job_main(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
+    """Make the `main` of a job, as `tool_main` does."""
+    return tool_main(name, job_command(name, work))
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -46,7 +46,7 @@ from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
 
-from .cli import ConfigFile, Overrides, config_of, run_command
+from .cli import ConfigFile, Overrides, config_of, tool_main
 from .doctor import Finding, nearest_folder
 from .false_negatives import PAPER_BATCH, false_negatives
 
@@ -120,11 +120,6 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
     yield _hours(config, text, asked)
     yield _disk(config, images, need)
     yield from _method(config)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool."""
-    return run_command(command, argv, "plan")
 
 
 def command(
@@ -421,6 +416,8 @@ def _random_batch(config: Config, text: BertConfig, pairs: int) -> ImageTextBatc
 def _gb(size: float) -> str:
     return f"{size / 1e9:.3g} GB"
 
+
+main = tool_main("plan", command)
 
 if __name__ == "__main__":
     sys.exit(main())

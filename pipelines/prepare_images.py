@@ -5,13 +5,12 @@ written shard by shard, so a killed run goes on after the last whole shard.
 """
 
 import sys
-from collections.abc import Sequence
 
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.manifest import stamp_files
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -29,10 +28,7 @@ def build(job: Job) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("prepare_images", build, argv)
-
+main = job_main("prepare_images", build)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,6 @@ nothing. The token is that of `hf auth login`, or `HF_TOKEN`; `HF_ENDPOINT` name
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +29,7 @@ from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError, HubError
 from medclip_dcl.export import cards_of, export_model
 
-from .cli import ConfigFile, Overrides, config_of, run_command
+from .cli import ConfigFile, Overrides, config_of, tool_main
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
@@ -74,11 +73,6 @@ def push(copy: Artifact, repo: str, *, private: bool) -> str:
     return str(commit.commit_url)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool."""
-    return run_command(command, argv, "push_model")
-
-
 def command(
     config: ConfigFile,
     repo: Annotated[str, typer.Option(metavar="OWNER/NAME")],
@@ -110,6 +104,8 @@ def command(
         print(address)
     return 0
 
+
+main = tool_main("push_model", command)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Sentences -> claims: which findings each sentence and each report asserts, denies or hedges."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from medclip_dcl.artifact import ArtifactWriter
@@ -9,7 +9,7 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -24,10 +24,7 @@ def build(job: Job) -> None:
     job.make(labels.ARTIFACT, {"reader": labels.reader_digest()}, {"sentences": source}, write)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("read_claims", build, argv)
-
+main = job_main("read_claims", build)
 
 if __name__ == "__main__":
     sys.exit(main())

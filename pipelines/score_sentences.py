@@ -11,7 +11,6 @@ without one the cores of a CPU share the work.
 """
 
 import sys
-from collections.abc import Sequence
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.distributed import joined
@@ -19,7 +18,7 @@ from medclip_dcl.errors import ArtifactError
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.text import sentences
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -50,10 +49,7 @@ def _existing(job: Job) -> Artifact | None:
         return None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("score_sentences", build, argv)
-
+main = job_main("score_sentences", build)
 
 if __name__ == "__main__":
     sys.exit(main())

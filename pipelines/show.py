@@ -2,7 +2,6 @@
 
 import sys
 import webbrowser
-from collections.abc import Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +15,7 @@ from medclip_dcl.errors import ArtifactMissing
 from medclip_dcl.evaluation import results
 from medclip_dcl.retrieval import embeddings
 
-from .cli import config_of, run_command
+from .cli import config_of, tool_main
 from .write_report import REPORT
 
 
@@ -34,11 +33,6 @@ def summary_lines(work: Path) -> list[str]:
     if embeddings.ARTIFACT.name in kinds:
         lines.append("viewer   make serve (or medclip serve), then open http://127.0.0.1:8000/")
     return lines
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool."""
-    return run_command(command, argv, "show")
 
 
 def command(
@@ -81,6 +75,8 @@ def _serve(report: Path, port: int) -> None:
         except KeyboardInterrupt:
             return
 
+
+main = tool_main("show", command)
 
 if __name__ == "__main__":
     sys.exit(main())

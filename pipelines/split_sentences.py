@@ -4,7 +4,7 @@ Reads the manifest, writes sentences. Minutes for all of MIMIC-CXR on one core.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from medclip_dcl.artifact import ArtifactWriter
@@ -13,7 +13,7 @@ from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.sentences import SPLITTER
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -31,10 +31,7 @@ def build(job: Job) -> None:
     job.make(sentences.ARTIFACT, {"sentences": settings, "splitter": SPLITTER}, inputs, write)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("split_sentences", build, argv)
-
+main = job_main("split_sentences", build)
 
 if __name__ == "__main__":
     sys.exit(main())

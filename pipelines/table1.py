@@ -56,7 +56,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
 
 from . import build_eta_cache, evaluate, train
-from .job import STOPPED, Job, Stopped, run_job
+from .job import STOPPED, Job, Stopped, job_main
 from .stages import STAGES, stages_of
 from .table1_rows import BASELINE, COLUMNS, DOUBLES, Row, chosen_rows
 
@@ -386,10 +386,7 @@ def _cell(found: Mapping[str, Any] | None, paper: float | None) -> str:
     return f"{found['value']:.{digits}f}{half}{theirs}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line."""
-    return run_job("table1", build, argv)
-
+main = job_main("table1", build)
 
 if __name__ == "__main__":
     sys.exit(main())

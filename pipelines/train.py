@@ -11,7 +11,6 @@ torchrun report every code but 0 as 1: the run is resumable all the same.
 
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -43,7 +42,7 @@ from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.publishing import package_model
 from medclip_dcl.training.trainer import TrainInputs, TrainResult, start_accelerator, train
 
-from .job import Job, Stopped, run_job
+from .job import Job, Stopped, job_main
 
 
 def build(job: Job) -> None:
@@ -154,10 +153,7 @@ def _say_nothing(**_facts: object) -> None:
     pass
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job."""
-    return run_job("train", build, argv)
-
+main = job_main("train", build)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,7 +7,7 @@ the model itself stays as it is, and can be tried.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from medclip_dcl import export, model_package
@@ -20,7 +20,7 @@ from medclip_dcl.files import write_text
 from medclip_dcl.reporting.cards import KINDS, data_card, data_facts, model_card, model_facts
 from medclip_dcl.reporting.sources import find_sources
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 
 def build(job: Job) -> None:
@@ -54,14 +54,11 @@ def build(job: Job) -> None:
     job.make(export.CARDS, settings, inputs, write)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line."""
-    return run_job("write_cards", build, argv)
-
-
 def _json(tree: Mapping[str, Any]) -> str:
     return json.dumps(tree, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
+
+main = job_main("write_cards", build)
 
 if __name__ == "__main__":
     sys.exit(main())

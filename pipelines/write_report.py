@@ -5,7 +5,6 @@ appear where their artifact does.
 """
 
 import sys
-from collections.abc import Sequence
 
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data.ground_truth import CLASS_PROBABILITIES, truth_files
@@ -15,7 +14,7 @@ from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.reporting.page import render_report
 from medclip_dcl.reporting.sources import find_sources
 
-from .job import Job, run_job
+from .job import Job, job_main
 
 REPORT = "report.html"
 """Name of the page, in the run's folder."""
@@ -45,10 +44,7 @@ def _true_shares(job: Job) -> dict[str, float]:
     return read_given_table(path) if path.is_file() else {}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job from its command line."""
-    return run_job("write_report", build, argv)
-
+main = job_main("write_report", build)
 
 if __name__ == "__main__":
     sys.exit(main())

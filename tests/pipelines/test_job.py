@@ -8,7 +8,7 @@ import pytest
 from medclip_dcl.artifact import ArtifactType, ArtifactWriter
 from medclip_dcl.errors import ArtifactMissing, ConfigError, StudyError
 from medclip_dcl.files import write_text
-from pipelines.job import STOPPED, Job, Stopped, run_job
+from pipelines.job import STOPPED, Job, Stopped, job_main
 
 ARTIFACT = ArtifactType("thing", 1, "make_thing")
 
@@ -21,7 +21,7 @@ def config_file(tmp_path: Path) -> Path:
 
 
 def run(config_file: Path, work: object, *more: str) -> int:
-    return run_job("make_thing", work, ["--config", str(config_file), *more])  # type: ignore[arg-type]
+    return job_main("make_thing", work)(["--config", str(config_file), *more])  # type: ignore[arg-type]
 
 
 def test_valid_artifact_is_reused_and_said_so(
