@@ -1,4 +1,4 @@
-"""Return whether this machine can run a config: torch, decoders, disk, processes.
+"""Check whether this machine can run a config: torch, decoders, disk, processes.
 
     python -m pipelines.doctor [--config FILE [--set key=value ...]]
     python -m pipelines.doctor --gpu     # the GPU alone, also inside the service's container
@@ -11,7 +11,7 @@ without faults, 2 with one.
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 def check_environment(config: Config | None = None) -> Iterator[Finding]:
     """Put every question to this machine; a config's folder and processes as well."""
-    yield _torch()
+    yield from _torch()
     yield _torchvision()
     yield _decoders()
     yield _gate()
@@ -50,7 +50,7 @@ def check_environment(config: Config | None = None) -> Iterator[Finding]:
 
 
 def check_gpu() -> Iterator[Finding]:
-    """Ask whether torch reaches a GPU and computes on it, from the driver upwards, to a fault."""
+    """Check whether torch reaches a GPU and computes on it, from the driver up to a fault."""
     import torch
 
     built = torch.version.cuda
@@ -69,14 +69,15 @@ def check_gpu() -> Iterator[Finding]:
         yield Finding(
             "driver", "fault", f"{reason} Where nvidia-smi works on the host and not here, the "
             "container was started without a GPU, or the container toolkit is missing; where it "
-            "does not work there, install the driver"
+            "does not work there, install the driver; see that CUDA_VISIBLE_DEVICES hides no GPU"
         )  # fmt: skip
         return
     yield Finding("driver", "ok", f"up to CUDA {offered // 1000}.{offered % 1000 // 10}")
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_name(number)
-        words = f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        half = "bf16" if torch.cuda.is_bf16_supported() else "fp16 alone"
+        words = f"{name}, {half}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
         yield Finding(f"cuda:{number}", "ok", words)
         ones = torch.ones(256, 256, device=f"cuda:{number}")
         computes = bool((ones @ ones == 256).all())
@@ -91,26 +92,26 @@ def command(
 ) -> int:
     """Print every finding; 2 where one is a fault."""
     loaded = config_of(config, overrides) if config else None
-    findings = list(check_gpu() if gpu else check_environment(loaded))
+    return print_findings(check_gpu() if gpu else check_environment(loaded))
+
+
+def print_findings(findings: Iterable[Finding]) -> int:
+    """Print a line a finding, as each is made; 2 where one is a fault, else 0."""
+    code = 0
     for finding in findings:
-        print(f"{finding.state:6}{finding.question:14}{finding.words}")
-    return 2 if any(finding.state == "fault" for finding in findings) else 0
+        print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
+        code = 2 if finding.state == "fault" else code
+    return code
 
 
-def _torch() -> Finding:
+def _torch() -> Iterator[Finding]:
     import torch
 
-    if torch.cuda.is_available():
-        names = sorted({torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())})
-        half = "bf16" if torch.cuda.is_bf16_supported() else "fp16 alone"
-        words = f"{torch.__version__}, {torch.cuda.device_count()} x {', '.join(names)}, {half}"
-        return Finding("torch", "ok", words)
     if torch.version.cuda is not None:
-        return Finding(
-            "torch", "fault", f"{torch.__version__} is a CUDA build without a GPU in sight; "
-            "look at the driver and at CUDA_VISIBLE_DEVICES"
-        )  # fmt: skip
-    return Finding("torch", "note", f"{torch.__version__}, no GPU: everything runs on the CPU")
+        yield from check_gpu()
+    else:
+        words = f"{torch.__version__}, no CUDA: everything runs on the CPU"
+        yield Finding("torch", "note", words)
 
 
 def _torchvision() -> Finding:

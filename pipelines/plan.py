@@ -18,8 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import pyarrow.compute as pc
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig
 
-from medclip_dcl.artifact import open_artifact
+from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, MedclipError
@@ -47,12 +46,13 @@ from medclip_dcl.training.settings import ObjectiveConfig
 from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
-from .doctor import Finding, nearest_folder
+from .doctor import Finding, nearest_folder, print_findings
 from .false_negatives import PAPER_BATCH, false_negatives
 
 _SLACK = 1.2  # allocator, kernels and interpreter besides what is counted
 _BASE = 30522, 768, 12, 12  # vocabulary, width, layers and heads of BERT-base
 _THUMBNAIL = 12_000  # bytes of a grey JPEG of 256 px
+_SENTENCE = 300  # bytes of a distinct sentence in all tables about it
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_PAIRS = 64  # of a larger share of the batch, a part is counted and multiplied
 _PIECES = 32  # word pieces of a timed sentence: the longest of a batch of report sentences
@@ -61,18 +61,9 @@ _SLOW_SHARE = 8  # a step is slow that takes more than this part of the time
 _MOST_STEPS = 20
 
 
-class Asked(NamedTuple):
-    """What the command line says besides the recipe."""
-
-    studies: int | None = None
-    images: int | None = None
-    images_per_s: float | None = None
-    seconds: float = 20.0
-
-
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory of one process, bytes."""
+    """Memory of one process, bytes; an allocator, kernels and the interpreter need more."""
 
     weights: int
     """Parameters and buffers."""
@@ -82,15 +73,15 @@ class MemoryEstimate:
     activations: int
     """What the forward pass keeps for the backward pass, at the longest sentences."""
     batches: int
-    """Images in hand, read ahead and being read."""
+    """Images in use, read ahead and being read."""
     parameters: int
-    """Their number; no bytes."""
+    """Their number."""
     regions: int
-    """Regions of one image; no bytes."""
+    """Regions of one image."""
 
     @property
     def total(self) -> int:
-        """Their sum; an allocator, kernels and the interpreter need more."""
+        """All of the bytes."""
         return self.weights + self.gradients + self.moments + self.activations + self.batches
 
     @property
@@ -99,9 +90,17 @@ class MemoryEstimate:
         return self.weights + self.moments
 
 
-def plan(config: Config, asked: Asked) -> Iterator[Finding]:
-    """Answer one question about a config after the other."""
-    studies, images, source = _counts(config, asked)
+def plan(
+    config: Config,
+    studies: int | None,
+    images: int | None,
+    images_per_s: float | None,
+    seconds: float,
+) -> Iterator[Finding]:
+    """Answer one question about a config after the other; the rest is as in `command`."""
+    source = "the command line"
+    if (counted := _counts(config)) is not None:
+        (studies, images), source = counted, "the manifest; some may lack an image or a sentence"
     yield _steps(config, studies, source)
     text, words = _text_sizes(config)
     if words:
@@ -117,7 +116,7 @@ def plan(config: Config, asked: Asked) -> Iterator[Finding]:
         f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
         f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
     )
-    yield _hours(config, text, asked)
+    yield _hours(config, text, images_per_s, seconds)
     yield _disk(config, images, need)
     yield from _method(config)
 
@@ -136,25 +135,25 @@ def command(
 ) -> int:
     """Print every finding, then the table of false negatives; 2 where there is a fault."""
     loaded = config_of(config, overrides)
-    faults = 0
-    for finding in plan(loaded, Asked(studies, images, images_per_s, seconds)):
-        faults += finding.state == "fault"
-        print(f"{finding.state:6}{finding.question:14}{finding.words}", flush=True)
+    code = print_findings(plan(loaded, studies, images, images_per_s, seconds))
     print(false_negatives(loaded))
-    return 2 if faults else 0
+    return code
 
 
-def _counts(config: Config, asked: Asked) -> tuple[int | None, int | None, str]:
-    # Training studies, images of all splits, and where these numbers come from.
-    work = resolve_path(config.work, config)
+def _made(config: Config, kind: ArtifactType) -> Artifact | None:
     try:
-        found = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, verify=False)
+        return open_artifact(kind.at(resolve_path(config.work, config)), kind, verify=False)
     except ArtifactError:
-        return asked.studies, asked.images, "the command line"
+        return None
+
+
+def _counts(config: Config) -> tuple[int, int] | None:
+    # Training studies, and images of all splits.
+    if (found := _made(config, manifest.ARTIFACT)) is None:
+        return None
     images = read_table(found.path, manifest.IMAGES, ["study_id", "split"])
     training = images.filter(pc.equal(images["split"], "train"))
-    studies = pc.count_distinct(training["study_id"]).as_py()
-    return studies, len(images), "the manifest; some may lack an image or a sentence later"
+    return pc.count_distinct(training["study_id"]).as_py(), len(images)
 
 
 def _steps(config: Config, studies: int | None, source: str) -> Finding:
@@ -202,14 +201,13 @@ def _room() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _hours(config: Config, text: BertConfig, asked: Asked) -> Finding:
+def _hours(config: Config, text: BertConfig, rate: float | None, seconds: float) -> Finding:
     settings = config.train
-    rate = asked.images_per_s
     words = "as given"
-    if rate is None and not asked.seconds:
+    if rate is None and not seconds:
         return Finding("hours", "note", "not measured; give --images-per-s or --seconds")
     if rate is None:
-        each, pairs = measure_throughput(config, text, asked.seconds)
+        each, pairs = measure_throughput(config, text, seconds)
         rate = each * settings.processes
         words = f"measured here, one process, {pairs} pairs a step"
         if settings.processes > 1:
@@ -231,10 +229,10 @@ def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
         needs["prepared"] = images * config.images.size_px**2
         vectors = config.model.similarity.dim * (2 * need.regions + 4)
         needs["index"] = images * (vectors + _THUMBNAIL * config.index.pictures)
-    if (rows := _distinct(work)) is None:
+    if (said := _made(config, sentences.ARTIFACT)) is None:
         unknown.append("sentences to eta_cache")
     else:
-        needs["sentences to eta_cache"] = 300 * rows
+        needs["sentences to eta_cache"] = _SENTENCE * len(sentences.distinct_sentences(said))
     for name in list(needs):
         if name in {"prepared", "index", "model"} and (work / name).is_dir():
             del needs[name]  # it is there
@@ -276,14 +274,6 @@ def _method(config: Config) -> Iterator[Finding]:
         if max(a, cap) < 1:
             words += f"; eta.a={a:.4g} and eta.eta_max={cap:.4g} keep N eta of every sentence"
         yield Finding("global batch", "note", words)
-
-
-def _distinct(work: Path) -> int | None:
-    try:
-        found = open_artifact(sentences.ARTIFACT.at(work), sentences.ARTIFACT, verify=False)
-    except ArtifactError:
-        return None
-    return len(sentences.distinct_sentences(found))
 
 
 def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate:
