@@ -6,7 +6,7 @@
     split           the split that was evaluated
     images, patients how many
     geometry        which part of an image the model sees: `paper`, `biovil`
-    contaminated    evaluated patients that the model was trained on; null: nobody knows
+    contaminated    evaluated patients that the model was trained on; null: not known
     repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`
     questions       per question: `absent` (why it could not be put, else empty), `pool`
@@ -35,11 +35,14 @@ Rows = list[dict[str, Any]]
 
 FIGURES = "results.json"
 
+_OF_IMAGE = (
+    Column("image_id", pa.string(), "id of the image"),
+    Column("subject_id", pa.string(), "id of the patient"),
+)
 SCORES = TableFormat(
     "scores.parquet",
     (
-        Column("image_id", pa.string(), "id of the image"),
-        Column("subject_id", pa.string(), "id of the patient"),
+        *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
@@ -64,8 +67,7 @@ PROMPTS = TableFormat(
 GROUNDINGS = TableFormat(
     "groundings.parquet",
     (
-        Column("image_id", pa.string(), "id of the image"),
-        Column("subject_id", pa.string(), "id of the patient"),
+        *_OF_IMAGE,
         Column("category", pa.string(), "finding"),
         Column("phrase_key", pa.string(), "`text_key` of the sentence"),
         Column("boxes", pa.int32(), "boxes of this sentence on this image"),
@@ -83,8 +85,7 @@ GROUNDINGS = TableFormat(
 BOX_ANSWERS = TableFormat(
     "box_answers.parquet",
     (
-        Column("image_id", pa.string(), "id of the image"),
-        Column("subject_id", pa.string(), "id of the patient"),
+        *_OF_IMAGE,
         Column("category", pa.string(), "finding"),
         Column("phrase_key", pa.string(), "`text_key` of the box's sentence"),
         Column("x", pa.float64(), "left edge, pixels of the original image"),
@@ -115,8 +116,7 @@ RANKS = TableFormat(
 CLASSES = TableFormat(
     "classes.parquet",
     (
-        Column("image_id", pa.string(), "id of the image"),
-        Column("subject_id", pa.string(), "id of the patient"),
+        *_OF_IMAGE,
         Column("finding", pa.string(), "the one finding that the image shows"),
         Column("answer", pa.string(), "the finding that the model names; null: it cannot decide"),
     ),
@@ -126,8 +126,7 @@ CLASSES = TableFormat(
 PROBES = TableFormat(
     "probes.parquet",
     (
-        Column("image_id", pa.string(), "id of the image"),
-        Column("subject_id", pa.string(), "id of the patient"),
+        *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
         Column("fraction", pa.float64(), "share of the labels that the probe was given"),
         Column("draw", pa.int32(), "which draw of that share"),
@@ -240,7 +239,7 @@ def results_table(tree: Mapping[str, Any]) -> str:
         f"{tree['patients']} patients; truth: {tree['truth']}"
     ]
     if tree["contaminated"] is None:
-        lines.append("nobody knows which patients this model was trained on")
+        lines.append("it is not known which patients this model was trained on")
     elif tree["contaminated"] or tree["repeated_images"]:
         lines.append(
             f"CONTAMINATED: the model was trained on {tree['contaminated']} of these patients, and "
