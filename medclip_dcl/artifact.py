@@ -249,7 +249,7 @@ def write_artifact(
 
 
 def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -> bool:
-    """Return whether a draft of a killed run is resumed; otherwise begin one."""
+    """Return whether a draft of a killed run is resumed; else make a new one."""
     begun = _begun(directory)
     if begun == fingerprint:
         remove_staged(directory)
@@ -259,7 +259,7 @@ def _take_up(directory: Path, kind: ArtifactType, fingerprint: dict[str, Any]) -
     if kind.costly and directory.exists() and _data_files(directory):
         changes = fingerprint_changes(begun, fingerprint) if begun else ["by an earlier version"]
         raise ArtifactStale(
-            f"{directory} holds an unfinished {kind.name} that was begun with other settings "
+            f"{directory} holds an unfinished {kind.name} that was started with other settings "
             f"({'; '.join(changes)}); set them back to go on with it, or delete that folder to "
             "start again"
         )

@@ -223,7 +223,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")
     ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
-    retrieve = questions.add_parser("retrieve", parents=[shared], help="what is alike?")
+    retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
     asked = retrieve.add_mutually_exclusive_group(required=True)
     asked.add_argument("--text", default="", help="a sentence")

@@ -40,7 +40,7 @@ RENAMED = {
     "probe.fractions": "evaluate.probe_fractions",
     "train.validate_films": "train.validate_images",
 }
-"""Settings and sections that bore another name: old dotted key -> new dotted key."""
+"""Renamed settings and sections: old dotted key -> new dotted key."""
 REMOVED: dict[str, str] = {
     "calibrate": "use `python -m benchmarks.method.eta_calibration`",
     "check.unit": "the check resumes after every 256 images or sections",
@@ -52,7 +52,7 @@ REMOVED: dict[str, str] = {
     "evaluate.demographics.least_patients": "figures of fewer than 10 patients are withheld",
     "evaluate.demographics.of": "the table names its column image_id, study_id or subject_id",
     "evaluate.per_class": "at most 200 images of a class are asked, as in CheXpert5x200",
-    "evaluate.seed": "every evaluation draws alike, so that runs can be compared",
+    "evaluate.seed": "every evaluation draws with the same seed, so that runs can be compared",
     "generate.unit_patients": "the generator resumes after every 50 patients",
     "image_set": "the image-only experiment is examples/image_only",
     "index.anchors": "images are sketched at 1536 sentences and boxes",

@@ -65,7 +65,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_staged(folder: Path) -> None:
-    """Delete what killed writers left half written in a folder that nobody writes to now."""
+    """Delete what killed writers left half written in a folder that no one is writing to."""
     for path in folder.rglob(f"{STAGED}*"):
         path.unlink(missing_ok=True)
 

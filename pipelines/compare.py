@@ -4,7 +4,7 @@
 
 A run is a folder that holds `results` (or `results` itself). A side with several seeds is
 a folder of such folders, or folders joined by commas. Patients are resampled for all runs
-together, runs of each side by themselves; p is corrected for the number of figures (Holm).
+together, runs for each side separately; p is corrected for the number of figures (Holm).
 With one run on a side the verdict is on two models, not on two configs.
 """
 

@@ -18,7 +18,7 @@ COLUMNS: Mapping[str, str] = {
 """Columns of the table -> figures; ACC is balanced, as it is on the paper's balanced images."""
 
 DOUBLES: Mapping[str, str] = {"Recall own": "boxes.own_recall", "MedR own": "boxes.own_median_rank"}
-"""The last two again, where the words of another box are wrong even if they read alike."""
+"""The last two again, where the same words on another box count as wrong."""
 
 BASELINE = "lse_nl"
 """Row that all others are compared with."""
@@ -45,7 +45,7 @@ class Row:
         name: short name, that of its folder.
         title: as the table calls it.
         changes: section -> setting -> value, in place of the config's.
-        is_trained: whether it is trained here, rather than somebody's model.
+        is_trained: whether it is trained here, not a given model.
     """
 
     name: str

@@ -40,7 +40,7 @@ Truth = Int8[np.ndarray, "findings images"]
 Matrix = Float[np.ndarray, "findings images"]
 
 UNKNOWN = -1
-"""Truth of a finding that nobody stated."""
+"""Truth of a finding that is not known."""
 
 LEAST_PATIENTS = 10
 """Patients below which a group's figures are withheld."""
@@ -196,7 +196,7 @@ def evaluate_classes(
     wrong.
 
     Source: Huang et al. 2021 (GLoRIA), CheXpert5x200: images that show one of five findings
-        and no other, 200 of each. Ours: a finding that nobody stated counts as not shown.
+        and no other, 200 of each. Ours: a finding whose truth is not known counts as absent.
     """
     chosen, shown = _exclusive(truth, per_class, bootstrap.generator())
     classes = [index for index in range(len(findings)) if (shown == index).any()]

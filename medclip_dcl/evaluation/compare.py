@@ -92,7 +92,7 @@ def compare_sides(
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
-        MetricError: the sides were not resampled alike.
+        MetricError: the sides were resampled differently.
     """
     both = [name for name in a if name in b]
     unknown = sorted(set(figures) - set(both))
@@ -104,7 +104,8 @@ def compare_sides(
             continue
         if a[name].shape[1] != b[name].shape[1]:
             raise MetricError(
-                f"{a[name].shape[1]} and {b[name].shape[1]} samples of {name}; resample both alike"
+                f"{a[name].shape[1]} and {b[name].shape[1]} samples of {name}; measure both sides "
+                "in one call"
             )
         estimate = _estimate([(a[name], 1.0), (b[name], -1.0)], generator)
         found[name] = Difference(_mean_of_runs(a[name]), _mean_of_runs(b[name]), estimate)
@@ -240,7 +241,7 @@ def measure_sides(
     A config has the figures that all of its runs have, at least one run.
 
     Raises:
-        ArtifactStale: the runs were not asked the same cases, or nobody was.
+        ArtifactStale: the runs were not asked the same cases, or none.
     """
     runs = [run for side in sides for run in side]
     check_same_samples(runs)

@@ -70,7 +70,7 @@ def refuse_contaminated(
     """Count evaluated patients, and pictures of evaluated images, that the model was trained on.
 
     Raises:
-        ArtifactStale: there are some, or nobody knows, and that is not `allowed`.
+        ArtifactStale: there are some, or the model does not say, and that is not `allowed`.
     """
     trained = model_package.read_model_package(model).subject_hashes
     if trained is None:
@@ -279,7 +279,7 @@ class Evaluation:
             )
 
     def _gallery(self) -> list[tuple[str, str]]:
-        # Finding and sentence of each line; the finding is the line itself if nobody names it.
+        # Finding and sentence of each line; a line of a file is its own finding.
         file = self._files.get("gallery")
         if file is None:
             known = read_truth(resolve_path(self._config.source.root, self._config))

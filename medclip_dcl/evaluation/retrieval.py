@@ -1,6 +1,6 @@
 """Retrieval: sentence from box, box from sentence, report from image and back.
 
-Each query is ranked twice. First, items that read alike are one item, and any that bears
+Each query is ranked twice. First, items with the same text are one item, and any with
 the query's words answers it: no model could tell them apart. Then as papers count: every
 unit is an item of its own, and the query's own unit alone is a hit, so that its doubles,
 which score the same, rank before it (figures with `own_`).

@@ -9,7 +9,7 @@ from medclip_dcl.section import Section
 
 
 class AdapterConfig(Section):
-    """Other people's model, put to the same questions (`evaluate`)."""
+    """A model that was not trained here, evaluated in the same way (`evaluate`)."""
 
     model: str = ""
     """`module:callable` that builds it; empty: the config's own model. The module's code runs
@@ -21,7 +21,7 @@ class AdapterConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """Questions put to a trained model (`evaluate`)."""
+    """Evaluation of a trained model (`evaluate`)."""
 
     split: Literal["validate", "test"] = "test"
     """Split that is evaluated."""
@@ -29,10 +29,10 @@ class EvaluateConfig(Section):
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
     ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
     paraphrases: str = ""
-    """Prompt file whose prompts of a side are paraphrases: every pair is asked by itself, and the
-    spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
+    """Prompt file whose prompts of a side are paraphrases: every pair is asked separately,
+    and the spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""
     demographics: DemographicsConfig = DemographicsConfig()
-    """Groups of images whose figures are reported by themselves."""
+    """Groups of images whose figures are reported separately."""
     images_per_finding: Annotated[int, Field(ge=0)] = 0
     """Most images of a finding, half of them with it, drawn at random; 0: all. Paper: 1000."""
     probe_images: Annotated[int, Field(ge=0)] = 0
@@ -55,7 +55,7 @@ class EvaluateConfig(Section):
     bootstrap: Annotated[int, Field(ge=0)] = 1000
     """Patient-level bootstrap samples for 95 % intervals; 0: none."""
     adapter: AdapterConfig = AdapterConfig()
-    """Other people's model."""
+    """A model that was not trained here."""
 
 
 class ProbabilitiesConfig(Section):
@@ -71,7 +71,7 @@ class ProbabilitiesConfig(Section):
 
 
 class OthersModelConfig(Section):
-    """Somebody's model as a row of the table."""
+    """A model that was not trained here, as a row of the table."""
 
     name: str
     """Short name of the row."""
@@ -90,5 +90,5 @@ class Table1Config(Section):
     processes: Annotated[int, Field(ge=1)] = 2
     """Runs at a time, one thread each."""
     models: tuple[OthersModelConfig, ...] = ()
-    """Other people's models, evaluated and not trained, each a `name` and an `adapter`; the name
-    `biovil` takes the place of the row that is trained in BioViL's stead."""
+    """Models that are evaluated and not trained, each a `name` and an `adapter`; one with the name
+    `biovil` replaces the row that is trained in BioViL's stead."""

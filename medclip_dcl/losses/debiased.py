@@ -61,7 +61,7 @@ class DebiasedTerms(NamedTuple):
     def loss(self, floor: Floor, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
         """Compute the loss, Eq. 7; arguments as in `debiased_contrastive_loss`."""
         if floor == "floor":
-            # phi has a gradient towards s_p alone: the anchor is pulled a little, nobody is pushed.
+            # phi has a gradient towards s_p alone: the positive is pulled a little, nothing pushed.
             log_ratio = torch.where(self.ell <= self.phi, self.phi, self.ell)
         elif floor == "zero":
             # ell is minus infinity where Eq. 8 is not positive: loss and gradient are 0 there.
@@ -177,7 +177,7 @@ def _checked_eta(
                 f"eta has shape {tuple(eta.shape)} for {len(s)} anchors; give one an anchor, "
                 "in the order of the rows of s"
             )
-        return eta.detach().to(s)  # a constant of the data, whoever computed it
+        return eta.detach().to(s)  # a constant of the data: no gradient
     if 0 <= eta < 1:
         return s.new_full((), eta)
     raise ObjectiveError(f"eta is {eta}; it is a probability below 1, give [0, 1)")

@@ -3,7 +3,7 @@
 With local anchors against gathered candidates, the mean over local anchors as loss
 and gradients averaged over processes (as DistributedDataParallel does), every weight
 receives the gradient of one process on the joined batch. No factor of the world size
-is needed. Every process must hand in the same number of rows.
+is needed. Every process must have the same number of rows.
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
         tensor: local rows; every process has the same shape.
 
     Returns:
-        The rows of all processes. Each gradient that any process has for a row comes
-        home, summed. Without a process group of two or more, `tensor` itself.
+        The rows of all processes. The gradients that all processes have for a row are summed
+        where the row is from. Without a process group of two or more, `tensor` itself.
 
     Source: ours; the adjoint of all-gather is reduce-scatter, here all-reduce and slice.
     """

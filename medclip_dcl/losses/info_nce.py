@@ -59,13 +59,13 @@ def sigmoid_loss(
     *,
     bias: Float[Tensor, ""] | float,
 ) -> Float[Tensor, ""]:
-    """Decide for every pair by itself whether it belongs together; no global batch is needed.
+    """Decide for every pair separately whether it belongs together; no global batch is needed.
 
     Args:
         s: similarities with their scale.
         positive: column of each anchor's positive; None: the diagonal.
         bias: added to s; about minus the log of the number of candidates, so that a
-            pair is a negative until the model says otherwise.
+            pair starts as a negative.
 
     Returns:
         Sum over candidates of -log sigmoid(z (s + bias)), z = 1 for the positive and

@@ -7,7 +7,7 @@ config names one to start from. Models that this project publishes hold none.
 Layouts of ResNet checkpoints, which become transformers' own
     transformers   resnet.embedder..., resnet.encoder.stages.0.layers.1.layer.0...
     torchvision    conv1, bn1, layer1.1.conv1, layer1.0.downsample.0, fc
-    BioViL         torchvision's below encoder.encoder., with its own projector beside
+    BioViL         torchvision's below encoder.encoder., with its own projector
 """
 
 import pickle
@@ -30,11 +30,7 @@ _NESTED = ("state_dict", "model")
 
 
 def weights_file(path: Path) -> Path:
-    """Find the file that holds a checkpoint's weights, in a folder or by itself.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Find the file with a checkpoint's weights, in a folder or itself; CheckpointError: none."""
     files = [path / name for name in _NAMES] if path.is_dir() else [path]
     found = [file for file in files if file.is_file()]
     if not found:
@@ -83,7 +79,7 @@ def _unnested(tree: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of each key of a checkpoint."""
+    """Which keys of a checkpoint were used."""
 
     matched: tuple[str, ...]
     """Keys that filled a weight of the module."""

@@ -110,7 +110,7 @@ def _attend(x: Tensor, y: Tensor, tau_lse: float, tau_nl: float) -> tuple[Tensor
     """
     h = y.expand(x.shape[0], -1, -1) @ x.transpose(1, 2)  # (images, texts, regions)
     best, k = h.max(dim=-1)
-    # In place: h is the largest tensor here and nobody reads it again. No exponent is above 0.
+    # In place: h is the largest tensor here and is not read again. No exponent is above 0.
     excess = h.sub_(best.unsqueeze(-1)).div_(tau_lse).exp_()
     total = excess.sum(dim=-1)
     images = torch.arange(x.shape[0], device=x.device).unsqueeze(1)

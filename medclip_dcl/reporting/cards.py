@@ -147,7 +147,7 @@ def model_card(facts: Facts) -> str:
 
 
 def data_card(facts: Facts) -> str:
-    """Write the data card, likewise."""
+    """Write the data card in the same way."""
     data = DatasetCardData(license=_licence(facts["terms"]), tags=["chest-x-ray", "radiology"])
     template = str(_FOLDER / "data_card.jinja")
     return f"{DatasetCard.from_template(data, template, **facts)}\n"

@@ -183,7 +183,7 @@ def _charts(corpus: _CorpusEta) -> list[View]:
             "distinct ones, each as often as it is said.",
         },
         {
-            "title": "Who is said often.",
+            "title": "Said how often.",
             "picture": draw_points(
                 corpus.count,
                 eta,

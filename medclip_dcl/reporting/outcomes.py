@@ -25,7 +25,7 @@ _READINGS = {
     "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
     "mean_recall": "share of images whose one finding is named, averaged over findings",
     "recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
-    "own_recall": "the same where the words of another box are wrong even if they read alike",
+    "own_recall": "the same, where the same words on another box count as wrong",
     "cnr": "how far the inside of a box stands out of the heatmap, in deviations",
     "cnr_signed": "the same, negative where the inside scores lower than the outside",
     "miou": "overlap of the thresholded heatmap with the box; low by construction",

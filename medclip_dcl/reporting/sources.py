@@ -42,7 +42,7 @@ class Sources:
     """Those that exist, by the name of their kind."""
     is_generated: bool
     rho: Mapping[str, float]
-    """Text key -> true class probability; empty where nobody knows it."""
+    """Text key -> true class probability; empty where it is not known."""
     negatives: int
     """N, of one anchor in the global batch."""
 

@@ -162,8 +162,8 @@ class CheckpointStore:
         differences = "; ".join(fingerprint_changes(artifact.fingerprint, self._fingerprint))
         raise ArtifactStale(
             f"the run in {self._folder} stopped at step {artifact.summary['step']} of "
-            f"{artifact.summary['steps']} and was begun otherwise: {differences}; set these back "
-            "to go on, or remove that folder to begin over"
+            f"{artifact.summary['steps']} and had other settings or inputs: {differences}; set "
+            "these back to go on, or remove that folder to start again"
         )
 
 

@@ -119,7 +119,7 @@ def open_trackers(accelerator: Accelerator, config: PackagedConfig, step: int) -
 
 
 def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    """Flatten settings; where weights are on this machine is nobody's business."""
+    # Flattened; paths of weights stay out: they name folders of this machine.
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):

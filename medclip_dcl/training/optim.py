@@ -138,7 +138,9 @@ def load_optimizer_tensors(
         parameter = parameters.get(name)
         fits = parameter is not None and saved.shape in {parameter.shape, torch.Size([])}
         if parameter is None or not fits:
-            raise CheckpointError(f"optimiser state {label} fits no parameter; begin over")
+            raise CheckpointError(
+                f"optimiser state {label} fits no parameter; remove the checkpoint"
+            )
         # Same memory layout as the parameter, so that the update stays one fused pass.
         like = parameter if saved.shape == parameter.shape else saved
         optimizer.state[parameter][key] = torch.empty_like(

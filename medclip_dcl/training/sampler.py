@@ -84,7 +84,7 @@ class ImageTextSampler:
         self.steps_per_epoch = studies // global_batch
         self._report_of = np.arange(studies, dtype=np.int64)
         if shuffle_reports:
-            # A random cycle through all studies: nobody has its own report.
+            # A random cycle through all studies: no image keeps its own report.
             cycle = generator_for(seed, RngStream.PAIRING).permutation(studies)
             self._report_of[cycle] = np.roll(cycle, -1)
         self._epoch = (-1, self._report_of)  # number and order; one store, so threads may share

@@ -4,10 +4,9 @@
 stops; `ContrastiveObjective` in `objective.py` says what the loss of a batch is.
 
 A run stops in good order: it finishes the step, saves and leaves. `accelerate launch` starts the
-trainer as a child and, when it is asked to stop, dies without passing the word on. On Linux the
-kernel does so in its place, by SIGHUP. One request may arrive several times: from the process
-group, from the launcher and from the kernel. Only a person who presses Ctrl-C again means
-something else by it.
+trainer as a child and, when it is asked to stop, ends without passing the signal on. On Linux
+the kernel then sends SIGHUP instead. One request may arrive several times: from the process group,
+from the launcher and from the kernel. Only a second Ctrl-C, later, means to stop at once.
 """
 
 import ctypes
@@ -81,7 +80,7 @@ from medclip_dcl.training.validation import (
 
 CLIP_NORM = 1.0
 """Largest gradient norm: above it one batch would undo what the warm-up protects."""
-_MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient: no accident any more
+_MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
 _PR_SET_PDEATHSIG = 1
 _SAME_KEY_PRESS_S = 1.0

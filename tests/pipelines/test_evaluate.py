@@ -149,7 +149,7 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
         None,
         "biovil",
     )
-    assert "nobody knows which patients" in capsys.readouterr().out
+    assert "it is not known which patients" in capsys.readouterr().out
     assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
     scores = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
     drawn = [row["truth"] for row in scores if row["finding"] == "pneumonia"]

@@ -51,7 +51,7 @@ def test_expected_false_negatives_are_n_times_eta_of_the_recipe_s_batch(view):
 
 def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
     titles = [chart["title"] for chart in view["charts"]]
-    expected = ["How strongly.", "How likely.", "Who is said often."]
+    expected = ["How strongly.", "How likely.", "Said how often."]
     assert titles == [*expected, "Is it right?"]
 
 
