@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ import httpx
 
 from medclip_dcl import model_package
 from medclip_dcl.artifact import Artifact
+from medclip_dcl.client import Client
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.errors import QueryError
 from medclip_dcl.files import path_under, write_text
 from medclip_dcl.retrieval import embeddings
+from medclip_dcl.schemas import Schema
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 
@@ -33,21 +35,19 @@ _START_S = 90.0
 def build(job: Job) -> None:
     """Ask the service of a run's model and index about one of its test images.
 
-    Args:
-        job: the job; its model, index, manifest and sentences exist.
-
     Raises:
-        QueryError: the service did not start, or answered with an error.
+        QueryError: the service did not start.
+        ServiceError: it answered with an error.
     """
     images = job.open(manifest.ARTIFACT)
     image, phrase = _choose(images, job.open(embeddings.ARTIFACT), job.open(sentences.ARTIFACT))
     root = resolve_path(job.config.source.root, job.config)
     picture = path_under(root, image["path"]).read_bytes()
-    with serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:
+    with _serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:
         answers = {
-            "classify": _ask(client, "/classify", picture, {}),
-            "ground": _ask(client, "/ground", picture, {"phrase": phrase}),
-            "retrieve": _ask(client, "/retrieve", picture, {"target": "text", "k": "5"}),
+            "classify": _timed(lambda: client.classify(picture)),
+            "ground": _timed(lambda: client.ground(picture, [phrase])),
+            "retrieve": _timed(lambda: client.retrieve("text", image=picture, k=5)),
         }
     record = {"image_id": image["image_id"], "phrase": phrase, "answers": answers}
     write_text(job.work / ANSWERS, json.dumps(record, indent=1) + "\n")
@@ -56,19 +56,8 @@ def build(job: Job) -> None:
 
 
 @contextmanager
-def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
-    """Run the service as users run it, until the caller is done.
-
-    Args:
-        model: folder of a published model.
-        vectors: folder of an index of that model.
-
-    Yields:
-        A client of the running service, once it is ready.
-
-    Raises:
-        QueryError: the service did not become ready.
-    """
+def _serving(model: Path, vectors: Path) -> Iterator[Client]:
+    # The service as users run it, until the caller is done.
     settings = {
         "MEDCLIP_MODEL": str(model),
         "MEDCLIP_INDEX": str(vectors),
@@ -82,8 +71,8 @@ def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
     )
     try:
         address = _announced_address(process)
-        with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
-            _await_ready(client)
+        _await_ready(address)
+        with Client(address) as client:
             yield client
     finally:
         process.terminate()
@@ -93,7 +82,7 @@ def serving(model: Path, vectors: Path) -> Iterator[httpx.Client]:
 
 
 def _choose(images: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[str, Any], str]:
-    """Pick a test image that was not refused, with the phrase of its box where it has one."""
+    # A test image that was not refused, with the phrase of its box where it has one.
     known = set(read_table(index.path, embeddings.IMAGES, ["image_id"])["image_id"].to_pylist())
     rows = read_table(images.path, manifest.IMAGES).to_pylist()
     test = [row for row in rows if row["split"] == "test" and row["image_id"] in known]
@@ -111,19 +100,14 @@ def _choose(images: Artifact, index: Artifact, texts: Artifact) -> tuple[dict[st
     return test[0], phrase
 
 
-def _ask(
-    client: httpx.Client, route: str, picture: bytes, fields: dict[str, str]
-) -> dict[str, Any]:
+def _timed(ask: Callable[[], Schema]) -> dict[str, Any]:
     start = time.monotonic()
-    reply = client.post(route, files={"image": ("image", picture)}, data=fields)
-    seconds = round(time.monotonic() - start, 3)
-    if reply.status_code != httpx.codes.OK:
-        raise QueryError(f"{route} answered {reply.status_code}; see the service's log")
-    return {"seconds": seconds, "status": reply.status_code, "body": reply.json()}
+    body = ask().model_dump(mode="json", exclude_unset=True)  # as the service sent it
+    return {"seconds": round(time.monotonic() - start, 3), "body": body}
 
 
 def _announced_address(process: subprocess.Popen[str]) -> str:
-    """Read the address from the launcher's first line."""
+    # It stands in the launcher's first line.
     line = process.stdout.readline() if process.stdout is not None else ""
     try:
         announced: dict[str, str] = json.loads(line)
@@ -132,11 +116,11 @@ def _announced_address(process: subprocess.Popen[str]) -> str:
         raise QueryError("the service did not start; its reason stands above") from error
 
 
-def _await_ready(client: httpx.Client) -> None:
+def _await_ready(address: str) -> None:
     end = time.monotonic() + _START_S
     while time.monotonic() < end:
         try:
-            if client.get("/ready").status_code == httpx.codes.OK:
+            if httpx.get(f"{address}ready", trust_env=False).status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass
