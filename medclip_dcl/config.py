@@ -37,7 +37,6 @@ RENAMED = {
     "evaluate.probe_films": "evaluate.probe_images",
     "generate.coverage_films": "generate.coverage_images",
     "generate.second_film_share": "generate.second_image_share",
-    "probe.fractions": "evaluate.probe_fractions",
     "train.validate_films": "train.validate_images",
 }
 """Renamed settings and sections: old dotted key -> new dotted key."""
@@ -76,14 +75,7 @@ REMOVED: dict[str, str] = {
     "objective.keep_share": "resample_similar keeps half of the negatives",
     "objective.sigmoid_bias": "it is -10",
     "objective.similarity_threshold": "it is 0.9",
-    "probe.balanced": "every labelled image weighs the same in a fit",
-    "probe.batch": "the image-only experiment is examples/image_only",
-    "probe.draws": "labels are drawn 3 times at each fraction below 1",
-    "probe.map_images": "the image-only experiment is examples/image_only",
-    "probe.penalties": "validation images choose among 0.0001, 0.001, 0.01, 0.1 and 1",
-    "probe.perplexity": "the image-only experiment is examples/image_only",
-    "probe.tsne_images": "the image-only experiment is examples/image_only",
-    "probe.untrained": "the image-only experiment is examples/image_only",
+    "probe": "set evaluate.probe_fractions; the rest is in examples/image_only",
     "sentences.deadline_s": "it is always 3",
     "sentences.max_characters": "it is always 1000",
     "sentences.max_section_characters": "it is always 20,000",
