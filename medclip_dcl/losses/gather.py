@@ -34,10 +34,7 @@ def gather_with_grad(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_
 
 @torch.no_grad()
 def gather_constant(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """Join a tensor of ids, eta or claims over all processes, in rank order, without gradient.
-
-    Every process has the same shape. Without a process group of two or more: `tensor`, detached.
-    """
+    """Join a tensor of ids, eta or claims over all processes, in rank order, without gradient."""
     return tensor.detach() if _world_size() == 1 else _all_gather(tensor)
 
 

@@ -50,9 +50,7 @@ def resample_by_similarity(
 ) -> Pairs:
     """Keep a random share of the negatives, far texts more often.
 
-    Returns:
-        N / K for the K = ceil(keep_share N) negatives that `generator`, on the CPU, draws;
-        0 elsewhere.
+    N / K for the K = ceil(keep_share N) negatives that are drawn, 0 elsewhere.
 
     Source: Wang et al. 2023, Table 1, "Resample by Text Sim."; the draw without
         replacement in proportion to e^{-beta cos} is ours.
@@ -70,10 +68,7 @@ def resample_by_similarity(
 def reweight_by_similarity(
     text_similarity: Pairs, positive: Int[Tensor, " anchors"], beta: float
 ) -> Pairs:
-    """Weigh negatives down whose text is close to the anchor's.
-
-    Returns:
-        N * softmax_n(-beta cos) over the negatives.
+    """Weigh negatives down whose text is close to the anchor's: N * softmax_n(-beta cos).
 
     Source: Wang et al. 2023, Table 1, "Reweight by Text Sim."; the softmax is ours.
     """
@@ -81,10 +76,7 @@ def reweight_by_similarity(
 
 
 def reweight_hard(s: Pairs, positive: Int[Tensor, " anchors"], beta: float) -> Pairs:
-    """Weigh negatives up that the model finds close to the anchor, by s with its scale.
-
-    Returns:
-        N * softmax_n(beta s) over the negatives.
+    """Weigh negatives up that the model finds close to the anchor: N * softmax_n(beta s).
 
     Source: Robinson et al. 2021, Section 4.
     """

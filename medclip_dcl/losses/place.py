@@ -54,24 +54,12 @@ def place_masks(
     *,
     usual_places: bool = True,
 ) -> Bool[Tensor, "pairs rows columns"]:
-    """Mark the regions where a sentence says that its finding is.
+    """Mark the regions of a frontal image, not mirrored, where a sentence says its finding is.
 
-    A sentence has a place where it asserts exactly one finding. Its side counts where the
-    report asserts the finding on that side alone.
-
-    Args:
-        sentences: codes of each image's own sentence, as `relations.encode_claims` gives them.
-        reports: codes of the image's whole report.
-        zones: third that the sentence names, as `encode_zones` gives it.
-        grid: rows and columns of the region grid of a frontal image, not mirrored.
-        usual_places: whether anatomy narrows the mask.
-
-    Returns:
-        True inside; all False where the pair says no place, or one that holds every
-        region or none.
-
-    Raises:
-        ObjectiveError: the grid has a single region.
+    Codes are those of `relations.encode_claims`, of each image's own sentence and whole report. A
+    sentence has a place where it asserts exactly one finding. Its side counts where the report
+    asserts the finding on that side alone. A mask is all False where the pair says no place, or
+    one that holds every region or none.
 
     Source: ours.
     """
@@ -115,14 +103,10 @@ def place_loss(
 ) -> tuple[Float[Tensor, " pairs"], Bool[Tensor, " pairs"]]:
     """Ask of every pair with a mask that the sentence fits better inside than outside.
 
-    Args:
-        regions: unit vectors of each image's regions.
-        sentences: unit vectors of each image's own sentence.
-        masks: from `place_masks`.
-        gamma: root of the scale of similarities; it receives gradient.
+    Regions and sentences are unit vectors; gamma receives gradient.
 
     Returns:
-        The loss of each pair, at least 0, log 2 where inside and outside fit alike, and 0
+        The loss of each pair, at least 0, log 2 where inside and outside fit equally, and 0
         without gradient where its mask is empty; and whether f_in > f_out.
 
     Source: ours.
@@ -140,5 +124,6 @@ def place_loss(
 def _soft_maximum(
     h: Float[Tensor, "pairs regions"], kept: Bool[Tensor, "pairs regions"]
 ) -> Float[Tensor, " pairs"]:
+    # Less the log of the size: a large mask must not win by its number of regions.
     level = (h / TAU).masked_fill(~kept, -torch.inf).logsumexp(dim=1)
     return TAU * (level - kept.sum(dim=1).log())

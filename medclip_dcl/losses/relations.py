@@ -59,12 +59,8 @@ def encode_claims(claims: Sequence[ReportLabels]) -> Int8[Tensor, "texts codes"]
 def encode_labels(labels: Sequence[Mapping[str, int | None]]) -> Int8[Tensor, "studies codes"]:
     """Turn rows of a CheXpert label table into codes of reports.
 
-    The table knows no side, so that a sentence which names one is UNCLEAR to every
-    study with its finding.
-
-    Args:
-        labels: per study, label -> 1 present, 0 absent, -1 uncertain, None or left out:
-            not mentioned; `No Finding` 1 means normal.
+    A label is 1 present, 0 absent, -1 uncertain, None or left out: not mentioned. The table has no
+    sides, so that a sentence which names one is UNCLEAR to every study with its finding.
 
     Source: labels of MIMIC-CXR-JPG (Johnson et al. 2019) and CheXpert (Irvin et al. 2019).
     """
@@ -95,17 +91,11 @@ def relation_matrix(
     anchor_claims: Int8[Tensor, "anchors codes"],
     report_claims: Int8[Tensor, "candidates codes"],
 ) -> Int8[Tensor, "anchors candidates"]:
-    """Read how each anchor sentence stands to each candidate's report.
+    """Read how each anchor sentence stands to each candidate's report, by the module's table.
 
-    The pairing of anchors and candidates plays no part: the losses count an anchor's
-    own image as a positive whatever stands here.
+    The losses count an anchor's own image as a positive whatever its relation is.
 
-    Args:
-        anchor_claims: codes of the anchor sentences.
-        report_claims: codes of the candidates' whole reports, from any `encode_*`.
-
-    Returns:
-        DIFFERENT, SAME or UNCLEAR, as the module's table says. Source: ours.
+    Source: ours.
     """
     anchor, report = _sets(anchor_claims, dim=1), _sets(report_claims, dim=0)
     is_different, is_unclear = _compare(anchor, report)
@@ -127,10 +117,9 @@ def relation_gauges(
 ) -> dict[str, Tensor]:
     """Measure what the relation adds to the pairing.
 
-    Returns:
-        Scalars: `mates`, mean number of SAME images besides the anchor's own; `unclear`,
-        share of UNCLEAR among the others; `with_claims`, share of anchors with claims;
-        `alone`, share of anchors for which every other image is UNCLEAR.
+    `mates`: mean number of SAME images besides the anchor's own; `unclear`: share of UNCLEAR among
+    the others; `with_claims`: share of anchors with claims; `alone`: share of anchors for which
+    every other image is UNCLEAR.
     """
     others = torch.ones_like(relation, dtype=torch.bool)
     others[torch.arange(len(relation), device=relation.device), positive] = False
