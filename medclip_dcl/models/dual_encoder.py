@@ -19,12 +19,7 @@ _GAMMA_SQUARED_RANGE = (1.0, 100.0)
 class DualEncoder(nn.Module):
     """The model that is trained: images and sentences on one unit sphere.
 
-    Attributes:
-        image: image -> feature map.
-        region_projection: channels of a cell -> shared space.
-        text: sentence -> shared space.
-        gamma: root of the score's scale; s = gamma**2 * f.
-        similarity: how regions and sentence become one score.
+    `gamma` is the root of the score's scale: s = gamma**2 * f.
     """
 
     def __init__(self, settings: ModelConfig, text_config: BertConfig) -> None:

@@ -92,10 +92,7 @@ def _without_prefix(state: Mapping[str, Tensor], backbone: nn.Module) -> dict[st
 class ImageEncoder(nn.Module):
     """A network that keeps the map and leaves pooling to the similarity.
 
-    Attributes:
-        kind: what the backbone is, as the config names it.
-        width: channels of the feature map.
-        stride: input pixels from one cell of a ResNet's map to the next.
+    `width` counts the map's channels; `stride` is input pixels from one cell to the next.
     """
 
     def __init__(self, settings: ImageEncoderConfig) -> None:
@@ -123,11 +120,7 @@ class ImageEncoder(nn.Module):
         return features
 
     def checkpoint_activations(self) -> None:
-        """Compute the activations of each stage twice instead of keeping them.
-
-        Raises:
-            ConfigError: the backbone cannot.
-        """
+        """Compute the activations of each stage twice instead of keeping them."""
         self._checkpointed = True
         if self.kind != "backbone":
             return
@@ -186,11 +179,8 @@ def load_image_weights(encoder: ImageEncoder, path: Path) -> LoadReport:
     """Fill the backbone from a checkpoint, be it transformers', torchvision's or BioViL's.
 
     `path` is a safetensors or torch file, or a folder with one. A stem made for three channels
-    is summed over them: a grey image is three equal ones.
-
-    Raises:
-        CheckpointError: the file cannot be read, lacks a weight, has one of another
-            shape, or holds keys that are neither the backbone's nor a known head's.
+    is summed over them: a grey image is three equal ones. CheckpointError as `read_tensors` and
+    `fill`.
     """
     state = read_tensors(path)
     if encoder.kind == "backbone":

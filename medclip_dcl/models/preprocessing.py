@@ -21,14 +21,7 @@ def to_input(
     images: UInt8[np.ndarray, "images size size"] | UInt8[Tensor, "images size size"],
     input_px: int,
 ) -> Float[Tensor, "images 1 input_px input_px"]:
-    """Turn 8-bit images into the model's input, without cropping.
-
-    Args:
-        images: prepared square images, 0 = darkest.
-        input_px: height and width of the input, pixels.
-
-    Returns:
-        Normalised float32 images on the device of `images`; shrunk ones are anti-aliased.
+    """Turn prepared 8-bit images into the model's input, without cropping.
 
     Source: ours. The whole image is stretched onto the input, so a cell of the map
         and a box on the image differ by one factor.

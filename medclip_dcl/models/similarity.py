@@ -45,14 +45,8 @@ def image_sentence_scores(
 ) -> Float[Tensor, "texts images"]:
     """Score every image against every sentence.
 
-    Args:
-        regions: unit vectors of each image's regions, in any order.
-        sentences: unit vectors.
-        settings: aggregator and its temperatures.
-
-    Returns:
-        f in [-1, 1], float32 at least, whatever autocast does elsewhere. Images are
-        scored a block at a time, with the same result.
+    Of unit vectors; regions may be in any order. f is in [-1, 1], float32 at least, whatever
+    autocast does elsewhere.
 
     Source: Wang et al. 2023 name the aggregators; their formulas here are ours:
         `lse`: tau * log mean_r exp(h_r / tau), between mean and maximum of h;

@@ -72,12 +72,8 @@ def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
 def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
     """Fill BERT from a language model's folder; the projection stays as it is.
 
-    Keys may have `bert.` before them or not (our language model, CXR-BERT, plain BERT). Heads
-    that are not used are reported as `unexpected`.
-
-    Raises:
-        CheckpointError: the file cannot be read, lacks a weight, has one of another
-            shape, or holds keys that are neither BERT's nor a known head's.
+    Keys may have `bert.` before them or not (our language model, CXR-BERT, plain BERT).
+    CheckpointError as `read_tensors` and `fill`.
     """
     state = {
         modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
