@@ -99,10 +99,7 @@ def make_fingerprint(
 ) -> dict[str, Any]:
     """Name everything that determines an artifact's content: equal fingerprints, equal content.
 
-    Args:
-        kind: type of the artifact.
-        settings: the settings that it depends on, as sections or plain values.
-        inputs: the artifacts that it is made from, or digests of other inputs.
+    `inputs` are the artifacts that it is made from, or digests of other inputs.
     """
     plain = {
         name: value.model_dump(mode="json") if isinstance(value, Section) else value
@@ -379,13 +376,8 @@ def map_resumable(
 ) -> list[Row]:
     """Map items to rows, in units of `size`; what a killed run had finished is read back.
 
-    Args:
-        folder: the draft's directory.
-        name: name of the work.
-        items: the items, in an order that the fingerprint determines.
-        size: items in one unit.
-        answer: gives JSON-serialisable rows for the items of one unit.
-        finished: called with how many items have been finished.
+    `folder` is the draft's. The fingerprint must determine the order of the items. `answer` gives
+    JSON-serialisable rows for the items of one unit; `finished` is called with how many are done.
     """
     rows: list[Row] = []
     for number, start in enumerate(range(0, len(items), size)):

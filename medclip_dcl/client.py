@@ -45,8 +45,8 @@ class Client:
         Args:
             url: address of the service, such as `http://127.0.0.1:8000`.
             key: API key; empty where the service asks for none.
-            timeout_s: seconds that one attempt may take.
-            patience_s: seconds within which a busy service is asked again.
+            timeout_s: limit of one attempt.
+            patience_s: time within which a busy service is asked again.
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
@@ -71,12 +71,9 @@ class Client:
         *,
         explain: bool = False,
     ) -> ClassifyAnswer:
-        """Ask which findings an image shows.
+        """Ask which findings an image shows, with heatmaps where `explain`.
 
-        Args:
-            image: the image.
-            findings: `name`, `positive` and `negative` of each; None: the model's own.
-            explain: whether heatmaps are wanted.
+        `findings` has `name`, `positive` and `negative` of each; None: the model's own.
         """
         fields = {"explain": str(explain).lower()}
         if findings is not None:
