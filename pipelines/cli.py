@@ -68,18 +68,16 @@ def make_command(function: Callable[..., int], name: str, text: str | None = Non
 
 
 def tool_main(name: str, function: Callable[..., int]) -> Callable[..., int]:
-    """Make the `main` of a tool: it takes the arguments, if any, and returns the exit code."""
+    """Make the `main` of a tool, whose options are a function's parameters.
+
+    It takes the arguments, those of the process by default, and returns the exit code.
+    """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        return run_command(function, argv, name)
+        try:
+            make_command(function, name)(argv, prog_name=f"python -m {__package__}.{name}")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 1
+        return 0
 
     return main
-
-
-def run_command(function: Callable[..., int], argv: Sequence[str] | None, name: str) -> int:
-    """Run a function by a command line, None: that of the process; returns the exit code."""
-    try:
-        make_command(function, name)(argv, prog_name=f"python -m {__package__}.{name}")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    return 0

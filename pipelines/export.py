@@ -7,7 +7,6 @@ export is compared with the model, and a killed export leaves no folder.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +17,7 @@ from medclip_dcl.artifact import HEADER
 from medclip_dcl.config import resolve_path
 from medclip_dcl.export_formats import Format, export_formats
 
-from .cli import config_of, run_command
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool."""
-    return run_command(command, argv, "export")
+from .cli import config_of, tool_main
 
 
 def command(
@@ -46,6 +40,8 @@ def command(
     print(f"how to load it: {out / 'README.md'}")
     return 0
 
+
+main = tool_main("export", command)
 
 if __name__ == "__main__":
     sys.exit(main())
