@@ -6,6 +6,7 @@ between pages are rewritten to that. A link to a file that is no page becomes it
 """
 
 import importlib
+import json
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the documents of the checkout, not of an installed package
 
+NOTEBOOK = "examples/trained_model.ipynb"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]*)(#[^)\s]*)?\)")
 _FILE = re.compile(r"<!-- file: (\S+) -->")
 _PICTURES = {".jpg", ".png", ".svg"}
@@ -30,6 +32,8 @@ def _tracked() -> list[str]:
 
 def _site_path(name: str) -> str:
     """Where a file of the repository is on the site."""
+    if name == NOTEBOOK:
+        return "tutorials/trained_model.md"
     return name.removeprefix("docs/") if name.startswith("docs/") else f"code/{name}"
 
 
@@ -115,6 +119,21 @@ def _api() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _notebook() -> str:
+    cells = json.loads((ROOT / NOTEBOOK).read_text("utf-8"))["cells"]
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                picture = "".join(output["data"]["image/png"].split())
+                parts.append(f"![Output of the cell above](data:image/png;base64,{picture})")
+    return "\n\n".join(parts) + "\n"
+
+
 _GENERATED: dict[str, Callable[[], str]] = {
     "reference/api.md": _api,
     "reference/command.md": _command,
@@ -122,6 +141,7 @@ _GENERATED: dict[str, Callable[[], str]] = {
     "reference/routes.md": _routes,
     "reference/settings.md": _settings,
     "reference/troubleshooting.md": _troubleshooting,
+    "tutorials/trained_model.md": _notebook,
 }
 
 

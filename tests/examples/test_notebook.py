@@ -1,0 +1,42 @@
+"""The notebook runs on any trained model, and its kept outputs are small and whole."""
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from benchmarks.fixtures.service import store
+from tests.examples.notebook import code_of, run
+from tests.house.tree import ROOT
+
+NOTEBOOK = ROOT / "examples" / "trained_model.ipynb"
+
+
+def test_it_walks_through_a_trained_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(tmp_path / "runs" / "demo")
+    monkeypatch.chdir(tmp_path)
+    try:
+        names = run(NOTEBOOK)
+        assert len(plt.get_fignums()) == 3
+    finally:
+        plt.close("all")
+    assert {hit.split for hit in names["hits"]} == {"test"}
+    scores = [hit.score for hit in names["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    assert names["best"].subject_id not in {hit.subject_id for hit in names["neighbours"]}
+    printed = capsys.readouterr().out
+    assert all(finding.name in printed for finding in names["model"].findings)
+    assert "said in" in printed
+
+
+def test_outputs_are_kept_small_and_without_errors() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert len(text) < 300_000
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(code_of(NOTEBOOK)) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
