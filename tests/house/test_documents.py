@@ -66,6 +66,15 @@ def test_figures_are_drawn_by_the_code_and_have_alternative_texts(name: str) -> 
     assert len(text) > 80
 
 
+def test_the_tutorial_goes_through_every_section_of_the_report() -> None:
+    pages = [path for path in tracked(".html") if path.parent.name == "reporting"]
+    sections = re.findall(r"<h2>(.*?)</h2>", "".join(page.read_text("utf-8") for page in pages))
+    text = (ROOT / "docs/tutorials/report.md").read_text(encoding="utf-8")
+    explained = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert len(explained) == 11
+    assert set(sections) - set(explained) == {"Is the data sound?"}  # the page of check_data
+
+
 def test_the_readme_names_the_commands_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
