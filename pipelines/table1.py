@@ -200,7 +200,9 @@ def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
             _raise_for(_do_run(run), run)
             yield run
         return
-    context = multiprocessing.get_context("spawn")
+    # A run is forked from a process that has imported the jobs, which takes seconds, and no more.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([train.__name__, evaluate.__name__])
     running: list[tuple[BaseProcess, Run]] = []
     try:
         while waiting or running:
