@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config, write_corpus
 from benchmarks.record import finish
-from benchmarks.reliability import forkserver
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactError
@@ -167,7 +167,11 @@ def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, 
     for rank in range(processes):
         own = shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {})
         log = work.with_name(f"{work.name}-{rank}.log")
-        started.append(forkserver.start("train", ["--config", str(config_file)], log, own, before))
+        arguments = ["--config", str(config_file)]
+        process = forkserver.start(
+            "pipelines.train", arguments, log, environment=own, before=before
+        )
+        started.append(process)
     return started
 
 

@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fixtures import forkserver
 from benchmarks.record import finish
-from benchmarks.reliability import forkserver
 from medclip_dcl.artifact import ArtifactType, open_artifact
 from medclip_dcl.errors import MedclipError
 from medclip_dcl.likelihood import eta, scoring
@@ -112,7 +112,7 @@ def run(job: str, work: Path, log: Path, before: Any = None, extra: Sequence[str
     """Run a job; give its exit code."""
     settings = (f"work={work}", *SMALL, *extra)
     options = [word for setting in settings for word in ("--set", setting)]
-    return forkserver.run(job, ["--config", CONFIG, *options], log, before=before)
+    return forkserver.run(f"pipelines.{job}", ["--config", CONFIG, *options], log, before=before)
 
 
 def must_run(job: str, work: Path, log: Path, extra: Sequence[str] = ()) -> None:

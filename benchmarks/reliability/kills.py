@@ -31,9 +31,9 @@ from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.record import finish
-from benchmarks.reliability import forkserver
 from benchmarks.reliability.crash_targets import (
     CONFIG,
     CRASH_TARGETS,
@@ -68,7 +68,7 @@ def start(
     arguments = ["--config", CONFIG, *options]
     if job in TINY:
         arguments = ["--config", str(write_config(work / "config.yaml", work, **TINY[job]))]
-    return forkserver.start(job, arguments, work.with_suffix(".log"), before=before)
+    return forkserver.start(f"pipelines.{job}", arguments, work.with_suffix(".log"), before=before)
 
 
 def run(job: str, work: Path) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config, write_corpus
 from benchmarks.record import finish
-from benchmarks.reliability import forkserver
 from benchmarks.reliability.exactness import STOPPED, unreadable
 from benchmarks.reliability.faults import failing_disk
 from medclip_dcl import model_package
@@ -92,7 +92,9 @@ class Bench:
         """Train in a process of its own; give its exit code."""
         loop = {"steps": STEPS, "save_every_steps": GOOD}
         config_file = write_config(work / "config.yaml", work, train=loop)
-        return forkserver.run("train", ["--config", str(config_file)], self.log, before=before)
+        return forkserver.run(
+            "pipelines.train", ["--config", str(config_file)], self.log, before=before
+        )
 
     def copy(self, name: str) -> Path:
         """Copy the folder that has a good checkpoint."""

@@ -192,7 +192,7 @@ def try_hostile(service: Service, count: int) -> dict[str, float]:
         "hostile_undocumented": len(odd["undocumented"]),
         "hostile_silent": len(odd["silent"]),
         "hostile_growth_mib": service.resident_mb() - before,
-        "hostile_alive": int(alive and service.process.poll() is None),
+        "hostile_alive": int(alive and service.exit_code() is None),
     }
 
 
@@ -223,7 +223,7 @@ def try_bombs(service: Service) -> dict[str, float]:
     print(f"bombs: {len(BOMBS)}, and {len(images) - len(BOMBS)} images of TEST_DATA")
     _show("not refused by one of their reasons", astray)
     with service.client(**{"X-API-Key": _KEY}) as client:
-        alive = client.get("/ready").status_code == 200 and service.process.poll() is None
+        alive = client.get("/ready").status_code == 200 and service.exit_code() is None
     log = service.log.read_text(encoding="utf-8")
     return {
         "bombs": len(BOMBS),
@@ -255,7 +255,8 @@ def _bars(metrics: dict[str, float], *, quick: bool) -> dict[str, tuple[str, boo
 
 @contextmanager
 def _serving(folder: Path, key_file: Path, **settings: object) -> Iterator[Service]:
-    with running(folder, publish_schema=True, key_file=str(key_file), **settings) as service:
+    settings = {"publish_schema": True, "key_file": str(key_file), **settings}
+    with running(folder, fresh=True, **settings) as service:
         yield service
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from benchmarks.fixtures import published
 from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.films import random_images
-from benchmarks.fixtures.service import PATIENCE_S, Service, png, running
+from benchmarks.fixtures.service import Service, png, running
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference import fit_input_range, load
 
@@ -401,7 +401,7 @@ def test_the_service_stops_when_asked(folder: Path) -> None:
             answer = client.post("/retrieve", data={"target": "image", "text": "x"})
             assert (answer.status_code, answer.json()["code"]) == (503, "no_index")
         service.process.terminate()
-        assert service.process.wait(PATIENCE_S) == 0
+        assert service.wait() == 0
 
 
 def test_decisions_are_taken_by_the_offset_where_the_model_has_one(

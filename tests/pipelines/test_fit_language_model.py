@@ -1,9 +1,6 @@
 """fit_language_model: a small BERT, a fine-tuned one, or the given one as it is."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.bert import tiny_bert, write_cxr_bert
 from benchmarks.fixtures.reports import write_reports
 from medclip_dcl.artifact import Artifact, open_artifact
@@ -130,19 +128,17 @@ def test_a_killed_fit_goes_on_and_ends_with_the_same_bytes(tmp_path):
     settings = {"steps": 40}
     whole = run(write_config(tmp_path, "whole"), **settings)
     config_file = write_config(tmp_path, "killed")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.fit_language_model", *arguments(config_file, **settings)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    process = forkserver.start(
+        "pipelines.fit_language_model", arguments(config_file, **settings), tmp_path / "log"
     )
     state = tmp_path / "killed" / ".language_model.draft" / "fit_state.safetensors"
     deadline = time.monotonic() + 120
-    while not state.is_file() and process.poll() is None:
+    while not state.is_file() and process.is_alive():
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert state.is_file()
     resumed = run(config_file, **settings)
     assert set(resumed.files) == set(masked_lm.FILES)

@@ -1,10 +1,6 @@
 """Prepared images: right pixels, named rejects, and a kill that changes nothing."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from benchmarks.fixtures.release import Release, release
 from medclip_dcl.artifact import Artifact, open_artifact
@@ -90,21 +87,21 @@ def test_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None
     whole = config_file(tmp_path, source, "whole", max_reject_share=0.1)
     assert prepare_images.main(["--config", str(whole)]) == 0
     cut = config_file(tmp_path, source, "cut", max_reject_share=0.1)
-    command = [sys.executable, "-m", "pipelines.prepare_images", "--config", str(cut)]
+    arguments = ["--config", str(cut)]
     draft = tmp_path / "cut/.prepared.draft"
-    job = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    job = forkserver.start("pipelines.prepare_images", arguments, tmp_path / "log")
     while len(list(draft.glob("shard-*"))) < 2:
-        assert job.poll() is None
+        assert job.is_alive()
         time.sleep(0.002)
     workers = psutil.Process(job.pid).children()
-    os.kill(job.pid, signal.SIGKILL)
-    job.wait()
+    job.kill()
+    job.join()
     kept = {path.name: path.stat().st_mtime_ns for path in draft.glob("shard-*")}
     assert 2 <= len(kept) < 15
     assert not (tmp_path / "cut/prepared").exists()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []
-    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
+    assert prepare_images.main(arguments) == 0
     assert made(tmp_path / "cut").digest == made(tmp_path / "whole").digest
     for name, written in kept.items():
         assert (tmp_path / "cut/prepared" / name).stat().st_mtime_ns == written

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.bert import tiny_bert, tiny_tokenizer
 from benchmarks.fixtures.reports import write_reports
-from benchmarks.reliability import forkserver
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model
@@ -250,7 +250,9 @@ def test_acknowledged_scores_outlive_a_change_of_what_is_only_speed(config_file,
 
 def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(config_file):
     log = config_file.parent / "log"
-    process = forkserver.start("score_sentences", ["--config", str(config_file), *UNITS], log)
+    process = forkserver.start(
+        "pipelines.score_sentences", ["--config", str(config_file), *UNITS], log
+    )
     deadline = time.monotonic() + DEADLINE_S
     while process.is_alive() and not list(parts_folder(config_file).glob("part-*")):
         assert time.monotonic() < deadline
@@ -273,10 +275,10 @@ def launch(config_file: Path, processes: int, *more: str) -> list[int]:
         port = free.getsockname()[1]
     crew = [
         forkserver.start(
-            "score_sentences",
+            "pipelines.score_sentences",
             ["--config", str(config_file), *UNITS, *more],
             config_file.parent / f"log-{rank}",
-            {
+            environment={
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(processes),

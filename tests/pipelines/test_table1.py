@@ -1,15 +1,12 @@
 """The table as users start it: rows, seeds, several processes, a kill, another recipe."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
 from medclip_dcl import model_package
@@ -134,19 +131,16 @@ def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     work = shutil.copytree(corpus, tmp_path / "work")
     loop = {"steps": 60, "save_every_steps": 4}
     config_file = config_of(work, ["dcl_05"], [0], processes=2, train=loop)
-    command = [sys.executable, "-m", "pipelines.table1", "--config", str(config_file)]
-    environment = {**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
-    table = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    arguments = ["--config", str(config_file)]
+    table = forkserver.start("pipelines.table1", arguments, tmp_path / "log")
     own = work / FOLDER / "dcl_05" / "seed-0"
     limit = time.monotonic() + DEADLINE_S
     while not any((own / "checkpoints").glob("step-*")):
-        assert table.poll() is None
+        assert table.is_alive()
         assert time.monotonic() < limit
         time.sleep(0.02)
-    os.kill(table.pid, signal.SIGKILL)  # its worker hears of it, saves and ends
-    table.wait()
+    table.kill()  # its worker hears of it, saves and ends
+    table.join()
     assert not (own / NOTE).exists()
     assert main(["--config", str(config_file)]) == 0
     assert "go on" in (own / LOG).read_text()

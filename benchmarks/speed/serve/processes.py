@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.fixtures.service import PATIENCE_S, ROOT, Service, running
+from benchmarks.fixtures.service import PATIENCE_S, ROOT, Process, Service, running
 from benchmarks.speed.serve.clients import Target
 from medclip_dcl.distributed import available_cores
 
@@ -40,7 +40,7 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, others)
 
 
-def cpu_s(service: subprocess.Popen[str]) -> float:
+def cpu_s(service: Process) -> float:
     """Sum the CPU time of a process and its descendants.
 
     Args:
@@ -115,7 +115,7 @@ def bare(model: Path, environment: Mapping[str, str] = KEPT) -> Iterator[Bare]:
 
 
 @contextlib.contextmanager
-def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+def stopped(process: Process) -> Iterator[None]:
     """Keep a server and its descendants from running, while another one is measured.
 
     A server that has nothing to do need not be idle: LitServe takes a tenth of the core.
@@ -137,7 +137,7 @@ def served(folder: Path, **settings: object) -> Iterator[Service]:
     settings = {"index": "", "threads": 1, **settings}
     with contextlib.ExitStack() as stack:
         with one_core():
-            service = stack.enter_context(running(folder, wait=False, **settings))
+            service = stack.enter_context(running(folder, wait=False, fresh=True, **settings))
         wait_for(f"{service.url}ready")
         yield service
 

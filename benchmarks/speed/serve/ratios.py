@@ -2,7 +2,6 @@
 
 import asyncio
 import statistics
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import numpy as np
 
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.service import Process
 from benchmarks.speed.prepare import COLUMNS, ROWS, draw_image
 from benchmarks.speed.serve.clients import Target, crowd, form_request
 from benchmarks.speed.serve.processes import Bare, bare, cpu_s, rival, served, stopped, target_of
@@ -94,7 +94,7 @@ def layouts(model: Path) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def load(target: Target, server: subprocess.Popen[str], clients: int, images: int) -> Load:
+def load(target: Target, server: Process, clients: int, images: int) -> Load:
     """Ask a server and take the times between two marks, while all clients were asking.
 
     Args:
