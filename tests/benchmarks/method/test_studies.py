@@ -23,7 +23,7 @@ from medclip_dcl.training.settings import ObjectiveConfig
 
 
 @pytest.mark.parametrize(
-    "row", {*MAIN, *BOTH, *PIXELS_FIRST, *PIXELS_THEN}, ids=lambda row: row.name
+    "row", dict.fromkeys([*MAIN, *BOTH, *PIXELS_FIRST, *PIXELS_THEN]), ids=lambda row: row.name
 )
 def test_every_row_is_a_valid_config(row: Row, tmp_path: Path) -> None:
     settings = [*studies.STOPPED, *studies._settings_of(row, tmp_path, 100)]
