@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cli import Overrides, config_of
-from .stages import stages_of
+from .stages import REPORT, stages_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -195,10 +195,10 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
-    from .show import summary_lines
-
     report = _report_of(config)
     if is_live:
+        from .show import summary_lines
+
         print("", *summary_lines(report.parent), f"in all   {seconds:.0f} s", sep="\n")
     else:
         facts = {"run": str(report.parent), "seconds": seconds, "report": str(report)}
@@ -207,7 +207,5 @@ def _sum_up(config: "Config", seconds: float, *, is_live: bool) -> None:
 
 def _report_of(config: "Config") -> Path:
     from medclip_dcl.config import resolve_path
-
-    from .write_report import REPORT
 
     return resolve_path(config.work, config) / REPORT

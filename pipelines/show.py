@@ -16,7 +16,7 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.retrieval import embeddings
 
 from .cli import config_of, tool_main
-from .write_report import REPORT
+from .stages import REPORT
 
 
 def summary_lines(work: Path) -> list[str]:

@@ -39,6 +39,8 @@ TOOLS = {
     "push_model": "a model on a model hub, without patients or texts",
 }
 """Commands that answer a question; no config runs them by itself."""
+REPORT = "report.html"
+"""The page that `write_report` writes into the work folder."""
 
 
 def stages_of(config: "Config") -> tuple[str, ...]:

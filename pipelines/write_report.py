@@ -15,9 +15,7 @@ from medclip_dcl.reporting.page import render_report
 from medclip_dcl.reporting.sources import find_sources
 
 from .job import Job, job_main
-
-REPORT = "report.html"
-"""Name of the page, in the run's folder."""
+from .stages import REPORT
 
 
 def build(job: Job) -> None:
