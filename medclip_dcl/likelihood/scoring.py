@@ -443,7 +443,9 @@ def score_tasks(
 
 
 def _start_worker(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("spawn")
+    # Workers are forked from a process that has imported this module, which takes seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, options), daemon=True)
     process.start()
