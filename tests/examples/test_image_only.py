@@ -4,12 +4,8 @@ import argparse
 import colorsys
 import json
 import math
-import multiprocessing
-import os
 import signal
-import sys
 import time
-from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import augment
@@ -26,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.processes import run_processes
 
 B = 6
@@ -435,15 +432,6 @@ def test_gauges_count_both_views() -> None:
     assert gauges["expected_false_negatives"].item() == pytest.approx(0.1 * N)
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> BaseContext:
-    """Starts processes that have the imports behind them, which take longer than the work."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Python 3.11 hands no path on
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "pytorch_metric_learning.losses", "pytest"])
-    return context
-
-
 def gradients(first: int, local: int, wrapped: bool) -> dict[str, Tensor]:
     """Loss and gradients of some images of a batch, with statistics that do not depend on it."""
     args = options("--widths", "4", "8", "--size", "8")
@@ -470,10 +458,9 @@ def write_gradients_of_two(rank: int, folder: Path) -> None:
         torch.save(found, folder / "gradients.pt")
 
 
-@pytest.mark.usefixtures("server")
 def test_two_processes_find_the_loss_and_gradients_of_one(tmp_path: Path) -> None:
     alone = gradients(0, B, wrapped=False)
-    run_processes(write_gradients_of_two, 2, tmp_path, start_method="forkserver")
+    run_processes(write_gradients_of_two, 2, tmp_path)
     together = torch.load(tmp_path / "gradients.pt", weights_only=True)
     assert alone.keys() == together.keys()
     assert len(alone) > 10
@@ -530,11 +517,9 @@ def train_on_one_thread(words: list[str]) -> None:
     train.main(words)
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(
-    run: Path, tmp_path: Path, server: BaseContext
-) -> None:
+def test_a_killed_run_goes_on_to_the_same_weights(run: Path, tmp_path: Path) -> None:
     checkpoint, words = tmp_path / "checkpoint.pt", [*TINY, "--out", str(tmp_path)]
-    process = server.Process(target=train_on_one_thread, args=(words,))
+    process = forkserver.context().Process(target=train_on_one_thread, args=(words,))
     process.start()
     while process.is_alive() and not checkpoint.exists():
         time.sleep(0.002)

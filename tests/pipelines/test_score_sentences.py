@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -270,26 +269,10 @@ def test_killed_in_the_middle_the_next_run_ends_with_the_same_bytes(config_file)
 
 def launch(config_file: Path, processes: int, *more: str) -> list[int]:
     """Start the job as a launcher does; gives the exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    crew = [
-        forkserver.start(
-            "pipelines.score_sentences",
-            ["--config", str(config_file), *UNITS, *more],
-            config_file.parent / f"log-{rank}",
-            environment={
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(processes),
-                "LOCAL_WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "GLOO_SOCKET_IFNAME": "lo",
-            },
-        )
-        for rank in range(processes)
-    ]
+    arguments = ["--config", str(config_file), *UNITS, *more]
+    crew = forkserver.start_ranks(
+        processes, "pipelines.score_sentences", arguments, config_file.parent / "log"
+    )
     for process in crew:
         process.join(DEADLINE_S)
     return [process.exitcode for process in crew]

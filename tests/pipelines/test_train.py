@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config, write_corpus, write_eta
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
@@ -34,7 +34,6 @@ from pipelines.train import main
 STEPS = 240
 LONG = {"steps": STEPS, "save_every_steps": 20}
 LAUNCH = "accelerate.commands.launch --config_file configs/accelerate/cpu.yaml"
-TORCHRUN = "torch.distributed.run --nproc-per-node=2 --master-addr=127.0.0.1"
 DEADLINE_S = 90
 GRACE_S = 30
 
@@ -68,19 +67,6 @@ def figures(work: Path) -> list[dict[str, Any]]:
 
 def digest(work: Path) -> str:
     return read_model_package(model_package.ARTIFACT.at(work)).digest
-
-
-def environment() -> dict[str, str]:
-    own = {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    return {**os.environ, **own, "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def start(command: list[str], work: Path, **sections: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    config_file = write_config(work / "config.yaml", work, **sections)
-    arguments = [sys.executable, "-m", *command, "--config", str(config_file)]
-    return subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
 
 
 def wait_until(happened: Callable[[], object]) -> None:
@@ -158,11 +144,12 @@ def test_a_second_run_of_the_same_recipe_reuses_the_model(
 
 def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
     work = copy_of(corpus, tmp_path)
-    process = start(["pipelines.train"], work, train=LONG)
+    arguments = ["--config", str(write_config(work / "config.yaml", work, train=LONG))]
+    process = forkserver.start("pipelines.train", arguments, tmp_path / "log")
     wait_for_step(work, 30)
     process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not model_package.ARTIFACT.at(work).exists()
     assert train(work, train=LONG) == 0
     assert figures(work) == figures(whole_run)
@@ -173,16 +160,19 @@ def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
     whole_run: Path, corpus: Path, tmp_path: Path
 ) -> None:
     work = copy_of(corpus, tmp_path)
-    launcher = start(
-        f"{LAUNCH} -m pipelines.train".split(),
-        work,
-        train=LONG,
+    config_file = write_config(work / "config.yaml", work, train=LONG)
+    words = f"{LAUNCH} -m pipelines.train --config {config_file}".split()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        env={**os.environ, "PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     wait_for_step(work, 30)
     (child,) = children_of(launcher.pid)
     asked = time.monotonic()
     launcher.terminate()
-    launcher.communicate()
+    launcher.wait()
     wait_until(lambda: not Path(f"/proc/{child}").exists())
     assert time.monotonic() - asked < GRACE_S
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
@@ -391,17 +381,12 @@ def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
     write_corpus(one, dropout=0.0, eta=0.2)
     shutil.copytree(one, two)
     assert train(one, train=settings, objective=objective) == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = start(
-        f"{TORCHRUN} --master-port={port} -m pipelines.train".split(),
-        two,
-        train={**settings, "processes": 2},
-        objective=objective,
-    )
-    _, output = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, output.decode()
+    of_two = {"train": {**settings, "processes": 2}, "objective": objective}
+    arguments = ["--config", str(write_config(two / "config.yaml", two, **of_two))]
+    crew = forkserver.start_ranks(2, "pipelines.train", arguments, tmp_path / "log")
+    for process in crew:
+        process.join(DEADLINE_S)
+    assert [process.exitcode for process in crew] == [0, 0], (tmp_path / "log-0").read_text()
     ours, theirs = figures(one), figures(two)
     assert len(ours) == len(theirs) == 10
     assert ours[0]["loss"] != ours[-1]["loss"]
