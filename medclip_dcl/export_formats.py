@@ -103,6 +103,7 @@ def export_formats(
         differences = write(predictor, writer.directory)
         for part, difference in differences.items():
             if not difference <= tolerance:  # NaN included
+                shutil.rmtree(writer.directory)
                 raise CheckpointError(
                     f"{part} of the export differs from the model by {difference:.2g}, more than "
                     f"{tolerance:g}; nothing was written; try other versions of {to}"
@@ -414,7 +415,8 @@ package on made-up inputs: largest difference {differences}.
 {code}
 ```
 
-The score of a finding is the softmax over the logits of its two prompts.
+The score of a finding is the softmax over the logits of its two prompts. The package's calibration
+of scores, its offsets of prompts and its range of images are not part of an export.
 
 ## The image
 

@@ -14,9 +14,10 @@ from PIL import Image
 
 from benchmarks.fixtures.films import tiny_model_config
 from benchmarks.fixtures.published import SENTENCES, publish
+from medclip_dcl.artifact import open_artifact, write_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError
-from medclip_dcl.export_formats import Format, export_formats
+from medclip_dcl.export_formats import EXPORT, Format, export_formats
 from medclip_dcl.inference import load
 from pipelines import export
 from tests.house.tree import ROOT
@@ -137,19 +138,24 @@ def test_an_export_names_no_patient_and_no_folder(exported: Export) -> None:
             assert path.stat().st_mode == (folder / "README.md").stat().st_mode, path
 
 
-def test_an_export_that_differs_is_not_there_and_a_later_one_is_whole(
+def test_an_export_that_differs_leaves_nothing(exported: Export, tmp_path: Path) -> None:
+    model, _ = exported("transformers", "lse_nl")
+    with pytest.raises(CheckpointError, match="differs from the model by"):
+        export_formats(model, "transformers", tmp_path / "out", tolerance=-1.0)
+    assert {path.name for path in tmp_path.iterdir()} == {".out.lock"}
+
+
+def test_a_killed_export_is_not_there_and_the_next_one_is_whole(
     exported: Export, tmp_path: Path
 ) -> None:
     model, whole = exported("transformers", "lse_nl")
-    out = tmp_path / "out"
-    with pytest.raises(CheckpointError, match="differs from the model by"):
-        export_formats(model, "transformers", out, tolerance=-1.0)
+    out, begun = tmp_path / "out", open_artifact(whole, EXPORT)
+    with write_artifact(out, EXPORT, begun.fingerprint) as writer:
+        (writer.directory / "projections.safetensors").write_bytes(b"half")  # and killed
     assert not out.exists()
-    (tmp_path / ".out.draft" / "projections.safetensors").write_bytes(b"half")  # as a kill leaves
     written = export_formats(model, "transformers", out)
     assert max(written.summary.values()) < 1e-6
-    for name in written.files:
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert written.digest == begun.digest
 
 
 def test_a_damaged_model_or_a_folder_that_exists_is_refused(
