@@ -26,10 +26,10 @@ demo: $(RUNTIME) ## the whole story on generated studies, then a report
 	$(BIN)/medclip run $(CONFIG)
 	@test -t 1 || $(BIN)/medclip show $(CONFIG)
 
-test: $(INSTALLED) ## all tests, in two processes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: $(INSTALLED) ## all tests but those of `make check`, in two processes
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
 
-check: $(INSTALLED) ## format, lint, types, layers, house tests
+check: $(INSTALLED) ## format, lint, types, layers, conventions, the package
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
