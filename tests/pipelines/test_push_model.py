@@ -1,14 +1,13 @@
 """Only what may leave the institution reaches the hub, and what arrives is a model."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.fixtures.evaluated import write_evaluated
 from benchmarks.fixtures.hub import TOKEN, running_hub
@@ -56,18 +55,26 @@ def public_copy(config_file: Path, model: Path, folder: Path) -> Artifact:
     return export_model(model, reported, folder, allow_vocabulary=True)
 
 
-def pushed(
-    config_file: Path, url: str, *options: str, **more: str
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines.push_model", "--config", str(config_file)]
+@dataclass(frozen=True)
+class Pushed:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def pushed(config_file: Path, url: str, *options: str, **more: str) -> Pushed:
+    words = ["--config", str(config_file), "--repo", "someone/images", *options]
     own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
-    return subprocess.run(
-        [*command, "--repo", "someone/images", *options],
-        env={**os.environ, **own, **more},
-        capture_output=True,
-        text=True,
-        check=False,
+    output, log = config_file.with_suffix(".out"), config_file.with_suffix(".log")
+    code = forkserver.run(
+        "pipelines.push_model",
+        words,
+        log,
+        output=output,
+        environment={**own, **more},
+        before=("benchmarks.fixtures.forkserver:forget", ("huggingface_hub",)),
     )
+    return Pushed(code, output.read_text(), log.read_text())
 
 
 def test_what_arrives_is_the_model_without_patients_and_can_be_loaded(
