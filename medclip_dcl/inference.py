@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Float, Float16, UInt8
 from scipy import ndimage
-from sklearn.covariance import LedoitWolf
 from torch import Tensor
 from transformers import BertConfig, BertTokenizer
 
@@ -461,6 +460,8 @@ def fit_input_range(
     held_back = np.array([index_of[name] % 2 == 1 for name in patients])
     if not held_back.any():
         raise QueryError("the range of images needs two patients or more; give more images")
+    from sklearn.covariance import LedoitWolf  # a second to import, for the one who fits
+
     fitted = LedoitWolf().fit(features[~held_back])
     distances = np.sort(_distances(features[held_back], fitted.location_, fitted.precision_))
     rank = int(np.ceil((len(distances) + 1) * (1 - rate)))
