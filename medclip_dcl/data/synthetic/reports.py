@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from medclip_dcl.data.synthetic.findings import COMMON_TYPES, TYPES, FineFinding
+from medclip_dcl.data.synthetic.findings import COMMON_TYPES, TYPES, VOCABULARY, FineFinding
 
 _OMITTED_SHARE = 0.08
 _COARSE_SHARE = 0.35
@@ -16,82 +16,6 @@ _HEDGED_SHARE = 0.06
 _DENIED_SHARE = 0.3
 _COMBINED_SHARE = 0.5
 _COLUMNS = 79
-
-_ZONE_ADJECTIVES = {
-    ("right", "lower"): ("right lower lobe", "right basilar", "right lower lung"),
-    ("right", "mid"): ("right middle lobe", "right mid lung", "right midlung zone"),
-    ("right", "upper"): ("right upper lobe", "right upper lung", "right upper zone"),
-    ("left", "lower"): ("left lower lobe", "left basilar", "left lower lung"),
-    ("left", "mid"): ("lingular", "left mid lung", "left midlung zone"),
-    ("left", "upper"): ("left upper lobe", "left upper lung", "left upper zone"),
-}
-_RIB_ADJECTIVES = {
-    ("right", "lower"): ("right lower lateral", "right eighth"),
-    ("right", "upper"): ("right upper lateral", "right fifth"),
-    ("left", "lower"): ("left lower lateral", "left eighth"),
-    ("left", "upper"): ("left upper lateral", "left fifth"),
-}
-# Sentences around an asserted noun; `{np}` has no article.
-_CARRIERS = (
-    "{np}.",
-    "There {is} {a_np}.",
-    "{a_np} {is} present.",
-    "{a_np} {is} seen.",
-    "{a_np} {is} noted.",
-    "Again seen {is} {a_np}.",
-)
-_SUGGESTING = ("Findings suggesting {np}.", "Findings consistent with {np}.")
-_SUGGESTED = ("pneumonia", "edema", "cardiomegaly")  # where their noun is a mass noun
-_HEDGES = ("Possible {np}.", "{a_np} cannot be excluded.", "Findings may represent {np}.")
-_DENIALS = ("No {list}.", "There is no {list}.", "No evidence of {list}.", "No {list} is seen.")
-_NORMAL = (
-    "No acute cardiopulmonary process.",
-    "No acute cardiopulmonary abnormality.",
-    "No acute intrathoracic process.",
-    "Normal chest radiograph.",
-    "Unremarkable chest radiograph.",
-    "No radiographic evidence of acute disease.",
-)
-# Types of a region, and sentences that deny all of them.
-_REGIONS = (
-    (
-        (
-            *("effusion", "edema", "pneumonia", "pneumothorax", "atelectasis"),
-            *("nodule", "granuloma", "cavitary mass"),
-        ),
-        (
-            "The lungs are clear.",
-            "Lungs are clear.",
-            "The lungs are well expanded and clear.",
-            "Both lungs are clear.",
-        ),
-    ),
-    (
-        ("cardiomegaly", "enlarged aorta", "hilar enlargement", "hiatal hernia"),
-        (
-            "Cardiomediastinal silhouette is normal.",
-            "The cardiac, mediastinal and hilar contours are normal.",
-            "Cardiomediastinal contours are within normal limits.",
-        ),
-    ),
-    (
-        ("rib fracture", "scoliosis"),
-        (
-            "Osseous structures are unremarkable.",
-            "No acute osseous abnormality.",
-            "Imaged bony structures are intact.",
-        ),
-    ),
-)
-# Clinical questions; they say nothing about the image.
-_INDICATIONS = (
-    "___ year old {sex} with cough and fever  // evaluate for pneumonia",
-    "___ year old {sex} with shortness of breath  // ? acute process",
-    "___ year old {sex} with chest pain, please evaluate",
-    "___ year old {sex} status post fall  // ? fracture",
-    "___ year old {sex} with hypoxia  // interval change",
-    "___ {sex} with dyspnea, assess for effusion or edema.",
-)
 
 
 @dataclass(frozen=True)
@@ -160,9 +84,9 @@ def state_finding(
     if words.degrees and generator.random() < 0.5:
         degree = words.degrees[min(int(severity * 3), 2)]
         phrase = f"{degree} {phrase}".strip()
-    carriers: Sequence[str] = _HEDGES if hedged else _CARRIERS
-    if not hedged and finding.type in _SUGGESTED and not article:
-        carriers = _CARRIERS + _SUGGESTING
+    carriers = VOCABULARY["hedges" if hedged else "carriers"]
+    if not hedged and finding.type in VOCABULARY["suggested"] and not article:
+        carriers = carriers + VOCABULARY["suggesting"]
     return Statement(_sentence(_pick(carriers, generator), article, phrase), kind, meaning)
 
 
@@ -188,11 +112,12 @@ def deny(types: Sequence[str], generator: np.random.Generator) -> Statement:
         return Statement(_pick(TYPES[types[0]].absent, generator), "negated", meaning)
     nouns = [_pick(TYPES[name].denied, generator) for name in types]
     joined = " or ".join(nouns) if len(nouns) == 2 else f"{', '.join(nouns[:-1])}, or {nouns[-1]}"
-    return Statement(_pick(_DENIALS, generator).format(list=joined), "combined", meaning)
+    sentence = _pick(VOCABULARY["denials"], generator).format(list=joined)
+    return Statement(sentence, "combined", meaning)
 
 
 def _call_normal(generator: np.random.Generator) -> Statement:
-    return Statement(_pick(_NORMAL, generator), "normal", Meaning(normal=True))
+    return Statement(_pick(VOCABULARY["normal"], generator), "normal", Meaning(normal=True))
 
 
 def _clear_regions(
@@ -201,9 +126,11 @@ def _clear_regions(
     """At most one statement for each region that shows nothing."""
     shown = {finding.type for finding in findings}
     return [
-        Statement(_pick(sentences, generator), "normal", Meaning(negated=types))
-        for types, sentences in _REGIONS
-        if shown.isdisjoint(types) and generator.random() < 0.3
+        Statement(
+            _pick(region["sentences"], generator), "normal", Meaning(negated=tuple(region["types"]))
+        )
+        for region in VOCABULARY["regions"]
+        if shown.isdisjoint(region["types"]) and generator.random() < 0.3
     ]
 
 
@@ -220,11 +147,12 @@ def _sentence(carrier: str, article: str, phrase: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _locations(finding: FineFinding) -> tuple[str, ...]:
+def _locations(finding: FineFinding) -> Sequence[str]:
     if not finding.zone:
         return ("",)
-    table = _RIB_ADJECTIVES if finding.type == "rib fracture" else _ZONE_ADJECTIVES
-    return table[finding.side, finding.zone]
+    table = VOCABULARY["rib" if finding.type == "rib fracture" else "place"]
+    found: Sequence[str] = table[finding.side][finding.zone]
+    return found
 
 
 def _fill(phrase: str, finding: FineFinding, generator: np.random.Generator) -> str:
@@ -306,7 +234,7 @@ def lay_out(report: Report, view: str, generator: np.random.Generator) -> str:
     `___` stands for what de-identification took.
     """
     sex = _pick(("man", "woman"), generator)
-    question = _pick(_INDICATIONS, generator).format(sex=sex)
+    question = _pick(VOCABULARY["indications"], generator).format(sex=sex)
     exam = "CHEST (PORTABLE AP)" if view == "AP" else "CHEST (PA AND LAT)"
     lines = [" " * 32 + " FINAL REPORT", "", *_wrapped(f"EXAMINATION:  {exam}")]
     lines += ["", *_wrapped(f"INDICATION:  {question}")]
