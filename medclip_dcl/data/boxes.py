@@ -11,11 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from medclip_dcl.data.sources.records import (
-    IMAGE_ID,
     BoxColumn,
     ImageRecord,
-    Input,
-    SourceField,
     read_rows,
 )
 from medclip_dcl.errors import ConfigError, StudyError
@@ -34,41 +31,6 @@ MS_CXR_COLUMNS: dict[BoxColumn, str] = {
     "image_height": "image_height",
 }
 """Role -> column of a box table, as MS-CXR names it."""
-
-_TABLE = Input(
-    "source.boxes",
-    "MS-CXR's CSV[.gz]",
-    "no",
-    (
-        IMAGE_ID,
-        SourceField("category_name", "text", "finding"),
-        SourceField("label_text", "text", "sentence that the box belongs to"),
-        SourceField("x", "pixels", "left edge in the original image"),
-        SourceField("y", "pixels", "top edge"),
-        SourceField("w", "pixels", "width"),
-        SourceField("h", "pixels", "height"),
-        SourceField("image_width", "pixels", "width of the original image"),
-        SourceField("image_height", "pixels", "height of the original image"),
-    ),
-    (SourceField("path", "text", "names the patient, also where the image is not at hand"),),
-)
-_JSON = Input(
-    "source.boxes",
-    "MS-CXR's JSON[.gz]",
-    "no",
-    (
-        SourceField("images[].id", "number", "key of an image in this file"),
-        SourceField("images[].file_name", "text", "the image's id, and an ending"),
-        SourceField("images[].path", "text", "names the patient, where the image is not at hand"),
-        SourceField("images[].width, .height", "pixels", "size of the original image"),
-        SourceField("categories[].id, .name", "number, text", "finding"),
-        SourceField("annotations[].image_id, .category_id", "numbers", "of the box"),
-        SourceField("annotations[].bbox", "pixels", "[x, y, width, height], from the top left"),
-        SourceField("annotations[].label_text", "text or list of texts", "its sentences"),
-    ),
-)
-INPUTS = (_TABLE, _JSON)
-"""What a box table must hold."""
 
 _NUMBERS = ("x", "y", "width", "height", "image_width", "image_height")
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")

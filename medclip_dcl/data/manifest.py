@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.data import boxes
 from medclip_dcl.data.boxes import BoxTable, read_boxes
 from medclip_dcl.data.sources import dicom_folder, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.records import (
@@ -111,15 +110,6 @@ READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "dicom": dicom_folder.read_dicom_folder,
 }
 """`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
-
-INPUTS = (
-    *mimic_cxr.INPUTS,
-    *boxes.INPUTS,
-    *open_i.INPUTS,
-    *dicom_folder.INPUTS,
-    *table.INPUTS,
-)
-"""What sources must hold: files, columns, tags and elements, each with unit and meaning."""
 
 _STRICTEST = ("test", "validate", "train")
 

@@ -22,7 +22,7 @@ from medclip_dcl.config import Config
 from medclip_dcl.data import images
 from medclip_dcl.data.data_check import CODES
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.manifest import INPUTS, REASONS
+from medclip_dcl.data.manifest import REASONS
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import EtaConfig
 from medclip_dcl.section import Section
@@ -94,29 +94,6 @@ def artifacts_text() -> str:
     return "\n\n".join(parts)
 
 
-def inputs_table() -> str:
-    """One row per field that a source must or may have."""
-    rows = [
-        "| source | file | needed | field | form or unit | meaning |",
-        "|---|---|---|---|---|---|",
-    ]
-    for item in INPUTS:
-        fields = [(field, item.needed) for field in item.fields]
-        fields += [(field, "no") for field in item.optional]
-        rows += [
-            _row(
-                f"`{item.source}`",
-                f"`{item.file}`",
-                needed,
-                f"`{field.name}`",
-                field.form,
-                field.meaning,
-            )
-            for field, needed in fields
-        ]
-    return "\n".join(rows)
-
-
 def tags_table() -> str:
     """One row per DICOM tag that is read."""
     rows = ["| tag | read for | kept as |", "|---|---|---|"]
@@ -164,7 +141,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("configs/README.md", settings_table),
     "false_negatives": ("configs/README.md", false_negatives_table),
     "jobs": ("pipelines/README.md", jobs_table),
-    "inputs": (CONTRACT, inputs_table),
     "tags": (CONTRACT, tags_table),
     "reasons": (CONTRACT, reasons_table),
     "artifacts": (CONTRACT, artifacts_text),

@@ -8,32 +8,13 @@ from pathlib import Path
 from medclip_dcl.data.dicom.metadata import is_dicom, read_header
 from medclip_dcl.data.sources.records import (
     ImageRecord,
-    Input,
     RawStudies,
     Reject,
     Resolve,
     SourceConfig,
-    SourceField,
     find_file,
 )
 from medclip_dcl.errors import StudyError
-
-FILES = Input(
-    "dicom",
-    "any file below the root that starts as DICOM does",
-    "yes",
-    (
-        SourceField("SOPInstanceUID", "UID", "id of the image"),
-        SourceField("StudyInstanceUID", "UID", "id of the study"),
-        SourceField("PatientID", "text", "patient; kept as a keyed hash alone"),
-        SourceField("ViewPosition", "code", "view; may be blank"),
-        SourceField("Modality", "code", "one of `source.modalities`"),
-        SourceField("SOPClassUID", "UID", "tells a DICOMDIR, which is passed over"),
-    ),
-)
-
-INPUTS = (FILES,)
-"""What the folder must hold."""
 
 _DIRECTORY = "1.2.840.10008.1.3.10"
 """SOP class of a DICOMDIR, which holds no image. Source: DICOM PS3.4, Annex B."""

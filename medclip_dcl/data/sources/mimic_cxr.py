@@ -8,17 +8,12 @@ import pyarrow.compute as pc
 
 from medclip_dcl.data.dicom.metadata import read_header
 from medclip_dcl.data.sources.records import (
-    IMAGE_ID,
     SPLITS,
-    STUDY_ID,
-    SUBJECT_ID,
     ImageRecord,
-    Input,
     RawStudies,
     Reject,
     Resolve,
     SourceConfig,
-    SourceField,
     Study,
     read_any,
     read_rows,
@@ -26,55 +21,7 @@ from medclip_dcl.data.sources.records import (
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
-_METADATA = Input(
-    "mimic_cxr",
-    "*-metadata.csv[.gz]",
-    "yes, or the record list",
-    (
-        IMAGE_ID,
-        SUBJECT_ID,
-        STUDY_ID,
-        SourceField("ViewPosition", "code", "view; may be blank; code meanings are not used"),
-    ),
-)
-_RECORDS = Input(
-    "mimic_cxr",
-    "cxr-record-list.csv[.gz]",
-    "where there is no metadata table; views then come from the images' headers",
-    (IMAGE_ID, SUBJECT_ID, STUDY_ID),
-)
-_SPLIT = Input(
-    "mimic_cxr",
-    "*-split.csv[.gz]",
-    "no; patients are split by hash without",
-    (
-        SUBJECT_ID,
-        SourceField("split", "word", "train, validate or test; test beats validate beats train"),
-    ),
-)
-_CHEXPERT = Input(
-    "mimic_cxr",
-    "*-chexpert.csv[.gz]",
-    "no",
-    (
-        STUDY_ID,
-        *(
-            SourceField(name, "number", "1 present, 0 absent, -1 uncertain, blank")
-            for name in LABELS
-        ),
-    ),
-)
-_FILES = Input(
-    "mimic_cxr",
-    "files/pNN/pSUBJECT/sSTUDY",
-    "yes",
-    (
-        SourceField("sSTUDY.txt", "UTF-8 text, at most a million bytes", "report"),
-        SourceField("sSTUDY/DICOM_ID.dcm", "DICOM; or .jpg, .jpeg, .png", "image, 8 or 16 bits"),
-    ),
-)
-INPUTS = (_METADATA, _RECORDS, _SPLIT, _CHEXPERT, _FILES)
-
+_IDS = ("dicom_id", "subject_id", "study_id")
 _TABLES = ("metadata", "split", "chexpert")
 _RECORD_LIST = "cxr-record-list"
 _SUFFIXES = (".dcm", ".jpg", ".jpeg", ".png")
@@ -96,7 +43,7 @@ def read_mimic_cxr(root: Path, settings: SourceConfig, resolve: Resolve) -> RawS
     tables = _find_tables(resolve(settings.tables) if settings.tables else root)
     has_views = "metadata" in tables
     listed = tables["metadata"] if has_views else tables["records"]
-    rows = read_rows(listed, (_METADATA if has_views else _RECORDS).names)
+    rows = read_rows(listed, [*_IDS, "ViewPosition"] if has_views else _IDS)
     views = rows.get("ViewPosition", [""] * len(rows["dicom_id"]))
     images: list[ImageRecord] = []
     rejects: list[Reject] = []
@@ -161,7 +108,7 @@ def _splits(path: Path | None) -> dict[str, set[str]]:
     splits: dict[str, set[str]] = {}
     if path is None:
         return splits
-    rows = read_rows(path, _SPLIT.names)
+    rows = read_rows(path, ["subject_id", "split"])
     for row, (subject, split) in enumerate(zip(rows["subject_id"], rows["split"], strict=True)):
         if split not in SPLITS:
             raise StudyError(f"row {row} of {path.name} names no split; give one of {SPLITS}")
@@ -173,7 +120,7 @@ def _labels(path: Path | None) -> pa.Table | None:
     if path is None:
         return None
     table = read_any(path)
-    missing = set(_CHEXPERT.names) - set(table.column_names)
+    missing = {"study_id", *LABELS} - set(table.column_names)
     if missing:
         raise StudyError(f"table {path.name} lacks {sorted(missing)}; give CheXpert's 14 labels")
     columns = {"study_id": table.column("study_id")}

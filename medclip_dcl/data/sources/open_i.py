@@ -13,54 +13,15 @@ from xml.etree import ElementTree as ET
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
     ImageRecord,
-    Input,
     RawStudies,
     Reject,
-    SourceField,
     Study,
     Text,
     read_rows,
 )
 from medclip_dcl.errors import StudyError
 
-_XML = Input(
-    "open_i",
-    "NLMCXR_reports/ecgen-radiology/*.xml",
-    "yes, or the table of reports",
-    (
-        SourceField("eCitation//uId@id", "CXR1", "study, and patient: one report is one patient's"),
-        SourceField("eCitation//AbstractText[@Label]", "text", "FINDINGS and IMPRESSION"),
-        SourceField("eCitation//parentImage@id", "CXR1_1_IM-0001-3001", "image"),
-    ),
-)
-_REPORTS = Input(
-    "open_i",
-    "indiana_reports.csv",
-    "where there are no XML files",
-    (
-        SourceField("uid", "number", "study, and patient"),
-        SourceField("findings", "text", "findings section"),
-        SourceField("impression", "text", "impression"),
-    ),
-)
-_PROJECTIONS = Input(
-    "open_i",
-    "indiana_projections.csv",
-    "for the views; all are blank without",
-    (
-        SourceField("filename", "1_IM-0001-4001.dcm.png", "image; matched by its numbers"),
-        SourceField("projection", "word", "Frontal or Lateral"),
-    ),
-)
-_FILES = Input(
-    "open_i",
-    "NLMCXR_png or images/images_normalized",
-    "no; reports alone without",
-    (SourceField("*.png", "PNG", "image"),),
-)
-INPUTS = (_XML, _REPORTS, _PROJECTIONS, _FILES)
-"""What the collection must hold."""
-
+_REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 _XML_FOLDERS = ("NLMCXR_reports/ecgen-radiology", "ecgen-radiology", "reports", ".")
 _IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images_normalized", "images", ".")
 _IMAGE = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,6}(?:-\d{1,12})*)")
@@ -85,7 +46,7 @@ def read_open_i(root: Path) -> RawStudies:
     Source: Demner-Fushman et al. 2016; layout of NLMCXR_reports.tgz and NLMCXR_png.tgz, and of
         the two CSV files of its public copy.
     """
-    named = {"reports": root / _REPORTS.file, "projections": root / _PROJECTIONS.file}
+    named = {"reports": root / _REPORTS, "projections": root / _PROJECTIONS}
     tables = {name: path for name, path in named.items() if path.is_file()}
     views = _views(tables.get("projections"))
     files = _xml_files(root)
@@ -95,7 +56,7 @@ def read_open_i(root: Path) -> RawStudies:
     elif "reports" in tables:
         reports = _table_reports(tables["reports"], views)
     else:
-        raise StudyError(f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS.file}")
+        raise StudyError(f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS}")
     image_paths = _images(root)
     images = [
         ImageRecord(
@@ -138,7 +99,7 @@ def _study(uid: str) -> str:
 def _views(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
-    rows = read_rows(path, _PROJECTIONS.names)
+    rows = read_rows(path, ["filename", "projection"])
     names = (image_name(name) for name in rows["filename"])
     return {
         name: view.strip().upper()
@@ -196,7 +157,7 @@ def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
     images: dict[str, list[str]] = {}
     for name in views:
         images.setdefault(_study(name.partition("_")[0]), []).append(name)
-    rows = read_rows(path, _REPORTS.names)
+    rows = read_rows(path, ["uid", "findings", "impression"])
     return [
         _Report(study, Text(findings.strip(), impression.strip(), ""), images.get(study, []))
         for uid, findings, impression in zip(

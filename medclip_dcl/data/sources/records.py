@@ -1,4 +1,4 @@
-"""What every source of studies is read into, what it must hold, and how its tables are read."""
+"""What every source of studies is read into, and how its tables are read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -137,34 +137,6 @@ class RawStudies:
     def reports_root(self) -> Path:
         """Folder that report paths are relative to."""
         return self.reports_folder or self.root
-
-
-class SourceField(NamedTuple):
-    """One column, key, element or tag: its name, the form of its value, what it means."""
-
-    name: str
-    form: str
-    meaning: str
-
-
-class Input(NamedTuple):
-    """One file, or one kind of file, of a source, and what is read of it."""
-
-    source: str  # `source.kind`, or the setting that names the file
-    file: str  # path relative to `source.root`; `[.gz]` where gzip is read too
-    needed: str  # whether it must be there
-    fields: tuple[SourceField, ...]
-    optional: tuple[SourceField, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the fields that must be there, in order."""
-        return [field.name for field in self.fields]
-
-
-IMAGE_ID = SourceField("dicom_id", "id", "id of the image; the name of its file without ending")
-SUBJECT_ID = SourceField("subject_id", "id", "id of the patient")
-STUDY_ID = SourceField("study_id", "id", "id of the study")
 
 
 def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:

@@ -10,12 +10,10 @@ from medclip_dcl.data.sources.records import (
     SPLITS,
     Column,
     ImageRecord,
-    Input,
     RawStudies,
     Reject,
     Resolve,
     SourceConfig,
-    SourceField,
     Study,
     Text,
     find_file,
@@ -23,40 +21,6 @@ from medclip_dcl.data.sources.records import (
 )
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.text.sections import read_loose_sections
-
-
-def _column(role: Column, meaning: str) -> SourceField:
-    return SourceField(f"source.columns.{role}", "name of a column", meaning)
-
-
-_TABLE = Input(
-    "table",
-    "source.table",
-    "yes",
-    (_column("subject_id", "Id of the patient; required, since splits are made by patient."),),
-    (
-        _column("image_id", "Id of the image; made from the study id and row number where empty."),
-        _column("study_id", "Id of the study; the image id where empty."),
-        _column(
-            "path",
-            "Image path relative to `source.root`, or columns that make it up, such as "
-            "`{ImageDir}/{ImageID}`; empty for a table of reports alone.",
-        ),
-        _column("findings", "Text of the findings section."),
-        _column("impression", "Text of the impression section."),
-        _column("report", "Text of the whole report, where findings and impression are empty."),
-        _column(
-            "view",
-            "View position; rows with a value outside `source.frontal_views` are rejected. A "
-            "table without this column holds frontal images alone.",
-        ),
-        _column("split", "train, validate or test; by hash of the patient where empty."),
-        _column("width", "Width of the image's file, pixels; for boxes that do not state it."),
-        _column("height", "Height of the image's file, pixels; likewise."),
-    ),
-)
-INPUTS = (_TABLE,)
-"""What a mapped table may hold."""
 
 _ROLES = get_args(Column)
 _FIELD = re.compile(r"\{([^{}]+)\}")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -11,18 +12,15 @@ import pytest
 
 from medclip_dcl.data.boxes import MS_CXR_COLUMNS
 from medclip_dcl.data.dicom import metadata, reader
-from medclip_dcl.data.manifest import INPUTS, READERS
-from medclip_dcl.data.sources.dicom_folder import FILES
+from medclip_dcl.data.manifest import READERS
 from medclip_dcl.data.sources.records import BoxColumn, Column, SourceConfig, read_rows
 from medclip_dcl.errors import StudyError
+from medclip_dcl.text.labeler.lexicon import LABELS
+from tests.house.tree import ROOT
 
 ROWS = [{"id": "007", "text": "one\ntwo"}, {"id": "8", "text": None}]
 WANT = {"id": ["007", "8"], "text": ["one\ntwo", ""]}
 CSV = 'text,id\n"one\ntwo",007\n,8\n'
-
-
-def test_headers_of_a_folder_are_those_of_the_contract() -> None:
-    assert set(FILES.names) == set(metadata.TAGS.values())
 
 
 def test_no_tag_that_names_a_person_is_read_beside_the_patients_id() -> None:
@@ -32,22 +30,42 @@ def test_no_tag_that_names_a_person_is_read_beside_the_patients_id() -> None:
     assert not {"StudyDescription", "AccessionNumber", "InstitutionName"} & read
 
 
-def test_every_input_belongs_to_a_setting() -> None:
+def inputs() -> list[list[str]]:
+    """The rows of both tables of inputs on the page, cell by cell."""
+    text = (ROOT / "docs/artifacts.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Inputs\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `") or "| any |" in line]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def names_of(*heads: str) -> set[str]:
+    """What stands in code type in the last cell of the rows that begin so."""
+    rows = [row for row in inputs() if any(" | ".join(row).startswith(head) for head in heads)]
+    assert len(rows) == len(heads)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row[-1])}
+
+
+def test_the_page_names_every_kind_of_source() -> None:
     kinds = set(SourceConfig.model_fields["kind"].annotation.__args__)
-    assert {item.source for item in INPUTS} == kinds | {"source.boxes"}
+    assert {row[0].strip("`") for row in inputs() if len(row) == 4} == kinds | {"any"}
     assert set(READERS) == kinds
-    assert all(item.fields for item in INPUTS)
-    assert len({(item.source, item.file) for item in INPUTS}) == len(INPUTS)
-    assert any("annotations[].bbox" in item.names for item in INPUTS)
+
+
+def test_the_page_names_every_column_and_tag_that_readers_require() -> None:
+    labels = names_of("`mimic_cxr` | `*-chexpert.csv[.gz]`")
+    assert labels == {"study_id", *LABELS}
+    assert names_of("`dicom`") == {*metadata.TAGS.values(), "source.modalities"}
+    boxes = names_of("any | `source.boxes`, MS-CXR's CSV")
+    assert boxes == {*MS_CXR_COLUMNS.values(), "path"}
+    assert "bbox" in names_of("any | `source.boxes`, MS-CXR's JSON")
 
 
 def test_every_role_of_a_column_is_explained() -> None:
-    (table,) = (item for item in INPUTS if item.source == "table")
-    named = [field.name for field in (*table.fields, *table.optional)]
-    assert sorted(named) == sorted(f"source.columns.{role}" for role in get_args(Column))
+    roles = [
+        row[0].strip("`") for row in inputs() if len(row) == 2 and row[0] != "`source.columns`"
+    ]
+    assert sorted(roles) == sorted(get_args(Column))
     assert set(MS_CXR_COLUMNS) == set(get_args(BoxColumn))
-    (boxes,) = (item for item in INPUTS if item.file.startswith("MS-CXR's CSV"))
-    assert set(boxes.names) == set(MS_CXR_COLUMNS.values())
 
 
 def test_all_formats_say_the_same(tmp_path: Path) -> None:
