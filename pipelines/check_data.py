@@ -7,13 +7,11 @@ images or reports, and images that an earlier check of the same files opened are
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from medclip_dcl.artifact import HEADER, ArtifactWriter, make_fingerprint, read_artifact_header
 from medclip_dcl.data import data_check
 from medclip_dcl.data.data_check import Look, Row, look_at_images, read_reports
-from medclip_dcl.data.images import limits_of
 from medclip_dcl.data.manifest import select, split_patients
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
@@ -27,6 +25,10 @@ from .job import Job, job_main
 PAGE = "preflight.html"
 """Name of the page, in the config's folder."""
 
+_DECODING = {
+    *("voi", "reject_burned_in", "max_megapixels", "max_bytes", "deadline_s", "memory_mb"),
+}  # settings of images that decide whether and how one opens
+
 
 def build(job: Job) -> None:
     """Check a config's source; `StudyError` where it has more faults than `check` allows."""
@@ -37,7 +39,7 @@ def build(job: Job) -> None:
     inputs = source.inputs | {"trained_model": trained_model}
     settings = {
         "source": config.source.result_settings(),
-        "images": asdict(limits_of(config.images)),
+        "images": config.images.model_dump(mode="json", include=_DECODING),
         "check": config.check,
         "sentences": config.sentences,
         "splitter": SPLITTER,

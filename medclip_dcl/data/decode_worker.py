@@ -7,13 +7,14 @@ alarm that ends it should its parent be gone while a decoder hangs. DICOM is rea
 """
 
 import io
-import json
 import os
 import resource
 import signal
 import socket
 import warnings
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,18 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from medclip_dcl.data import ipc
 from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_whole
 from medclip_dcl.data.dicom.metadata import is_dicom
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
-from medclip_dcl.data.ipc import Limits
+from medclip_dcl.data.images import Closed, ImagesConfig, nameless_file, receive, send
 from medclip_dcl.errors import ImageError
 
 _MID_GREY = 128  # what a decoder puts where its stream has ended
 _WORD_MODES = {"I;16", "I;16L", "I;16B", "I;16N", "I"}
 
 
-def read_image(data: bytes, limits: Limits) -> DecodedImage:
+def read_image(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read an image of any accepted format in this process, without protection.
 
     Raises:
@@ -42,7 +42,7 @@ def read_image(data: bytes, limits: Limits) -> DecodedImage:
     # Whatever a library raises on malformed bytes becomes one of the codes; its own words may quote
     # the file and are dropped.
     try:
-        return read_dicom(data, limits) if is_dicom(data) else _read_raster(data, limits)
+        return read_dicom(data, settings) if is_dicom(data) else _read_raster(data, settings)
     except ImageError:
         raise
     except MemoryError as error:
@@ -55,52 +55,52 @@ def read_image(data: bytes, limits: Limits) -> DecodedImage:
         raise ImageError("corrupt", f"the decoder raised {type(error).__name__}") from error
 
 
-def main(descriptor: int, settings: str) -> None:
-    """Run a worker; `descriptor`: its end of the socket pair, `settings`: `Limits` as JSON."""
+def main(descriptor: int, text: str) -> None:
+    """Run a worker; `descriptor`: its end of the socket pair, `text`: the settings as JSON."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    limits = Limits(**json.loads(settings))
-    _cap_memory(limits.memory_bytes)
+    settings = ImagesConfig.model_validate_json(text)
+    _cap_memory(settings.memory_mb << 20)
     with socket.socket(fileno=descriptor) as channel:
-        _serve(channel, limits)
+        _serve(channel, settings)
 
 
-def _serve(channel: socket.socket, limits: Limits) -> None:
-    ipc.send(channel, {"ready": True})
+def _serve(channel: socket.socket, settings: ImagesConfig) -> None:
+    send(channel, {"ready": True})
     while True:
         try:
-            request, handle = ipc.receive(channel)
-        except ipc.Closed:
+            request, handle = receive(channel)
+        except Closed:
             return
         # The parent kills at the deadline; the alarm is for a worker whose parent is gone. A C
         # decoder that hangs never lets a handler run: the default action ends the process.
-        signal.setitimer(signal.ITIMER_REAL, 2 * limits.deadline_s + 1)
-        answer, pixels = _answer(request, handle, limits)
+        signal.setitimer(signal.ITIMER_REAL, 2 * settings.deadline_s + 1)
+        answer, pixels = _answer(request, handle, settings)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if pixels is None:
-            ipc.send(channel, answer)
+            send(channel, answer)
             continue
-        with ipc.scratch(pixels) as scratch:
-            ipc.send(channel, answer, scratch)
+        with _scratch(pixels) as scratch:
+            send(channel, answer, scratch)
 
 
-def _read_raster(data: bytes, limits: Limits) -> DecodedImage:
+def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read JPEG or PNG, scaled by minimum and maximum as a DICOM image is."""
-    Image.MAX_IMAGE_PIXELS = limits.max_pixels
+    Image.MAX_IMAGE_PIXELS = settings.max_pixels
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Pillow only warns of a bomb up to twice the limit
         try:
-            return _read_with_pillow(data, limits)
+            return _read_with_pillow(data, settings)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ImageError("too_many_pixels", "exceeds images.max_megapixels") from error
 
 
-def _read_with_pillow(data: bytes, limits: Limits) -> DecodedImage:
+def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
     source: Source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
     with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
-        if image.width * image.height > limits.max_pixels:
+        if image.width * image.height > settings.max_pixels:
             raise ImageError(
                 "too_many_pixels", f"{image.height} x {image.width} exceeds images.max_megapixels"
             )
@@ -139,10 +139,10 @@ def _words(image: Image.Image) -> Words:
 
 
 def _answer(
-    request: dict[str, Any], handle: int | None, limits: Limits
+    request: dict[str, Any], handle: int | None, settings: ImagesConfig
 ) -> tuple[dict[str, Any], Any]:
     try:
-        image = read_image(_contents(handle, request.get("bytes", 0)), limits)
+        image = read_image(_contents(handle, request.get("bytes", 0)), settings)
         if "size_px" not in request:
             return _facts(image), image.shades.pixels
         size_px, equalize = request["size_px"], request["equalize"]
@@ -164,6 +164,19 @@ def _facts(image: DecodedImage) -> dict[str, Any]:
         "window": image.window,
         "tags": image.tags,
     }
+
+
+@contextmanager
+def _scratch(data: npt.NDArray[Any]) -> Iterator[int]:
+    """Lay a C-contiguous array into a nameless file in memory; closed on leaving."""
+    handle = nameless_file()
+    try:
+        view = data.data.cast("B")
+        while view:
+            view = view[os.write(handle, view) :]
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _contents(handle: int | None, size: int) -> bytes:

@@ -7,11 +7,13 @@ import os
 import queue
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,10 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from medclip_dcl.data import ipc
 from medclip_dcl.data.dicom.metadata import is_dicom
 from medclip_dcl.data.grayscale import GreyImage, Source
-from medclip_dcl.data.ipc import Limits
 from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.section import NO_EFFECT, Section
 
@@ -54,6 +54,11 @@ class ImagesConfig(Section):
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
     max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
     """Share of rejected images above which the job fails with exit code 3."""
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest declared rows x columns."""
+        return int(self.max_megapixels * 1e6)
 
 
 REASONS: dict[str, str] = {
@@ -92,7 +97,7 @@ _QUIET_VARIABLES = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
-    # glibc would map and unmap every image anew, and fault its pages in: 256 MiB stay with malloc
+    # glibc would map and unmap memory for each image, and fault its pages in: malloc keeps 256 MiB
     "MALLOC_MMAP_THRESHOLD_": "268435456",
     "MALLOC_TRIM_THRESHOLD_": "268435456",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -115,18 +120,6 @@ class SquareImage:
     inverted: bool
 
 
-def limits_of(settings: ImagesConfig) -> Limits:
-    """Give the part of the settings that a worker obeys."""
-    return Limits(
-        voi=settings.voi == "dicom",
-        reject_burned_in=settings.reject_burned_in,
-        max_pixels=int(settings.max_megapixels * 1e6),
-        max_bytes=settings.max_bytes,
-        deadline_s=settings.deadline_s,
-        memory_bytes=settings.memory_mb << 20,
-    )
-
-
 # A pool of its own because no executor of the standard library fits: a worker must be killed at its
 # deadline and replaced without harm to the others, must have a memory cap and no inherited file,
 # and must not import the caller's main module. What goes wrong in one costs one image.
@@ -134,9 +127,9 @@ class Decoder:
     """A pool of decode workers; threads may share it, and wait while all are busy."""
 
     def __init__(self, settings: ImagesConfig, workers: int) -> None:
-        self._limits = limits_of(settings)
+        self._settings = settings
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        self._all: list[_Worker] = [_Worker(self._limits) for _ in range(max(1, workers))]
+        self._all: list[_Worker] = [_Worker(settings) for _ in range(max(1, workers))]
         for worker in self._all:
             self._idle.put(worker)
 
@@ -177,7 +170,7 @@ class Decoder:
     def _ask(
         self, source: Path | bytes | memoryview, request: dict[str, Any]
     ) -> tuple[dict[str, Any], npt.NDArray[Any]]:
-        with _checked(source, self._limits.max_bytes) as checked:
+        with _checked(source, self._settings.max_bytes) as checked:
             worker = self._idle.get()
             try:
                 facts, pixels = worker.ask(request, checked)
@@ -191,12 +184,12 @@ class Decoder:
 class _Worker:
     """One process and the socket to it; started when first asked, replaced when lost."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, settings: ImagesConfig) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._buffer = ipc.SharedBuffer()
+        self._buffer = _SharedBuffer()
         self._closed = False
 
     def ask(
@@ -204,27 +197,27 @@ class _Worker:
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
-            channel.settimeout(self._limits.deadline_s)
+            channel.settimeout(self._settings.deadline_s)
             if not isinstance(image, int):  # bytes go by the shared buffer, longer than they are
-                ipc.send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
+                send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
                 if len(image) > _KEPT_BYTES:
                     self._buffer.clear()
             else:
-                ipc.send(channel, request, image)
-            facts, answer = ipc.receive(channel)
+                send(channel, request, image)
+            facts, answer = receive(channel)
             if answer is None:
                 return facts, None
             try:
                 size = request.get("size_px")
                 if size:
-                    return facts, ipc.read_array(answer, (size, size), np.uint8)
-                return facts, ipc.read_array(answer, facts["shape"], np.uint16)
+                    return facts, _read_array(answer, (size, size), np.uint8)
+                return facts, _read_array(answer, facts["shape"], np.uint16)
             finally:
                 os.close(answer)
         except TimeoutError as error:
             self.kill()
             raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
-        except ipc.Closed as error:
+        except Closed as error:
             self.kill()
             raise ImageError("worker_died", "the decode worker died on this image") from error
         except BaseException:  # a stop in the middle of a message: the next one would not fit it
@@ -254,13 +247,13 @@ class _Worker:
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died idle, not on an image
         if self._channel is None:
-            channel, process = _spawn(self._limits)
+            channel, process = _spawn(self._settings)
             with self._lock:
                 self._channel, self._process = channel, process
             channel.settimeout(_START_S)
             try:
-                ipc.receive(channel)
-            except (ipc.Closed, TimeoutError) as error:  # not the image's fault: none is rejected
+                receive(channel)
+            except (Closed, TimeoutError) as error:  # not the image's fault: none is rejected
                 raise StudyError(
                     "a decode worker cannot start; is memory left, and the installation whole?"
                 ) from error
@@ -268,7 +261,7 @@ class _Worker:
         return self._channel
 
 
-def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _spawn(settings: ImagesConfig) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     # A bare interpreter: multiprocessing would import the caller's main. `-I` ignores PYTHON*
     # variables and the current folder, so the path is handed over, and so is a short environment.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -278,7 +271,7 @@ def _spawn(limits: Limits) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     try:
         number = theirs.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _BOOT, str(number), json.dumps(asdict(limits)), path],
+            [sys.executable, "-I", "-c", _BOOT, str(number), settings.model_dump_json(), path],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -357,3 +350,122 @@ def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:
             atexit.register(decoder.close)
             _decoders[key] = decoder
         return _decoders[key]
+
+
+# --- Messages between the gate and its workers: a JSON header and at most one descriptor. Bytes of
+# files and of pixels never pass through the socket: the other side gets a descriptor of a nameless
+# file in memory (memfd) and reads that. A worker that is killed leaves nothing behind.
+
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER = 1 << 16
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+def send(channel: socket.socket, header: dict[str, Any], handle: int | None = None) -> None:
+    """Send a header that JSON can hold, and a descriptor that the other side gets a copy of.
+
+    Raises:
+        Closed: the other side is gone.
+    """
+    text = json.dumps(header).encode()
+    data = _LENGTH.pack(len(text)) + text
+    try:
+        if handle is None:
+            channel.sendall(data)
+            return
+        sent = socket.send_fds(channel, [data], [handle])  # may send a part; the descriptor went
+        channel.sendall(data[sent:])
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise Closed from error
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """Receive a header, and the descriptor that came with it, which the caller closes.
+
+    Raises:
+        Closed: the other side is gone, or wrote something that is not a message.
+        TimeoutError: nothing came in time.
+    """
+    handles: list[int] = []
+    try:
+        data, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1)
+        data = _rest(channel, data, _LENGTH.size)
+        (length,) = _LENGTH.unpack(data)
+        if length > _MAX_HEADER:
+            raise Closed
+        header = json.loads(_rest(channel, b"", length))
+    except BaseException as error:
+        for handle in handles:  # a worker that sends one and then dies must not leak it
+            os.close(handle)
+        if isinstance(error, ValueError | OSError) and not isinstance(error, TimeoutError):
+            raise Closed from error
+        raise
+    return header, handles[0] if handles else None
+
+
+def nameless_file() -> int:
+    """Make a file in memory and give its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("image", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # macOS has no files in memory
+        return os.dup(file.fileno())
+
+
+def _rest(channel: socket.socket, data: bytes, length: int) -> bytes:
+    while len(data) < length:
+        more = channel.recv(length - len(data))
+        if not more:
+            raise Closed
+        data += more
+    return data
+
+
+class _SharedBuffer:
+    """A nameless file in memory that every image is written into, one after the other."""
+
+    # Reused rather than made for each image: its pages are there already and need not be faulted in
+    # again. So it is as long as the largest image yet, and a request says how many of its bytes are
+    # the newest. Nobody writes while a worker reads: a worker has one request at a time, and its
+    # buffer is dropped when it is killed.
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Lay bytes down from the file's beginning, and give its descriptor, which stays open."""
+        if self._handle is None:
+            self._handle = nameless_file()
+        at = 0
+        while at < len(data):  # pwrite: the descriptor's offset is shared with the worker's copy
+            at += os.pwrite(self._handle, data[at:] if at else data, at)
+        return self._handle
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def _read_array(
+    handle: int, shape: Sequence[int], kind: type[np.uint8] | type[np.uint16]
+) -> npt.NDArray[Any]:
+    """Copy an array out of a descriptor, so that nobody can change it afterwards.
+
+    Raises:
+        Closed: there are fewer bytes than the shape needs.
+    """
+    array: npt.NDArray[Any] = np.empty(shape, dtype=kind)
+    view = array.data.cast("B")
+    at = 0
+    while at < len(view):
+        got = os.preadv(handle, [view[at:]], at)
+        if got == 0:
+            raise Closed
+        at += got
+    return array

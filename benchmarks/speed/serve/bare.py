@@ -21,7 +21,7 @@ import torch
 
 from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
-from medclip_dcl.data.images import ImagesConfig, limits_of
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.inference import Predictor, load
 from medclip_dcl.models.preprocessing import to_input
 
@@ -71,7 +71,7 @@ def forward(predictor: Predictor, images: int) -> Callable[[], object]:
 
 
 def _decode(data: bytes, images: ImagesConfig) -> None:
-    image = read_image(data, limits_of(images))
+    image = read_image(data, images)
     stretch(image.shades.words, image.shades.table, images.size_px, images.equalize)
 
 

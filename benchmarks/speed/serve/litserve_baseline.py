@@ -15,7 +15,6 @@ from fastapi import Request
 
 from medclip_dcl.data.decode_worker import read_image
 from medclip_dcl.data.grayscale import stretch
-from medclip_dcl.data.images import limits_of
 from medclip_dcl.inference import load
 
 BATCH, BATCH_TIMEOUT_S = 8, 0.005
@@ -32,7 +31,7 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc]
     def decode_request(self, request: Request) -> npt.NDArray[np.uint8]:
         """Make an image's square of a form."""
         images = self.predictor.config.images
-        image = read_image(request["image"].file.read(), limits_of(images))
+        image = read_image(request["image"].file.read(), images)
         words, table = image.shades.words, image.shades.table
         square: npt.NDArray[np.uint8] = stretch(words, table, images.size_px, images.equalize)
         return square

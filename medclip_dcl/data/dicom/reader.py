@@ -41,7 +41,7 @@ from medclip_dcl.data.grayscale import (
     shade,
     stored_values,
 )
-from medclip_dcl.data.ipc import Limits
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import ImageError
 
 # Archives hold values that break their VR; only the elements below are looked at, and checked here.
@@ -106,7 +106,7 @@ _STREAM_END = b"\xff\xd9"  # EOI of JPEG and JPEG-LS, EOC of JPEG 2000
 _Size = tuple[int, int]  # rows and columns that the data set declares
 
 
-def read_dicom(data: bytes, limits: Limits) -> DecodedImage:
+def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     """Read one image: modality table or rescale applied, the VOI table or window where asked for.
 
     Raises:
@@ -114,25 +114,25 @@ def read_dicom(data: bytes, limits: Limits) -> DecodedImage:
 
     Source: DICOM PS3.3, C.7.6.3, C.11.1 and C.11.2; PS3.5, Annex A; PS3.10, 7.1.
     """
-    tags, syntax, body, at = _read_header(data, limits)
-    if limits.reject_burned_in and _code(tags, "BurnedInAnnotation") == "YES":
+    tags, syntax, body, at = _read_header(data, settings)
+    if settings.reject_burned_in and _code(tags, "BurnedInAnnotation") == "YES":
         raise ImageError("burned_in", "BurnedInAnnotation is YES; de-identify the pixels first")
     inverted = _require_grey(tags)
-    size, layout = _size(tags, limits), _layout(tags)
+    size, layout = _size(tags, settings), _layout(tags)
     words = _decode(body, at, SYNTAXES[syntax], size, layout.bits_allocated)
-    picture = shade(words, _meaning(tags, layout, voi=limits.voi), inverted=inverted)
+    picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
     return DecodedImage(
         shades=picture,
         bits_stored=layout.bits_stored,
         source="dicom",
         inverted=inverted,
         spacing_mm=_spacing(tags),
-        window=None if limits.voi else _window(tags, picture, inverted=inverted),
+        window=None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
         tags={name: code for name in PUBLIC_TAGS if (code := _code(tags, name))},
     )
 
 
-def _read_header(data: bytes, limits: Limits) -> tuple[Dataset, str, bytes, int]:
+def _read_header(data: bytes, settings: ImagesConfig) -> tuple[Dataset, str, bytes, int]:
     """Give the parsed elements, the syntax, the data set's bytes and where its pixels start."""
     syntax, start = read_file_meta(data)
     if syntax not in SYNTAXES:
@@ -141,9 +141,9 @@ def _read_header(data: bytes, limits: Limits) -> tuple[Dataset, str, bytes, int]
     if syntax == DEFLATED:
         # A decompressor object stops at a length; `zlib.decompress` would inflate a bomb whole.
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        body, start = inflater.decompress(data[start:], limits.max_bytes), 0
+        body, start = inflater.decompress(data[start:], settings.max_bytes), 0
         if not inflater.eof:
-            code = "too_many_bytes" if len(body) >= limits.max_bytes else "truncated"
+            code = "too_many_bytes" if len(body) >= settings.max_bytes else "truncated"
             raise ImageError(code, "the deflated data set is cut, or too large once inflated")
     form = SYNTAXES[syntax]
     stream = io.BytesIO(body)
@@ -176,11 +176,11 @@ def _require_grey(tags: Dataset) -> bool:
     return kind == "MONOCHROME1"
 
 
-def _size(tags: Dataset, limits: Limits) -> _Size:
+def _size(tags: Dataset, settings: ImagesConfig) -> _Size:
     rows, columns = _required(tags, "Rows"), _required(tags, "Columns")
     if rows < 1 or columns < 1:
         raise ImageError("bad_tags", f"the image has {rows} x {columns} pixels")
-    if rows * columns > limits.max_pixels:
+    if rows * columns > settings.max_pixels:
         raise ImageError("too_many_pixels", f"{rows} x {columns} exceeds images.max_megapixels")
     return rows, columns
 
