@@ -169,14 +169,9 @@ class Shards:
 def open_shards(
     locate: Callable[[str], Path], what: str, rows: int, shard_rows: int, dim: int
 ) -> Shards:
-    """Map the shards of an index.
+    """Map the shards of regions, pooled, texts, image_sketches or text_sketches (`what`).
 
-    Args:
-        locate: gives the path of a file of the index, or of its draft.
-        what: regions, pooled, texts, image_sketches or text_sketches.
-        rows: number of rows that they must hold.
-        shard_rows: rows in each shard but the last.
-        dim: width of a vector.
+    `locate` gives the path of a file of the index, or of its draft.
 
     Raises:
         ArtifactCorrupt: shards are missing, or hold vectors of another number or width.
@@ -200,12 +195,9 @@ class Nearest(Protocol):
     """Who finds the nearest rows: this process, or an engine that holds the same vectors."""
 
     def rows(self, direction: Floats, allowed: Mask | None, count: int) -> Rows:
-        """Find the rows, ascending, with the largest inner products.
+        """Find at most `count` rows, ascending, with the largest inner products.
 
-        Args:
-            direction: vector (dim,).
-            allowed: (rows,) which rows may be found; None: all.
-            count: how many rows at most.
+        `direction`: (dim,); `allowed`: (rows,), which may be found; None: all.
         """
 
 
@@ -213,9 +205,7 @@ class InMemoryIndex:
     """All vectors in memory, at half precision: one matrix product, then a selection.
 
     A product takes as long as its vectors take to be read, so half the bytes are half the time.
-
-    Args:
-        vectors: float32 (rows, dim), of magnitudes below 65,504; they stay mapped.
+    The float32 vectors (rows, dim), of magnitudes below 65,504, stay mapped.
     """
 
     def __init__(self, vectors: Shards) -> None:
@@ -264,16 +254,9 @@ def _worth_a_look(scores: Floats, count: int) -> Rows | None:
 
 
 def pool(regions: Floats) -> Floats:
-    """Give the direction of the mean of an image's regions.
+    """Give the unit direction (images, dim) of the mean region of (images, rows, columns, dim).
 
-    Args:
-        regions: (images, rows, columns, dim), unit vectors.
-
-    Returns:
-        (images, dim), unit vectors.
-
-    Raises:
-        CheckpointError: a vector is not finite, or the regions of an image cancel out.
+    CheckpointError where a vector is not finite, or the regions of an image cancel out.
     """
     means = regions.mean(axis=(1, 2), dtype=np.float32)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)

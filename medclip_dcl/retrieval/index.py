@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores
@@ -54,6 +55,9 @@ from medclip_dcl.tables import write_table
 from medclip_dcl.text.labeler.labels import split_sides
 from medclip_dcl.text.labeler.lexicon import LABELS
 
+if TYPE_CHECKING:
+    from medclip_dcl.inference import Predictor
+
 SKETCH = "sketch.npy"
 """Landmarks, basis and lift, side by side: (landmarks, dim + 2 x width)."""
 
@@ -64,30 +68,6 @@ _BATCH = 32  # images, or sentences, in one forward pass: fits the smallest GPU 
 _THUMBNAIL_PX = 256  # longer side; what the viewer and the report show
 _JPEG_QUALITY = 85
 _Item = TypeVar("_Item")
-
-
-class Encoder(Protocol):
-    """What gives vectors: a loaded model, or a small stand-in."""
-
-    def embed_images(self, images: npt.NDArray[np.uint8]) -> Tensor:
-        """Give unit region vectors (images, rows, columns, dim) of square images."""
-
-    def embed_sentences(self, texts: Sequence[str]) -> Tensor:
-        """Give unit vectors (texts, dim) of sentences."""
-
-
-class ImageStore(Protocol):
-    """Prepared images, by row."""
-
-    @property
-    def row_of(self) -> dict[str, int]:
-        """Give the row of each image id."""
-
-    def pixels(self, row: int) -> npt.NDArray[np.uint8]:
-        """Give an image as a square of bytes."""
-
-    def original_size(self, row: int) -> tuple[int, int]:
-        """Give height and width of the original image, pixels."""
 
 
 @dataclass(frozen=True)
@@ -104,20 +84,13 @@ def select(
     manifest: pa.Table,
     sentences: pa.Table,
     findings: Mapping[str, Sequence[str]],
-    images: ImageStore,
+    images: PreparedImages,
     splits: Sequence[str],
 ) -> Selection:
     """Choose the images of the given splits and the distinct sentences of their studies.
 
-    Args:
-        manifest: the manifest's images.
-        sentences: the sentences of all studies.
-        findings: findings of each study, from `findings_of`; a study may be absent.
-        images: prepared images; an image that has none is left out and counted.
-        splits: splits that are indexed.
-
-    Raises:
-        ConfigError: no image is left.
+    `findings` come from `findings_of`; a study may be absent. An image of the manifest that was not
+    prepared is left out and counted; ConfigError where none is left.
     """
     wanted = [row for row in manifest.to_pylist() if row["split"] in set(splits)]
     rows = []
@@ -148,15 +121,10 @@ def _distinct(
 
 
 def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str]]:
-    """List the findings that an image can be filtered by, of each study.
+    """List the findings that an image can be filtered by, of each study: names of `LABELS`.
 
-    Args:
-        claims: what each report says (`REPORT_CLAIMS`).
-        labels: labels of each study (`STUDY_LABELS`); None: the source has none.
-
-    Returns:
-        Study -> names of `LABELS`, sorted: what its report asserts, `No Finding` where it
-        calls the image normal; of a study without a report, the labels that are 1.
+    What its report asserts (`REPORT_CLAIMS`), `No Finding` where it calls the image normal; of a
+    study without a report, the labels that are 1 (`STUDY_LABELS`; None: the source has none).
     """
     found = {}
     for row in [] if labels is None else labels.to_pylist():
@@ -170,27 +138,17 @@ def findings_of(claims: pa.Table, labels: pa.Table | None) -> dict[str, list[str
 def write_index(
     directory: Path,
     chosen: Selection,
-    images: ImageStore,
-    encoder: Encoder,
+    images: PreparedImages,
+    encoder: "Predictor",
     settings: IndexConfig,
     similarity: SimilarityConfig,
     batch: int = _BATCH,
     landmarks: int = LANDMARKS,
 ) -> dict[str, Any]:
-    """Embed a selection and write every file of the index; shards that exist are kept.
+    """Embed a selection and write every file of the index, and give its summary.
 
-    Args:
-        directory: the draft's folder.
-        chosen: what is indexed.
-        images: prepared images.
-        encoder: gives the vectors.
-        settings: the index's settings.
-        similarity: the model's, that scores sketches and hits.
-        batch: images, or sentences, in one forward pass.
-        landmarks: sentences, and boxes for a third, at which scores are sketched.
-
-    Returns:
-        Counts for the artifact's summary, and `candidate_recall_at_10` from `measure_recall`.
+    Shards that are in the draft's `directory` are kept. `similarity` is the model's; `batch` counts
+    images, or sentences, of one forward pass; `landmarks` are explained at `LANDMARKS`.
 
     Raises:
         CheckpointError: a vector is not finite, or has no direction.
@@ -226,8 +184,8 @@ def _write_images(
     directory: Path,
     shard: int,
     rows: Sequence[dict[str, Any]],
-    images: ImageStore,
-    encoder: Encoder,
+    images: PreparedImages,
+    encoder: "Predictor",
     with_pictures: bool,
     batch: int,
 ) -> None:
@@ -245,7 +203,7 @@ def _write_images(
     write_array(directory / shard_name("pooled", shard), pool(regions))
 
 
-def _embed_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> Floats:
+def _embed_texts(texts: Sequence[str], encoder: "Predictor", batch: int) -> Floats:
     parts = [encoder.embed_sentences(part).float().cpu().numpy() for part in _batches(texts, batch)]
     vectors = np.concatenate(parts).astype(np.float32, copy=False)
     if not np.isfinite(vectors).all() or not (np.linalg.norm(vectors, axis=1) > 0).all():
@@ -253,7 +211,7 @@ def _embed_texts(texts: Sequence[str], encoder: Encoder, batch: int) -> Floats:
     return vectors
 
 
-def _thumbnail(images: ImageStore, index: int) -> bytes:
+def _thumbnail(images: PreparedImages, index: int) -> bytes:
     height, width = images.original_size(index)
     scale = _THUMBNAIL_PX / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -327,11 +285,9 @@ def score_at(landmarks: Floats, regions: Tensor, similarity: SimilarityConfig) -
 
 
 def fit_sketch(landmarks: Floats, scores: Floats) -> Sketch:
-    """Fit a sketch.
+    """Fit a sketch to the scores (images, landmarks) of a sample of images, from `score_at`.
 
-    Args:
-        landmarks: unit vectors (landmarks, dim) like those that will be asked with.
-        scores: (images, landmarks), of a sample of images, from `score_at`.
+    `landmarks`: unit vectors (landmarks, dim) like those that will be asked with.
     """
     # f ~ f B B^T is the best approximation of rank 256 (Eckart and Young 1936): no other basis
     # of that width keeps more of the scores at the landmarks. In float64: K is nearly singular.
@@ -352,18 +308,10 @@ def _kernel(vectors: Floats, landmarks: Floats) -> Floats:
 def open_vectors(
     locate: Callable[[str], Path], fingerprint: Mapping[str, Any], counts: tuple[int, int]
 ) -> dict[str, Shards]:
-    """Map everything that candidates are found by.
+    """Map what candidates are found by: pooled, texts, image_sketches and text_sketches.
 
-    Args:
-        locate: gives the path of a file of the index, or of its draft.
-        fingerprint: that of the index.
-        counts: images and sentences.
-
-    Returns:
-        pooled, texts, image_sketches and text_sketches.
-
-    Raises:
-        ArtifactCorrupt: shards are missing or damaged.
+    `locate` gives the path of a file of the index, or of its draft; `counts` are those of images
+    and sentences. ArtifactCorrupt where shards are missing or damaged.
     """
     shard_rows = fingerprint["settings"]["index"]["shard_rows"]
     dim = fingerprint["settings"]["similarity"]["dim"]
@@ -416,18 +364,10 @@ def measure_recall(
     similarity: SimilarityConfig,
     landmarks: int = LANDMARKS,
 ) -> float | None:
-    """Ask a draft for images, by sentences that its sketch was not fitted on.
+    """Ask a draft for images, by sentences that its sketch was not fitted on: recall@10.
 
-    Args:
-        directory: the draft's folder, with all regions, sentence vectors and sketches.
-        counts: images and sentences.
-        settings: the index's settings.
-        similarity: the exact score.
-        landmarks: as for `write_index`.
-
-    Returns:
-        Recall@10: the mean share of the ten images with the best exact scores that are among
-        `candidates`; None where every sentence is a landmark.
+    That is the mean share of the ten images with the best exact scores that are among
+    `index.candidates`; None where every sentence is a landmark. `counts`: images and sentences.
     """
     images, texts = counts
     locate, dim, shard_rows = directory.joinpath, similarity.dim, settings.shard_rows

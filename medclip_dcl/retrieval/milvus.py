@@ -42,12 +42,7 @@ def collection_of(fingerprint: Mapping[str, Any], vectors: str) -> str:
 def fill_collections(
     settings: RetrievalConfig, fingerprint: Mapping[str, Any], vectors: Mapping[str, Shards]
 ) -> None:
-    """Bring all vectors that candidates are found by to the engine, before the index is published.
-
-    Raises:
-        ConfigError: pymilvus is not installed, or the key file cannot be used.
-        EngineError: the engine does not answer.
-    """
+    """Bring all vectors that candidates are found by to the engine; raises as `Milvus` does."""
     with Milvus(settings) as engine:
         for name, shards in vectors.items():
             with Progress("fill engine", len(shards), "vector") as progress:
@@ -89,15 +84,9 @@ class Milvus:
         self._client.close()
 
     def fill(self, collection: str, vectors: Shards, said: Callable[[int], None]) -> None:
-        """Give a collection all vectors of an index; one that was begun is gone on with.
+        """Give a collection all vectors of an index, going on with one that was begun.
 
-        Args:
-            collection: its name.
-            vectors: the vectors.
-            said: called with how many rows each call brought.
-
-        Raises:
-            EngineError: the collection holds more than it may.
+        `said` is called with how many rows each call brought.
         """
         with self._asked():
             if not self._client.has_collection(collection):
@@ -120,11 +109,7 @@ class Milvus:
         self._must_hold(collection, len(vectors))
 
     def nearest(self, collection: str, rows: int) -> Nearest:
-        """Give what finds the nearest rows of a collection.
-
-        Raises:
-            EngineError: the engine lacks the collection, or holds another number of rows of it.
-        """
+        """Give what finds the nearest rows of a collection, which must have so many."""
         with self._asked():
             is_there = self._client.has_collection(collection)
             if is_there:
@@ -135,16 +120,9 @@ class Milvus:
         return _Collection(self, collection, rows)
 
     def search(self, collection: str, direction: Floats, count: int, expression: str = "") -> Rows:
-        """Ask for the rows with the largest inner products.
+        """Ask for at most `count` rows, best first, with the largest inner products.
 
-        Args:
-            collection: its name.
-            direction: vector.
-            count: how many rows at most, up to `MOST_HITS`.
-            expression: Milvus's boolean expression on `row`; empty: all rows.
-
-        Returns:
-            Row numbers, best first.
+        `expression`: Milvus's boolean expression on `row`; empty: all rows.
         """
         with self._asked():
             (hits,) = self._client.search(

@@ -217,15 +217,10 @@ class RetrievalIndex:
 
     @classmethod
     def open(cls, path: Path, model_digest: str, retrieval: RetrievalConfig | None = None) -> Self:
-        """Open an index and check that the given model made it.
+        """Open an index and check that the model with this digest made it.
 
-        Args:
-            path: folder of the index.
-            model_digest: digest of the model whose vectors will be asked with.
-            retrieval: where candidates are searched; None: in memory.
-
-        Returns:
-            The index. Its files stay open: one that replaces it does not disturb it.
+        Its files stay open: an index that replaces it does not disturb it. `retrieval`: where
+        candidates are searched; None: in memory.
 
         Raises:
             ArtifactError: it is missing or damaged.
@@ -283,10 +278,8 @@ class RetrievalIndex:
         return data
 
     def _images(self, query: Query) -> tuple[Rows, Floats]:
-        allowed, kept = (
-            self.studies.image_mask(query.filters),
-            max(self.settings.candidates, query.k),
-        )
+        allowed = self.studies.image_mask(query.filters)
+        kept = max(self.settings.candidates, query.k)
         if query.vector is None:
             assert query.regions is not None
             direction = pool(query.regions.float().cpu().numpy()[None])[0]
@@ -305,10 +298,8 @@ class RetrievalIndex:
         return rows, torch.cat(scores, dim=1)[0].numpy()
 
     def _texts(self, query: Query) -> tuple[Rows, Floats]:
-        allowed, kept = (
-            self.studies.text_mask(query.filters),
-            max(self.settings.candidates, query.k),
-        )
+        allowed = self.studies.text_mask(query.filters)
+        kept = max(self.settings.candidates, query.k)
         if query.regions is None:
             assert query.vector is not None
             direction = query.vector.float().cpu().numpy()
