@@ -7,7 +7,6 @@ likely as any other. What a step draws depends on seed and step alone, so a kill
 from its last saved state and ends with the same weights.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from jaxtyping import Int
 from safetensors import SafetensorError, safe_open
@@ -145,6 +145,7 @@ _SAVE_EVERY_S = 1.0  # at least, between saved states: what a kill can lose
 _SAVING_SHARE = 0.02  # of the time of a fit, at most, is spent on saving
 _CLIP_NORM = 1.0
 _DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
+_CARD = Path(__file__).with_name("card.jinja")
 
 
 @dataclass
@@ -322,66 +323,11 @@ class FitStateFile:
         self._path.unlink(missing_ok=True)
 
 
-_INTENDED_USE = (
-    "Research on the likelihood of sentences of radiology reports. Not a medical device: no output "
-    "may guide the care of a patient."
-)
-_LIMITS = (
-    "It knows the language of the reports that it was fitted to, and little else.",
-    "A language model may give back parts of what it was fitted to: keep it, and share it, as the "
-    "terms of those reports allow and no further.",
-    "Its likelihoods say how usual a sentence is, not whether it is true.",
-)
-_LICENSE = "other"
-_LICENSE_NAME = "terms-of-the-reports-and-of-the-checkpoint"
-_LICENSE_TEXT = (
-    "This project grants no rights in the model. It is derived data: the terms of the reports that "
-    "it was fitted to hold, and those of the checkpoint that it began from, where there was one."
-)
-
-
 def _card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> str:
     # Counts and scalars of the run, no texts; equal arguments give equal cards. Empty settings: it
     # was not fitted here; empty `began`: from random weights.
-    origin = f"the checkpoint with digest `{began}`" if began else "random weights"
-    done = "Fitted here by masked word pieces" if settings else "Taken as it is, not fitted here"
-    accuracy = facts.get("held_out_accuracy")
-    shown = (
-        f"It restores {accuracy:.1%} of the {facts['held_out_pieces']:,.0f} word pieces that were "
-        "masked in sentences of reports held back."
-        if accuracy is not None
-        else "Its accuracy was not measured."
-    )
-    lines = [
-        "---",
-        f"license: {_LICENSE}",
-        f"license_name: {_LICENSE_NAME}",
-        "library_name: transformers",
-        "pipeline_tag: fill-mask",
-        "tags: [bert, radiology, research-only]",
-        "---",
-        "# Masked language model of report sentences",
-        "",
-        f"**{_INTENDED_USE}**",
-        "",
-        f"{done}, from {origin}. {shown}",
-        "",
-        "## The run",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {json.dumps(value)} |" for name, value in sorted(facts.items())),
-        *(f"| `{name}` | {json.dumps(value)} |" for name, value in sorted(settings.items())),
-        "",
-        "## Limits",
-        "",
-        *(f"- {limit}" for limit in _LIMITS),
-        "",
-        "## License",
-        "",
-        _LICENSE_TEXT,
-    ]
-    return "\n".join(lines) + "\n"
+    template = jinja2.Template(_CARD.read_text(encoding="utf-8"), keep_trailing_newline=True)
+    return template.render(facts=facts, settings=settings, began=began)
 
 
 def fit_language_model(
@@ -394,13 +340,8 @@ def fit_language_model(
 ) -> dict[str, Any]:
     """Fit a model to the sentences of the training split, write it with its card, and sum up.
 
-    Args:
-        folder: the draft's folder, with a saved state if an earlier run was killed.
-        source: the sentences.
-        settings: sizes and steps.
-        pretrained: the checkpoint to begin from; None: a small BERT of random weights.
-        began: its digest.
-        seed: seed of weights, batches and masks.
+    It begins from the checkpoint `pretrained`, whose digest is `began`; None: from a small BERT of
+    random weights. A state that a killed run left in the draft's folder is gone on from.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
