@@ -72,14 +72,10 @@ def diagnose(
 ) -> Diagnostics:
     """Describe the etas of a corpus's distinct sentences.
 
-    Args:
-        eta: class probability of each.
-        pll_nats: its pseudo-log-likelihood, nats; None where eta has another source.
-        count: how often the training split says it.
-        negatives: N, negatives of one anchor.
-        examples: how many most and least corrected sentences are named.
-        rho: true class probability; nan where it is not known. None: unknown for all.
-        cap: largest eta, to which the truth is capped before their distance is taken.
+    `pll_nats` is None where eta has another source; `count`: how often the training split says each
+    sentence; `negatives`: N; `examples`: how many most and least corrected sentences are named;
+    `rho`: the true class probability, nan (or None for all) where it is not known, which is capped
+    at `cap` before its distance to eta is taken.
     """
     said = np.flatnonzero(count > 0)
     weights = count[said] / max(1, count[said].sum())

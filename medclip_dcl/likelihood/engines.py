@@ -329,19 +329,12 @@ _SHARE_OF_FREE = 0.25  # of a GPU's free memory; its allocator keeps blocks of s
 def prepare_engine(
     model: PreTrainedModel, name: EngineName = "auto", threads: int | None = None
 ) -> Engine:
-    """Make a model ready to score.
+    """Make a model ready to score, with the weights as they are now.
 
-    Args:
-        model: a masked language model.
-        name: `onnxruntime`: the fast way, for BERT in float32 on a CPU; `plain`: any
-            model on any device, as transformers runs it; `auto`: the fast way where the
-            model and the installed packages allow it, else the plain one, with a line
-            in the log that says why.
-        threads: threads of one forward pass of the fast way; None: as many as torch
-            uses now.
-
-    Returns:
-        The engine. It holds the weights as they are now.
+    `onnxruntime`: the fast way, for BERT in float32 on a CPU; `plain`: any model on any device, as
+    transformers runs it; `auto`: the fast way where the model and the installed packages allow it,
+    else the plain one, with a line in the log that says why. `threads`: of one forward pass of the
+    fast way; None: as many as torch uses now.
 
     Raises:
         ScoreError: `onnxruntime` is asked for and cannot be had.

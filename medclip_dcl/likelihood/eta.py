@@ -137,20 +137,12 @@ def eta_from_frequency(reports: NDArray[np.int64], total: int) -> Floats:
 def eta_from_labels(
     said: Iterable[SentenceClaims], labels: NDArray[np.int8], names: Sequence[str]
 ) -> Floats:
-    """Estimate the class probability by how many labelled studies a sentence fits.
+    """Estimate the class probability by how many labelled training studies a sentence fits.
 
-    A study fits if every asserted finding is labelled present and no negated one is
-    labelled present or uncertain; a sentence that calls the image normal fits studies
-    labelled `No Finding`.
-
-    Args:
-        said: claims of each sentence.
-        labels: (studies, findings): 1 present, 0 absent, -1 uncertain, or
-            `NOT_MENTIONED`; training studies alone.
-        names: finding of each column.
-
-    Returns:
-        Shares in [0, 1]; 0 for a sentence without claims, which is left uncorrected.
+    A study fits if every asserted finding is labelled present and no negated one is labelled
+    present or uncertain; a sentence that calls the image normal fits studies labelled `No Finding`.
+    A sentence without claims gets 0, and is left uncorrected. `labels` (studies, findings): 1
+    present, 0 absent, -1 uncertain, or `NOT_MENTIONED`; `names`: the finding of each column.
 
     Raises:
         ScoreError: there is no labelled study, or a claim names an unknown finding.

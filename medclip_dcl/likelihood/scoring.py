@@ -157,25 +157,17 @@ class Plan:
     of the span x input length.
     """
 
-    keys: np.ndarray
-    """Text key of each sentence, ascending, 32 bytes each."""
+    keys: np.ndarray  # text key of each sentence, ascending, 32 bytes each
     texts: Sequence[str]
-    pieces: Ints
-    """Word pieces of each sentence that are scored."""
-    twin: Ints
-    """The sentence of equal word pieces that is scored in each one's stead, often itself."""
-    truncated: int
-    """Sentences whose ends the model cannot read."""
-    text_index: Ints
-    """Sentence of each span; short sentences first."""
+    pieces: Ints  # word pieces of each sentence that are scored
+    twin: Ints  # the sentence of equal word pieces that is scored in its stead, often itself
+    truncated: int  # sentences whose ends the model cannot read
+    text_index: Ints  # sentence of each span; short sentences first
     first: Ints
     last: Ints
-    cost: Ints
-    """Cost of each span."""
-    unit: Ints
-    """Number of each span's unit, ascending."""
-    operations: float
-    """Multiplications and additions for one word piece."""
+    cost: Ints  # of each span
+    unit: Ints  # number of each span's unit, ascending
+    operations: float  # multiplications and additions for one word piece
 
     @property
     def scored(self) -> int:
@@ -199,14 +191,9 @@ def plan_units(
 ) -> Plan:
     """Cut a corpus into units of about equal cost; the plan depends on the arguments alone.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        config: sizes of the model; longer sentences than it reads are truncated.
-        keys: text keys, ascending.
-        texts: their sentences.
-        device: kind of the device, `cpu` or `cuda`, by whose speed units are sized.
-        unit_pieces: cost of a unit; one may cost up to twice as much, or more where the
-            copies of a single word do. 0: some seconds' worth.
+    `keys`, ascending, name the `texts`; sentences longer than the model reads are truncated. Units
+    are sized by the speed of the device, `cpu` or `cuda`, or by `unit_pieces`, the cost of a unit
+    (0: some seconds' worth), of which one may cost twice as much, or as the copies of a word do.
 
     Raises:
         ScoreError: a sentence has no word piece.
@@ -324,16 +311,12 @@ def _cuts(encoding: Encoding, most: int) -> list[int]:
 class ScoringOptions:
     """How sentences are scored."""
 
-    folder: Path
-    """Folder of the language model."""
+    folder: Path  # of the language model
     variant: Variant
     dtype: str
-    token_budget: int
-    """Word pieces in one forward pass; 0: what suits the device."""
+    token_budget: int  # word pieces in one forward pass; 0: what suits the device
     device: str = "cpu"
-    """Device of the model, as torch names it."""
     engine: EngineName = "auto"
-    """How the model is run."""
 
 
 class Task(NamedTuple):
@@ -341,8 +324,7 @@ class Task(NamedTuple):
 
     number: int
     texts: tuple[str, ...]
-    spans: tuple[tuple[int, int], ...]
-    """First and last scored word piece of each text; the last is not included."""
+    spans: tuple[tuple[int, int], ...]  # [first, last) of the scored word pieces of each text
 
 
 class Scores(NamedTuple):
