@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from medclip_dcl.data.dicom.metadata import is_dicom
 from medclip_dcl.data.grayscale import GreyImage, Source
 from medclip_dcl.errors import ImageError, StudyError
 from medclip_dcl.section import NO_EFFECT, Section
@@ -86,7 +85,9 @@ REASONS: dict[str, str] = {
 }
 """Reason code -> what it means."""
 
-_HEAD = 132  # bytes that tell the format
+PREAMBLE = 132
+"""Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
+
 _RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
@@ -286,6 +287,16 @@ def _spawn(settings: ImagesConfig) -> tuple[socket.socket, subprocess.Popen[byte
     return ours, process
 
 
+def is_dicom(data: bytes) -> bool:
+    """Whether `DICM` follows a preamble of 128 bytes; `data`: the first 132 bytes, or more.
+
+    A bare data set without it is not accepted: nothing tells it from any other bytes.
+
+    Source: DICOM PS3.10, 7.1.
+    """
+    return data[PREAMBLE - 4 : PREAMBLE] == b"DICM"
+
+
 @contextlib.contextmanager
 def _checked(
     source: Path | bytes | memoryview, max_bytes: int
@@ -295,7 +306,7 @@ def _checked(
     The worker gets that descriptor: a file that is exchanged meanwhile is not what it reads.
     """
     if not isinstance(source, Path):
-        _require(bytes(source[:_HEAD]), len(source), max_bytes)
+        _require(bytes(source[:PREAMBLE]), len(source), max_bytes)
         yield source
         return
     try:
@@ -306,7 +317,7 @@ def _checked(
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
             raise ImageError("missing", "the path names no regular file")
-        _require(os.pread(handle, _HEAD, 0), facts.st_size, max_bytes)
+        _require(os.pread(handle, PREAMBLE, 0), facts.st_size, max_bytes)
         yield handle
     finally:
         os.close(handle)

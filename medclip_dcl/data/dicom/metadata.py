@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from medclip_dcl.data.images import PREAMBLE, is_dicom
 from medclip_dcl.errors import ImageError
 
 TAGS = {
@@ -27,7 +28,6 @@ DEFLATED = "1.2.840.10008.1.2.1.99"
 
 _NEAR, _FAR = 1 << 16, 1 << 22  # bytes read at first, and where those end too early
 _MOST_ELEMENTS = 4000
-_PREAMBLE = 132
 _META_GROUP = b"\x02\x00"  # always explicit VR, little endian
 _TRANSFER_SYNTAX = _META_GROUP + b"\x10\x00"
 # In explicit VR these have two reserved bytes and a length of four, all others a length of two.
@@ -77,16 +77,6 @@ def read_header(path: Path) -> Header | None:
     return None
 
 
-def is_dicom(data: bytes) -> bool:
-    """Whether `DICM` follows a preamble of 128 bytes; `data`: the first 132 bytes, or more.
-
-    A bare data set without it is not accepted: nothing tells it from any other bytes.
-
-    Source: DICOM PS3.10, 7.1.
-    """
-    return data[_PREAMBLE - 4 : _PREAMBLE] == b"DICM"
-
-
 def _header(data: bytes) -> Header | None:
     found = _data_set(data)
     if found is None:
@@ -133,7 +123,7 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
 
     Source: DICOM PS3.10, 7.1.
     """
-    syntax, at = "", _PREAMBLE
+    syntax, at = "", PREAMBLE
     for _ in range(_MOST_ELEMENTS):
         if data[at : at + 2] != _META_GROUP:
             break

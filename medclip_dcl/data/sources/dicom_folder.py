@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from medclip_dcl.data.dicom.metadata import is_dicom, read_header
+from medclip_dcl.data.dicom.metadata import read_header
+from medclip_dcl.data.images import PREAMBLE, is_dicom
 from medclip_dcl.data.sources.records import (
     ImageRecord,
     RawStudies,
@@ -37,7 +38,7 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
     for number, path in enumerate(_files(root)):
         name = f"file-{number:06d}"
         with path.open("rb") as stream:
-            if not is_dicom(stream.read(132)):
+            if not is_dicom(stream.read(PREAMBLE)):
                 rejects.append(Reject(name, "not_dicom"))
                 continue
         header = read_header(path)
