@@ -327,7 +327,7 @@ def _card(facts: Mapping[str, Any], settings: Mapping[str, Any], began: str) -> 
     # Counts and scalars of the run, no texts; equal arguments give equal cards. Empty settings: it
     # was not fitted here; empty `began`: from random weights.
     template = jinja2.Template(_CARD.read_text(encoding="utf-8"), keep_trailing_newline=True)
-    return template.render(facts=facts, settings=settings, began=began)
+    return str(template.render(facts=facts, settings=settings, began=began))
 
 
 def fit_language_model(
