@@ -51,7 +51,7 @@ from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference import Predictor, load
 from medclip_dcl.model_package import TEXT
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.preprocessing import MEAN, SPREAD, to_input
+from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
 
 EXPORT = ArtifactType("export", 1, "export")
 

@@ -37,7 +37,7 @@ from medclip_dcl.model_package import (
     read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.preprocessing import preprocessing_facts, to_input
+from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
 from medclip_dcl.models.similarity import region_scores
 
 # --- Prompts: how each finding is asked for in words

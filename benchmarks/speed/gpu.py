@@ -243,7 +243,7 @@ def measure_encoding(options: Options) -> Figures:
 
     from medclip_dcl.config import Config
     from medclip_dcl.models.dual_encoder import build_dual_encoder
-    from medclip_dcl.models.preprocessing import to_input
+    from medclip_dcl.models.image_encoder import to_input
 
     px, device = options["px"], _device()
     image = {"kind": "resnet50", "input_px": px}

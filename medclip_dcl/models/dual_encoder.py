@@ -42,7 +42,7 @@ class DualEncoder(nn.Module):
     def encode_images(
         self, pixels: Float[Tensor, "images 1 height width"]
     ) -> Float[Tensor, "images rows columns dim"]:
-        """Map every region of normalised images (`preprocessing.to_input`) onto the unit sphere.
+        """Map every region of normalised images (`to_input`) onto the unit sphere.
 
         The vectors are float32 at least, whatever autocast does elsewhere.
         """

@@ -1,4 +1,4 @@
-"""Image -> feature map: transformers' ResNet, or any backbone of transformers that gives a map."""
+"""Prepared image -> input -> feature map, by transformers' ResNet or another of its backbones."""
 
 import copy
 import math
@@ -8,14 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoBackbone, AutoConfig, ResNetConfig, ResNetModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_BACKBONE_MAPPING_NAMES
 
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.pretrained import (
     RESNET_HEADS,
@@ -25,7 +28,7 @@ from medclip_dcl.models.pretrained import (
     read_tensors,
     to_transformers,
 )
-from medclip_dcl.models.settings import ImageEncoderConfig
+from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 
 # Heads and last norms that a classifier's checkpoint has besides its backbone.
 _BACKBONE_HEADS = ("classifier.", "pooler.", "layernorm.", "norm.", "head.")
@@ -35,8 +38,47 @@ _BACKBONE_FRESH = ("hidden_states_norms.",)
 CHANNELS = 1
 """Radiographs are gray."""
 
+MEAN = 0.5
+"""Grey level, on the scale 0 to 1, that becomes 0."""
+SPREAD = 0.25
+"""Grey levels, on the scale 0 to 1, that become 1."""
+
 _NEEDS_TIMM = ("timm_backbone",)
 _REFUSALS = (TypeError, ValueError, KeyError, AttributeError, RuntimeError)
+
+
+def to_input(
+    images: UInt8[np.ndarray, "images size size"] | UInt8[Tensor, "images size size"],
+    input_px: int,
+) -> Float[Tensor, "images 1 input_px input_px"]:
+    """Turn prepared 8-bit images into the model's input, without cropping.
+
+    Source: ours. The whole image is stretched onto the input, so a cell of the map
+        and a box on the image differ by one factor.
+    """
+    pixels = torch.as_tensor(images).unsqueeze(1).float()
+    if pixels.shape[-1] != input_px:
+        pixels = functional.interpolate(
+            pixels, size=(input_px, input_px), mode="bilinear", antialias=True
+        )
+    # Grey levels 0 to 255 become -2 to 2.
+    return pixels.mul(1 / (255 * SPREAD)).sub(MEAN / SPREAD)
+
+
+def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, Any]:
+    """Say how an image becomes an input, for the card of a published model; plain values.
+
+    Another version of this package that gives other facts for the same config would feed the
+    model other numbers than it was trained on.
+    """
+    return {
+        "prepared_px": images.size_px,
+        "input_px": model.image.input_px,
+        "mean": MEAN,
+        "spread": SPREAD,
+        "voi": images.voi,
+        "equalize": images.equalize,
+    }
 
 
 def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.models.preprocessing import MEAN, SPREAD
+from medclip_dcl.models.image_encoder import MEAN, SPREAD
 
 _JITTER = 0.2  # half-width of the factors of brightness and contrast; the paper names neither
 _LEAST_SHARE = 0.8  # of an image's side that a crop shows

@@ -26,7 +26,7 @@ from medclip_dcl.model_package import (
     write_model_package,
     write_offsets,
 )
-from medclip_dcl.models.preprocessing import preprocessing_facts
+from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.section import Section
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.trainer import TrainInputs, TrainResult

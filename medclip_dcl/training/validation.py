@@ -25,7 +25,7 @@ from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc, value
 from medclip_dcl.inference import Finding, margins, prompt_texts
 from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler.labels import FINDINGS, REPORT_CLAIMS

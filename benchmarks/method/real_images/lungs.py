@@ -25,7 +25,7 @@ from medclip_dcl.data.images import Decoder
 from medclip_dcl.evaluation import grounding
 from medclip_dcl.evaluation.evaluated_model import Geometry, Window, cut, heatmap, window_of
 from medclip_dcl.inference import locate
-from medclip_dcl.models.preprocessing import MEAN, SPREAD, to_input
+from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
 from pipelines.build_manifest import read_source
 
 LEFT, RIGHT = "left lung", "right lung"

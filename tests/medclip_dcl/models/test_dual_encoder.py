@@ -10,7 +10,7 @@ from benchmarks.fixtures.films import (
     tiny_text_config,
 )
 from medclip_dcl.models.dual_encoder import build_dual_encoder
-from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.models.settings import ModelConfig
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from medclip_dcl.errors import ConfigError
-from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.augment import centre_crops, cut, draw_crops, jitter, slack_px
 
 

@@ -4,7 +4,7 @@ import torch
 from benchmarks.fixtures.films import random_images, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.training.optim import (
     build_optimizer,
     load_optimizer_tensors,

@@ -14,7 +14,7 @@ from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.fitting import train_tokenizer
 from medclip_dcl.model_package import PackagedConfig
-from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import TokenTable
 from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics

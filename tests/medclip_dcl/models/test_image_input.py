@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from benchmarks.fixtures.films import random_images
-from medclip_dcl.models.preprocessing import to_input
+from medclip_dcl.models.image_encoder import to_input
 
 
 def test_black_grey_and_white_become_minus_two_zero_and_two() -> None:
