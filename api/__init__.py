@@ -1,1 +1,1 @@
-"""The service: routes over `medclip_dcl.tasks`."""
+"""The service: a published model and its retrieval index over HTTP."""

@@ -85,7 +85,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: ModelManager = app.state.serving
     settings = serving.current.settings
     duties = [serving.load_and_watch(), serving.trim_when_idle()]
-    if hasattr(app.state, "connections"):  # the launcher's server has laid them there
+    if hasattr(app.state, "connections"):  # set by the launcher
         duties.append(close_silent(app.state.connections, settings.header_deadline_s))
     tasks = [asyncio.create_task(duty) for duty in duties]
     try:

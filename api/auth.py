@@ -68,11 +68,7 @@ class Auth:
     """Host names that may be asked for; empty: any."""
 
     def refusal(self, scope: Scope) -> str | None:
-        """Say why a request may not go on, and leave the id of its key in its state.
-
-        Returns:
-            `host_refused`, `loopback_only` or `unauthorized`; None where it may.
-        """
+        """Give the code by which a request is refused, or leave its key's id in its state."""
         headers = scope["headers"]
         if not self._admits_host(headers):  # against DNS rebinding
             return "host_refused"

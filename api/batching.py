@@ -1,4 +1,4 @@
-"""Who waits for what: turns of blocking work, and the one queue to the model.
+"""Slots for blocking work, and the one queue to the model.
 
 Images that wait while the model is busy share its next forward pass. One thread owns the device.
 It takes waiting questions in the order of asking, at most so many that one forward pass may hold,
@@ -71,7 +71,7 @@ class WorkerSlots:
             self._turn.release()
 
     def close(self) -> None:
-        """Forget what has not begun."""
+        """Drop what has not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _wait(self, request: Request) -> None:
@@ -98,7 +98,7 @@ async def _has_left(request: Request) -> bool:
 async def _wait_for(request: Request, awaited: "asyncio.Future[Any]") -> str | None:
     """Wait while the client stays and the deadline has not passed; why the wait ended early.
 
-    The body of the request has been read. What is waited for goes on in any case.
+    The body of the request has been read. What is waited for continues in any case.
     """
     gone = asyncio.ensure_future(_departure(request))
     left_s = max(0.0, state_of(request.scope).deadline - time.monotonic())
@@ -128,12 +128,7 @@ class _Question:
 
 
 class MicroBatcher:
-    """The queue to the model.
-
-    Args:
-        most: images in one forward pass.
-        metrics: Prometheus metrics.
-    """
+    """The queue to the model; `most`: images in one forward pass."""
 
     def __init__(self, most: int, metrics: Metrics) -> None:
         self._most = most
@@ -151,17 +146,12 @@ class MicroBatcher:
         answer: Callable[[Any], _Answer],
         batched: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
-        """Ask the model about an image, in turn.
+        """Ask the model about a prepared image, in turn; the request's timings are added to.
 
-        Args:
-            request: on whose behalf; its deadline is kept, and its timings are
-                added to.
-            model: who is asked; images of different models share no forward pass.
-            image: the prepared image.
-            answer: makes the answer of the image's regions, (rows, columns, dim) on the model's
-                device; called in the model's thread.
-            batched: made first of all images of a forward pass for which the same is given,
-                (images, rows, columns, dim); `answer` gets the image's own part of what it gives.
+        `answer` is called in the model's thread with the image's regions, (rows, columns, dim) on
+        the model's device. Where `batched` is given it is called first, once for all images of a
+        forward pass that have the same, (images, rows, columns, dim), and `answer` gets the image's
+        own part of what it gives. Images of different models share no forward pass.
 
         Raises:
             ApiError: the deadline passed or the client left before the forward pass, or the
@@ -270,7 +260,7 @@ def _answers(batch: Sequence[_Question]) -> list[_Outcome]:
         if len(batch) > 1:  # less may still fit
             return [outcome for question in batch for outcome in _answers([question])]
         answered = {batch[0]: (None, _out_of_memory(error))}
-    except Exception as error:  # noqa: BLE001 (each of them is told, the thread lives on)
+    except Exception as error:  # noqa: BLE001 (each of them gets it, the thread lives on)
         answered = dict.fromkeys(in_time, (None, error))
     return [
         answered[question] if question in answered else (None, ApiError("deadline"))
@@ -298,7 +288,7 @@ def _answer(question: _Question, own: Any) -> _Outcome:
         return question.answer(own), None
     except (torch.OutOfMemoryError, MemoryError) as error:
         return None, _out_of_memory(error)
-    except Exception as error:  # noqa: BLE001 (the one who asked is told)
+    except Exception as error:  # noqa: BLE001 (the one who asked gets it)
         return None, error
 
 

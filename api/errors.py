@@ -42,7 +42,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "index_mismatch": (503, "the retrieval index was built with another model"),
     "engine_unavailable": (503, "the engine that finds candidates does not answer; try again"),
 }
-"""Code -> status and line; refused images have the codes of `studies.reasons` besides."""
+"""Code -> status and line; refused images have the codes of `images.REASONS`."""
 
 IMAGE_STATUS = {
     "too_many_bytes": 413,
@@ -144,15 +144,9 @@ def _response(code: str, request_id: str, status: int, line: str) -> JSONRespons
 def documented(
     *codes: str, has_form: bool = False, has_image: bool = False
 ) -> dict[int | str, dict[str, Any]]:
-    """Describe failures for the OpenAPI schema.
+    """Describe a route's failures as FastAPI's `responses` takes them: by status, with examples.
 
-    Args:
-        codes: keys of `ERRORS` that a route can answer with, besides those of every route.
-        has_form: whether the route reads a form.
-        has_image: whether that form can hold an image.
-
-    Returns:
-        Status -> description, codes and an example each, as FastAPI's `responses` takes it.
+    `codes`: keys of `ERRORS`, besides those of every route, of every form and of every image.
     """
     of_status: dict[int, dict[str, str]] = {}
     for code in (*_ALWAYS, *(_FORM if has_form else ()), *codes):

@@ -37,12 +37,8 @@ _ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEA
 class ConcurrencyLimiter:
     """Places for questions that have arrived whole, and room for bodies that are arriving.
 
-    A slow sender holds no place, only the bytes that it has sent.
-
-    Args:
-        count: questions that are inside at once.
-        room: bytes of all bodies that are held at once.
-        metrics: Prometheus metrics.
+    A slow sender holds no place, only the bytes that it has sent. `count`: questions that are
+    inside at once; `room`: bytes of all bodies that are held at once.
     """
 
     def __init__(self, count: int, room: int, metrics: Metrics) -> None:
@@ -212,7 +208,7 @@ class _Body:
         self._held = 0
 
     async def gathered(self, deadline_s: float) -> Message:
-        """Give the whole body as one ASGI message, or the word that the client has left.
+        """Give the whole body as one ASGI message, or the message that the client has left.
 
         Raises:
             ApiError: it is too large or too slow, or there is no room for it.
@@ -270,10 +266,8 @@ class Connection(Protocol):
 async def close_silent(connections: Collection[Connection], deadline_s: float) -> None:
     """Close connections on which no request has begun for too long, until cancelled.
 
-    Args:
-        connections: those that are open; others come and go meanwhile.
-        deadline_s: seconds that a client has, from connecting or from the answer before, to
-            send the headers of a request.
+    `deadline_s`: seconds that a client has, from connecting or from the answer before, to send the
+    headers of a request.
     """
     silent: dict[Connection, tuple[Any, float]] = {}
     while True:

@@ -107,7 +107,7 @@ CurrentState = Annotated[ServingState, Depends(_current_state)]
 
 
 class ModelManager:
-    """Loads model and index, and exchanges both where others are in their folders.
+    """Loads model and index, and reloads both together when their folders are replaced.
 
     Attributes:
         current: what requests are answered with from here on.
@@ -140,7 +140,7 @@ class ModelManager:
         )
 
     async def load_and_watch(self) -> None:
-        """Load, and load again what is renamed into the folders, until cancelled."""
+        """Load, and reload what is renamed into the folders, until cancelled."""
         await self.load()
         while self._settings.watch_s:
             await asyncio.sleep(self._settings.watch_s)
@@ -157,10 +157,10 @@ class ModelManager:
                 await asyncio.to_thread(give_memory_back)
 
     async def reload_if_changed(self) -> None:
-        """Exchange model and index together, if others are there and both answer.
+        """Reload model and index together, if they were replaced and both answer.
 
-        Those that do not fit each other, or cannot be read, change nothing: requests go on
-        being answered with the old ones.
+        New ones that do not fit each other, or cannot be read, change nothing: requests are
+        answered with the old ones.
         """
         mark = self._mark()
         readable_now = self._denied is not None and os.access(
@@ -181,7 +181,7 @@ class ModelManager:
             asyncio.get_running_loop().call_later(longest_s, self._retire_decoders)
 
     def close(self) -> None:
-        """End the decode workers and forget what waits."""
+        """End the decode workers and drop what waits."""
         for queue in (self.current.decode_slots, self.current.batcher, self.current.search_slots):
             queue.close()
         for _, decoder in self._decoders:
@@ -193,7 +193,7 @@ class ModelManager:
         return tuple(_identity(Path(folder) / HEADER) for folder in folders)
 
     async def _loaded(self) -> ServingState:
-        """Read model and index and let them answer once; what is served goes on meanwhile."""
+        """Read model and index and let them answer once, while the old ones are served."""
         self._denied = None
         try:
             published, predictor = await asyncio.to_thread(self._read_model)

@@ -85,13 +85,10 @@ class ServeSettings(Section):
 def read_settings(
     file: Path | None, environment: Mapping[str, str], **overrides: Any
 ) -> ServeSettings:
-    """Gather and validate the settings.
+    """Gather and validate the settings: of a YAML file, then of variables, then `overrides`.
 
-    Args:
-        file: YAML file whose keys are those of `ServeSettings`; None: none.
-        environment: variables; `MEDCLIP_QUEUE=8` sets `queue`. Values are parsed as
-            JSON, and taken as plain strings where they are not JSON.
-        overrides: settings that stand above both; None is left out.
+    `MEDCLIP_QUEUE=8` sets `queue`. Values of variables are parsed as JSON, and taken as plain
+    strings where they are not JSON; an override that is None is left out.
 
     Raises:
         ConfigError: the file cannot be read, a key or variable is unknown, or a value

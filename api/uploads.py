@@ -1,4 +1,4 @@
-"""What a form brings, as a route may ask for it: an image, phrases, a box, findings; no more."""
+"""The parts of a form, as dependencies of routes: images, phrases, a box, findings."""
 
 import re
 from typing import Annotated
@@ -29,15 +29,10 @@ _BOX = TypeAdapter(tuple[_Number, _Number, _Number, _Number])
 def set_image_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]:
     """Take a large file out of a form, so that its bytes are not copied field by field.
 
-    Args:
-        body: of the request.
-        content_type: its Content-Type header.
-
-    Returns:
-        The form, in which the content of the file begins later, and what was taken out: nothing
-        where there is no large file. Together they say what the body said, whatever the parser
-        of the form makes of it: a prefix of one file's content is missing, no more. Whose it
-        is needs no telling, since a form with two files is refused (`max_files` in api.app).
+    Gives the form without the beginning of that file's content, and what was taken out: nothing
+    where there is no large file. Whatever the parser makes of the form, only a prefix of one
+    file's content is missing; and it is clear whose, since a form with two files is refused
+    (`max_files` in api.app).
     """
     found = _BOUNDARY.search(content_type)
     if len(body) < _LARGE or found is None:
@@ -136,10 +131,7 @@ def plain_text(text: str) -> str:
 
 
 def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float]:
-    """Read a box, the JSON list [x, y, width, height] in pixels of the image.
-
-    Returns:
-        x, y, width and height as shares of the image's width and height.
+    """Read a box, the JSON list [x, y, width, height] in pixels; give it in shares of the image.
 
     Raises:
         ApiError: it is malformed, empty, or leaves the image.
@@ -156,10 +148,7 @@ def parse_box(text: str, image: SquareImage) -> tuple[float, float, float, float
 
 
 def parse_findings(text: str) -> tuple[Finding, ...] | None:
-    """Read the findings asked for, a JSON list of objects as `parse_prompts` takes them.
-
-    Returns:
-        The findings; None for the model's own, where the text is empty.
+    """Read the findings asked for, a JSON list as `parse_prompts` takes it; None for empty text.
 
     Raises:
         ApiError: it is not JSON, or beyond a limit.

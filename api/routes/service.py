@@ -1,4 +1,4 @@
-"""GET /health, /ready, /metrics, /model: for those who run the service, and what answers here."""
+"""GET /health, /ready, /metrics, /model: the state of the service, facts about the model."""
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest

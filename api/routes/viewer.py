@@ -33,7 +33,7 @@ async def page() -> Response:
 
 @pages.get("/static/{name}")
 async def static(name: str) -> Response:
-    """Give a file of the page; there are no others to be found."""
+    """Give a file of the page; any other name is not found."""
     return _file(name)
 
 
