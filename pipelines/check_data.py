@@ -11,7 +11,7 @@ from typing import Any
 
 from medclip_dcl.artifact import HEADER, ArtifactWriter, make_fingerprint, read_artifact_header
 from medclip_dcl.data import data_check
-from medclip_dcl.data.data_check import Look, Row, look_at_images, read_reports
+from medclip_dcl.data.data_check import Inspection, Row, inspect_images, read_reports
 from medclip_dcl.data.manifest import select, split_patients
 from medclip_dcl.errors import ArtifactError, StudyError
 from medclip_dcl.files import write_text
@@ -53,11 +53,11 @@ def build(job: Job) -> None:
         chosen = select(source.raw, config.source)
         split_of = split_patients(source, chosen, config.source)
         reports = read_reports(folder, chosen.texts, config.sentences, check.reports, seed)
-        images = known or look_at_images(
+        images = known or inspect_images(
             folder, chosen.images, source.raw.root, config.images, check.images, seed
         )
         trained = _trained(job, split_of) if trained_model else []
-        look = Look(source, chosen, split_of, images, reports, trained)
+        look = Inspection(source, chosen, split_of, images, reports, trained)
         return data_check.write_preflight(folder, look, config.source.kind, check)
 
     artifact = job.make(data_check.ARTIFACT, settings, inputs, fill)

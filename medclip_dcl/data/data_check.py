@@ -130,8 +130,8 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
-    """What was looked at, and what the manifest would make of it.
+class Inspection:
+    """What was inspected, and what the manifest would make of it.
 
     `split_of`: patient -> split; `reports`: study -> what `read_report` gave; `trained`: patients
     of the evaluated split that the model at hand was trained on.
@@ -156,18 +156,18 @@ def read_preflight(artifact: Artifact) -> dict[str, Any]:
     return read_object(artifact, _FIGURES, ARTIFACT)
 
 
-def write_preflight(folder: Path, look: Look, kind: str, allowed: CheckConfig) -> Row:
+def write_preflight(folder: Path, inspected: Inspection, kind: str, allowed: CheckConfig) -> Row:
     """Name every fault, write the preflight's files and give its summary; `kind`: `source.kind`."""
-    found, repeats = find_faults(look)
-    tree = _describe(look, found, repeats, kind, allowed)
+    found, repeats = find_faults(inspected)
+    tree = _describe(inspected, found, repeats, kind, allowed)
     remove_resumable(folder)
-    write_table(folder, IMAGES, look.images)
+    write_table(folder, IMAGES, inspected.images)
     write_table(folder, FOUND, [item._asdict() for item in sorted(set(found))])
     write_text(folder / _FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     return {
-        "images": len(look.images),
+        "images": len(inspected.images),
         "opened": tree["images"]["opened"],
-        "reports": len(look.chosen.texts),
+        "reports": len(inspected.chosen.texts),
         **{f"found_{line['code']}": line["count"] for line in tree["lines"]},
         "clean": tree["verdict"]["clean"],
     }
@@ -251,7 +251,7 @@ def count_labels(labels: pa.Table | None, texts: Collection[str], rows: Iterable
     }
 
 
-def look_at_images(
+def inspect_images(
     folder: Path,
     listed: Sequence[ImageRecord],
     root: Path,
@@ -269,16 +269,16 @@ def look_at_images(
         ThreadPoolExecutor(workers) as threads,
     ):
 
-        def look(part: Sequence[ImageRecord]) -> list[Row]:
-            return list(threads.map(lambda image: look_at_image(image, root, decoder), part))
+        def inspect(part: Sequence[ImageRecord]) -> list[Row]:
+            return list(threads.map(lambda image: inspect_image(image, root, decoder), part))
 
         try:
-            return map_resumable(folder, "images", chosen, UNIT, look, progress.advance)
+            return map_resumable(folder, "images", chosen, UNIT, inspect, progress.advance)
         finally:  # stopped: what is queued need not be opened first
             threads.shutdown(cancel_futures=True)
 
 
-def look_at_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
+def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
     """Open an image through the gate: a row of `IMAGES`."""
     row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
     try:
@@ -322,20 +322,22 @@ def describe_images(rows: Sequence[Row], listed: int) -> Row:
     }
 
 
-def find_faults(look: Look) -> tuple[list[Found], Row]:
+def find_faults(inspected: Inspection) -> tuple[list[Found], Row]:
     """Name everything that was found, and count repeated `pixels` and repeated `text`."""
-    source, chosen = look.source, look.chosen
+    source, chosen = inspected.source, inspected.chosen
     found = name_rejects(source.raw, chosen)
-    found += [Found(row["code"], row["image_id"]) for row in look.images if row["code"]]
-    found += [Found("monochrome1", row["image_id"]) for row in look.images if row["inverted"]]
+    found += [Found(row["code"], row["image_id"]) for row in inspected.images if row["code"]]
+    found += [Found("monochrome1", row["image_id"]) for row in inspected.images if row["inverted"]]
     found += find_leaks(source.raw.splits, source.boxes.subjects)
-    found += [Found("trained_patient", who) for who in look.trained]
-    found += [Found("no_sentence", study) for study, row in look.reports.items() if not row["kept"]]
-    pixels = _groups({row["image_id"]: row["pixels_key"] for row in look.images})
+    found += [Found("trained_patient", who) for who in inspected.trained]
+    found += [
+        Found("no_sentence", study) for study, row in inspected.reports.items() if not row["kept"]
+    ]
+    pixels = _groups({row["image_id"]: row["pixels_key"] for row in inspected.images})
     texts = _groups({s: text_key(" ".join(text)) for s, text in chosen.texts.items()})
     for code, groups in (("same_pixels", pixels), ("same_text", texts)):
         found += [Found(code, item, group[0]) for group in groups for item in group[1:]]
-    split_of = {item: look.split_of[who] for item, who in look.subject_of.items()}
+    split_of = {item: inspected.split_of[who] for item, who in inspected.subject_of.items()}
     for group in pixels:
         for item in group[1:]:
             elsewhere = [other for other in group if split_of[other] != split_of[item]]
@@ -344,7 +346,7 @@ def find_faults(look: Look) -> tuple[list[Found], Row]:
         name: {
             "groups": len(groups),
             "extra": sum(len(group) - 1 for group in groups),
-            "across_patients": _spread(groups, look.subject_of),
+            "across_patients": _spread(groups, inspected.subject_of),
             "across_splits": _spread(groups, split_of),
         }
         for name, groups in (("pixels", pixels), ("text", texts))
@@ -389,19 +391,21 @@ def _spread(groups: Iterable[Sequence[str]], owner_of: Mapping[str, str]) -> int
 
 
 def _describe(
-    look: Look, found: Sequence[Found], repeats: Row, kind: str, allowed: CheckConfig
+    inspected: Inspection, found: Sequence[Found], repeats: Row, kind: str, allowed: CheckConfig
 ) -> Row:
-    chosen, raw, read = look.chosen, look.source.raw, look.reports
-    facts = describe_images(look.images, len(chosen.images))
+    chosen, raw, read = inspected.chosen, inspected.source.raw, inspected.reports
+    facts = describe_images(inspected.images, len(chosen.images))
     of_images = {"monochrome1", "same_pixels", "pixels_across_splits"}
-    of = dict.fromkeys(of_images | {row["code"] for row in look.images}, len(look.images)) | {
+    of = dict.fromkeys(
+        of_images | {row["code"] for row in inspected.images}, len(inspected.images)
+    ) | {
         "same_text": len(chosen.texts),
         "no_sentence": len(read),
         "two_splits": len(raw.splits),
-        "boxed_training": len(look.source.boxes.subjects),
+        "boxed_training": len(inspected.source.boxes.subjects),
         "trained_patient": len({*raw.splits, *(image.subject_id for image in raw.images)}),
     }
-    refused = {row["image_id"] for row in look.images if row["code"]}
+    refused = {row["image_id"] for row in inspected.images if row["code"]}
     # a report that was not drawn stays: nothing is known of it
     usable = {study for study in chosen.texts if study not in read or read[study]["kept"]}
     total = len(raw.images) if raw.has_images else len(raw.studies)
@@ -409,10 +413,10 @@ def _describe(
     for what, patients in (
         ("images", (image.subject_id for image in chosen.images)),
         ("reports", (chosen.subjects[study] for study in chosen.texts)),
-        ("patients", look.split_of),
+        ("patients", inspected.split_of),
     ):
         for who in patients:
-            splits[look.split_of[who]][what] += 1
+            splits[inspected.split_of[who]][what] += 1
     return {
         "source": {
             "kind": kind,

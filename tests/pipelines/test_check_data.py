@@ -185,7 +185,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
     whole = made(tmp_path / "work").digest
     (tmp_path / "work/preflight").rename(tmp_path / "first")
     looked: list[str] = []
-    look = data_check.look_at_image
+    look = data_check.inspect_image
 
     def stop_at_fourth(image: Any, *rest: Any) -> dict[str, Any]:
         looked.append(image.image_id)
@@ -193,7 +193,7 @@ def test_a_killed_check_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
         return look(image, *rest)
 
-    monkeypatch.setattr(data_check, "look_at_image", stop_at_fourth)
+    monkeypatch.setattr(data_check, "inspect_image", stop_at_fourth)
     assert check(tmp_path, check=settings) == 75
     before = len(looked)
     assert check(tmp_path, check=settings) == 0

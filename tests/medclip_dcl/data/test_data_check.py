@@ -12,9 +12,9 @@ from medclip_dcl.data.boxes import BoxTable
 from medclip_dcl.data.data_check import (
     CheckConfig,
     Found,
-    Look,
+    Inspection,
     count_labels,
-    look_at_image,
+    inspect_image,
     pixels_key,
     read_report,
     read_reports,
@@ -109,7 +109,7 @@ def repeats_of(key_of: Mapping[str, str]) -> tuple[set[Found], dict[str, dict[st
     ]
     split_of = {"p1": "train", "p2": "train", "p3": "test"}
     source = Source(raw(listed, []), BoxTable([], set(), 0))
-    look = Look(source, chosen(listed, {}, []), split_of, rows, {}, ())
+    look = Inspection(source, chosen(listed, {}, []), split_of, rows, {}, ())
     found, repeats = data_check.find_faults(look)
     return set(found), repeats
 
@@ -224,7 +224,7 @@ def test_the_same_picture_has_one_key_however_it_is_stored(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(data)
     with Decoder(ImagesConfig(), 1) as decoder:
         rows = {
-            name: look_at_image(ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder)
+            name: inspect_image(ImageRecord(name, "s", "p", "PA", name), tmp_path, decoder)
             for name in files
         }
     assert rows["plain"]["pixels_key"] == rows["inverse"]["pixels_key"] != ""
