@@ -55,10 +55,8 @@ def read_boxes(
 ) -> BoxTable:
     """Read a box table: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
 
-    Args:
-        path: the table.
-        images: all images of the source; the table names them by id or by path.
-        columns: role -> name of the CSV's column, where it is not MS-CXR's.
+    The table names `images`, all of the source, by id or by path. `columns`: role -> name of the
+    CSV's column, where it is not MS-CXR's.
 
     Raises:
         ConfigError: a role that needs a column has none.

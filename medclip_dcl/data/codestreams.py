@@ -128,7 +128,7 @@ def require_tiles(stream: bytes) -> None:
     expected = -((left - right) // width) * -((top - bottom) // height)  # both rounded up
     if expected > _MAX_TILES:
         raise ImageError("corrupt", f"the JPEG 2000 stream has more than {_MAX_TILES} tiles")
-    # A decoder leaves out what is missing and does not tell. Tile parts give their own length, so
+    # A decoder leaves out what is missing without an error. Tile parts give their own length, so
     # they can be counted without decoding.
     found = set()
     at = 2

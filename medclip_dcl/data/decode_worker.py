@@ -112,7 +112,7 @@ def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
             )
         image.load()
         last = image.width - 1, image.height - 1
-        # Pillow fills a cut stream with mid-grey and does not tell; few whole images end in it.
+        # Pillow fills a cut stream with mid-grey, silently; few whole images end in it.
         if source == "jpeg" and image.mode == "L" and image.getpixel(last) == _MID_GREY:
             require_whole(data, np.asarray(image), 8)
         upright = ImageOps.exif_transpose(image)

@@ -83,7 +83,7 @@ def shade(words: Words, meaning: Meaning, *, inverted: bool) -> Shades:
     table = np.zeros(1 << (8 * words.dtype.itemsize), dtype=np.uint16)
     known = np.arange(int(words.min()), int(words.max()) + 1, dtype=np.int32)
     intensity, valid = meaning(known)
-    if not _rises_or_falls(intensity, valid):
+    if not _is_monotonic(intensity, valid):
         occurs = np.zeros(len(table), dtype=bool)
         occurs[words] = True
         known = np.flatnonzero(occurs).astype(np.int32)
@@ -114,7 +114,7 @@ def padding_mask(
     return ~inside
 
 
-def _rises_or_falls(intensity: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_]) -> bool:
+def _is_monotonic(intensity: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_]) -> bool:
     if not valid.all() or not np.isfinite(intensity).all():
         return False
     steps = np.diff(intensity)
@@ -195,9 +195,7 @@ class _Band(NamedTuple):
 def resample(levels: _Levels | _Bytes, size_px: int) -> _Bytes:
     """Stretch a picture onto a square, within one level of the same filter in real numbers.
 
-    Args:
-        levels: uint16 (height, width), fine: 0 to 4 * 255; or uint8, 0 to 255.
-        size_px: height and width of the square, pixels.
+    `levels`: uint16 (height, width), fine: 0 to 4 * 255; or uint8, 0 to 255.
 
     Source: R. Keys 1981, bicubic with a = -0.5, widened by the reduction factor as in Pillow's
         `resize`, which clips what overshoots between its passes; this does not.
@@ -259,15 +257,10 @@ _WHITE = 255 << _FINE_BITS
 
 
 def square(image: GreyImage, size_px: int, equalize: bool) -> npt.NDArray[np.uint8]:
-    """Stretch an image onto a square, anti-aliased: x_square = x * size_px / width of the image.
+    """Stretch an image onto a square, anti-aliased: uint8 (size_px, size_px), 0 black.
 
-    Args:
-        image: the image.
-        size_px: height and width of the square, pixels.
-        equalize: whether the image's histogram is equalised first, as MIMIC-CXR-JPG's is.
-
-    Returns:
-        uint8 (size_px, size_px), 0 black.
+    x_square = x * size_px / width of the image. `equalize`: whether the histogram is equalised
+    first, as MIMIC-CXR-JPG's is.
     """
     return stretch(image.pixels, _identity(), size_px, equalize)
 

@@ -123,13 +123,9 @@ def assign_splits(
 ) -> dict[str, str]:
     """Give every patient one split, by hash, so that nobody moves when others come or go.
 
-    Args:
-        subjects: ids of all patients.
-        given: patient -> splits that the source names for its images; where they differ
-            the one furthest from training counts: test, then validate, then train.
-        evaluated: patients of the box table; always `test`.
-        validate_share: share of the patients without a given split put into `validate`.
-        test_share: share of them put into `test`.
+    `given`: patient -> splits that the source names for its images, of which the one furthest from
+    training counts (test, then validate, then train); the shares are of the other patients.
+    `evaluated`: patients of the box table, who are always in `test`.
     """
     chosen = {}
     for subject in subjects:

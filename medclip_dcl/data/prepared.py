@@ -216,10 +216,10 @@ def list_images(listed: Artifact) -> list[ListedImage]:
 def prepare_images(
     folder: Path, images: Sequence[ListedImage], root: Path, settings: ImagesConfig
 ) -> dict[str, Any]:
-    """Decode, stretch and write all images below `root`, going on after the shards that are there.
+    """Decode, stretch and write all images below `root`, and give the artifact's summary.
 
-    Returns:
-        Counts for the artifact's summary; the same whether or not an earlier run was killed.
+    Shards that are there are kept; the summary is the same whether or not an earlier
+    run was killed.
 
     Raises:
         StudyError: more images were refused than `max_reject_share` allows.
@@ -230,8 +230,8 @@ def prepare_images(
     done = len(images) - sum(len(part) for _, part in todo)
     with Progress("prepare images", len(images), "image", done=done) as progress:
         if todo:
-            with _crew(root, settings) as (executor, read):
-                for number, part, batches in _under_way(executor, read, todo):
+            with _workers(root, settings) as (executor, read):
+                for number, part, batches in _in_flight(executor, read, todo):
                     answers: list[_Answer] = []
                     for batch in batches:
                         answers += batch
@@ -256,11 +256,11 @@ def prepare_images(
 
 
 @contextmanager
-def _crew(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
+def _workers(root: Path, settings: ImagesConfig) -> Iterator[tuple[Executor, _Reader]]:
     """Give an executor, and what it is to do with images: here, or on a cluster."""
     if settings.dask_scheduler:
         with _cluster(settings.dask_scheduler) as client:
-            apart = partial(_read_apart, root=root.absolute(), settings=settings)
+            apart = partial(_read_on_cluster, root=root.absolute(), settings=settings)
             try:
                 yield client.get_executor(pure=False), apart
             except (CancelledError, _dask().KilledWorker) as error:
@@ -294,7 +294,7 @@ def _cluster(address: str) -> Any:
         ) from error
 
 
-def _under_way(
+def _in_flight(
     executor: Executor, read: _Reader, parts: Iterable[tuple[int, Sequence[ListedImage]]]
 ) -> Iterator[tuple[int, Sequence[ListedImage], Iterator[list[_Answer]]]]:
     # Shards are started ahead of the one that is waited for.
@@ -307,7 +307,9 @@ def _under_way(
     yield from started
 
 
-def _read_apart(images: Sequence[ListedImage], root: Path, settings: ImagesConfig) -> list[_Answer]:
+def _read_on_cluster(
+    images: Sequence[ListedImage], root: Path, settings: ImagesConfig
+) -> list[_Answer]:
     # In a process of the cluster, whose pool is kept for the next task: a decoder cannot be sent.
     decoder = shared_decoder(settings, settings.workers or available_cores())
     return _read(images, decoder, root, settings)

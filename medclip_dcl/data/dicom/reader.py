@@ -370,7 +370,7 @@ def _encapsulated(body: bytes, start: int) -> bytes:
 
 
 def _require_end(stream: bytes) -> None:
-    # The decoders fill what a cut stream lacks, or leave it as it was, and do not tell.
+    # The decoders fill what a cut stream lacks, or leave it as it was, without an error.
     if stream.rstrip(_FILL)[-2:] != _STREAM_END:
         raise ImageError("truncated", "the compressed stream has no end marker")
 

@@ -186,11 +186,9 @@ def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[st
 
 
 def read_any(path: Path, fallback: str = "") -> pa.Table:
-    """Read a whole table; CSV values stay strings.
+    """Read a table, `.csv`, `.parquet`, `.jsonl` or `.json`, or text with `.gz`; CSV stays strings.
 
-    Args:
-        path: `.csv`, `.parquet`, `.jsonl` or `.json`; the text formats also with `.gz`.
-        fallback: encoding of a CSV table that is not UTF-8; empty: such a table is refused.
+    `fallback`: encoding of a CSV table that is not UTF-8; empty: such a table is refused.
 
     Raises:
         StudyError: it is missing, malformed or not UTF-8.

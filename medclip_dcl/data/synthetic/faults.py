@@ -109,14 +109,10 @@ def plant_faults(
     planted: Sequence[Planted],
     size_px: int,
 ) -> list[Patient]:
-    """Spoil the files that the fault list names; give the patients as they are then.
+    """Spoil the files that `choose_faults` names; give the patients as they are then.
 
-    Args:
-        folder: the draft's directory, all images and reports written.
-        patients: all patients.
-        drawn: size and boxes of every image; those of images drawn again are replaced.
-        planted: from `choose_faults`.
-        size_px: longer side of an image, pixels.
+    All images and reports stand in the draft's `folder`. What `drawn` holds of an image that is
+    drawn again, its size and boxes, is replaced.
     """
     found = {patient.subject_id: patient for patient in patients}
     items = {item.image.dicom_id: item for patient in patients for item in patient.items()}

@@ -41,21 +41,13 @@ _DETECTOR_MM = 430.0
 
 @dataclass(frozen=True)
 class Storage:
-    """How one image is stored.
+    """How one image is stored."""
 
-    Attributes:
-        bits: bits stored, 12 to 16.
-        monochrome1: whether low values are bright.
-        syntax: native, rle, jpeg2000, jpegls or jpeg_lossless.
-        black: stored value of intensity 0, as a share of the range.
-        white: stored value of intensity 1, as a share of the range.
-    """
-
-    bits: int
-    monochrome1: bool
-    syntax: str
-    black: float
-    white: float
+    bits: int  # stored, 12 to 16
+    monochrome1: bool  # whether low values are bright
+    syntax: str  # native, rle, jpeg2000, jpegls or jpeg_lossless
+    black: float  # stored value of intensity 0, as a share of the range
+    white: float  # and of intensity 1
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,12 @@ _COLUMNS = 79
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a sentence claims.
+    """What a sentence claims."""
 
-    Attributes:
-        asserted: type, side and zone; side and zone empty where the sentence names none.
-        negated: types denied.
-        normal: whether it denies every finding.
-        uncertain: whether it hedges; its truth is that of the unhedged sentence.
-    """
-
-    asserted: tuple[tuple[str, str, str], ...] = ()
-    negated: tuple[str, ...] = ()
-    normal: bool = False
-    uncertain: bool = False
+    asserted: tuple[tuple[str, str, str], ...] = ()  # type, side, zone; empty where none is named
+    negated: tuple[str, ...] = ()  # types
+    normal: bool = False  # whether it denies every finding
+    uncertain: bool = False  # whether it hedges; its truth is that of the unhedged sentence
 
     def holds(self, findings: Collection[FineFinding]) -> bool:
         """Return whether each asserted finding is there and no denied one is."""
@@ -170,19 +163,12 @@ def _pick(options: Sequence[str], generator: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says, section by section.
-
-    Attributes:
-        findings: statements of the findings.
-        impression: statements of the impression, with their numbers where it is a list.
-        layout: both sections; all in the impression; or plain, without either header.
-        numbered: whether the impression is a numbered list.
-    """
+    """What a report says, section by section."""
 
     findings: tuple[Statement, ...]
-    impression: tuple[Statement, ...]
-    layout: Literal["both", "impression", "plain"]
-    numbered: bool
+    impression: tuple[Statement, ...]  # with their numbers where it is a list
+    layout: Literal["both", "impression", "plain"]  # plain: one text without either header
+    numbered: bool  # whether the impression is a numbered list
 
     @property
     def statements(self) -> tuple[Statement, ...]:

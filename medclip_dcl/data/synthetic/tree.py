@@ -77,7 +77,7 @@ def content_settings(settings: GenerateConfig) -> dict[str, Any]:
 
 
 def write_tree(writer: ArtifactWriter, seed: int, settings: GenerateConfig) -> dict[str, Any]:
-    """Write the tree into a draft, going on where a killed run stopped; return its counts."""
+    """Write the tree into a draft, continuing where a killed run stopped; return its counts."""
     folder = writer.directory
     for leftover in folder.rglob(".*"):  # files that a kill left half-written
         leftover.unlink()
