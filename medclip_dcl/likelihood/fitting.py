@@ -3,8 +3,8 @@
 The tokenizer reads text as bert-base-uncased does. A batch holds sentences of one length, so
 nothing is padded and no attention mask is needed. The length is that of a sentence drawn
 uniformly, and the others are drawn uniformly among those of its length: every sentence is as
-likely as any other. What a step draws depends on seed and step alone, so a killed fit goes on
-from its last saved state and ends with the same weights.
+likely as any other. What a step draws depends on seed and step alone, so a killed fit
+resumes from its last saved state and ends with the same weights.
 """
 
 import time
@@ -167,7 +167,7 @@ def fit_model(
 ) -> None:
     """Train a masked language model in place with AdamW, warm-up and linear decay.
 
-    What a step draws depends on seed and step alone, so a fit that goes on from a state
+    What a step draws depends on seed and step alone, so a fit that resumes from a state
     ends with the weights of an uninterrupted one. `after_step` is called with the number of
     finished steps, the loss in nats, and a function that gives the state.
 
@@ -341,7 +341,7 @@ def fit_language_model(
     """Fit a model to the sentences of the training split, write it with its card, and sum up.
 
     It begins from the checkpoint `pretrained`, whose digest is `began`; None: from a small BERT of
-    random weights. A state that a killed run left in the draft's folder is gone on from.
+    random weights. It resumes from a state that a killed run left in the draft's folder.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.

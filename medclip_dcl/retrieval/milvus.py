@@ -84,7 +84,7 @@ class Milvus:
         self._client.close()
 
     def fill(self, collection: str, vectors: Shards, said: Callable[[int], None]) -> None:
-        """Give a collection all vectors of an index, going on with one that was begun.
+        """Give a collection all vectors of an index, continuing one that was begun.
 
         `said` is called with how many rows each call brought.
         """

@@ -141,7 +141,7 @@ _SEGMENTER = pysbd.Segmenter(language="en", clean=False)
 
 
 class _Late(BaseException):
-    """PySBD has had its time."""
+    """PySBD exceeded its deadline."""
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,10 @@ def words(text: str) -> list[str]:
 
 
 class PhraseTable:
-    """Finds every phrase of a lexicon, the longest first, without overlaps.
+    """Finds every phrase of a lexicon (phrase -> what it stands for), the longest first.
 
-    Args:
-        phrases: phrase -> what it stands for. Phrases are cut as `words` cuts text.
-        forgiven: phrases in whose long words one slip of the pen is forgiven.
+    Phrases are cut as `words` cuts text. One slip of the pen is forgiven in the long words of
+    those that are `forgiven`.
     """
 
     def __init__(self, phrases: Mapping[str, Any], forgiven: Iterable[str]) -> None:
