@@ -14,35 +14,32 @@ Source: function `custom_mimic_cxr_rules` in mimic-iv-cxr/txt/section_parser.py 
 """
 
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
-_STUDIES_UNDER = {
-    "examination": "50743547 53356173 55157853 59215320 59363654",
-    "history": "51491012",
-    "indication": "50058765 51966317 54365831 54654948 55124749 57936451",
-    "note": "56451190",
-    "recommendations": "50913680 56482935 58157373 58375018 59067458 59087630 59768032",
-    "technique": "50808053 53202765 59279892",
+import yaml
+
+_TREE: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8")
+)
+
+
+def _inverted(lists: Mapping[str, str]) -> dict[str, str]:
+    """Name -> words, separated by semicolons, as word -> name."""
+    return {word.strip(): name for name, words in lists.items() for word in words.split(";")}
+
+
+HEADER_OF: dict[str, str] = {
+    study: name for name, ids in _TREE["studies_under"].items() for study in ids.split()
 }
-HEADER_OF = {study: header for header, ids in _STUDIES_UNDER.items() for study in ids.split()}
 """Study -> name of the section that holds its report: 23 studies."""
 
-_SPANS = """
-    50196495 59 399; 50525523 201 349; 50798377 0 0; 51410602 47 320; 52035334 0 0;
-    52119491 179 454; 52648681 292 631; 52674888 145 296; 53071062 0 0; 53182247 59 412;
-    53488209 149 475; 53514462 73 377; 53607029 0 0; 54168089 0 0; 54231141 0 0;
-    54875119 234 988; 54986978 59 306; 55258338 192 568; 56412866 522 822; 56579911 59 218;
-    56724958 0 0; 56760320 219 457; 57150433 61 394; 57564132 233 554; 58235663 0 0;
-    59003148 262 505; 59330497 140 655; 59505494 59 450; 59562049 158 348; 59889364 172 453;
-    59982525 313 717
-"""
 SPAN_OF = {
     study: (int(start), int(end))
-    for study, start, end in (entry.split() for entry in _SPANS.split(";"))
+    for study, start, end in (entry.split() for entry in _TREE["spans"].split(";"))
 }
-"""Study -> first character of its text and the one after its last: 31 studies. Both are 0
-for the 8 reports that say nothing of the image."""
+"""Study -> first character of its text and the one after its last: 31 studies."""
 
 _HEADER = re.compile(r"\n ([A-Z ()/,-]+):\s")
 _LOOSE_HEADER = re.compile(
@@ -54,37 +51,11 @@ _LOOSE_HEADER = re.compile(
 _BLANK_LINE = "\n \n"
 _LOOSE_BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
-_SPELLINGS = {
-    "impression": """
-        conclusion; imoression; imperssion; impession; impresion; impressoin; impresson;
-        imprression; imprssion; mpression; ndication
-    """,
-    "findings": """
-        chest, two views; finding; findgings; findindgs; findins; findngs; findnings; finidngs
-    """,
-    "comparison": "comparision; comparisions; comparrison; comparsion; reference exam",
-    "indication": "clinical indication; idication; reason for exam; reason for examination",
-    "history": "clinical information; pfi",
-    "examination": "exam; type of examination",
-    "recommendations": "recommendation; recommendation(s)",
-    "wet read": "wetread",
-}
-_NAMES = {
-    spelling.strip(): name
-    for name, spellings in _SPELLINGS.items()
-    for spelling in (name, *spellings.split(";"))
-}
+_NAMES: dict[str, str] = _inverted(_TREE["spellings"]) | {name: name for name in _TREE["spellings"]}
 _TELLING = ("impression", "findings", "history", "comparison", "addendum")
 """A header that holds one of these words has this name; the first in this order counts."""
-_VIEWS = """
-    chest; portable; pa and lat; lateral and pa; ap and lateral; lateral and ap; frontal and;
-    two views; frontal view; pa view; ap view; one view; lateral view; bone window; frontal
-    upright; frontal semi-upright; ribs
-"""
-"""A header that holds one of these names a projection: what follows are findings."""
-_VIEW = re.compile("|".join(" ".join(view.split()) for view in _VIEWS.split(";")))
-_LOOSE_NAMES = dict.fromkeys(("conclusions", "interpretation", "opinion", "summary"), "impression")
-_LOOSE_NAMES |= {"observations": "findings", "report": "findings"}
+_VIEW = re.compile("|".join(_inverted({"view": _TREE["views"]})))
+_LOOSE_NAMES = _inverted(_TREE["loose"])
 _USUAL = {*_NAMES.values(), *_TELLING, "technique", "procedure", "reason"}
 
 
