@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -162,49 +162,35 @@ def _spline(points: int, cells: int) -> Field:
 LUNG_TOP, LUNG_BASE = -0.84, 0.66
 
 
+def _between(low: float, high: float) -> Any:
+    return field(metadata={"range": (low, high)})
+
+
 @dataclass(frozen=True)
 class Body:
-    """What makes one patient's chest differ from another's."""
+    """What makes one patient's chest differ from another's; ranges are those of a healthy chest."""
 
-    wall: float
-    dome_right: float
-    dome_left: float
-    dome_height: float
-    heart_width: float
-    heart_height: float
-    heart_tilt: float
-    mediastinum: float
-    aorta: float
-    rib_spacing: float
-    rib_slope: float
-    clavicle: float
-    softness: float
-    breast: float
-    stomach: float
-    curve: float = 0.0
+    wall: float = _between(0.76, 0.84)
+    dome_right: float = _between(0.36, 0.44)
+    dome_left: float = _between(0.42, 0.50)
+    dome_height: float = _between(0.17, 0.24)
+    heart_width: float = _between(0.93, 1.06)
+    heart_height: float = _between(0.94, 1.06)
+    heart_tilt: float = _between(-0.1, 0.25)
+    mediastinum: float = _between(0.115, 0.145)
+    aorta: float = _between(0.075, 0.092)
+    rib_spacing: float = _between(0.150, 0.170)
+    rib_slope: float = _between(0.5, 0.8)
+    clavicle: float = _between(-0.60, -0.53)
+    softness: float = _between(0.8, 1.3)
+    breast: float = _between(-0.08, 0.08)  # 0 and below: none to be seen
+    stomach: float = _between(-0.1, 0.12)  # likewise
+    curve: float = _between(-0.015, 0.015)
 
 
 def draw_body(generator: np.random.Generator) -> Body:
     """Draw a healthy chest."""
-    uniform = generator.uniform
-    return Body(
-        wall=uniform(0.76, 0.84),
-        dome_right=uniform(0.36, 0.44),
-        dome_left=uniform(0.42, 0.50),
-        dome_height=uniform(0.17, 0.24),
-        heart_width=uniform(0.93, 1.06),
-        heart_height=uniform(0.94, 1.06),
-        heart_tilt=uniform(-0.1, 0.25),
-        mediastinum=uniform(0.115, 0.145),
-        aorta=uniform(0.075, 0.092),
-        rib_spacing=uniform(0.150, 0.170),
-        rib_slope=uniform(0.5, 0.8),
-        clavicle=uniform(-0.60, -0.53),
-        softness=uniform(0.8, 1.3),
-        breast=max(0.0, uniform(-0.08, 0.08)),
-        stomach=max(0.0, uniform(-0.1, 0.12)),
-        curve=uniform(-0.015, 0.015),
-    )
+    return Body(*(generator.uniform(*item.metadata["range"]) for item in fields(Body)))
 
 
 def with_findings(body: Body, findings: Mapping[FineFinding, float]) -> Body:

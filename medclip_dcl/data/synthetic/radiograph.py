@@ -104,10 +104,10 @@ def _compose(canvas: Canvas, chest: Chest, generator: np.random.Generator) -> Fi
     narrow, part = canvas.cut(area), chest.cut(area)
     image[area] += 0.11 * anatomy.clavicles(narrow, part) * tissue[area]
     image += 0.16 * anatomy.vessels(canvas, chest, generator) * chest.lungs
-    if body.breast:
+    if body.breast > 0:
         fold = np.hypot((chest.across - 0.5) / 1.1, canvas.y - 0.12) - 0.3
         image += body.breast * inside(fold, 0.02) * inside(-canvas.y - 0.05, 0.2)
-    if body.stomach:
+    if body.stomach > 0:
         bubble = np.hypot(chest.m - 0.34, (canvas.y - body.dome_left - 0.14) * 1.5) - 0.13
         image -= 1.6 * body.stomach * inside(bubble, 0.03) * inside(-chest.domes - 0.02, 0.02)
     return np.asarray(image, dtype=np.float32)
@@ -288,19 +288,15 @@ def _atelectasis(scene: _Scene, finding: FineFinding, severity: float) -> list[B
 
 
 def _nodule(scene: _Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.position_of(finding)
     radius = 0.055 + 0.025 * severity
-    area, dx, dy = scene.offsets(x, y, 1.5 * radius)
-    distance = np.hypot(dx, dy)
-    return scene.add(area, inside(distance - radius, 0.018), 0.33)
+    area, dx, dy = scene.offsets(*scene.position_of(finding), 1.5 * radius)
+    return scene.add(area, inside(np.hypot(dx, dy) - radius, 0.018), 0.33)
 
 
 def _granuloma(scene: _Scene, finding: FineFinding, severity: float) -> list[Box]:
-    x, y = scene.position_of(finding)
     radius = 0.022 + 0.008 * severity
-    area, dx, dy = scene.offsets(x, y, 3 * radius)
-    distance = np.hypot(dx, dy)
-    return scene.add(area, inside(distance - radius, 0.006), 0.62)
+    area, dx, dy = scene.offsets(*scene.position_of(finding), 3 * radius)
+    return scene.add(area, inside(np.hypot(dx, dy) - radius, 0.006), 0.62)
 
 
 def _cavity(scene: _Scene, finding: FineFinding, severity: float) -> list[Box]:
