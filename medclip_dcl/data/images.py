@@ -103,8 +103,10 @@ _QUIET_VARIABLES = {
     "MALLOC_TRIM_THRESHOLD_": "268435456",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+# pydicom would import an HTTP client, for sample files that it can fetch: a worker must have none.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
+    "sys.modules.update(requests=None, tqdm=None);"
     "from medclip_dcl.data.decode_worker import main; main(int(sys.argv[1]), sys.argv[2])"
 )
 
