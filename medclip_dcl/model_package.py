@@ -23,9 +23,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -136,16 +136,7 @@ class ScoreCalibration(Section):
 
 def read_calibration(model: Artifact) -> ScoreCalibration | None:
     """Read the calibration of an opened model; None where it has none."""
-    if CALIBRATION_FILE not in model.files:
-        return None
-    try:
-        text = model.file(CALIBRATION_FILE).read_text(encoding="utf-8")
-        return ScoreCalibration.model_validate_json(text)
-    except (OSError, ValidationError, ValueError) as error:
-        raise CheckpointError(
-            f"calibration of model {model.digest[:12]} cannot be read by this version; rerun "
-            "calibrate_scores"
-        ) from error
+    return _read_part(model.path / CALIBRATION_FILE, ScoreCalibration, "calibrate_scores")
 
 
 class PromptOffset(Section):
@@ -181,13 +172,7 @@ def write_offsets(folder: Path, offsets: PromptOffsets, bank: Tensor) -> None:
 
 def read_offsets(folder: Path) -> PromptOffsets | None:
     """Read the offsets of a model whose bytes have been checked; None: an earlier version's."""
-    path = folder / OFFSETS_FILE
-    if not path.is_file():
-        return None
-    try:
-        return PromptOffsets.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unreadable(path) from error
+    return _read_part(folder / OFFSETS_FILE, PromptOffsets)
 
 
 def read_bank(folder: Path) -> Float[Tensor, "images rows columns dim"] | None:
@@ -202,46 +187,46 @@ def read_bank(folder: Path) -> Float[Tensor, "images rows columns dim"] | None:
     return regions
 
 
-@dataclass(frozen=True)
-class InputRange:
-    """How far an image may be from those that a model was trained on.
-
-    Attributes:
-        mean: of each feature.
-        precision: inverse covariance of the features, rows.
-        threshold: squared Mahalanobis distance beyond which an image is out of range.
-        images: training images that all this comes from.
-        rate: expected share of images like these beyond the threshold.
-    """
+class InputRange(Section):
+    """How far an image may be from those that a model was trained on."""
 
     mean: tuple[float, ...]
+    """Of each feature."""
     precision: tuple[tuple[float, ...], ...]
+    """Inverse covariance of the features, rows."""
     threshold: float
+    """Squared Mahalanobis distance beyond which an image is out of range."""
     images: int
+    """Training images that all this comes from."""
     rate: float
+    """Expected share of images like these beyond the threshold."""
 
 
 def write_input_range(folder: Path, found: InputRange) -> None:
     """Write the range into the draft of a model."""
-    write_text(folder / INPUT_RANGE_FILE, json.dumps(asdict(found)) + "\n")
+    write_text(folder / INPUT_RANGE_FILE, json.dumps(found.model_dump()) + "\n")
 
 
 def read_input_range(folder: Path) -> InputRange | None:
     """Read the range of a model whose bytes have been checked; None where it has none."""
-    path = folder / INPUT_RANGE_FILE
+    return _read_part(folder / INPUT_RANGE_FILE, InputRange)
+
+
+_Part = TypeVar("_Part", bound=Section)
+
+
+def _read_part(path: Path, kind: type[_Part], job: str = "train") -> _Part | None:
     if not path.is_file():
         return None
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        tree["precision"] = tuple(map(tuple, tree["precision"]))
-        return InputRange(**(tree | {"mean": tuple(tree["mean"])}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path) from error
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, job) from error
 
 
-def _unreadable(path: Path) -> CheckpointError:
+def _unreadable(path: Path, job: str = "train") -> CheckpointError:
     return CheckpointError(
-        f"{path.name} of {path.parent} cannot be read by this version; rerun train"
+        f"{path.name} of {path.parent} cannot be read by this version; rerun {job}"
     )
 
 
