@@ -122,5 +122,6 @@ def summarise(values: Samples, subjects: Sequence[str], undefined: str) -> Figur
         return Figure(None, len(subjects), patients, reason=undefined)
     if patients < 2 or len(defined) <= _LEAST_DEFINED * len(drawn):
         return Figure(value, len(subjects), patients)
+    # Samples without the figure are left out, which is why they must be a minority.
     low, high = np.quantile(defined, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]).tolist()
     return Figure(value, len(subjects), patients, low, high)

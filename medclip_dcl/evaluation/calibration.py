@@ -95,6 +95,7 @@ def fit_curve(logits: Logits, positive: FindingTruth, method: str) -> Curve:
 def _isotonic(logits: Logits, positive: FindingTruth) -> Curve:
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
     model.fit(logits, positive.astype(np.float64))
+    # Rounding can leave a height an ulp below the one before, which a Curve refuses.
     heights = np.clip(np.maximum.accumulate(model.y_thresholds_), 0.0, 1.0)
     return Curve(logits=tuple(model.X_thresholds_.tolist()), heights=tuple(heights.tolist()))
 

@@ -147,6 +147,7 @@ def cut(
     """
     if window == Window(0, 0, width_px, height_px):
         return image
+    # Bilinear interpolation is separable: a matrix of weights for rows, one for columns.
     size = len(image)
     down = _section(window.y / height_px, window.height / height_px, size)
     across = _section(window.x / width_px, window.width / width_px, size)

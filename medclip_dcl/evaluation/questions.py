@@ -204,6 +204,7 @@ class Evaluation:
         margins = margins.reshape(len(findings), -1)
         encoders = self._model.encoders
         own = encoders if isinstance(encoders, Predictor) else None
+        # On all images: a balanced share would change how common a finding is.
         outcomes["probabilities"], said = evaluate_probabilities(
             None if own is None else own.calibration,
             (findings, () if own is None else own.findings),

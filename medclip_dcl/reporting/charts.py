@@ -188,6 +188,7 @@ def heat_uri(grid: Float[np.ndarray, "rows columns"]) -> str:
     low, high = float(heat.min()), float(heat.max())
     share = (heat - low) / (high - low) if high > low else np.zeros_like(heat)
     colours = mpl.colormaps["plasma"](0.15 + 0.8 * share, bytes=True)
+    # Transparent up to two fifths of the range, so that the image stays readable.
     above = np.clip((share - _FAINTEST) / (1 - _FAINTEST), 0, 1)
     colours[..., 3] = np.rint(255 * _STRONGEST * above)
     stream = io.BytesIO()

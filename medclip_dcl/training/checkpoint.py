@@ -88,6 +88,7 @@ class CheckpointStore:
                 continue
             if artifact.fingerprint == self._fingerprint:
                 return _read(artifact), tuple(skipped)
+            # One of a finished run gives way to a run with other settings; an unfinished one never.
             if artifact.summary["step"] < artifact.summary["steps"]:
                 self._refuse(artifact)
             break

@@ -319,6 +319,7 @@ class ImageTextDataset:
         rows = self._sampler.draw(step)
         texts = self._corpus.text_of[rows.sentences]
         mine, slots = self._mine, len(rows.studies)
+        # For all slots, so that a view does not depend on the number of processes.
         if self._seed is None:
             views = centre_crops(slots, self._slack)
         else:

@@ -211,6 +211,7 @@ class TrainLogger:
         self._accelerator.log(known, step=line["step"])
 
     def _watch_floor(self, step: int, frac_floor: float) -> None:
+        # A mean over lines: single batches touch the floor in any run.
         self._floor.append(frac_floor)
         share = sum(self._floor) / len(self._floor)
         if len(self._floor) == _FLOOR_LINES and share > _FLOOR_ALARM and not self._warned:

@@ -238,6 +238,7 @@ class ContrastiveObjective(nn.Module):
             relation=self._relation(batch, from_text=from_text),
             text_similarity=similarity,
             label_overlap=_label_overlap(batch),
+            # Each process and direction draws its own, and a resumed run the same again.
             generator=torch_generator_for(
                 self._seed, RngStream.NEGATIVES, batch.step, mine.start, int(from_text)
             ),
@@ -254,6 +255,7 @@ class ContrastiveObjective(nn.Module):
             return None
         if from_text:
             return relation_matrix(sentences[batch.mine], reports)
+        # An image stands to a sentence as the sentence stands to its report.
         return relation_matrix(sentences, reports[batch.mine]).T
 
     @torch.no_grad()

@@ -100,6 +100,7 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
 
     Source: Wang et al. 2023, Section 3.2 (AdamW); which weights decay is ours.
     """
+    # Few groups: the fused update is one kernel for each.
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in encoder.named_parameters():
         if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:

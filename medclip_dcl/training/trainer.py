@@ -374,6 +374,7 @@ class Trainer:
                 last = report.stop or state.step == settings.steps
                 judged = validated and bool(settings.best_metric)
                 if last or judged or state.step % settings.save_every_steps == 0:
+                    # The checkpoint claims the steps of the log, which must be on disk before it.
                     logger.sync()
                     self._save()
                 if last:
@@ -399,6 +400,7 @@ class Trainer:
 
     def _resume(self) -> tuple[str, ...]:
         snapshot, damaged = self._store.find()
+        # From different steps the processes would train on different batches without a word.
         step = snapshot.step if snapshot is not None else 0
         steps = self._accelerator.gather(torch.tensor([step], device=self._accelerator.device))
         if int(steps.min()) != int(steps.max()):
@@ -544,6 +546,7 @@ class TrainStep:
         """
         self._hold(frozen_groups(self._settings, batch.step))
         batch = batch.to(self._accelerator.device)
+        # Norm statistics move in the forward pass, before anyone knows whether the step is good.
         kept = [buffer.clone() for buffer in self._buffers]
         self._begin(batch.step)
         assert self._wrapped is not None
@@ -576,6 +579,7 @@ class TrainStep:
         self._wrapped, self._stepper = self._accelerator.prepare(self._encoder, self.optimizer)
 
     def _begin(self, step: int) -> None:
+        # A resumed run drops what the uninterrupted one would have dropped.
         torch.manual_seed(
             seed_for(self._seed, RngStream.DROPOUT, step, self._accelerator.process_index)
         )
