@@ -32,7 +32,6 @@ NOTICE = "Research use only, not a medical device: no output may guide the care 
 _FORMAT = 1
 _FOLDER = Path(__file__).parent
 _SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
-_RATHER_NOT = {"beta", "negatives"}
 _DATA = (manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT, labels.ARTIFACT, eta.ARTIFACT)
 
 KINDS = (*_DATA, model_package.ARTIFACT, results.ARTIFACT)
@@ -86,15 +85,15 @@ def data_facts(sources: Sources, card: CardConfig) -> Facts:
 
 def _architecture(model: SavedModel) -> Facts:
     image, text = model.config.model.image, model.config.model.text
-    objective = model.config.objective.model_dump(mode="json")
     grid = model.card.get("grid", {})
+    resnet = f"ResNet, depths {list(image.depths)}, widths {list(image.widths)}"
     return {
-        "image encoder": f"ResNet, depths {list(image.depths)}, widths {list(image.widths)}",
+        "image encoder": json.dumps(image.backbone) if image.kind == "backbone" else resnet,
         "input": f"{image.input_px} x {image.input_px} pixels",
         "regions": f"{grid.get('rows', '?')} x {grid.get('columns', '?')}",
         "text encoder": f"BERT, at most {text.max_tokens} word pieces",
         "similarity": json.dumps(model.config.model.similarity.model_dump(mode="json")),
-        "objective": json.dumps({k: v for k, v in objective.items() if k not in _RATHER_NOT}),
+        "objective": json.dumps(model.config.objective.model_dump(mode="json")),
         "eta": json.dumps(model.config.eta.model_dump(mode="json", include={"source", "a", "k"})),
     }
 

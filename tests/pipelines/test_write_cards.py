@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from medclip_dcl import export, model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactMissing, ArtifactStale
 from medclip_dcl.evaluation import results
+from medclip_dcl.reporting.cards import _architecture
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from pipelines.write_cards import main
@@ -40,6 +42,19 @@ def run(work: Path, **words: Any) -> int:
 def facts(work: Path, name: str) -> dict[str, Any]:
     tree: dict[str, Any] = json.loads((work / "cards" / name).read_text())
     return tree
+
+
+def test_an_image_encoder_is_named_by_what_it_is(evaluated: Path) -> None:
+    model = model_package.read_model_package(evaluated / "model")
+    assert _architecture(model)["image encoder"].startswith("ResNet, depths")
+    image = model.config.model.image.model_copy(
+        update={"kind": "backbone", "backbone": {"model_type": "swin"}}
+    )
+    config = model.config.model_copy(
+        update={"model": model.config.model.model_copy(update={"image": image})}
+    )
+    named = _architecture(replace(model, config=config))["image encoder"]
+    assert named == '{"model_type": "swin"}'
 
 
 @pytest.mark.parametrize(
