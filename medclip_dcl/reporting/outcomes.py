@@ -34,7 +34,6 @@ _READINGS = {
     "recall_at_5": "the right answer is among the first five",
     "recall_at_10": "the right answer is among the first ten",
 }
-_RECALLS = ("recall_at_1", "recall_at_5", "recall_at_10", "recall_at_100")
 _SPANS = {"cnr": (0.0, 3.0), "cnr_signed": (-3.0, 3.0)}
 """Ends of the bar for figures that do not run from 0 to 1."""
 
@@ -52,7 +51,6 @@ def describe_results(sources: Sources) -> View | None:
         "tree": tree,
         "questions": tree["questions"],
         "headlines": _headlines(tree),
-        "directions": _directions(tree["questions"]),
         "roc": _roc(sources),
         "reliability": _reliability(sources),
         "least_images": _LEAST_BIN,
@@ -148,32 +146,6 @@ def _headlines(tree: Mapping[str, Any]) -> list[View]:
 def _percent(value: float, span: tuple[float, float]) -> float:
     low, high = span
     return round(100 * min(max((value - low) / (high - low), 0.0), 1.0), 2)
-
-
-def _directions(questions: Mapping[str, Any]) -> list[View]:
-    names = {
-        "box_to_sentence": "sentence from box",
-        "sentence_to_box": "box from sentence",
-        "image_to_report": "report from image",
-        "report_to_image": "image from report",
-    }
-    rows = []
-    for question in ("boxes", "reports"):
-        outcome = questions[question]
-        for group, figures in outcome["groups"].items():
-            recalls = [
-                {"value": figures[name]["value"], "chance": outcome["chance"][f"{group}.{name}"]}
-                for name in _RECALLS
-            ]
-            rows.append(
-                {
-                    "name": names[group],
-                    "pool": outcome["pool"][group],
-                    "recalls": recalls,
-                    "median_rank": figures["median_rank"]["value"],
-                }
-            )
-    return rows
 
 
 def _roc(sources: Sources) -> str | None:
