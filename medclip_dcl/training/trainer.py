@@ -73,7 +73,6 @@ from medclip_dcl.training.settings import TrainConfig
 from medclip_dcl.training.validation import (
     MOST_BATCHES,
     ValidationMetrics,
-    build_validation_metrics,
     evaluating,
     validation_loss,
 )
@@ -307,7 +306,7 @@ class _Data:
         batches = [dataset.batch(step) for step in range(count)]
         if not settings.validate_images or not self.accelerator.is_main_process:
             return batches, None
-        return batches, build_validation_metrics(
+        return batches, ValidationMetrics(
             self.config,
             corpus,
             self.inputs.manifest,

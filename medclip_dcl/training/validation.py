@@ -8,7 +8,6 @@ Axes
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from medclip_dcl.data.manifest import STUDY_LABELS
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.classification import UNKNOWN, labelled_truth
-from medclip_dcl.evaluation.metrics import best_ranks, recall_at, roc_auc, value_of
+from medclip_dcl.evaluation.metrics import best_ranks, mean_of, recall_at, roc_auc, value_of
 from medclip_dcl.inference import Finding, margins, prompt_texts
 from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder
@@ -40,22 +39,58 @@ _IMAGES_PER_PASS = 32
 _TEXTS_PER_PASS = 64
 
 
-@dataclass(frozen=True)
 class ValidationMetrics:
-    """Questions to a model in training; the same at each visit."""
+    """Questions to a model in training; the same at each visit.
 
-    images: Callable[[int, int], UInt8[np.ndarray, "images size size"]]
-    """First image, and the one after the last -> prepared images."""
-    truth: Int8[np.ndarray, "findings images"]
-    """1 present, 0 absent, `UNKNOWN` not known."""
-    reported: Int8[np.ndarray, "findings images"]
-    """1 asserted by the image's own report, 0 denied or not named, `UNKNOWN` hedged."""
-    correct: Bool[np.ndarray, "texts images"]
-    """Whether an image's own report says the text."""
-    findings: tuple[Finding, ...]
-    prompts: TokenTable
-    texts: TokenTable
-    input_px: int
+    They are about images and sentences of the validation split: a study's first, drawn by study.
+    `truth` is that of the labels, `reported` what an image's own report says of a finding, and
+    `correct` whether it says a text.
+
+    Raises:
+        ConfigError: the best model is to be chosen by findings, and no finding has images
+            with and without it; or the split is empty.
+    """
+
+    def __init__(
+        self,
+        config: PackagedConfig,
+        corpus: Corpus,
+        manifest: Artifact,
+        claims: Artifact | None,
+        prepared: PreparedImages,
+        findings: tuple[Finding, ...],
+        tokens: Callable[[list[str]], TokenTable],
+    ) -> None:
+        order = generator_for(config.seed, RngStream.VALIDATION).permutation(len(corpus.study_ids))
+        studies = np.sort(order[: config.train.validate_images])
+        if not len(studies):
+            raise ConfigError("the validation split has no image; set train.validate_images to 0")
+        first = np.zeros(len(studies))
+        texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
+        study_ids = [corpus.study_ids[study] for study in studies]
+        labels = []
+        if STUDY_LABELS.file in manifest.files:
+            labels = read_table(manifest.path, STUDY_LABELS).to_pylist()
+        self._rows = corpus.image_rows[corpus.images.pick(studies, first)]
+        self._prepared, self._input_px = prepared, config.model.image.input_px
+        self._findings = findings
+        self.truth = labelled_truth(findings, study_ids, labels)
+        self.reported = _reported(findings, claims, study_ids)
+        self.correct = _said(corpus, studies, texts)
+        self.prompts = tokens(prompt_texts(findings))
+        self._texts = tokens([corpus.texts[text] for text in texts])
+        judges = {"validation_auc": self.truth, "validation_report_auc": self.reported}
+        judge = judges.get(config.train.best_metric)
+        if judge is not None and not ((judge == 0).any(axis=1) & (judge == 1).any(axis=1)).any():
+            raise ConfigError(
+                f"train.best_metric is {config.train.best_metric}, and no prompted finding has "
+                "validation images with and without it; choose another metric or more "
+                "train.validate_images"
+            )
+
+    def images(self, start: int, stop: int) -> UInt8[np.ndarray, "images size size"]:
+        """Give some of the prepared images."""
+        return np.stack([self._prepared.pixels(row) for row in self._rows[start:stop]])
 
     def __call__(self, encoder: DualEncoder, device: torch.device) -> dict[str, float | None]:
         """Ask a model that is in eval mode, on a device.
@@ -67,12 +102,12 @@ class ValidationMetrics:
             share of texts that find an image whose report says them among the first ten.
         """
         regions = [
-            encoder.encode_images(to_input(self.images(start, stop), self.input_px).to(device))
+            encoder.encode_images(to_input(self.images(start, stop), self._input_px).to(device))
             for start, stop in _passes(self.truth.shape[1], _IMAGES_PER_PASS)
         ]
-        prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self.findings)))
-        said = self._score(encoder, regions, self.texts, len(self.correct))
-        margin = margins(torch.from_numpy(prompts), self.findings).numpy()
+        prompts = self._score(encoder, regions, self.prompts, len(prompt_texts(self._findings)))
+        said = self._score(encoder, regions, self._texts, len(self.correct))
+        margin = margins(torch.from_numpy(prompts), self._findings).numpy()
         return {
             "validation_auc": _mean_auc(margin, self.truth),
             "validation_report_auc": _mean_auc(margin, self.reported),
@@ -97,58 +132,10 @@ def _mean_auc(
     margin: Float[np.ndarray, "findings images"], truth: Int8[np.ndarray, "findings images"]
 ) -> float | None:
     areas = [
-        value_of(roc_auc(row[(known := state != UNKNOWN)], state[known] == 1))
+        roc_auc(row[(known := state != UNKNOWN)], state[known] == 1)
         for row, state in zip(margin, truth, strict=True)
     ]
-    found = [area for area in areas if area is not None]
-    return float(np.mean(found)) if found else None
-
-
-def build_validation_metrics(
-    config: PackagedConfig,
-    corpus: Corpus,
-    manifest: Artifact,
-    claims: Artifact | None,
-    prepared: PreparedImages,
-    findings: tuple[Finding, ...],
-    tokens: Callable[[list[str]], TokenTable],
-) -> ValidationMetrics:
-    """Choose images and sentences of the validation split: a study's first, drawn by study.
-
-    Raises:
-        ConfigError: the best model is to be chosen by findings, and no finding has images
-            with and without it; or the split is empty.
-    """
-    order = generator_for(config.seed, RngStream.VALIDATION).permutation(len(corpus.study_ids))
-    studies = np.sort(order[: config.train.validate_images])
-    if not len(studies):
-        raise ConfigError("the validation split has no image; set train.validate_images to 0")
-    first = np.zeros(len(studies))
-    rows = corpus.image_rows[corpus.images.pick(studies, first)]
-    texts = np.unique(corpus.text_of[corpus.sentences.pick(studies, first)])
-    truth = np.full((len(findings), len(studies)), UNKNOWN, dtype=np.int8)
-    if STUDY_LABELS.file in manifest.files:
-        labels = read_table(manifest.path, STUDY_LABELS).to_pylist()
-        truth = labelled_truth(findings, [corpus.study_ids[study] for study in studies], labels)
-    reported = _reported(findings, claims, [corpus.study_ids[study] for study in studies])
-    judges = {"validation_auc": truth, "validation_report_auc": reported}
-    judge = judges.get(config.train.best_metric)
-    if judge is not None and not ((judge == 0).any(axis=1) & (judge == 1).any(axis=1)).any():
-        raise ConfigError(
-            f"train.best_metric is {config.train.best_metric}, and no prompted finding has "
-            "validation images with and without it; choose another metric or more "
-            "train.validate_images"
-        )
-    return ValidationMetrics(
-        images=lambda start, stop: np.stack([prepared.pixels(row) for row in rows[start:stop]]),
-        truth=truth,
-        reported=reported,
-        correct=_said(corpus, studies, texts),
-        findings=findings,
-        prompts=tokens(prompt_texts(findings)),
-        texts=tokens([corpus.texts[text] for text in texts]),
-        input_px=config.model.image.input_px,
-    )
+    return value_of(mean_of(areas))
 
 
 def _reported(

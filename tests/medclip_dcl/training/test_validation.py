@@ -17,7 +17,7 @@ from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.image_encoder import to_input
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training.dataset import TokenTable
-from medclip_dcl.training.validation import ValidationMetrics, build_validation_metrics
+from medclip_dcl.training.validation import ValidationMetrics
 
 FINDINGS = (
     Finding("pneumonia", (KINDS[0][1],), (KINDS[3][1],), label="Pneumonia"),
@@ -39,7 +39,7 @@ def questions(
     config = Config.model_validate({"work": str(work), "train": train}).model_copy(
         update={"model": tiny_model_config(input_px=32)}
     )
-    return build_validation_metrics(
+    return ValidationMetrics(
         PackagedConfig.of(config),
         read_tiny_corpus(work, "validate"),
         open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT),
@@ -70,7 +70,7 @@ def test_the_figures_are_those_of_the_scores(work: Path) -> None:
     validation_metrics = questions(work)
     truth = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
     truth[1] = -1
-    validation_metrics = ValidationMetrics(**{**vars(validation_metrics), "truth": truth})
+    validation_metrics.truth = truth
     encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
     with torch.no_grad():
         found = validation_metrics(encoder, torch.device("cpu"))
@@ -89,11 +89,10 @@ def test_reports_judge_where_there_are_no_labels(work: Path) -> None:
     # Two of the eight reports assert a pneumonia, the other six are silent; no one has edema.
     assert sorted(validation_metrics.reported[0].tolist()) == [0] * 6 + [1] * 2
     assert (validation_metrics.reported[1] == 0).all()
-    known = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
-    judged = ValidationMetrics(**{**vars(validation_metrics), "truth": known})
+    validation_metrics.truth = np.where(validation_metrics.truth == 1, 1, 0).astype(np.int8)
     encoder = tiny_dual_encoder(tiny_model_config(input_px=32), vocabulary=len(TOKENIZER)).eval()
     with torch.no_grad():
-        found = judged(encoder, torch.device("cpu"))
+        found = validation_metrics(encoder, torch.device("cpu"))
     assert found["validation_report_auc"] == found["validation_auc"] is not None
 
 
