@@ -138,10 +138,7 @@ def _model_card(
         "grid": {"rows": trained.grid[0], "columns": trained.grid[1]},
         "objective": config.objective.model_dump(mode="json"),
         "eta": {
-            "source": config.eta.source,
-            "a": config.eta.a,
-            "k": config.eta.k,
-            "eta_max": config.eta.eta_max,
+            **config.eta.model_dump(include={"source", "a", "k", "eta_max"}),
             "summary": inputs.eta_cache.summary,
         },
         "data": {
