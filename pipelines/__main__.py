@@ -47,7 +47,7 @@ class _LazyGroup(TyperGroup):
 
 
 def _load(name: str, listed: Any) -> Any:
-    """Import the module of a command and make the command from its function."""
+    # The module is imported only now; its function becomes the command.
     if name in _OWN:
         return make_command(_OWN[name], name)
     if name == "ask":

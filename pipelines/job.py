@@ -33,7 +33,7 @@ class Stopped(BaseException):
 
 @dataclass(frozen=True)
 class Job:
-    """What a job is handed: its name, its configuration and the run's folder."""
+    """What a job works with: its name, its configuration and the run's folder."""
 
     name: str
     config: Config
@@ -52,17 +52,8 @@ class Job:
     ) -> Artifact:
         """Make an artifact unless the one on disk has the same fingerprint and is whole.
 
-        Args:
-            kind: its kind.
-            settings: the settings that it depends on.
-            inputs: the artifacts that it is made from, or digests of other inputs.
-            write: fills the draft's directory and returns the summary.
-
-        Returns:
-            The artifact, new or reused.
-
-        Raises:
-            ArtifactError: another process is writing it.
+        Settings and inputs are those of `make_fingerprint`; `write` fills the draft's directory and
+        gives the summary.
         """
         fingerprint = make_fingerprint(kind, settings, inputs)
         path = kind.at(self.work)

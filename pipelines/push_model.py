@@ -33,12 +33,7 @@ from .cli import ConfigFile, Overrides, config_of, tool_main
 
 
 def push(copy: Artifact, repo: str, *, private: bool) -> str:
-    """Send an export to the hub and give the address of the commit.
-
-    Args:
-        copy: from `export_model`.
-        repo: `OWNER/NAME`; it is made where it does not exist.
-        private: whether a new repository is private.
+    """Send an export to the hub, into a repository that may be new; gives the commit's address.
 
     Raises:
         ConfigError: the name is malformed, there is no token, the hub is switched off, or a

@@ -24,19 +24,9 @@ _REPORT = "write_report"
 
 
 def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> int:
-    """Run every stage of a config, then sum up.
-
-    Args:
-        config: a YAML file, or the name of one that comes with the package, such as `demo`.
-        overrides: `section.key=value` strings.
-        quiet: whether to write errors alone.
-
-    Returns:
-        0, or the exit code of the stage that failed.
-    """
+    """Run every stage of a config, then sum up; gives 0 or the exit code of what failed."""
     loaded = config_of(config, overrides)
-    arguments = ["--config", str(config)]
-    arguments += [word for override in overrides or () for word in ("--set", override)]
+    arguments = _arguments(config, overrides)
     is_live = sys.stdout.isatty() and not quiet
     begun = time.monotonic()
     stages = stages_of(loaded)
@@ -59,14 +49,17 @@ def run_config(config: Path, overrides: Overrides, *, quiet: bool = False) -> in
 
 def run_train(config: Path, overrides: Overrides = None) -> int:
     """Train a model with as many processes as the config asks for."""
-    arguments = ["--config", str(config)]
-    arguments += [word for override in overrides or () for word in ("--set", override)]
     launcher = _launcher("train", config_of(config, overrides))
-    return _run_plainly([*launcher, *arguments])
+    return _run_plainly([*launcher, *_arguments(config, overrides)])
+
+
+def _arguments(config: Path, overrides: Overrides) -> list[str]:
+    options = [word for override in overrides or () for word in ("--set", override)]
+    return ["--config", str(config), *options]
 
 
 def _launcher(stage: str, config: "Config") -> list[str]:
-    """Begin the command line of a stage; `train` is started in one process or many."""
+    # Begins the command line of a stage; `train` is started in one process or many.
     module = ["-m", f"{__package__}.{stage}"]
     if stage != "train" or "WORLD_SIZE" in os.environ:  # somebody has launched us already
         return [sys.executable, *module]
@@ -107,7 +100,7 @@ def _environment(stage: str, **more: str) -> dict[str, str]:
 
 @contextmanager
 def _started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start a stage and hand signals on to it: it saves, and says how to go on."""
+    # Signals are passed on to the stage: it saves, and says how to go on.
     stage = command[command.index("--config") - 1].rpartition(".")[2]
     environment = _environment(stage, **options.pop("env", {}))
     process = subprocess.Popen(command, env=environment, text=True, **options)
@@ -138,7 +131,7 @@ def _run_plainly(command: Sequence[str], *, quiet: bool = False) -> int:
 
 
 def _run_live(stage: str, command: Sequence[str]) -> int:
-    """Show a stage as one line: a bar with the time left while it works, then what it made."""
+    # A stage is one line: a bar with the time left while it works, then what it made.
     from rich import progress
 
     columns = (
@@ -167,7 +160,7 @@ def _run_live(stage: str, command: Sequence[str]) -> int:
 
 
 def _follow(command: Sequence[str], bar: "Progress") -> dict[str, Any]:
-    """Read what a stage reports until it ends; its last facts, and its exit code as `code`."""
+    # What a stage reports until it ends: its last facts, and its exit code as `code`.
     task = bar.add_task("", total=None)
     facts: dict[str, Any] = {}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -185,7 +178,7 @@ def _follow(command: Sequence[str], bar: "Progress") -> dict[str, Any]:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """Read a line of progress, facts or the service's log; None: it is something to show."""
+    # A line of progress, facts or the service's log; None: it is something to show.
     try:
         report = json.loads(line)
     except json.JSONDecodeError:

@@ -46,12 +46,7 @@ from .job import Job, Stopped, job_main
 
 
 def build(job: Job) -> None:
-    """Train unless the published model has the same fingerprint, then publish.
-
-    Raises:
-        MedclipError: an input is missing or stale, an unfinished run has other settings, or
-            training cannot continue.
-    """
+    """Train unless the published model has the same fingerprint, then publish."""
     accelerator = start_accelerator(job.config.train, job.work)
     try:
         _build(job, accelerator)
@@ -139,7 +134,7 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
 
 
 def _is_published(job: Job, fingerprint: dict[str, Any], accelerator: Accelerator) -> bool:
-    """Let the main process look, so that all do the same."""
+    # The main process looks, so that all do the same.
     found = [False]
     if accelerator.is_main_process:
         kind = model_package.ARTIFACT
