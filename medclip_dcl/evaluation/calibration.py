@@ -126,10 +126,9 @@ def evaluate_probabilities(
 ) -> tuple[EvalResult, list[list[float | None]]]:
     """Compare probabilities with the truth of images that they were not fitted to.
 
-    `asked` are the findings and those that the model was published with. The truth must be that of
-    all images, as they come: a balanced share says nothing of chances. With the figures of the
-    probability come those of the score itself, with `score_`. The probabilities are returned by
-    finding, then image; None where there is none.
+    `asked` are the findings, and those that the model was published with. The truth must be that of
+    all images: in a balanced share findings are more common. Figures that begin with `score_` are
+    those of the score itself. Gives the probabilities too, by finding, then image.
     """
     findings, own = asked
     curves = calibrations_of(findings, own, calibration)

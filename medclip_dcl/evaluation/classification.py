@@ -192,8 +192,8 @@ def evaluate_classes(
 ) -> tuple[EvalResult, Rows]:
     """Ask which one of several findings an image shows, of images that show one alone.
 
-    The classes are the findings' positive prompts. An image whose best two classes score alike is
-    wrong.
+    The classes are the findings' positive prompts. An image whose best two classes have the
+    same score counts as wrong.
 
     Source: Huang et al. 2021 (GLoRIA), CheXpert5x200: images that show one of five findings
         and no other, 200 of each. Ours: a finding whose truth is not known counts as absent.

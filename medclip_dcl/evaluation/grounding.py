@@ -75,7 +75,7 @@ def mean_iou(
     values, inside = _scored(heatmap, mask)
     if len(values) == 0:
         return None
-    # Counted above each threshold, so that no mask of a threshold is formed.
+    # Counting what is above a threshold gives overlap and union without a mask for each.
     within = values[inside]
     total = 0.0
     for threshold in thresholds:

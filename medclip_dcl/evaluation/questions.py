@@ -104,7 +104,7 @@ def refuse_contaminated(
 def truth_of(
     config: Config, source: Artifact, rows: Rows, findings: Sequence[Finding]
 ) -> tuple[Truth, str]:
-    """Look up which findings images show, and name the origin: `exact`, `labels` or `none`."""
+    """Look up which findings images show, and where that is from: `exact`, `labels` or `none`."""
     known = read_truth(resolve_path(config.source.root, config))
     if known is not None:
         image_ids = [row["image_id"] for row in rows]

@@ -179,7 +179,7 @@ def evaluate_boxes(
     distinct, index = np.unique(keys, return_inverse=True)
     text_of = {unit.key: unit.text for unit in units}
     texts = model.embed_sentences([text_of[key] for key in distinct])
-    # Sentences that read alike are scored once; as units they are columns of their own again.
+    # Sentences with the same text are scored once; as units each has its own column again.
     scores = (vectors @ texts.T).cpu().numpy()  # (boxes, distinct sentences)
     each = scores[:, index]  # (boxes, the sentence of each box)
     alike = keys[:, None] == keys[None, :]
@@ -314,7 +314,7 @@ def evaluate_reports(
 ) -> tuple[EvalResult, Rows]:
     """Find the report of each image among all, and an image of each report among all.
 
-    A report is its sentences, at least one; those of the same sentences read alike.
+    A report is its sentences, at least one; reports of the same sentences are one item.
 
     Source: ours; a report scores the mean of its sentences' image-sentence scores.
     """

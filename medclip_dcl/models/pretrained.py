@@ -30,7 +30,7 @@ _NESTED = ("state_dict", "model")
 
 
 def weights_file(path: Path) -> Path:
-    """Find the file with a checkpoint's weights, in a folder or itself; CheckpointError: none."""
+    """Find the file with a checkpoint's weights, of a folder or itself; CheckpointError: none."""
     files = [path / name for name in _NAMES] if path.is_dir() else [path]
     found = [file for file in files if file.is_file()]
     if not found:
