@@ -58,6 +58,7 @@ def pixel_runs(tmp_path: Path, seeds: tuple[int, ...], losses: int) -> RunLog:
     run_log = RunLog(tmp_path / "runs.jsonl")
     for index, seed in enumerate(seeds):
         values = {"cross, place": 0.7, "infonce, both": 0.5, "const 0.1": 0.4}
+        values["cross, place, shuffled"] = 0.2
         if index % 2:
             values |= {"infonce, both": 0.3, "const 0.1": 0.6}
         for row, value in values.items():
@@ -76,6 +77,7 @@ def test_places_are_held_against_the_better_rival_of_each_seed(tmp_path: Path) -
     assert figures["cross studies auc over the better rival"] == pytest.approx(0.15)
     assert figures["cross studies auc over the better rival, wins"] == 8
     assert figures["cross studies auc over const 0.1"] == pytest.approx(0.2)
+    assert bars["cross studies cross, place, shuffled auc over infonce, both"][1]
 
 
 def test_seven_seeds_of_pixels_meet_no_bar(tmp_path: Path) -> None:
