@@ -1,18 +1,11 @@
 """The trained tokenizer reads text as bert-base-uncased does, and is the same in every process."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.bert import SENTENCES
 from medclip_dcl.likelihood.fitting import SPECIAL_TOKENS, train_tokenizer
-
-CODE = """
-import json
-from medclip_dcl.likelihood.fitting import train_tokenizer
-from benchmarks.fixtures.bert import SENTENCES
-print(json.dumps(train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()))
-"""
 
 
 def test_text_is_lower_cased_and_marks_are_words_of_their_own():
@@ -35,9 +28,14 @@ def test_every_character_of_the_corpus_can_be_written():
     assert tokenizer.unk_token not in tokenizer.tokenize("unclear lungs flung apart")
 
 
-def test_vocabulary_is_the_same_in_every_process():
-    vocabulary = train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()
-    other = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert json.loads(other.stdout) == vocabulary
+def write_vocabulary(path: Path) -> None:
+    path.write_text(json.dumps(train_tokenizer(SENTENCES * 3, 120, 64).get_vocab()))
+
+
+def test_vocabulary_is_the_same_in_every_process(tmp_path):
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    write_vocabulary(here)
+    other = forkserver.context().Process(target=write_vocabulary, args=(there,))  # hashes otherwise
+    other.start()
+    other.join()
+    assert json.loads(there.read_text()) == json.loads(here.read_text())
