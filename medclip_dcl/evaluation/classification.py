@@ -23,12 +23,10 @@ from medclip_dcl.evaluation.bootstrap import (
 )
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.metrics import (
-    CLASSIFICATION,
-    balanced_accuracy,
+    classification_metrics,
     mean,
     mean_of,
     mean_over_findings,
-    roc_auc,
     value_of,
 )
 from medclip_dcl.evaluation.results import EvalResult, Rows
@@ -49,7 +47,11 @@ _PER_CLASS = 200  # most images of a class that show one finding alone: that of 
 _ONE_CLASS = "no image of one of the two classes"
 _NO_FINDING = "no finding has images of both classes"
 _NO_GAP = "no finding has images of both classes in every group"
-_MEASURES = {"auc": roc_auc, "balanced_accuracy": balanced_accuracy}
+_SHOWN = ("auc", "balanced_accuracy", "balanced_accuracy_offset")
+_MEANS = tuple(f"mean_{name}" for name in _SHOWN)
+
+Offsets = Sequence[float | None]
+"""Level of each finding's margin, above which it is decided to be present; None: not known."""
 
 
 def exact_truth(
@@ -126,19 +128,22 @@ def evaluate_findings(
 
     Source: Wang et al. 2023, Section 3.3 and Table 2.
     """
-    margin = model.margins(images.regions, findings)
+    margin, offsets = model.margins(images.regions, findings), model.offsets_of(findings)
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()
     margins = margin.cpu().numpy().astype(np.float64)
     groups = {
-        finding.name: finding_figures(margins[row], truth[row], images.subject_ids, bootstrap)
+        finding.name: finding_figures(
+            margins[row], truth[row], images.subject_ids, bootstrap, offsets[row]
+        )
         for row, finding in enumerate(findings)
     }
-    mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap)
+    mean_figures = mean_finding_figures(margins, truth, images.subject_ids, bootstrap, offsets)
     rows = [
         {
             **images.ids_of(image),
             "finding": finding.name,
             "margin": float(margins[row, image]),
+            "offset": offsets[row],
             "score": float(score[row, image]),
             "probability": None,
             "truth": None if truth[row, image] == UNKNOWN else int(truth[row, image]),
@@ -148,7 +153,7 @@ def evaluate_findings(
     ]
     absent = "no image has a label" if (truth == UNKNOWN).all() else ""
     pool = {"images": len(images.image_ids), "findings": len(findings)}
-    chance = {"mean_auc": 0.5, "mean_balanced_accuracy": 0.5}
+    chance = dict.fromkeys(_MEANS, 0.5)
     return EvalResult(absent, pool, chance, mean_figures, groups), rows
 
 
@@ -157,26 +162,34 @@ def finding_figures(
     truth: Int8[np.ndarray, " images"],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
+    offset: float | None = None,
 ) -> dict[str, Figure]:
-    """Measure `auc`, `accuracy` and `balanced_accuracy` of one finding by its margins."""
+    """Estimate what `metrics.classification_metrics` gives over the images whose truth is known."""
     known, positive, owners = known_images(truth, subjects)
     margin = margins[known]
 
     def measure(weights: Weights) -> dict[str, Samples]:
-        return {name: of(margin, positive, weights) for name, of in CLASSIFICATION.items()}
+        return classification_metrics(margin, positive, weights, offset)
 
     return estimate(measure, owners, bootstrap, _ONE_CLASS)
 
 
 def mean_finding_figures(
-    margins: Matrix, truth: Truth, subjects: Sequence[str], bootstrap: BootstrapOptions
+    margins: Matrix,
+    truth: Truth,
+    subjects: Sequence[str],
+    bootstrap: BootstrapOptions,
+    offsets: Offsets | None = None,
 ) -> dict[str, Figure]:
     """Average the figures of several findings, as `metrics.mean_over_findings`."""
 
     def measure(weights: Weights) -> dict[str, Samples]:
         return mean_over_findings(
-            (margin[state != UNKNOWN], state[state != UNKNOWN] == 1, weights[:, state != UNKNOWN])
-            for margin, state in zip(margins, truth, strict=True)
+            classification_metrics(margin[known], state[known] == 1, weights[:, known], offset)
+            for margin, state, offset in zip(
+                margins, truth, offsets or [None] * len(truth), strict=True
+            )
+            for known in (state != UNKNOWN,)
         )
 
     return estimate(measure, subjects, bootstrap, _NO_FINDING)
@@ -284,6 +297,7 @@ def evaluate_subgroups(
     traits: Mapping[str, Sequence[str]],
     bootstrap: BootstrapOptions,
     least_patients: int = LEAST_PATIENTS,
+    offsets: Offsets | None = None,
 ) -> EvalResult:
     """Measure the findings in every group of images.
 
@@ -292,30 +306,29 @@ def evaluate_subgroups(
     over findings that every group has with and without, which chance alone makes greater than 0.
     """
     owners = np.asarray(subjects, dtype=str)
+    levels = offsets or [None] * len(truth)
     weights = draw_weights(subjects, bootstrap)  # one draw of patients for all groups
 
-    def measure(name: str, chosen: np.ndarray) -> np.ndarray:  # (findings, samples)
-        return np.stack(
-            [
-                _MEASURES[name](margin[known], state[known] == 1, weights[:, known])
-                for margin, state in zip(margins, truth, strict=True)
-                for known in (chosen & (state != UNKNOWN),)
-            ]
-        )
+    def measure(chosen: np.ndarray) -> list[dict[str, Samples]]:  # of each finding
+        return [
+            classification_metrics(margin[known], state[known] == 1, weights[:, known], offset)
+            for margin, state, offset in zip(margins, truth, levels, strict=True)
+            for known in (chosen & (state != UNKNOWN),)
+        ]
 
     def group_figures(chosen: np.ndarray) -> dict[str, Figure]:
         members = owners[chosen].tolist()
         if len(set(members)) < least_patients:
             reason = f"fewer than {least_patients} patients"
             withheld = Figure(None, len(members), len(set(members)), reason=reason)
-            return dict.fromkeys([f"mean_{name}" for name in _MEASURES], withheld)
+            return dict.fromkeys(_MEANS, withheld)
+        found = mean_over_findings(measure(chosen))
         return {
-            f"mean_{name}": summarise(mean_of(measure(name, chosen)), members, _NO_FINDING)
-            for name in _MEASURES
+            name: summarise(found[name], members, _NO_FINDING) for name in _MEANS if name in found
         }
 
     def gap(shown: Sequence[np.ndarray]) -> Figure:
-        found = np.stack([measure("auc", chosen) for chosen in shown])
+        found = np.stack([[item["auc"] for item in measure(chosen)] for chosen in shown])
         lacking = np.isnan(found).any(axis=0)  # a finding that one group lacks shows no gap
         means = np.stack([mean_of(np.where(lacking, np.nan, part)) for part in found])
         members = owners[np.any(shown, axis=0)].tolist()
@@ -359,31 +372,44 @@ def evaluate_paraphrases(
         present, absent = np.split(scores, [len(finding.positive)])
         margins = (present[:, None] - absent[None]).reshape(-1, scores.shape[1])
         known, positive, owners = known_images(state, images.subject_ids)
-        pairs, ensemble = margins[:, known], margins.mean(axis=0)[known]
+        pairs = list(product(finding.positive, finding.negative))
+        asked = [Finding("", (positive,), (negative,)) for positive, negative in pairs]
+        *levels, level = model.offsets_of([*asked, finding])
+        measured = [
+            (margin[known], positive, offset)
+            for margin, offset in zip(margins, levels, strict=True)
+        ]
         pool[finding.name] = len(pairs)
-        groups[finding.name] = _spread(pairs, ensemble, positive, owners, bootstrap)
-        for words, margin in zip(product(finding.positive, finding.negative), pairs, strict=True):
+        ensemble = (margins.mean(axis=0)[known], positive, level)
+        groups[finding.name] = _spread(measured, ensemble, owners, bootstrap)
+        for words, (margin, _, offset) in zip(pairs, measured, strict=True):
+            found = classification_metrics(margin, positive, offset=offset)
+            figures = {name: value_of(values) for name, values in found.items()}
             row = {"finding": finding.name, "positive": words[0], "negative": words[1]}
-            measured = {name: value_of(of(margin, positive)) for name, of in _MEASURES.items()}
-            rows.append(row | measured)
+            rows.append(row | {name: figures.get(name) for name in _SHOWN})
     return EvalResult("" if groups else "there is no finding", pool, groups=groups), rows
 
 
+_Asked = tuple[np.ndarray, np.ndarray, float | None]
+
+
 def _spread(
-    pairs: np.ndarray,
-    ensemble: np.ndarray,
-    positive: np.ndarray,
-    owners: list[str],
-    bootstrap: BootstrapOptions,
+    pairs: Sequence[_Asked], ensemble: _Asked, owners: list[str], bootstrap: BootstrapOptions
 ) -> dict[str, Figure]:
     def measure(weights: Weights) -> dict[str, Samples]:
+        def of(asked: _Asked) -> dict[str, Samples]:
+            margin, positive, offset = asked
+            return classification_metrics(margin, positive, weights, offset)
+
+        every, together = [of(pair) for pair in pairs], of(ensemble)
         found: dict[str, Samples] = {}
-        for name, of in _MEASURES.items():
-            values = np.stack([of(margin, positive, weights) for margin in pairs])
-            lowest, highest = values.min(axis=0), values.max(axis=0)
-            found[f"{name}_lowest"], found[f"{name}_highest"] = lowest, highest
-            found[f"{name}_spread"] = highest - lowest
-            found[f"{name}_ensemble"] = of(ensemble, positive, weights)
+        for name in _SHOWN:
+            if name in together:
+                values = np.stack([item[name] for item in every])
+                lowest, highest = values.min(axis=0), values.max(axis=0)
+                found[f"{name}_lowest"], found[f"{name}_highest"] = lowest, highest
+                found[f"{name}_spread"] = highest - lowest
+                found[f"{name}_ensemble"] = together[name]
         return found
 
     return estimate(measure, owners, bootstrap, _ONE_CLASS)

@@ -275,8 +275,8 @@ _Named = Iterator[tuple[str, np.ndarray]]
 def _zero_shot(cases: SampleResults, weights: np.ndarray) -> _Named:
     findings = cases.column(results.SCORES, "finding")
     truth, margin = (cases.column(results.SCORES, name) for name in ("truth", "margin"))
-    found = _findings(findings, margin, truth, weights)
-    for name in [name for name in ("mean_auc", "mean_balanced_accuracy") if name in found]:
+    found = _findings(findings, margin, truth, weights, cases.column(results.SCORES, "offset"))
+    for name in [name for name in found if name != "mean_accuracy"]:
         yield f"zero_shot.{name}", found[name]
 
 
@@ -295,12 +295,24 @@ def _probes(cases: SampleResults, weights: np.ndarray) -> _Named:
 
 
 def _findings(
-    groups: np.ndarray, margin: np.ndarray, truth: np.ndarray, weights: np.ndarray
+    groups: np.ndarray,
+    margin: np.ndarray,
+    truth: np.ndarray,
+    weights: np.ndarray,
+    offset: np.ndarray | None = None,
 ) -> dict[str, Samples]:
     # Averages over the groups that have both classes.
     owns = [(groups == group) & ~np.isnan(truth) for group in dict.fromkeys(groups.tolist())]
+    levels = None if offset is None or np.isnan(offset).any() else offset
     return metrics.mean_over_findings(
-        (margin[own], truth[own] == 1, weights[:, own]) for own in owns if len(set(truth[own])) == 2
+        metrics.classification_metrics(
+            margin[own],
+            truth[own] == 1,
+            weights[:, own],
+            None if levels is None else float(levels[own][0]),
+        )
+        for own in owns
+        if len(set(truth[own])) == 2
     )
 
 

@@ -107,6 +107,15 @@ class EvaluatedModel:
         prompts = self.embed_sentences(prompt_texts(findings))
         return margins(self.score(regions, prompts), findings)
 
+    def offsets_of(self, findings: Sequence[Finding]) -> list[float | None]:
+        """Give the level of each finding's margin, as `Predictor.offsets_of`.
+
+        Of a model that is not ours the scale of the scores is not known, and so no level.
+        """
+        if isinstance(self.encoders, Predictor):
+            return self.encoders.offsets_of(findings)
+        return [None] * len(findings)
+
 
 Geometry = Literal["paper", "biovil"]
 

@@ -96,24 +96,40 @@ def balanced_accuracy(margins: Scores, positive: IsTrue, weights: Weights | None
     return both
 
 
-CLASSIFICATION = {"auc": roc_auc, "accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
-
-
-def mean_over_findings(
-    findings: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+def classification_metrics(
+    margins: Scores, positive: IsTrue, weights: Weights | None = None, offset: float | None = None
 ) -> dict[str, Samples]:
-    """Average each of `CLASSIFICATION` over the findings that have both classes in the sample.
+    """Measure `auc`, `accuracy` and `balanced_accuracy` of one finding by its margins.
 
-    A finding is margins, truth and weights of the images whose truth is known. Without a finding
-    there is no figure.
+    With an offset also `balanced_accuracy_offset`, of the decision at that margin instead of 0.
     """
-    found = [[of(*finding) for of in CLASSIFICATION.values()] for finding in findings]
-    if not found:
+    found = {
+        "auc": roc_auc(margins, positive, weights),
+        "accuracy": accuracy(margins, positive, weights),
+        "balanced_accuracy": balanced_accuracy(margins, positive, weights),
+    }
+    if offset is not None:
+        found["balanced_accuracy_offset"] = balanced_accuracy(margins - offset, positive, weights)
+    return found
+
+
+def mean_over_findings(findings: Iterable[dict[str, Samples]]) -> dict[str, Samples]:
+    """Average `classification_metrics` over the findings that have both classes in the sample.
+
+    A figure that a finding lacks is left out; without a finding there is none.
+    """
+    measured = list(findings)
+    if not measured:
         return {}
-    values = np.stack(found)  # (findings, figures, samples)
+    names = [name for name in measured[0] if all(name in item for item in measured)]
     # Where a class is missing there is no AUC: the finding then leaves every mean.
-    values[np.isnan(values[:, :1]).repeat(len(CLASSIFICATION), axis=1)] = np.nan
-    return {f"mean_{name}": mean_of(values[:, row]) for row, name in enumerate(CLASSIFICATION)}
+    lacking = [np.isnan(item["auc"]) for item in measured]
+    return {
+        f"mean_{name}": mean_of(
+            [np.where(gap, np.nan, item[name]) for gap, item in zip(lacking, measured, strict=True)]
+        )
+        for name in names
+    }
 
 
 def calibration_error(

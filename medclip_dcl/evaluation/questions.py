@@ -202,6 +202,7 @@ class Evaluation:
         )
         margins = np.array([row["margin"] for row in scores], dtype=np.float64)
         margins = margins.reshape(len(findings), -1)
+        offsets = self._model.offsets_of(findings)
         encoders = self._model.encoders
         own = encoders if isinstance(encoders, Predictor) else None
         # On all images: a balanced share would change how common a finding is.
@@ -224,7 +225,7 @@ class Evaluation:
             table = self._files["demographics.table"]
             traits |= read_demographics(table, settings.demographics, rows)
         outcomes["subgroups"] = evaluate_subgroups(
-            margins, drawn, encoded.subject_ids, traits, bootstrap
+            margins, drawn, encoded.subject_ids, traits, bootstrap, offsets=offsets
         )
         outcomes["paraphrases"] = EvalResult("there are no paraphrases; set evaluate.paraphrases")
         if "paraphrases" in self._files:

@@ -28,7 +28,7 @@ from medclip_dcl.evaluation.bootstrap import Figure
 from medclip_dcl.files import write_text
 from medclip_dcl.tables import Column, TableFormat
 
-ARTIFACT = ArtifactType("results", 5, "evaluate")
+ARTIFACT = ArtifactType("results", 6, "evaluate")
 
 Rows = list[dict[str, Any]]
 """Rows of one of the tables below."""
@@ -45,6 +45,7 @@ SCORES = TableFormat(
         *_OF_IMAGE,
         Column("finding", pa.string(), "name of the finding"),
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
+        Column("offset", pa.float64(), "margin from which the finding is present; null: not known"),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
         Column("probability", pa.float64(), "calibrated probability; null: no calibration"),
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
@@ -60,6 +61,7 @@ PROMPTS = TableFormat(
         Column("negative", pa.string(), "prompt that denies it"),
         Column("auc", pa.float64(), "area under the ROC curve with this pair; null: one class"),
         Column("balanced_accuracy", pa.float64(), "with this pair, at a margin of 0"),
+        Column("balanced_accuracy_offset", pa.float64(), "at the pair's offset; null: not known"),
     ),
 )
 """Paraphrases: one row per finding and pair of prompts."""
@@ -206,6 +208,7 @@ class Headline:
 HEADLINES = (
     Headline("zero-shot AUC, mean of findings", "zero_shot", "mean_auc"),
     Headline("zero-shot balanced accuracy, mean", "zero_shot", "mean_balanced_accuracy"),
+    Headline("zero-shot balanced accuracy, offset", "zero_shot", "mean_balanced_accuracy_offset"),
     Headline("one of several findings, mean recall", "classes", "mean_recall"),
     Headline("grounding CNR", "grounding", "cnr"),
     Headline("grounding CNR, signed", "grounding", "cnr_signed"),
@@ -248,7 +251,8 @@ def results_table(tree: Mapping[str, Any]) -> str:
     for headline in HEADLINES:
         outcome, figure = tree["questions"][headline.question], headline.figure_of(tree)
         if figure is None:
-            lines.append(f"  {headline.question}: absent, {outcome['absent']}")
+            reason = outcome["absent"] or f"no {headline.figure}"
+            lines.append(f"  {headline.question}: absent, {reason}")
             continue
         chance, pool = headline.chance_of(tree), outcome["pool"].get(headline.group)
         rest = "" if chance is None else f"   chance {chance:.3f}"

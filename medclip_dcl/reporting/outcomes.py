@@ -23,6 +23,7 @@ View = dict[str, Any]
 _READINGS = {
     "mean_auc": "chance that an image with the finding scores above one without it",
     "mean_balanced_accuracy": "mean of sensitivity and specificity, the better prompt deciding",
+    "mean_balanced_accuracy_offset": "the same, each prompt levelled by its mean over other images",
     "mean_recall": "share of images whose one finding is named, averaged over findings",
     "recall": "mean of R@10, R@50 and R@100 in both directions, as the paper's Table 1 has it",
     "own_recall": "the same, where the same words on another box count as wrong",

@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from benchmarks.fixtures.corpus import write_config
@@ -10,6 +11,7 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.results import read_figures
+from medclip_dcl.inference import load, read_prompts
 from medclip_dcl.tables import read_table
 from pipelines.evaluate import main
 
@@ -62,6 +64,26 @@ def test_every_question_is_answered_with_what_it_rests_on(evaluated):
     assert questions["gallery"]["chance"]["recall_at_1"] == pytest.approx(1 / 3)
     assert questions["reports"]["pool"]["report_to_image"] == 8  # one image a study
     assert questions["probe"]["absent"] == "evaluate.probe_images is 0"
+
+
+def test_balanced_accuracy_stands_there_raw_and_by_the_offset(evaluated):
+    rows = read_table(results.ARTIFACT.at(evaluated), results.SCORES).to_pylist()
+    rows = [row for row in rows if row["finding"] == "pneumonia"]
+    predictor = load(evaluated / "model", "cpu")
+    (offset,) = {row["offset"] for row in rows}
+    asked = read_prompts(evaluated / "prompts.yaml")
+    assert offset == pytest.approx(predictor.offsets_of(asked)[0], abs=1e-7)
+    found = figures(evaluated)["questions"]["zero_shot"]
+    for name, level in (("balanced_accuracy", 0.0), ("balanced_accuracy_offset", offset)):
+        hits = [
+            np.mean([row["margin"] > level for row in rows if row["truth"]]),
+            np.mean([row["margin"] <= level for row in rows if not row["truth"]]),
+        ]
+        # of the two findings this alone has images with and without it
+        assert found["groups"]["pneumonia"][name]["value"] == pytest.approx(np.mean(hits))
+        assert found["figures"][f"mean_{name}"]["value"] == pytest.approx(np.mean(hits))
+    views = figures(evaluated)["questions"]["subgroups"]["groups"].values()
+    assert all("mean_balanced_accuracy_offset" in group for group in views)
 
 
 def test_a_finding_that_no_image_has_is_named_undefined(evaluated):
@@ -149,7 +171,11 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
         None,
         "biovil",
     )
-    assert "it is not known which patients" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "it is not known which patients" in printed
+    # the scale of its scores is not known, so there is no offset
+    assert "absent, no mean_balanced_accuracy_offset" in printed
+    assert "mean_balanced_accuracy_offset" not in tree["questions"]["zero_shot"]["figures"]
     assert tree["questions"]["grounding"]["figures"]["cnr"]["value"] > 0
     scores = read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
     drawn = [row["truth"] for row in scores if row["finding"] == "pneumonia"]

@@ -29,6 +29,7 @@ SENT = {
     "data_card.md",
     "model.json",
     "model.safetensors",
+    "offsets.json",
     "subjects.json",
     "text/config.json",
     "text/tokenizer.json",
@@ -178,12 +179,12 @@ def test_the_range_of_a_model_s_images_goes_with_it(config_file: Path, tmp_path:
 def test_offsets_go_with_the_model_and_the_encoded_images_of_their_bank_stay(
     config_file: Path, tmp_path: Path
 ) -> None:
-    with_file(config_file, tmp_path / "model", model_package.OFFSETS_FILE, "{}")
-    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
-    assert copy.file(model_package.OFFSETS_FILE).read_text() == "{}"
-    with_file(config_file, tmp_path / "model", model_package.BANK_FILE, "regions")
-    copy = public_copy(config_file, tmp_path / "model", tmp_path / "copy")
+    own = model_package.ARTIFACT.at(config_file.parent / "work")
+    copy = public_copy(config_file, own, tmp_path / "copy")
+    assert (own / model_package.BANK_FILE).is_file()
     assert model_package.BANK_FILE not in copy.files
+    here, there = load(own, device="cpu"), load(copy.path, device="cpu")
+    assert there.offsets_of(there.findings) == here.offsets_of(here.findings)
 
 
 def test_the_copy_is_not_evaluated_unless_the_patients_are_known_to_be_new(

@@ -107,6 +107,24 @@ def test_images_of_unknown_truth_are_left_out_of_a_finding():
     assert figures["balanced_accuracy"].value == 0.5
 
 
+def test_an_offset_moves_the_decision_and_nothing_else():
+    # margins .4 and -.1 with the finding, .2 and -.3 without
+    plain = finding_figures(MARGINS[0], TRUTH[0], SUBJECTS, BootstrapOptions(0, 0))
+    assert plain["balanced_accuracy"].value == 0.5
+    assert "balanced_accuracy_offset" not in plain
+    moved = finding_figures(MARGINS[0], TRUTH[0], SUBJECTS, BootstrapOptions(0, 0), -0.2)
+    assert moved["balanced_accuracy_offset"].value == 0.75  # .4, -.1 above; -.3 below
+    assert {name: moved[name] for name in plain} == plain
+
+
+def test_the_mean_by_offsets_needs_the_offset_of_each_finding():
+    options = BootstrapOptions(0, 0)
+    some = mean_finding_figures(MARGINS, TRUTH, SUBJECTS, options, [-0.2, None])
+    assert "mean_balanced_accuracy_offset" not in some
+    both = mean_finding_figures(MARGINS, TRUTH, SUBJECTS, options, [-0.2, 0.05])
+    assert both["mean_balanced_accuracy_offset"].value == (0.75 + 0.5) / 2
+
+
 def test_a_finding_of_one_class_says_why_it_has_no_figure():
     truth = np.array([0, 0, UNKNOWN, 0], dtype=np.int8)
     figures = finding_figures(MARGINS[0], truth, SUBJECTS, BootstrapOptions(10, 0))
@@ -262,6 +280,21 @@ def test_the_ensemble_averages_the_scores_of_a_side() -> None:
     mean = mean - sum(np.array(WORDS[text]) for text in FINDING.negative) / 2
     expected = roc_auc(images.regions[:, 0, 0].double().numpy() @ mean, truth[0] == 1)[0]
     assert outcome.groups["edema"]["auc_ensemble"].value == pytest.approx(expected)
+
+
+def test_each_pair_is_decided_by_its_own_offset() -> None:
+    images, truth, model = asked()
+
+    class Levelled(EvaluatedModel):
+        def offsets_of(self, findings):
+            return [float(len(f"{item.positive}{item.negative}")) for item in findings]
+
+    model = Levelled(model.digest, model.encoders, model.similarity, model.gamma_squared)
+    outcome, rows = evaluate_paraphrases(model, images, [FINDING], truth, BootstrapOptions(0, 0))
+    # beyond every margin: nothing is found, and that is half right
+    assert [row["balanced_accuracy_offset"] for row in rows] == [0.5] * 4
+    assert outcome.groups["edema"]["balanced_accuracy_offset_ensemble"].value == 0.5
+    assert outcome.groups["edema"]["balanced_accuracy_ensemble"].value != 0.5
 
 
 def test_one_pair_has_no_spread() -> None:
