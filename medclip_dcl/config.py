@@ -167,6 +167,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file and apply `section.key=value` overrides.
 
+    A file that says `base: FILE`, relative to itself, changes that one section by section.
     A value is parsed as JSON, and taken as a plain string where it is not JSON: `1e-5` is a
     number, `no` and `00123` are strings.
 
@@ -174,7 +175,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the file cannot be read, a key is unknown, renamed or removed, or a
             value breaks its rule.
     """
-    tree = read_yaml(path, "config")
+    tree = _read_config(path)
     for override in overrides:
         _apply(tree, override)
     if gone := list(_gone(tree)):
@@ -213,6 +214,26 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    tree = read_yaml(path, "config")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    under = read_yaml(find_config(path).parent / str(base), f"base of {path},")
+    if "base" in under:
+        raise ConfigError(f"base {base} of config {path} has a base itself; name one that has none")
+    return _laid_over(under, tree)
+
+
+def _laid_over(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    laid = dict(under)
+    for name, value in over.items():
+        below = under.get(name)
+        both = isinstance(value, dict) and isinstance(below, dict)
+        laid[name] = _laid_over(below, value) if both else value  # type: ignore[arg-type]
+    return laid
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

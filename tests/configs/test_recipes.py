@@ -38,6 +38,23 @@ def test_recipe_loads_and_names_real_jobs(path: Path) -> None:
     assert (ROOT / config.evaluate.prompts).is_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "base", "sections"),
+    [
+        ("demo_cross", "demo", {"objective"}),
+        ("train/mimic_cxr_cross", "train/mimic_cxr", {"objective", "train"}),
+    ],
+)
+def test_cross_and_place_change_the_loss_alone(name: str, base: str, sections: set[str]) -> None:
+    config, plain = (load_config(ROOT / f"configs/{file}.yaml") for file in (name, base))
+    differing = {key for key in type(config).model_fields if vars(config)[key] != vars(plain)[key]}
+    assert differing == {"work", *sections}
+    said = config.objective
+    assert (said.kind, said.relation) == ("multipositive", "claims")
+    assert (said.directions, said.image_anchor) == ("both", "own")
+    assert (said.place_weight, said.places) == (0.3, "anatomy")
+
+
 def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
     """Wang et al. 2023, Sections 2.4 and 3.2, and Table 2."""
     config = load_config(ROOT / "configs/train/mimic_cxr.yaml")

@@ -25,6 +25,27 @@ def test_file_and_overrides_are_merged(config_file: Path) -> None:
     )
 
 
+def test_a_base_is_changed_section_by_section_and_overrides_come_last(config_file: Path) -> None:
+    over = config_file.with_name("over.yaml")
+    over.write_text("base: config.yaml\nseed: 4\neta:\n  k: 0.3\njobs: [train]\n", encoding="utf-8")
+    config = load_config(over, ["eta.k=0.5"])
+    assert (config.work, config.seed, config.jobs) == ("runs/x", 4, ("train",))
+    assert (config.eta.a, config.eta.k) == (0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [("nowhere.yaml", "base of .*over.yaml, .*cannot be read"), ("over.yaml", "a base itself")],
+)
+def test_a_base_that_is_missing_or_has_a_base_is_refused(
+    config_file: Path, base: str, message: str
+) -> None:
+    over = config_file.with_name("over.yaml")
+    over.write_text(f"base: {base}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_config(over)
+
+
 @pytest.mark.parametrize("text", ["no", "00123", "1.5.0"])
 def test_value_that_is_no_json_stays_a_string(config_file: Path, text: str) -> None:
     assert load_config(config_file, [f"eta.table={text}"]).eta.table == text
