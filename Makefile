@@ -13,7 +13,7 @@ CONFIG ?= configs/demo.yaml
 $(RUNTIME): requirements.lock pyproject.toml setup.py
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable '.[fast]'
 	$(COMPILE)
 	touch $@
 
