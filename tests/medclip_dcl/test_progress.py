@@ -3,6 +3,8 @@
 import io
 import json
 
+import pytest
+
 from medclip_dcl.progress import Progress
 
 
@@ -15,3 +17,28 @@ def test_last_line_counts_everything_once() -> None:
     shown = json.loads(line)
     assert (shown["progress"], shown["done"], shown["total"]) == ("scoring", 10, 10)
     assert (shown["loss"], shown["left_s"]) == (0.5, 0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_with_counts_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    terminal = Terminal()
+    with Progress("scoring", total=10, unit="sentence", done=4, stream=terminal) as progress:
+        progress.advance(6, loss=0.51234)
+    shown = terminal.getvalue()
+    for part in ("scoring", "10/10", "sentence  loss 0.5123"):
+        assert part in shown
+
+
+def test_lines_come_at_most_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROGRESS_EVERY_S", "0")
+    stream = io.StringIO()
+    with Progress("scoring", total=3, unit="sentence", stream=stream) as progress:
+        for _ in range(3):
+            progress.advance()
+    shown = [json.loads(line)["done"] for line in stream.getvalue().splitlines()]
+    assert shown == [1, 2, 3, 3]  # the last at the end

@@ -3,12 +3,14 @@
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures import forkserver
 from pipelines import run as run_module
 from pipelines.__main__ import main
 from pipelines.stages import STAGES, TOOLS
@@ -70,6 +72,23 @@ def test_what_is_missing_has_the_exit_code_of_the_stage(
     assert main(["evaluate", "--config", "nowhere.yaml"]) == 2
     assert main(["evaluate"]) == 2
     assert main(["show", str(tmp_path)]) == 4
+
+
+def test_serve_and_ask_hand_their_words_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "serve.yaml"
+    settings.write_text("model: nowhere\nallow_anonymous: true\n")
+    words = ["serve", "--config", str(settings), "--host", "127.0.0.1", "--port", "0"]
+    log = tmp_path / "log"
+    assert forkserver.run("pipelines.__main__", words, log) == 4
+    assert "no model in nowhere" in log.read_text()
+    (tmp_path / "image").write_bytes(b"no image")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    url = f"http://127.0.0.1:{free}/"  # nobody listens any more
+    assert main(["ask", "classify", str(tmp_path / "image"), "--url", url]) == 1
+    assert "unreachable" in capsys.readouterr().err
 
 
 def test_completion_offers_stages() -> None:
