@@ -359,7 +359,7 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
     loss = ObjectiveConfig(directions=config.objective.directions)
-    objective = ContrastiveObjective(loss, 0, encoder)
+    objective = ContrastiveObjective(loss, 0)
     step = TrainStep(accelerator, encoder, objective, settings, config.seed)
 
     def timed(batch: ImageTextBatch) -> float:

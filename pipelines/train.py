@@ -95,6 +95,9 @@ def _open_inputs(job: Job, verify: bool) -> TrainInputs:
     text, image = config.model.text.pretrained, config.model.image.pretrained
     judged = config.train.best_metric == "validation_report_auc"
     reads_claims = judged or needs_claims(config.objective)
+    compared = config.objective.compares_texts
+    given = (text or config.language_model.pretrained) if compared else ""
+    table = config.objective.similar_table if compared else ""
     return TrainInputs(
         manifest=open_one(manifest.ARTIFACT),
         prepared=open_one(prepared.ARTIFACT),
@@ -105,6 +108,8 @@ def _open_inputs(job: Job, verify: bool) -> TrainInputs:
         truth=_truth(config),
         image_weights=resolve_path(image, config) if image else None,
         findings=read_prompts(resolve_path(config.evaluate.prompts, config)),
+        text_checkpoint=resolve_path(given, config) if given else None,
+        similar_table=resolve_path(table, config) if table else None,
     )
 
 
@@ -130,6 +135,10 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
         digests |= {file.name: sha256_file(file) for file in truth_files(root)}
     if inputs.image_weights is not None:
         digests["image_weights"] = sha256_file(weights_file(inputs.image_weights))
+    if inputs.text_checkpoint is not None:
+        digests["text_checkpoint"] = sha256_file(weights_file(inputs.text_checkpoint))
+    if inputs.similar_table is not None:
+        digests["similar_table"] = sha256_file(inputs.similar_table)
     return digests
 
 

@@ -1,5 +1,6 @@
 """Sentence -> vector: BERT without its pooler, one state, a linear map."""
 
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -10,7 +11,8 @@ from transformers import BertConfig, BertModel
 from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
 
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
-_HEADS = ("cls.", "cls_projection_head.", "pooler.", "embeddings.position_ids")
+_TRAINED = "cls_projection_head."
+_HEADS = ("cls.", _TRAINED, "pooler.", "embeddings.position_ids")
 
 
 class TextEncoder(nn.Module):
@@ -79,3 +81,32 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
         modern_key(key.removeprefix("bert.")): value for key, value in read_tensors(folder).items()
     }
     return fill(encoder.backbone, state, heads=_HEADS, layout="bert")
+
+
+def load_trained_projection(folder: Path, text_config: BertConfig) -> TextEncoder | None:
+    """Build a checkpoint's own text encoder, its trained projection included; None: it has none.
+
+    The maps are those of CXR-BERT-specialized and BioViL-T, trained against images: linear, GELU,
+    layer norm, linear. CheckpointError as `read_tensors` and `fill`.
+    """
+    state = read_tensors(folder)
+    head = {
+        modern_key(key.removeprefix(_TRAINED)): value
+        for key, value in state.items()
+        if key.startswith(_TRAINED)
+    }
+    inner, outer = head.get("dense_to_hidden.weight"), head.get("dense_to_output.weight")
+    if inner is None or outer is None:
+        return None
+    encoder = TextEncoder(text_config, len(outer))
+    load_text_weights(encoder, folder)
+    layers: list[tuple[str, nn.Module]] = [
+        ("dense_to_hidden", nn.Linear(inner.shape[1], len(inner))),
+        ("activation", nn.GELU()),
+        ("LayerNorm", nn.LayerNorm(len(inner), eps=text_config.layer_norm_eps)),
+        ("dense_to_output", nn.Linear(len(inner), len(outer))),
+    ]
+    projection = nn.Sequential(OrderedDict(layers))
+    fill(projection, head, heads=())
+    encoder.projection = projection  # type: ignore[assignment]
+    return encoder.eval().requires_grad_(False)

@@ -154,6 +154,8 @@ class Supervision:
     """Which of the five findings are labelled present."""
     zones: Int8[Tensor, " texts"] | None = None
     """Third of the lung that each distinct text names."""
+    text_vectors: Float[Tensor, "texts dim"] | None = None
+    """Unit vector of each distinct text, by which texts are compared."""
 
 
 def needs_claims(settings: ObjectiveConfig) -> bool:
@@ -250,6 +252,8 @@ class ImageTextBatch:
     """Findings that each report's labels call present."""
     zones: Int8[Tensor, " batch"] | None = None
     """Third of the lung that each sentence names."""
+    text_vectors: Float[Tensor, "batch dim"] | None = None
+    """Unit vector of each sentence, by which texts are compared."""
 
     def to(self, device: torch.device) -> "ImageTextBatch":
         """Copy the batch to a device."""
@@ -262,7 +266,10 @@ class ImageTextBatch:
 
 
 class TokenTable:
-    """Word pieces of every distinct text, cut once; longer ones than `max_tokens` truncated."""
+    """Word pieces of every distinct text, cut once; longer ones than `max_tokens` truncated.
+
+    `lengths` has the number of pieces of each.
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_tokens: int
@@ -271,10 +278,10 @@ class TokenTable:
         if texts:  # a tokenizer refuses an empty list
             rows = tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
         # One flat array: a list of lists of a million sentences would take ten times the memory.
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        self.lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._flat = np.fromiter(
-            (piece for row in rows for piece in row), dtype=np.int32, count=int(lengths.sum())
+            (piece for row in rows for piece in row), dtype=np.int32, count=int(self.lengths.sum())
         )
         self._padding = int(tokenizer.pad_token_id)
 
@@ -308,7 +315,7 @@ class ImageTextDataset:
         seed: int | None,
         mine: slice,
     ) -> None:
-        self._corpus, self._supervision, self._prepared = corpus, supervision, prepared
+        self._corpus, self.supervision, self._prepared = corpus, supervision, prepared
         self._tokens, self._sampler = tokens, sampler
         self._input_px, self._seed, self._mine = input_px, seed, mine
         self._slack = slack_px(prepared.size_px, input_px)
@@ -342,10 +349,11 @@ class ImageTextDataset:
             input_ids=ids,
             attention_mask=mask,
             eta=self._eta[texts],
-            sentence_codes=_rows(self._supervision.sentence_codes, texts),
-            report_codes=_rows(self._supervision.report_codes, rows.reports),
-            labels=_rows(self._supervision.labels, rows.reports),
-            zones=_rows(self._supervision.zones, texts),
+            sentence_codes=_rows(self.supervision.sentence_codes, texts),
+            report_codes=_rows(self.supervision.report_codes, rows.reports),
+            labels=_rows(self.supervision.labels, rows.reports),
+            zones=_rows(self.supervision.zones, texts),
+            text_vectors=_rows(self.supervision.text_vectors, texts),
         )
 
 

@@ -14,32 +14,28 @@ is called once with texts and once with images as anchors. An image anchor takes
 its paired sentence.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor, nn
-from torch.nn import functional
 
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses import negatives
 from medclip_dcl.losses.debiased import debiased_terms
-from medclip_dcl.losses.gather import gather_constant, gather_with_grad
+from medclip_dcl.losses.gather import gather_with_grad
 from medclip_dcl.losses.info_nce import info_nce_loss, sigmoid_loss
 from medclip_dcl.losses.multi_positive import multi_positive_loss
 from medclip_dcl.losses.place import place_loss, place_masks
 from medclip_dcl.losses.relations import SAME, UNCLEAR, relation_gauges, relation_matrix
 from medclip_dcl.models.dual_encoder import DualEncoder
-from medclip_dcl.models.text_encoder import TextEncoder
 from medclip_dcl.rng import RngStream, torch_generator_for
 from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.settings import ObjectiveConfig
 
-_SIMILARITY_THRESHOLD = 0.9  # text cosine above which `remove_similar` drops a negative
-_KEEP_SHARE = 0.5  # of the negatives, by `resample_similar`
+_TEXT_BETA, _HARD_BETA = 20.0, 1.0  # where `objective.beta` is not set
 _SIGMOID_BIAS = -10.0  # added to s by `sigmoid`; fixed, where Zhai et al. 2023 start from
 
 
@@ -58,7 +54,9 @@ class ObjectiveInputs:
     relation: Int8[Tensor, "anchors candidates"] | None = None
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
-    """Cosine of the two texts under a frozen encoder; needed by the `*_similar` negatives."""
+    """Cosine of the two texts, by `text_similarity`; needed by the `*_similar` negatives."""
+    threshold: float = 1.0
+    """Text similarity above which `remove_similar` drops a negative."""
     label_overlap: Bool[Tensor, "anchors candidates"] | None = None
     """Whether both have a finding in common; needed by `remove_labels`."""
     generator: torch.Generator | None = None
@@ -72,7 +70,7 @@ class ObjectiveOutput:
     loss: Float[Tensor, ""]
     """Scalar with gradient, mean over anchors."""
     gauges: dict[str, Tensor]
-    """Scalars without gradient: those of `debiasing_gauges`, for what the loss did."""
+    """Scalars without gradient: those of `debiasing_gauges` and `negative_gauges`."""
 
 
 def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> ObjectiveOutput:
@@ -86,12 +84,13 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
     if settings.relation != "none":
         relation = _needed(inputs.relation, "relation")
     mates = None if relation is None else (relation == SAME) | (relation == UNCLEAR)
+    weights = _weights(settings, inputs)
     terms = debiased_terms(
         inputs.s,
         inputs.positive,
         inputs.eta if debiased else 0.0,
         inputs.gamma,
-        weights=_weights(settings, inputs),
+        weights=weights,
         known_positives=mates if debiased else None,
     )
     if settings.kind == "multipositive":
@@ -102,7 +101,8 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         loss = sigmoid_loss(inputs.s, inputs.positive, bias=_SIGMOID_BIAS)
     else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
         loss = terms.loss(settings.floor if debiased else "fallback")
-    return ObjectiveOutput(loss, terms.gauges())
+    counts = negatives.negative_gauges(inputs.s, inputs.positive, weights, mates)
+    return ObjectiveOutput(loss, terms.gauges() | counts)
 
 
 def _weights(
@@ -112,18 +112,20 @@ def _weights(
     if settings.negatives == "all":
         return None
     if settings.negatives == "hard":
-        return negatives.reweight_hard(inputs.s, positive, settings.beta)
+        beta = _HARD_BETA if settings.beta is None else settings.beta
+        return negatives.reweight_hard(inputs.s, positive, beta)
     if settings.negatives == "remove_labels":
         return negatives.remove_by_labels(_needed(inputs.label_overlap, "label_overlap"), positive)
     similarity = _needed(inputs.text_similarity, "text_similarity")
     if settings.negatives == "remove_similar":
-        return negatives.remove_by_similarity(similarity, positive, _SIMILARITY_THRESHOLD)
+        return negatives.remove_by_similarity(similarity, positive, inputs.threshold)
+    beta = _TEXT_BETA if settings.beta is None else settings.beta
     if settings.negatives == "reweight_similar":
-        return negatives.reweight_by_similarity(similarity, positive, settings.beta)
+        return negatives.reweight_by_similarity(similarity, positive, beta)
     if inputs.generator is None:
         raise ObjectiveError("resample_similar draws at random; hand it a generator")
     return negatives.resample_by_similarity(
-        similarity, positive, settings.beta, _KEEP_SHARE, inputs.generator
+        similarity, positive, beta, 1 - settings.remove_share, inputs.generator
     )
 
 
@@ -145,19 +147,15 @@ def _needed(value: Tensor | None, name: str) -> Tensor:
     return value
 
 
-class ContrastiveObjective(nn.Module):
-    """The configured loss over a global batch; `seed` is that of negatives that are drawn.
+class ContrastiveObjective:
+    """The configured loss over a global batch.
 
-    The encoder's text encoder is copied as it is before the first step, and frozen, where the
-    objective compares texts.
+    `seed` is that of negatives that are drawn, `threshold` the text similarity above which
+    `remove_similar` drops one.
     """
 
-    def __init__(self, settings: ObjectiveConfig, seed: int, encoder: DualEncoder) -> None:
-        super().__init__()
-        self._settings, self._seed = settings, seed
-        self.frozen_text: TextEncoder | None = None
-        if settings.negatives.endswith("_similar"):
-            self.frozen_text = copy.deepcopy(encoder.text).eval().requires_grad_(False)
+    def __init__(self, settings: ObjectiveConfig, seed: int, threshold: float = 1.0) -> None:
+        self._settings, self._seed, self._threshold = settings, seed, threshold
 
     def compute_loss(
         self, network: nn.Module, encoder: DualEncoder, batch: ImageTextBatch
@@ -168,10 +166,9 @@ class ContrastiveObjective(nn.Module):
         """
         pixels = jitter(batch.crops, batch.brightness, batch.contrast)
         regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
-        output: ObjectiveOutput = self(encoder, regions, sentences, batch)
-        return output
+        return self(encoder, regions, sentences, batch)
 
-    def forward(
+    def __call__(
         self,
         encoder: DualEncoder,
         regions: Float[Tensor, "local rows columns dim"],
@@ -189,17 +186,17 @@ class ContrastiveObjective(nn.Module):
         return ObjectiveOutput(loss, output.gauges | place.gauges)
 
     def _contrast(self, s: Tensor, gamma: Tensor, batch: ImageTextBatch) -> ObjectiveOutput:
-        directions, similarity = self._settings.directions, self._text_similarity(batch)
+        directions = self._settings.directions
         outputs = []
         if directions != "i2t":
-            outputs.append(self._direction(s, gamma, batch, similarity, from_text=True))
+            outputs.append(self._direction(s, gamma, batch, from_text=True))
         if directions == "both" and self._settings.image_anchor == "own":
             # Every sentence stays a candidate, false negatives too: they are what divides the
             # prior of a sentence out of its score, so that two sentences can be compared.
             images = info_nce_loss(s.T[batch.mine], _columns(batch, s.device))
             return replace(outputs[0], loss=(outputs[0].loss + images) / 2)
         if directions != "t2i":
-            outputs.append(self._direction(s.T, gamma, batch, similarity, from_text=False))
+            outputs.append(self._direction(s.T, gamma, batch, from_text=False))
         return mean_of(outputs)
 
     def _place(
@@ -225,7 +222,6 @@ class ContrastiveObjective(nn.Module):
         s: Float[Tensor, "batch batch"],
         gamma: Tensor,
         batch: ImageTextBatch,
-        similarity: Tensor | None,
         *,
         from_text: bool,
     ) -> ObjectiveOutput:
@@ -236,7 +232,8 @@ class ContrastiveObjective(nn.Module):
             eta=batch.eta[mine],
             gamma=gamma,
             relation=self._relation(batch, from_text=from_text),
-            text_similarity=similarity,
+            text_similarity=_text_similarity(batch),
+            threshold=self._threshold,
             label_overlap=_label_overlap(batch),
             # Each process and direction draws its own, and a resumed run the same again.
             generator=torch_generator_for(
@@ -258,18 +255,15 @@ class ContrastiveObjective(nn.Module):
         # An image stands to a sentence as the sentence stands to its report.
         return relation_matrix(sentences, reports[batch.mine]).T
 
-    @torch.no_grad()
-    def _text_similarity(self, batch: ImageTextBatch) -> Float[Tensor, "local batch"] | None:
-        if self.frozen_text is None:
-            return None
-        vectors = self.frozen_text(batch.input_ids, batch.attention_mask).float()
-        vectors = functional.normalize(vectors, dim=-1)
-        return vectors @ gather_constant(vectors).T
-
 
 def _columns(batch: ImageTextBatch, device: torch.device) -> Int[Tensor, " local"]:
     # Column of each local anchor's own candidate.
     return torch.arange(batch.mine.start, batch.mine.stop, device=device)
+
+
+def _text_similarity(batch: ImageTextBatch) -> Tensor | None:
+    vectors = batch.text_vectors
+    return None if vectors is None else vectors[batch.mine] @ vectors.T
 
 
 def _label_overlap(batch: ImageTextBatch) -> Tensor | None:

@@ -128,8 +128,19 @@ class ObjectiveConfig(Section):
         "hard",
     ] = "all"
     """Weights on negatives: the rivals of the paper's Table 1, and Robinson et al. 2021."""
-    beta: Annotated[float, Field(ge=0)] = 1.0
-    """Sharpness of `resample_similar`, `reweight_similar` and `hard`."""
+    similar_by: Literal["auto", "projection", "mean", "table"] = "auto"
+    """Space in which `*_similar` compare texts: the `projection` that the checkpoint was trained
+    with, as CXR-BERT-specialized was; the `mean` state of the word pieces, centred on the training
+    sentences; vectors of `similar_table`; or `auto`: `projection` where there is one, else `mean`.
+    To tune."""
+    similar_table: str = ""
+    """Parquet file of `similar_by: table`: columns `text_key` and `vector`, a list of numbers."""
+    remove_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the negatives that `remove_similar` (the closest pairs of texts, by a threshold that
+    is measured on the training sentences) or `resample_similar` leaves out. To tune."""
+    beta: Annotated[float, Field(ge=0)] | None = None
+    """Sharpness: on the cosine of two texts for `resample_similar` and `reweight_similar`, where 10
+    to 100 act (None: 20); on the scaled score for `hard` (None: 1). To tune."""
     relation: Literal["none", "claims", "labels", "truth"] = "none"
     """Source of the relation matrix for `multipositive` and for known positives."""
     place_weight: Annotated[float, Field(ge=0)] = 0.0
@@ -147,4 +158,11 @@ class ObjectiveConfig(Section):
             raise ValueError(f"{self.kind} knows no relation; set relation to none")
         if self.kind in {"multipositive", "sigmoid"} and self.negatives != "all":
             raise ValueError(f"{self.kind} takes no weights on negatives; set negatives to all")
+        if (self.similar_by == "table") != bool(self.similar_table):
+            raise ValueError("similar_by table and a similar_table go together")
         return self
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether negatives are weighed by how alike the texts are."""
+        return self.negatives.endswith("_similar")

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
@@ -70,6 +70,7 @@ from medclip_dcl.training.optim import (
 )
 from medclip_dcl.training.sampler import ImageTextSampler
 from medclip_dcl.training.settings import TrainConfig
+from medclip_dcl.training.text_similarity import TextSpace, closest_threshold
 from medclip_dcl.training.validation import (
     MOST_BATCHES,
     ValidationMetrics,
@@ -133,6 +134,11 @@ class TrainInputs:
     """Weights that the image encoder starts from; None: random."""
     findings: tuple[Finding, ...]
     """Prompts that the model is published with, and validated by."""
+    text_checkpoint: Path | None = None
+    """Folder of the pretrained weights that the text encoder comes from, where texts are compared;
+    None: there are none."""
+    similar_table: Path | None = None
+    """Vectors by which texts are compared; None: an encoder's."""
 
 
 @dataclass(frozen=True)
@@ -198,10 +204,21 @@ def train(
     language_model = load_language_model(inputs.text_folder)
     text_config, tokenizer = language_model.model.config, language_model.tokenizer
     encoder = _build_encoder(config, inputs, text_config, accelerator, say)
-    data = _Data(config, inputs, tokenizer, accelerator)
+    space = None
+    if config.objective.compares_texts:
+        table, checkpoint = inputs.similar_table, inputs.text_checkpoint
+        device = accelerator.device
+        space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
+    data = _Data(config, inputs, tokenizer, accelerator, space)
     corpus, dataset, sampler = data.split("train")
     validation, metrics = data.validation()
-    objective = ContrastiveObjective(config.objective, config.seed, encoder)
+    threshold = 1.0
+    if space is not None:
+        vectors, share = dataset.supervision.text_vectors, config.objective.remove_share
+        assert vectors is not None
+        threshold = closest_threshold(vectors, corpus, sampler, share)
+        say(texts_compared_by=space.name, closest_share=share, above_cosine=round(threshold, 4))
+    objective = ContrastiveObjective(config.objective, config.seed, threshold)
     trainer = Trainer(accelerator, encoder, objective, store, settings, config.seed)
     start = trainer.state.step
     say(
@@ -259,6 +276,7 @@ class _Data:
     inputs: TrainInputs
     tokenizer: PreTrainedTokenizerBase
     accelerator: Accelerator
+    space: TextSpace | None
 
     @cached_property
     def _prepared(self) -> PreparedImages:
@@ -283,13 +301,18 @@ class _Data:
         )
         local = settings.global_batch // settings.processes
         start = self.accelerator.process_index * local
+        tokens = TokenTable(self.tokenizer, corpus.texts, config.model.text.max_tokens)
+        supervision = read_supervision(
+            config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
+        )
+        if self.space is not None:
+            encode = self.space.fit if trains else self.space.vectors
+            supervision = replace(supervision, text_vectors=encode(corpus, tokens))
         dataset = ImageTextDataset(
             corpus=corpus,
-            supervision=read_supervision(
-                config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
-            ),
+            supervision=supervision,
             prepared=self._prepared,
-            tokens=TokenTable(self.tokenizer, corpus.texts, config.model.text.max_tokens),
+            tokens=tokens,
             sampler=sampler,
             input_px=config.model.image.input_px,
             seed=config.seed if trains else None,
@@ -529,7 +552,7 @@ class TrainStep:
         configure_performance(encoder, settings)
         self._accelerator, self._settings, self._seed = accelerator, settings, seed
         self._encoder = encoder.to(accelerator.device)
-        self._objective = objective.to(accelerator.device)
+        self._objective = objective
         self.optimizer = build_optimizer(encoder, settings)
         self._wrapped: nn.Module | None = None
         self._stepper: Optimizer | None = None

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,7 +24,13 @@ from tensorboardX.proto.event_pb2 import Event
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
 from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.corpus import write_config, write_corpus, write_eta
+from benchmarks.fixtures.corpus import (
+    KINDS,
+    read_tiny_corpus,
+    write_config,
+    write_corpus,
+    write_eta,
+)
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import eta
@@ -294,6 +302,28 @@ def test_the_best_checkpoint_is_kept_and_published(
     training = read_model_package(model_package.ARTIFACT.at(work)).card["training"]
     assert training["published_step"] == best
     assert training["best"] == {"metric": metric, "value": lines[best][metric]}
+
+
+def test_a_rival_compares_texts_and_its_log_says_what_it_removes(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One in four of the other studies is of a kind, and says one of its two sentences."""
+    work = copy_of(corpus, tmp_path)
+    texts = read_tiny_corpus(work)
+    kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in texts.texts]
+    table = pa.table({"text_key": texts.text_keys, "vector": np.eye(4)[kinds].tolist()})
+    pq.write_table(table, tmp_path / "vectors.parquet")
+    objective = {
+        "negatives": "remove_similar",
+        "similar_by": "table",
+        "similar_table": str(tmp_path / "vectors.parquet"),
+    }
+    assert train(work, objective=objective, train={"validate_every_steps": 12}) == 0
+    assert "texts_compared_by=table" in capsys.readouterr().out
+    log = [line for line in read_metrics(work / "checkpoints") if "loss" in line]
+    removed = np.mean([line["negatives_removed"] for line in log])
+    assert removed == pytest.approx(5 / 23, abs=0.05)
+    assert log[0]["effective_negatives"] == pytest.approx(7 * (1 - log[0]["negatives_removed"]))
 
 
 def test_any_backbone_can_be_trained_from_others_weights_and_loaded(

@@ -53,17 +53,14 @@ class Watched(ContrastiveObjective):
 
     Args:
         fixture: what is trained.
-        encoder: the model before its first step.
         look: what to look at.
 
     Attributes:
         seen: what it gave, one entry a step.
     """
 
-    def __init__(
-        self, fixture: TrainFixture, encoder: DualEncoder, look: Callable[[], Seen]
-    ) -> None:
-        super().__init__(fixture.config.objective, fixture.config.seed, encoder)
+    def __init__(self, fixture: TrainFixture, look: Callable[[], Seen]) -> None:
+        super().__init__(fixture.config.objective, fixture.config.seed)
         self._look = look
         self.seen: list[Seen] = []
 
@@ -137,7 +134,7 @@ def run_loop(
         update={"train": fixture.config.train.model_copy(update={"steps": steps})}
     )
     encoder = fixture.encoder()
-    watched = Watched(fixture, encoder, look)
+    watched = Watched(fixture, look)
     accelerator: Accelerator = start_accelerator(config.train)
     folder.mkdir()
     store = CheckpointStore(folder, {"steps": steps}, steps)

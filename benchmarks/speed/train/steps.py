@@ -41,7 +41,7 @@ class BareStep:
         encoder = scene.encoder()
         encoder.image.to(memory_format=torch.channels_last)
         self.encoder: DualEncoder = encoder.train()
-        self.objective = ContrastiveObjective(scene.config.objective, scene.config.seed, encoder)
+        self.objective = ContrastiveObjective(scene.config.objective, scene.config.seed)
         self.optimizer = AdamW(encoder.parameters(), lr=1e-5, fused=True)
         self.clip_norm = CLIP_NORM
         self.batch: ImageTextBatch = scene.dataset.batch(0)

@@ -1,7 +1,6 @@
 """The rows of the generated studies are configs that the product accepts."""
 
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -84,9 +83,7 @@ def test_the_relation_alone_sees_other_reports() -> None:
         report_codes=codes,
         labels=None,
     )
-    objective = ContrastiveObjective(
-        ObjectiveConfig(kind="multipositive", relation="claims"), 0, mock.Mock()
-    )
+    objective = ContrastiveObjective(ObjectiveConfig(kind="multipositive", relation="claims"), 0)
     with studies.relation_to({"a": says, "b": says}):
         turned = objective._relation(batch, from_text=True)
     plain = objective._relation(batch, from_text=True)

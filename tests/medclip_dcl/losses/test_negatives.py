@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from medclip_dcl.losses.negatives import (
+    negative_gauges,
     remove_by_labels,
     remove_by_similarity,
     resample_by_similarity,
@@ -63,6 +64,32 @@ def test_resampling_prefers_far_texts() -> None:
     drawn = resample_by_similarity(text, positive, 2.0, 0.5, torch.Generator().manual_seed(0))
     far = (drawn[:, 2] > 0).float().mean().item()
     assert far == pytest.approx(1 / (1 + torch.tensor(-2.0).exp().item()), abs=0.03)
+
+
+def test_resampling_follows_its_odds_where_they_would_underflow() -> None:
+    # e^{-100} and e^{100} beyond float32; the far text is drawn always, the close one never.
+    text = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    generator = torch.Generator().manual_seed(0)
+    drawn = resample_by_similarity(text, torch.tensor([0]), 100.0, 2 / 3, generator)
+    assert drawn.tolist() == [[0, 0, 1.5, 1.5]]
+
+
+def test_gauges_of_weights_by_hand() -> None:
+    s, positive = torch.zeros(2, 4), torch.tensor([0, 1])
+    weights = torch.tensor(
+        [[9.0, 2.0, 1.0, 0.0], [1.0, 9.0, 1.0, 1.0]]
+    )  # the positive's is not read
+    found = negative_gauges(s, positive, weights)
+    # (2 + 1)^2 / (4 + 1) = 1.8 and 3; one of three weighs nothing, none of three.
+    assert found["effective_negatives"].item() == pytest.approx((1.8 + 3) / 2)
+    assert found["negatives_removed"].item() == pytest.approx((1 / 3 + 0) / 2)
+    found = negative_gauges(s, positive, weights, excluded=weights == 2)
+    assert found["effective_negatives"].item() == pytest.approx((1 + 3) / 2)
+    assert found["negatives_removed"].item() == pytest.approx((2 / 3 + 0) / 2)
+    nothing = negative_gauges(s, positive, torch.zeros(2, 4))
+    assert [value.item() for value in nothing.values()] == [1, 0]
+    alone = negative_gauges(torch.zeros(1, 1), torch.tensor([0]))
+    assert alone["effective_negatives"].item() == 0
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, 5.0])

@@ -20,7 +20,7 @@ def loss_of(
     batch: ImageTextBatch, encoder: DualEncoder | None = None, **settings: object
 ) -> tuple[float, dict[str, torch.Tensor]]:
     model = (encoder or tiny_dual_encoder()).eval()
-    objective = ContrastiveObjective(ObjectiveConfig.model_validate(settings), 0, model)
+    objective = ContrastiveObjective(ObjectiveConfig.model_validate(settings), 0)
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
     output = objective(model, *model(pixels, batch.input_ids, batch.attention_mask), batch)
     return output.loss.item(), output.gauges
@@ -109,7 +109,7 @@ def test_without_relations_cross_is_symmetric_infonce() -> None:
     ):
         encoder.zero_grad()
         objective = ContrastiveObjective(
-            ObjectiveConfig.model_validate({**settings, "directions": "both"}), 0, encoder
+            ObjectiveConfig.model_validate({**settings, "directions": "both"}), 0
         )
         objective.compute_loss(encoder, encoder, batch).loss.backward()
         slopes.append([p.grad.clone() for p in encoder.parameters() if p.grad is not None])
@@ -149,7 +149,7 @@ def test_the_place_loss_is_added_with_its_weight() -> None:
 
 def test_processes_share_the_place_loss_by_the_pairs_that_have_a_place() -> None:
     batch, model = placed_batch(), tiny_dual_encoder().eval()
-    objective = ContrastiveObjective(ObjectiveConfig(place_weight=1.0), 0, model)
+    objective = ContrastiveObjective(ObjectiveConfig(place_weight=1.0), 0)
     pixels = jitter(batch.crops, batch.brightness, batch.contrast)
     regions, sentences = model(pixels, batch.input_ids, batch.attention_mask)
     whole = objective._place(regions, sentences, model.gamma, batch).loss.item()
@@ -180,16 +180,18 @@ def test_shared_labels_leave_the_negatives() -> None:
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_texts_are_compared_by_the_encoder_before_its_first_step() -> None:
+def test_texts_are_compared_by_their_vectors_and_the_closest_leave_the_negatives() -> None:
+    # Texts 0 and 1 say the same (cosine 1), 2 is at 60 degrees to them (cosine .5), 3 opposite.
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5], [-1.0, 0.0]])
+    batch = dataclasses.replace(pair_batch(4, eta=0.0), text_vectors=vectors)
+    s = scores(batch)
+    kept = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
+    expected = functional.cross_entropy(s.masked_fill(~kept, -torch.inf), torch.arange(4))
+    settings = ObjectiveConfig(kind="infonce", negatives="remove_similar")
     model = tiny_dual_encoder().eval()
-    objective = ContrastiveObjective(ObjectiveConfig(negatives="reweight_similar"), 0, model)
-    batch = pair_batch(5)
-    before = objective._text_similarity(batch)
-    with torch.no_grad():
-        for parameter in model.text.parameters():
-            parameter.add_(1.0)
-    after = objective._text_similarity(batch)
-    assert before is not None
-    assert after is not None
-    assert torch.equal(before, after)
-    torch.testing.assert_close(before.diagonal(), torch.ones(5))
+    pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+    vectors_of_both = model(pixels, batch.input_ids, batch.attention_mask)
+    output = ContrastiveObjective(settings, 0, threshold=0.6)(model, *vectors_of_both, batch)
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert output.gauges["negatives_removed"].item() == pytest.approx(2 / 12)
+    assert output.gauges["effective_negatives"].item() == pytest.approx((2 + 2 + 3 + 3) / 4)

@@ -24,7 +24,7 @@ def losses(
     encoder = tiny_dual_encoder(model).train()
     encoder.text.backbone.embeddings.dropout.p = dropout
     accelerator = Accelerator(cpu=True, mixed_precision=loop.precision)
-    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0)
     step = TrainStep(accelerator, encoder, objective, loop, seed=0)
     found = []
     for number in range(steps):

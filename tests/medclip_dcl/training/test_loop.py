@@ -46,7 +46,7 @@ def run(folder: Path, batch=good_batch, validation=(), **settings: object) -> Tr
     """Train to the end, or raise."""
     loop_settings = TrainConfig.model_validate({**TREE, **settings})
     encoder = tiny_dual_encoder().train()
-    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0)
     accelerator = Accelerator(cpu=True)
     store = CheckpointStore(folder, {"fingerprint": 1}, loop_settings.steps)
     folder.mkdir(exist_ok=True)

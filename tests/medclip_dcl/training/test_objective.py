@@ -19,6 +19,8 @@ GAUGES = {
     "mean_eta",
     "expected_false_negatives",
     "uncorrected_loss",
+    "negatives_removed",
+    "effective_negatives",
 }
 
 
@@ -46,7 +48,8 @@ def test_default_is_the_papers_loss_with_its_gauges() -> None:
     expected = debiased_contrastive_loss(batch.s, batch.positive, batch.eta, batch.gamma)
     assert torch.equal(output.loss, expected)
     gauges = debiasing_gauges(batch.s, batch.positive, batch.eta, batch.gamma)
-    assert output.gauges == gauges
+    counts = {"negatives_removed": torch.tensor(0.0), "effective_negatives": torch.tensor(11.0)}
+    assert output.gauges == gauges | counts
     assert output.gauges.keys() == GAUGES
 
 
@@ -102,6 +105,30 @@ def test_every_rival_changes_the_loss_and_stays_finite(kind: str, negatives: str
     assert torch.autograd.grad(loss, batch.s)[0].isfinite().all()
 
 
+def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
+    batch = inputs()
+
+    def gauges(**settings: object) -> list[float]:
+        found = direction_loss(ObjectiveConfig.model_validate(settings), batch).gauges
+        return [found[name].item() for name in ("negatives_removed", "effective_negatives")]
+
+    # Eleven negatives an anchor, of which K = ceil(.9 * 11) = 10 or ceil(.2 * 11) = 3 are drawn.
+    assert gauges(negatives="resample_similar") == pytest.approx([1 / 11, 10])
+    assert gauges(negatives="resample_similar", remove_share=0.8) == pytest.approx([8 / 11, 3])
+    assert gauges(negatives="reweight_similar", beta=0) == pytest.approx([0, 11])
+    removed, effective = gauges(negatives="reweight_similar")  # beta is 20
+    assert removed == 0
+    assert effective < gauges(negatives="reweight_similar", beta=10)[1] < 10
+    assert gauges(negatives="hard", beta=0) == pytest.approx([0, 11])
+    overlap = batch.label_overlap
+    assert overlap is not None
+    shared = overlap.sum(1) - overlap[:, 6:].diagonal().int()
+    expected = [(shared / 11).mean().item(), (11 - shared).float().mean().item()]
+    assert gauges(negatives="remove_labels") == pytest.approx(expected)
+    # Two of the first anchor's class-mates and one of the fourth's are no negatives.
+    assert gauges(relation="claims") == pytest.approx([3 / 66, 11 - 3 / 6])
+
+
 @pytest.mark.parametrize(
     ("settings", "missing", "message"),
     [
@@ -126,10 +153,14 @@ def test_input_that_the_settings_need_is_asked_for(
         {"kind": "multipositive"},
         {"kind": "infonce", "relation": "claims"},
         {"kind": "sigmoid", "negatives": "hard"},
+        {"similar_by": "table"},
+        {"similar_table": "vectors.parquet"},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str]) -> None:
-    with pytest.raises(ValidationError, match=r"needs a relation|knows no relation|takes no weig"):
+    with pytest.raises(
+        ValidationError, match=r"needs a relation|knows no relation|takes no weig|go together"
+    ):
         ObjectiveConfig.model_validate(settings)
 
 

@@ -32,7 +32,7 @@ SLOW = TrainConfig(
 
 def run(settings: TrainConfig, encoder: DualEncoder, steps: range, state=None) -> dict:
     """Do some steps; give the optimiser's state."""
-    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0)
     step = TrainStep(Accelerator(cpu=True), encoder, objective, settings, seed=0)
     if state is not None:
         load_optimizer_tensors(step.optimizer, encoder, state)

@@ -16,7 +16,7 @@ SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_step
 
 def make() -> tuple[DualEncoder, torch.optim.Optimizer, TrainStep]:
     encoder = tiny_dual_encoder().train()
-    objective = ContrastiveObjective(ObjectiveConfig(), 0, encoder)
+    objective = ContrastiveObjective(ObjectiveConfig(), 0)
     step = TrainStep(Accelerator(cpu=True), encoder, objective, SETTINGS, seed=0)
     return encoder, step.optimizer, step
 
