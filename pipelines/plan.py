@@ -37,13 +37,19 @@ from medclip_dcl.likelihood.masked_lm import read_config
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import CHANNELS
+from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig
-from medclip_dcl.training.trainer import TrainStep, configure_performance, start_accelerator
+from medclip_dcl.training.trainer import (
+    TrainStep,
+    configure_performance,
+    slow_start,
+    start_accelerator,
+)
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
 from .doctor import Finding, nearest_folder, print_findings
@@ -102,6 +108,7 @@ def plan(
     if (counted := _counts(config)) is not None:
         (studies, images), source = counted, "the manifest; some may lack an image or a sentence"
     yield _steps(config, studies, source)
+    yield from _image_start(config)
     text, words = _text_sizes(config)
     if words:
         yield Finding("text encoder", "note", words)
@@ -167,6 +174,18 @@ def _steps(config: Config, studies: int | None, source: str) -> Finding:
     passes = steps / (studies // batch)
     words += f", {passes:.1f} passes over {studies} training studies ({source})"
     return Finding("steps", "ok", words)
+
+
+def _image_start(config: Config) -> Iterator[Finding]:
+    given = config.model.image.pretrained
+    try:  # the weights are read when training starts, hours after the first job
+        words = slow_start(config.model, config.train)
+        if given:
+            weights_file(resolve_path(given, config))
+    except MedclipError as error:
+        words = str(error)
+    if words:
+        yield Finding("image encoder", "note", words)
 
 
 def _text_sizes(config: Config) -> tuple[BertConfig, str]:

@@ -42,6 +42,7 @@ from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import load_image_weights
+from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.text_encoder import load_text_weights
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, seed_for
@@ -84,6 +85,7 @@ _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after wh
 _IDS_SHOWN = 8
 _PR_SET_PDEATHSIG = 1
 _SAME_KEY_PRESS_S = 1.0
+_LEAST_RANDOM_RATE = 1e-4
 _LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
 _COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
 
@@ -249,6 +251,23 @@ def train(
     )
 
 
+def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
+    """Warn of an image encoder that learns from random weights at a low rate; empty: it does not.
+
+    AdamW moves a weight by about the learning rate a step, whatever the gradient: at 1e-5, 10,000
+    steps in one direction make 0.1.
+    """
+    rate = settings.image_learning_rate or settings.learning_rate
+    is_frozen = settings.steps is not None and settings.image_frozen_steps >= settings.steps
+    if model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
+        return ""
+    return (
+        f"the image encoder starts from random weights and learns at {rate:g}, too little to leave "
+        "its start; set model.image.pretrained to weights such as ImageNet's, or "
+        f"train.image_learning_rate to {_LEAST_RANDOM_RATE:g} or more"
+    )
+
+
 def _build_encoder(
     config: PackagedConfig,
     inputs: TrainInputs,
@@ -260,6 +279,8 @@ def _build_encoder(
     loaded = {"text": load_text_weights(encoder.text, inputs.text_folder)}
     if inputs.image_weights is not None:
         loaded["image"] = load_image_weights(encoder.image, inputs.image_weights)
+    elif warning := slow_start(config.model, config.train):
+        say(warning=warning)
     for part, report in loaded.items():
         say(weights=part, layout=report.layout, **report.counts)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":

@@ -63,6 +63,7 @@ def test_the_recipe_of_mimic_cxr_is_the_paper_s() -> None:
     assert (config.images.size_px, model.image.input_px) == (512, 480)
     assert model.image.depths == (2, 2, 2, 2)  # ResNet-18
     assert model.image.widths == (64, 128, 256, 512)
+    assert model.image.pretrained == "${IMAGENET}"  # ours: the paper states no start
     assert model.similarity.dim == 128
     assert (model.similarity.kind, model.similarity.gamma_squared) == ("lse_nl", 14)
     assert (config.eta.source, config.eta.a, config.eta.k) == ("pll", 0.2, 0.35)

@@ -33,6 +33,7 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CXR_BERT", raising=False)
+    monkeypatch.delenv("IMAGENET", raising=False)
     work = ("--set", f"work={tmp_path / 'work'}")
     code, found, _ = answers(capsys, PAPER, "--seconds", "0", *work)
     assert code == 0
@@ -40,8 +41,34 @@ def test_a_recipe_without_data_is_planned_and_says_what_it_cannot_know(
     assert "give --studies" in found["steps"][1]
     assert "prepared" in found["disk"][1]
     assert "CXR_BERT" in found["text encoder"][1]
+    assert "${IMAGENET}, which is not set; export IMAGENET" in found["image encoder"][1]
     assert "120.2 million parameters" in found["memory"][1]
     assert "global batch" not in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ((), True),
+        (("train.learning_rate=1e-4",), False),
+        (("train.image_learning_rate=1e-3",), False),
+        (("train.learning_rate=1e-3", "train.image_learning_rate=1e-5"), True),
+        (("train.image_frozen_steps=110000",), False),
+        (("train.image_frozen_steps=100",), True),
+    ],
+)
+def test_a_random_image_encoder_at_a_low_rate_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, settings: tuple[str, ...], warned: bool
+) -> None:
+    """The paper's rate, 1e-5, on random weights."""
+    more = ["model.image.pretrained=", f"work={tmp_path / 'work'}", *settings]
+    _, found, _ = answers(capsys, PAPER, "--seconds", "0", *[f"--set={item}" for item in more])
+    assert ("image encoder" in found) == warned
+    if warned:
+        state, words = found["image encoder"]
+        assert state == "note"
+        assert "learns at 1e-05" in words
+        assert "set model.image.pretrained" in words
 
 
 def test_numbers_that_are_given_give_passes_hours_and_bytes(
