@@ -43,7 +43,7 @@ from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.objective import ContrastiveObjective
-from medclip_dcl.training.settings import ObjectiveConfig
+from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import (
     TrainStep,
     configure_performance,
@@ -123,7 +123,7 @@ def plan(
         f"{_gb(need.total)} in each process for {share} pairs ({listed}) and a fifth more; this "
         f"machine has {_gb(room)}; {need.parameters / 1e6:.1f} million parameters",
     )
-    yield _hours(config, text, images_per_s, seconds)
+    yield _hours(config, text, images_per_s, seconds, _counted(config, studies).steps)
     yield _disk(config, images, need)
     yield from _method(config)
 
@@ -164,16 +164,26 @@ def _counts(config: Config) -> tuple[int, int] | None:
 
 
 def _steps(config: Config, studies: int | None, source: str) -> Finding:
-    batch, steps = config.train.global_batch, config.train.steps
-    words = f"{steps} of {batch} pairs, {steps * batch / 1e6:.3g} million in all"
+    batch, settings = config.train.global_batch, _counted(config, studies)
+    if settings.steps is None:
+        words = f"{settings.epochs:g} epochs in batches of {batch}"
+    else:
+        steps = settings.steps
+        words = f"{steps} of {batch} pairs, {steps * batch / 1e6:.3g} million in all"
     if studies is None:
-        words += "; epochs unknown: run build_manifest, or give --studies"
-        return Finding("steps", "note", words)
+        words += f"; {'steps' if settings.steps is None else 'epochs'} unknown: run build_manifest"
+        return Finding("steps", "note", f"{words}, or give --studies")
     if studies < batch:
         return Finding("steps", "fault", f"{words}; {studies} training studies do not fill a batch")
-    passes = steps / (studies // batch)
+    passes = settings.total_steps / (studies // batch)
     words += f", {passes:.1f} passes over {studies} training studies ({source})"
     return Finding("steps", "ok", words)
+
+
+def _counted(config: Config, studies: int | None) -> TrainConfig:
+    # Steps in place of epochs, where the studies are known.
+    per_epoch = (studies or 0) // config.train.global_batch
+    return config.train.counted(per_epoch) if per_epoch else config.train
 
 
 def _image_start(config: Config) -> Iterator[Finding]:
@@ -220,9 +230,13 @@ def _room() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _hours(config: Config, text: BertConfig, rate: float | None, seconds: float) -> Finding:
+def _hours(
+    config: Config, text: BertConfig, rate: float | None, seconds: float, steps: int | None
+) -> Finding:
     settings = config.train
     words = "as given"
+    if steps is None:
+        return Finding("hours", "note", "not known: give --studies, or run build_manifest")
     if rate is None and not seconds:
         return Finding("hours", "note", "not measured; give --images-per-s or --seconds")
     if rate is None:
@@ -231,7 +245,7 @@ def _hours(config: Config, text: BertConfig, rate: float | None, seconds: float)
         words = f"measured here, one process, {pairs} pairs a step"
         if settings.processes > 1:
             words += f", times {settings.processes}: on machines like this, none slowed by others"
-    hours = settings.steps * settings.global_batch / rate / 3600
+    hours = steps * settings.global_batch / rate / 3600
     return Finding(
         "hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), validation and saving apart"
     )
@@ -374,6 +388,7 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     """
     share = max(2, config.train.global_batch // config.train.processes)
     alone = {"global_batch": share, "processes": 1, "compile_backend": "none"}
+    alone |= {"steps": _MOST_STEPS, "epochs": None}
     settings = config.train.model_copy(update=alone)
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)

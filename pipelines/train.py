@@ -66,7 +66,7 @@ def _build(job: Job, accelerator: Accelerator) -> None:
     digests = _digests(config, inputs)
     fingerprint = make_fingerprint(model_package.ARTIFACT, settings, digests)
     folder = checkpoint.ARTIFACT.at(job.work)
-    store = CheckpointStore(folder, fingerprint, config.train.steps)
+    store = CheckpointStore(folder, fingerprint)
     say = job.say if main else _say_nothing
     result: TrainResult | None = None
     begun = time.monotonic()

@@ -52,10 +52,13 @@ class Snapshot:
 
 
 class CheckpointStore:
-    """The checkpoints of one run of `steps` steps, by the fingerprint of the model it makes."""
+    """The checkpoints of one run, by the fingerprint of the model it makes.
 
-    def __init__(self, folder: Path, fingerprint: dict[str, Any], steps: int) -> None:
-        self._folder, self._fingerprint, self._steps = folder, fingerprint, steps
+    `steps` are those that the run will do; the trainer sets them before it saves.
+    """
+
+    def __init__(self, folder: Path, fingerprint: dict[str, Any], steps: int = 0) -> None:
+        self._folder, self._fingerprint, self.steps = folder, fingerprint, steps
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -137,7 +140,7 @@ class CheckpointStore:
             write_bytes(writer.directory / WEIGHTS, save(_plain(snapshot.weights)))
             write_bytes(writer.directory / _OPTIMIZER, save(_plain(snapshot.optimizer)))
             write_text(writer.directory / _STATE, json.dumps(dict(snapshot.state), sort_keys=True))
-            writer.commit({"step": snapshot.step, "steps": self._steps})
+            writer.commit({"step": snapshot.step, "steps": self.steps})
         self._remove_traces(path)
 
     def _remove_traces(self, path: Path) -> None:

@@ -160,7 +160,7 @@ class TrainLogger:
 
     def note(self, step: int, skipped: int, output: ObjectiveOutput) -> dict[str, float]:
         """Write a line where one is due, and give figures to show next to the progress."""
-        if step % self._settings.log_every_steps and step != self._settings.steps:
+        if step % self._settings.log_every_steps and step != self._settings.total_steps:
             return {}
         figures = self._mean_of(output)
         self.latest = {

@@ -35,8 +35,11 @@ class TrainConfig(Section):
 
     global_batch: Annotated[int, Field(gt=1)] = 64
     """Image-text pairs in one contrastive batch, over all processes; paper: 64."""
-    steps: Annotated[int, Field(gt=0)] = 100_000
-    """Optimiser steps."""
+    steps: Annotated[int, Field(gt=0)] | None = 100_000
+    """Optimiser steps; null where `epochs` says how long."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the training studies, in place of `steps`; those that do not fill the last global
+    batch of a pass are left out of it."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
     """Peak AdamW learning rate; paper: 1e-5."""
     image_learning_rate: Annotated[float, Field(gt=0)] | None = None
@@ -84,10 +87,39 @@ class TrainConfig(Section):
     shuffle_reports: bool = False
     """Control: pair every image with the report of another study."""
 
+    @property
+    def total_steps(self) -> int:
+        """Steps of a run; where `epochs` is set, of settings that `counted` gave."""
+        assert self.steps is not None, "epochs are turned into steps by `counted`"
+        return self.steps
+
+    def counted(self, steps_per_epoch: int) -> Self:
+        """Give the same settings with steps in place of epochs; at least one."""
+        if self.epochs is None:
+            return self
+        steps = max(1, round(self.epochs * steps_per_epoch))
+        return self.model_copy(update={"steps": steps, "epochs": None})
+
     def result_settings(self, *also: str) -> dict[str, Any]:
         """Give the settings that decide the model; validation's where it chooses the step."""
         validation = ("validate_every_steps", "validate_images") if self.best_metric else ()
         return super().result_settings(*validation, *also)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_replace_the_default(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.get("epochs") is not None:
+            return {"steps": None, **tree}
+        return tree
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                f"steps is {self.steps} and epochs is {self.epochs}; give one of them, and null "
+                "for the other where a base sets it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:

@@ -202,7 +202,6 @@ def train(
     Raises:
         MedclipError: an input is missing, stale or does not fit, or training cannot continue.
     """
-    settings = config.train
     language_model = load_language_model(inputs.text_folder)
     text_config, tokenizer = language_model.model.config, language_model.tokenizer
     encoder = _build_encoder(config, inputs, text_config, accelerator, say)
@@ -221,12 +220,14 @@ def train(
         threshold = closest_threshold(vectors, corpus, sampler, share)
         say(texts_compared_by=space.name, closest_share=share, above_cosine=round(threshold, 4))
     objective = ContrastiveObjective(config.objective, config.seed, threshold)
+    settings = config.train.counted(sampler.steps_per_epoch)
     trainer = Trainer(accelerator, encoder, objective, store, settings, config.seed)
     start = trainer.state.step
     say(
         studies=len(corpus.study_ids),
         texts=len(corpus.texts),
-        epochs=round(settings.steps / sampler.steps_per_epoch, 1),
+        steps=settings.total_steps,
+        epochs=round(settings.total_steps / sampler.steps_per_epoch, 1),
         device=str(accelerator.device),
         processes=accelerator.num_processes,
         from_step=start,
@@ -382,6 +383,7 @@ class Trainer:
     ) -> None:
         self._accelerator, self._settings, self._store = accelerator, settings, store
         self._encoder, self._objective = encoder, objective
+        store.steps = settings.total_steps
         self._step = TrainStep(accelerator, encoder, objective, settings, seed)
         self.optimizer = self._step.optimizer
         self.state = TrainState()
@@ -403,8 +405,8 @@ class Trainer:
                 a checkpoint cannot be written.
         """
         settings, state = self._settings, self.state
-        batches = prefetch(batch, state.step, settings.steps)
-        bar = Progress("train", settings.steps, "step", done=state.step)
+        batches = prefetch(batch, state.step, settings.total_steps)
+        bar = Progress("train", settings.total_steps, "step", done=state.step)
         with _StopRequest() as request, closing(batches), bar as progress:
             for item in batches:
                 report = self._step(item, request.requested)
@@ -414,7 +416,7 @@ class Trainer:
                 if validated:
                     figures = self._validate(validation, metrics)
                     logger.note_validation(state.step, figures)
-                last = report.stop or state.step == settings.steps
+                last = report.stop or state.step == settings.total_steps
                 judged = validated and bool(settings.best_metric)
                 if last or judged or state.step % settings.save_every_steps == 0:
                     # The checkpoint claims the steps of the log, which must be on disk before it.
@@ -422,7 +424,7 @@ class Trainer:
                     self._save()
                 if last:
                     break
-        return state.step == settings.steps
+        return state.step == settings.total_steps
 
     def published(self) -> tuple[int, dict[str, Tensor]]:
         """Give steps done and weights to publish: the best by the metric, else the last.
@@ -627,7 +629,7 @@ class TrainStep:
             seed_for(self._seed, RngStream.DROPOUT, step, self._accelerator.process_index)
         )
         settings = self._settings
-        share = learning_rate_share(step, settings.warmup_steps, settings.steps)
+        share = learning_rate_share(step, settings.warmup_steps, settings.total_steps)
         set_learning_rate(self.optimizer, share)
 
     def _agree(self, loss: Float[Tensor, ""], norm: Tensor, stop: bool) -> tuple[bool, bool]:

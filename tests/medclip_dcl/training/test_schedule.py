@@ -1,6 +1,8 @@
 import pytest
+from pydantic import ValidationError
 
 from medclip_dcl.training.optim import learning_rate_share
+from medclip_dcl.training.settings import TrainConfig
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
@@ -20,3 +22,26 @@ def test_a_run_without_warm_up_starts_at_the_peak() -> None:
 
 def test_a_run_that_is_all_warm_up_stays_within_the_peak() -> None:
     assert all(0 < learning_rate_share(step, 10, 10) <= 1 for step in range(10))
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ({}, 100_000),
+        ({"steps": 7}, 7),
+        ({"epochs": 3}, 30),
+        ({"epochs": 0.25}, 2),
+        ({"epochs": 0.01}, 1),
+        ({"epochs": 3, "steps": None}, 30),
+    ],
+)
+def test_epochs_are_passes_of_full_batches(given: dict[str, float], steps: int) -> None:
+    settings = TrainConfig.model_validate(given).counted(steps_per_epoch=10)
+    assert (settings.total_steps, settings.epochs) == (steps, None)
+    assert TrainConfig.model_validate(settings.model_dump()) == settings
+
+
+@pytest.mark.parametrize("given", [{"steps": 7, "epochs": 3}, {"steps": None}])
+def test_a_run_has_one_length(given: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=r"steps is (7|None) and epochs is (3.0|None); give"):
+        TrainConfig.model_validate(given)
