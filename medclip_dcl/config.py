@@ -73,7 +73,7 @@ REMOVED: dict[str, str] = {
     "model.similarity.learn_gamma": "gamma is learned",
     "model.text.pooling": "the state of [CLS] is projected",
     "objective.keep_share": "set objective.remove_share to 1 less it",
-    "objective.sigmoid_bias": "it is -10",
+    "objective.sigmoid_bias": "it is learned",
     "objective.similarity_threshold": "set objective.remove_share; the threshold is measured",
     "probe": "set evaluate.probe_fractions; the rest is in examples/image_only",
     "sentences.deadline_s": "it is always 3",

@@ -708,8 +708,11 @@ def build_predictor(published: SavedModel, device: torch.device) -> Predictor:
     folder = published.text_folder
     text_config = BertConfig.from_json_file(folder / "config.json")
     model = build_dual_encoder(published.config.model, text_config, seed=0)
+    weights = published.weights()
+    if "bias" in weights:
+        model.add_bias(0.0)
     try:
-        model.load_state_dict(published.weights())
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(
             f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"

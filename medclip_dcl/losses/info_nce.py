@@ -64,8 +64,8 @@ def sigmoid_loss(
     Args:
         s: similarities with their scale.
         positive: column of each anchor's positive; None: the diagonal.
-        bias: added to s; about minus the log of the number of candidates, so that a
-            pair starts as a negative.
+        bias: added to s, and learned. Start it at -ln(candidates - 1): a pair of unknown
+            score then counts as positive as often as it is, once in so many.
 
     Returns:
         Sum over candidates of -log sigmoid(z (s + bias)), z = 1 for the positive and
@@ -74,7 +74,7 @@ def sigmoid_loss(
     Raises:
         ObjectiveError: shapes do not fit.
 
-    Source: Zhai et al. 2023, Algorithm 1; the paper learns the bias, from -10.
+    Source: Zhai et al. 2023, Algorithm 1; they start the bias at -10, for larger batches.
     """
     s, positive = checked(s, positive)
     z = torch.full_like(s, -1.0).scatter(1, positive.unsqueeze(1), 1.0)

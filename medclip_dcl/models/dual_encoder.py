@@ -19,7 +19,8 @@ _GAMMA_SQUARED_RANGE = (1.0, 100.0)
 class DualEncoder(nn.Module):
     """The model that is trained: images and sentences on one unit sphere.
 
-    `gamma` is the root of the score's scale: s = gamma**2 * f.
+    `gamma` is the root of the score's scale: s = gamma**2 * f. `bias`, which the sigmoid loss alone
+    adds to s and learns, is None without `add_bias`: no score depends on it.
     """
 
     def __init__(self, settings: ModelConfig, text_config: BertConfig) -> None:
@@ -29,6 +30,7 @@ class DualEncoder(nn.Module):
         self.region_projection = nn.Linear(self.image.width, settings.similarity.dim)
         self.text = TextEncoder(text_config, settings.similarity.dim)
         self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
+        self.bias: nn.Parameter | None = None
 
     def forward(
         self,
@@ -67,6 +69,10 @@ class DualEncoder(nn.Module):
     ) -> Float[Tensor, "texts images"]:
         """Score unit vectors: f in [-1, 1]; the logit of the losses is gamma**2 * f."""
         return image_sentence_scores(regions.flatten(1, 2), sentences, self.similarity)
+
+    def add_bias(self, value: float) -> None:
+        """Add the bias of the sigmoid loss to the parameters."""
+        self.bias = nn.Parameter(torch.tensor(value))
 
     @torch.no_grad()
     def clamp_gamma(self) -> None:

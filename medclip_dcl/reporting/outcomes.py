@@ -208,7 +208,12 @@ _LOSSES = {
     "uncorrected_loss": "same batches, uncorrected (InfoNCE)",
     "validation_loss": "validation",
 }
-_GAUGES = {"frac_floor": "anchors on the floor", "mean_eta": "mean eta"}
+_GAUGES = {
+    "frac_floor": "anchors on the floor",
+    "mean_eta": "mean eta",
+    "negatives_removed": "negatives removed",
+    "clipped": "steps clipped, so far",
+}
 _CHECKPOINTS = "checkpoints"
 
 
@@ -228,7 +233,7 @@ def describe_training(sources: Sources) -> View | None:
         "gauges": _chart(
             lines,
             _GAUGES,
-            Labels("Share of anchors on the floor and mean eta by step", "step", "share"),
+            Labels("Floor, eta, removed negatives and clipped steps", "step", "share"),
         ),
     }
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -119,15 +120,33 @@ def open_trackers(accelerator: Accelerator, config: PackagedConfig, step: int) -
 
 
 def _plain(tree: dict[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    # Flattened; paths of weights stay out: they name folders of this machine.
+    # Flattened; paths of weights and vectors stay out: they name folders of this machine.
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
             flat |= _plain(value, f"{prefix}{name}.")
-        elif name != "pretrained" and value is not None:
+        elif name not in {"pretrained", "similar_table"} and value is not None:
             is_plain = isinstance(value, int | float | str | bool)
             flat[prefix + name] = value if is_plain else str(value)
     return flat
+
+
+@dataclass
+class TrainState:
+    """Where a run stands."""
+
+    step: int = 0
+    """Steps done."""
+    skipped: int = 0
+    """Steps whose loss or gradient was not finite."""
+    in_a_row: int = 0
+    """Such steps since the last good one."""
+    clipped: int = 0
+    """Steps whose gradient was longer than the largest that is allowed, and was cut to it."""
+    best_step: int = 0
+    """Steps done when the named metric was best; 0: not yet measured."""
+    best_value: float | None = None
+    """The metric at that step."""
 
 
 _FLOOR_ALARM = 0.2
@@ -158,8 +177,12 @@ class TrainLogger:
         self._warned = False
         self.latest: dict[str, float | None] = log.last if log is not None else {}
 
-    def note(self, step: int, skipped: int, output: ObjectiveOutput) -> dict[str, float]:
-        """Write a line where one is due, and give figures to show next to the progress."""
+    def note(self, state: TrainState, output: ObjectiveOutput, norm: float) -> dict[str, float]:
+        """Write a line where one is due, and give figures to show next to the progress.
+
+        `output` and `norm`, the length of the gradient, are of the last step.
+        """
+        step = state.step
         if step % self._settings.log_every_steps and step != self._settings.total_steps:
             return {}
         figures = self._mean_of(output)
@@ -167,8 +190,11 @@ class TrainLogger:
             "step": step,
             **{name: value if math.isfinite(value) else None for name, value in figures.items()},
             "gamma_squared": self._encoder.gamma.item() ** 2,
+            **({} if self._encoder.bias is None else {"bias": self._encoder.bias.item()}),
             "lr": self._optimizer.param_groups[0]["lr"],
-            "skipped": skipped,
+            "gradient_norm": norm if math.isfinite(norm) else None,
+            "clipped": state.clipped / step,
+            "skipped": state.skipped,
             "images_per_s": self._rate(step),
         }
         self._write(self.latest)

@@ -36,7 +36,6 @@ from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.settings import ObjectiveConfig
 
 _TEXT_BETA, _HARD_BETA = 20.0, 1.0  # where `objective.beta` is not set
-_SIGMOID_BIAS = -10.0  # added to s by `sigmoid`; fixed, where Zhai et al. 2023 start from
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class ObjectiveInputs:
     """Chance that a random candidate is of the anchor's class, in [0, 1)."""
     gamma: Float[Tensor, ""]
     """Root of the scale of s."""
+    bias: Float[Tensor, ""] | None = None
+    """Added to s by `sigmoid`, which needs it."""
     relation: Int8[Tensor, "anchors candidates"] | None = None
     """Codes of `relations`; needed where `objective.relation` is not `none`."""
     text_similarity: Float[Tensor, "anchors candidates"] | None = None
@@ -98,7 +99,7 @@ def direction_loss(settings: ObjectiveConfig, inputs: ObjectiveInputs) -> Object
         same, unclear = relation == SAME, relation == UNCLEAR
         loss = multi_positive_loss(inputs.s, same, unclear, positive=inputs.positive)
     elif settings.kind == "sigmoid":
-        loss = sigmoid_loss(inputs.s, inputs.positive, bias=_SIGMOID_BIAS)
+        loss = sigmoid_loss(inputs.s, inputs.positive, bias=_needed(inputs.bias, "bias"))
     else:  # InfoNCE is the debiased loss with eta = 0; fallback has no floor to meet there
         loss = terms.loss(settings.floor if debiased else "fallback")
     counts = negatives.negative_gauges(inputs.s, inputs.positive, weights, mates)
@@ -178,25 +179,25 @@ class ContrastiveObjective:
         """Compute the mean loss of this process's anchors from unit vectors of both sides."""
         columns = encoder.score(regions, gather_with_grad(sentences))  # (batch, local)
         s = encoder.gamma**2 * gather_with_grad(columns.T).T  # (batch, batch)
-        output = self._contrast(s, encoder.gamma, batch)
+        output = self._contrast(s, encoder, batch)
         if not self._settings.place_weight:
             return output
         place = self._place(regions, sentences, encoder.gamma, batch)
         loss = output.loss + self._settings.place_weight * place.loss
         return ObjectiveOutput(loss, output.gauges | place.gauges)
 
-    def _contrast(self, s: Tensor, gamma: Tensor, batch: ImageTextBatch) -> ObjectiveOutput:
+    def _contrast(self, s: Tensor, encoder: DualEncoder, batch: ImageTextBatch) -> ObjectiveOutput:
         directions = self._settings.directions
         outputs = []
         if directions != "i2t":
-            outputs.append(self._direction(s, gamma, batch, from_text=True))
+            outputs.append(self._direction(s, encoder, batch, from_text=True))
         if directions == "both" and self._settings.image_anchor == "own":
             # Every sentence stays a candidate, false negatives too: they are what divides the
             # prior of a sentence out of its score, so that two sentences can be compared.
             images = info_nce_loss(s.T[batch.mine], _columns(batch, s.device))
             return replace(outputs[0], loss=(outputs[0].loss + images) / 2)
         if directions != "t2i":
-            outputs.append(self._direction(s.T, gamma, batch, from_text=False))
+            outputs.append(self._direction(s.T, encoder, batch, from_text=False))
         return mean_of(outputs)
 
     def _place(
@@ -220,7 +221,7 @@ class ContrastiveObjective:
     def _direction(
         self,
         s: Float[Tensor, "batch batch"],
-        gamma: Tensor,
+        encoder: DualEncoder,
         batch: ImageTextBatch,
         *,
         from_text: bool,
@@ -230,7 +231,8 @@ class ContrastiveObjective:
             s=s[mine],
             positive=positive,
             eta=batch.eta[mine],
-            gamma=gamma,
+            gamma=encoder.gamma,
+            bias=encoder.bias,
             relation=self._relation(batch, from_text=from_text),
             text_similarity=_text_similarity(batch),
             threshold=self._threshold,

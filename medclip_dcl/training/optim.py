@@ -33,7 +33,7 @@ class ParamGroup(StrEnum):
     TEXT = "text"
     PROJECTION = "projection"
     SCALE = "scale"
-    """Gamma; it is never frozen here, its config decides."""
+    """Gamma, and the bias of the sigmoid loss; always learned."""
 
 
 _PREFIXES = (
@@ -42,6 +42,7 @@ _PREFIXES = (
     ("image.", ParamGroup.IMAGE),
     ("text.", ParamGroup.TEXT),
     ("gamma", ParamGroup.SCALE),
+    ("bias", ParamGroup.SCALE),
 )
 
 

@@ -56,7 +56,13 @@ from medclip_dcl.training.dataset import (
     read_corpus,
     read_supervision,
 )
-from medclip_dcl.training.logging import MetricsLog, TrainLogger, open_trackers, tracker_options
+from medclip_dcl.training.logging import (
+    MetricsLog,
+    TrainLogger,
+    TrainState,
+    open_trackers,
+    tracker_options,
+)
 from medclip_dcl.training.objective import ContrastiveObjective, ObjectiveOutput
 from medclip_dcl.training.optim import (
     ParamGroup,
@@ -87,23 +93,7 @@ _PR_SET_PDEATHSIG = 1
 _SAME_KEY_PRESS_S = 1.0
 _LEAST_RANDOM_RATE = 1e-4
 _LAUNCHED_BY = ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
-_COUNTERS = ("skipped", "in_a_row", "best_step", "best_value")
-
-
-@dataclass
-class TrainState:
-    """Where a run stands."""
-
-    step: int = 0
-    """Steps done."""
-    skipped: int = 0
-    """Steps whose loss or gradient was not finite."""
-    in_a_row: int = 0
-    """Such steps since the last good one."""
-    best_step: int = 0
-    """Steps done when the named metric was best; 0: not yet measured."""
-    best_value: float | None = None
-    """The metric at that step."""
+_COUNTERS = ("skipped", "in_a_row", "clipped", "best_step", "best_value")
 
 
 @dataclass(frozen=True)
@@ -114,6 +104,8 @@ class StepReport:
     """Loss and gauges of this process's anchors."""
     updated: bool
     """Whether the weights were moved."""
+    norm: float
+    """Length of the gradient before it was clipped."""
     stop: bool
     """Whether any process has been asked to stop."""
 
@@ -277,6 +269,8 @@ def _build_encoder(
     say: Callable[..., None],
 ) -> DualEncoder:
     encoder = build_dual_encoder(config.model, text_config, config.seed)
+    if config.objective.kind == "sigmoid":
+        encoder.add_bias(-math.log(config.train.global_batch - 1))
     loaded = {"text": load_text_weights(encoder.text, inputs.text_folder)}
     if inputs.image_weights is not None:
         loaded["image"] = load_image_weights(encoder.image, inputs.image_weights)
@@ -411,7 +405,7 @@ class Trainer:
             for item in batches:
                 report = self._step(item, request.requested)
                 self._count(item, report)
-                progress.advance(1, **logger.note(state.step, state.skipped, report.output))
+                progress.advance(1, **logger.note(state, report.output, report.norm))
                 validated = bool(validation) and state.step % settings.validate_every_steps == 0
                 if validated:
                     figures = self._validate(validation, metrics)
@@ -467,7 +461,9 @@ class Trainer:
         state = dict(snapshot.state)
         if self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
-        self.state = TrainState(snapshot.step, **{name: state[name] for name in _COUNTERS})
+        self.state = TrainState(
+            snapshot.step, **{name: state[name] for name in _COUNTERS if name in state}
+        )
 
     def _save(self) -> None:
         if self._accelerator.is_main_process:
@@ -484,6 +480,7 @@ class Trainer:
         state.step = batch.step + 1
         if report.updated:
             state.in_a_row = 0
+            state.clipped += report.norm > CLIP_NORM
             return
         state.skipped += 1
         state.in_a_row += 1
@@ -606,7 +603,7 @@ class TrainStep:
             self._stepper.step()
         self._stepper.zero_grad()
         self._encoder.clamp_gamma()
-        return StepReport(output, not broken, stop)
+        return StepReport(output, not broken, norm.item(), stop)
 
     def _hold(self, frozen: frozenset[ParamGroup]) -> None:
         # Freeze and thaw; a distributed wrapper knows only what learned when it was made.

@@ -329,11 +329,25 @@ def test_a_rival_compares_texts_and_its_log_says_what_it_removes(
         "similar_table": str(tmp_path / "vectors.parquet"),
     }
     assert train(work, objective=objective, train={"validate_every_steps": 12}) == 0
-    assert "texts_compared_by=table" in capsys.readouterr().out
+    assert '"texts_compared_by": "table"' in capsys.readouterr().out
     log = [line for line in read_metrics(work / "checkpoints") if "loss" in line]
     removed = np.mean([line["negatives_removed"] for line in log])
     assert removed == pytest.approx(5 / 23, abs=0.05)
     assert log[0]["effective_negatives"] == pytest.approx(7 * (1 - log[0]["negatives_removed"]))
+
+
+def test_the_bias_of_the_sigmoid_loss_is_learned_logged_and_published(
+    corpus: Path, tmp_path: Path
+) -> None:
+    work = copy_of(corpus, tmp_path)
+    assert train(work, objective={"kind": "sigmoid"}) == 0
+    log = read_metrics(work / "checkpoints")
+    # AdamW's first steps are as long as the rate, which warms up from 5e-3 to 1e-2.
+    assert log[0]["bias"] == pytest.approx(-np.log(7), abs=6e-3)
+    assert log[0]["bias"] != log[-1]["bias"]
+    folder = model_package.ARTIFACT.at(work)
+    assert load_file(folder / "model.safetensors")["bias"].item() == log[-1]["bias"]
+    assert load(folder, "cpu").embed_sentences(["no acute process"]).shape == (1, 16)
 
 
 def test_any_backbone_can_be_trained_from_others_weights_and_loaded(

@@ -87,6 +87,14 @@ def test_sigmoid_loss_of_two_pairs_by_hand() -> None:
     assert sigmoid_loss(s, bias=-1.0).item() == pytest.approx(expected, abs=1e-14)
 
 
+def test_sigmoid_is_calibrated_at_its_start() -> None:
+    """Scores of 0 at a bias of -ln(candidates - 1): each pair counts as positive once in eight."""
+    bias = torch.tensor(-math.log(7), dtype=torch.float64, requires_grad=True)
+    loss = sigmoid_loss(torch.zeros(8, 8, dtype=torch.float64), bias=bias)
+    assert loss.item() == pytest.approx(-math.log(1 / 8) - 7 * math.log(7 / 8), abs=1e-12)
+    assert torch.autograd.grad(loss, bias)[0].item() == pytest.approx(0, abs=1e-12)
+
+
 def test_sigmoid_positive_may_stand_anywhere() -> None:
     s = torch.randn(3, 5, dtype=torch.float64)
     columns = torch.tensor([4, 0, 2])

@@ -13,10 +13,10 @@ from benchmarks.fixtures.films import tiny_dual_encoder
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
-from medclip_dcl.training.logging import MetricsLog, TrainLogger, read_metrics
+from medclip_dcl.training.logging import TIMINGS, MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import Trainer
+from medclip_dcl.training.trainer import CLIP_NORM, Trainer
 
 TREE = {
     "global_batch": 6,
@@ -42,11 +42,15 @@ def good_batch(step: int) -> ImageTextBatch:
     return pair_batch(6, step=step)
 
 
-def run(folder: Path, batch=good_batch, validation=(), **settings: object) -> Trainer:
+def run(
+    folder: Path, batch=good_batch, validation=(), kind: str = "debiased", **settings: object
+) -> Trainer:
     """Train to the end, or raise."""
     loop_settings = TrainConfig.model_validate({**TREE, **settings})
     encoder = tiny_dual_encoder().train()
-    objective = ContrastiveObjective(ObjectiveConfig(), 0)
+    if kind == "sigmoid":
+        encoder.add_bias(-math.log(5))
+    objective = ContrastiveObjective(ObjectiveConfig.model_validate({"kind": kind}), 0)
     accelerator = Accelerator(cpu=True)
     store = CheckpointStore(folder, {"fingerprint": 1}, loop_settings.steps)
     folder.mkdir(exist_ok=True)
@@ -121,13 +125,15 @@ def test_the_named_metric_chooses_the_published_step(
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
 
-def test_a_run_that_was_cut_publishes_the_same_best_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["debiased", "sigmoid"])
+def test_a_run_that_was_cut_publishes_the_same_best_step(tmp_path: Path, kind: str) -> None:
     def cut(step: int) -> ImageTextBatch:
         if step == 19:
             raise KeyboardInterrupt
         return good_batch(step)
 
     settings = {
+        "kind": kind,
         "validation": [pair_batch(6, step=100)],
         "validate_every_steps": 3,
         "best_metric": "validation_loss",
@@ -140,4 +146,28 @@ def test_a_run_that_was_cut_publishes_the_same_best_step(tmp_path: Path) -> None
     found, weights = resumed.published()
     assert found == step
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    assert len(read_metrics(tmp_path / "cut")) == len(read_metrics(tmp_path / "whole"))
+    logs = [
+        [{name: line[name] for name in line if name not in TIMINGS} for line in read_metrics(at)]
+        for at in (tmp_path / "cut", tmp_path / "whole")
+    ]
+    assert logs[0] == logs[1]
+    assert ("bias" in weights) == ("bias" in logs[0][0]) == (kind == "sigmoid")
+
+
+def test_the_log_has_the_norm_of_each_gradient_and_the_share_that_was_clipped(
+    tmp_path: Path,
+) -> None:
+    """One batch is learned until its gradient is short; every fifth step has none: not clipped."""
+
+    def same_batch(step: int) -> ImageTextBatch:
+        bad = batch_with_a_bad_sample(step).brightness
+        return dataclasses.replace(pair_batch(6), step=step, brightness=bad)
+
+    run(tmp_path, same_batch, learning_rate=1e-2)
+    clipped = 0
+    for line in read_metrics(tmp_path):
+        norm = line["gradient_norm"]
+        assert (norm is None) == (line["step"] % 5 == 3)
+        clipped += norm is not None and norm > CLIP_NORM
+        assert line["clipped"] == pytest.approx(clipped / line["step"])
+    assert 0 < clipped < 24

@@ -35,6 +35,7 @@ def inputs() -> ObjectiveInputs:
         positive=torch.arange(6, 12),
         eta=torch.linspace(0, 0.2, 6, dtype=torch.float64),
         gamma=torch.tensor(math.sqrt(14)),
+        bias=torch.tensor(-2.5, requires_grad=True),
         relation=relation,
         text_similarity=torch.rand(6, 12),
         label_overlap=torch.rand(6, 12) < 0.3,
@@ -84,10 +85,15 @@ def test_multipositive_pulls_same_and_leaves_unclear_out() -> None:
     assert output.gauges.keys() == GAUGES
 
 
-def test_sigmoid_takes_the_bias_that_its_paper_starts_from() -> None:
+def test_sigmoid_learns_its_bias() -> None:
     batch = inputs()
     output = direction_loss(ObjectiveConfig(kind="sigmoid"), batch)
-    assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-10.0))
+    assert torch.equal(output.loss, sigmoid_loss(batch.s, batch.positive, bias=-2.5))
+    assert batch.bias is not None
+    slope = torch.autograd.grad(output.loss, batch.bias)[0].item()
+    # Twelve pairs an anchor are counted as positive by as much as their sigmoids, one is.
+    expected = (batch.s - 2.5).sigmoid().sum(dim=1).mean().item() - 1
+    assert slope == pytest.approx(expected, rel=1e-6)
 
 
 NEGATIVES = ("remove_labels", "remove_similar", "resample_similar", "reweight_similar", "hard")
@@ -134,6 +140,7 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
     [
         ({"relation": "claims"}, "relation", "needs relation"),
         ({"kind": "multipositive", "relation": "claims"}, "relation", "needs relation"),
+        ({"kind": "sigmoid"}, "bias", "needs bias"),
         ({"negatives": "remove_labels"}, "label_overlap", "needs label_overlap"),
         ({"negatives": "remove_similar"}, "text_similarity", "needs text_similarity"),
         ({"negatives": "resample_similar"}, "generator", "hand it a generator"),

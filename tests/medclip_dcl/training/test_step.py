@@ -1,11 +1,13 @@
 import math
 
+import pytest
 import torch
 from accelerate import Accelerator
 
 from benchmarks.fixtures.batches import pair_batch
 from benchmarks.fixtures.films import tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
@@ -21,6 +23,14 @@ def make() -> tuple[DualEncoder, torch.optim.Optimizer, TrainStep]:
     return encoder, step.optimizer, step
 
 
+def slopes() -> list[torch.Tensor]:
+    """Gradients of the first step, before anything cuts them."""
+    encoder, _, _ = make()
+    torch.manual_seed(seed_for(0, RngStream.DROPOUT, 0, 0))
+    loss = ContrastiveObjective(ObjectiveConfig(), 0).compute_loss(encoder, encoder, pair_batch(6))
+    return list(torch.autograd.grad(loss.loss, list(encoder.parameters())))
+
+
 def copies(encoder: DualEncoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     everything = {**encoder.state_dict(), **optimizer_tensors(optimizer, encoder)}
     return {name: tensor.clone() for name, tensor in everything.items()}
@@ -31,6 +41,8 @@ def test_a_step_moves_every_weight_and_leaves_no_gradient() -> None:
     before = copies(encoder, optimizer)
     report = step(pair_batch(6), stop=False)
     assert report.updated
+    squares = sum(gradient.square().sum().item() for gradient in slopes())
+    assert report.norm == pytest.approx(math.sqrt(squares), rel=1e-5)
     assert math.isfinite(report.output.loss.item())
     moved = [
         not torch.equal(before[name], parameter) for name, parameter in encoder.named_parameters()
