@@ -38,6 +38,7 @@ def inputs() -> ObjectiveInputs:
         bias=torch.tensor(-2.5, requires_grad=True),
         relation=relation,
         text_similarity=torch.rand(6, 12),
+        threshold=0.6,
         label_overlap=torch.rand(6, 12) < 0.3,
         generator=torch.Generator().manual_seed(0),
     )
