@@ -126,7 +126,7 @@ def evaluate_findings(
 ) -> tuple[EvalResult, Rows]:
     """Ask for findings by prompt pairs; rows of `results.SCORES` by finding, then image.
 
-    Source: Wang et al. 2023, Section 3.3 and Table 2.
+    Source: Wang et al. 2023, Section 3.2 and Table 2.
     """
     margin, offsets = model.margins(images.regions, findings), model.offsets_of(findings)
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()

@@ -49,7 +49,7 @@ def signed_cnr(
     variances; positive where the inside scores higher. The figure that papers report is its
     absolute value. None where the inside or the outside is empty, or the heatmap constant on both.
 
-    Source: Boecking et al. 2022 (BioViL), Section 5; ours: the sign, NaN left out.
+    Source: Boecking et al. 2022 (BioViL); ours: the sign, NaN left out.
     """
     values, inside = _scored(heatmap, mask)
     within, without = values[inside], values[~inside]
@@ -70,7 +70,7 @@ def mean_iou(
     The IoU counts as 0 at a threshold where the union is empty; None where no pixel has a score.
     Figures with `PAPER_THRESHOLDS` and with `BIOVIL_THRESHOLDS` are not comparable.
 
-    Source: Wang et al. 2023, Section 3.3.
+    Source: Wang et al. 2023, Section 3.2.
     """
     values, inside = _scored(heatmap, mask)
     if len(values) == 0:
@@ -165,7 +165,7 @@ def evaluate_grounding(
 
     Heatmaps are compared with a longer side of `longest_px`; smaller images keep their size.
 
-    Source: Wang et al. 2023, Section 3.3; Boecking et al. 2022.
+    Source: Wang et al. 2023, Section 3.2; Boecking et al. 2022.
     """
     sentences = model.embed_sentences([unit.text for unit in units])
     rows = []

@@ -82,7 +82,7 @@ def roc_auc(scores: Scores, positive: IsTrue, weights: Weights | None = None) ->
 def accuracy(margins: Scores, positive: IsTrue, weights: Weights | None = None) -> Samples:
     """Share of images whose margin is above 0 exactly when the finding is there.
 
-    Source: Wang et al. 2023, Section 3.3: the label is the prompt with the higher score.
+    Source: Wang et al. 2023, Section 3.2: the label is the prompt with the higher score.
     """
     _check_scores(margins, positive)
     return mean(((margins > 0) == positive).astype(float), weights)

@@ -43,7 +43,7 @@ def box_vectors(
 
     Boxes are x, y, width, height, each as a share of the image's width or height.
 
-    Source: Wang et al. 2023, Section 3.3: RoIAlign on the region embeddings.
+    Source: Wang et al. 2023, Section 3.2: RoIAlign on the region embeddings.
     """
     rows, columns = regions.shape[1:3]
     x, y, width, height = boxes.unbind(dim=1)
@@ -168,7 +168,7 @@ def evaluate_boxes(
     A unit is a box; all boxes that one sentence has on one image are its own. The first rows are of
     `results.BOX_ANSWERS`, without what the gallery adds, the second of `results.RANKS`.
 
-    Source: Wang et al. 2023, Section 3.3 and Table 5.
+    Source: Wang et al. 2023, Section 3.2 and Table 5.
     """
     rows, shares, owner = _box_rows(images, units)
     device = images.regions.device

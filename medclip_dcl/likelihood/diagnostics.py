@@ -183,7 +183,7 @@ def audit_parts(
     says are left out, those of one eta stay together. The parts come by ascending eta.
 
     Source: ours; N eta is the number of false negatives that the correction assumes
-        (Wang et al. 2023, Section 2.2).
+        (Wang et al. 2023, Eq. 8).
     """
     said = np.flatnonzero(count > 0)
     order = said[np.argsort(eta[said], kind="stable")]

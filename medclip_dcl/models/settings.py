@@ -78,8 +78,8 @@ class SimilarityConfig(Section):
     """Regions and sentence -> image-sentence score."""
 
     kind: Literal["lse", "nl", "lse_nl", "mean", "global"] = "lse_nl"
-    """Aggregator: log-sum-exp, non-local, the paper's mean of both, mean score, or the mean
-    region's score."""
+    """Aggregator: log-sum-exp, non-local, the mean of both, mean score, or the mean region's score.
+    Wang et al. name the first two; their formulas and the mean are ours."""
     tau_lse: Annotated[float, Field(gt=0)] = 0.1
     """Temperature of log-mean-exp over regions."""
     tau_nl: Annotated[float, Field(gt=0)] = 0.1

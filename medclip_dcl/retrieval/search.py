@@ -12,7 +12,7 @@ engine that holds the same vectors; scores are computed here in either case, so 
 the same hits. Where there are at least as many candidates as rows, the answer is that of an
 exhaustive search. Equal scores are ordered by id.
 
-Source: ours; no vector engine computes the score of Wang et al. 2023, Section 2.3.
+Source: ours; no vector engine computes the score of Wang et al. 2023, Section 3.2.
 """
 
 from collections.abc import Mapping

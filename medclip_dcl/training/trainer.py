@@ -86,7 +86,8 @@ from medclip_dcl.training.validation import (
 )
 
 CLIP_NORM = 1.0
-"""Largest gradient norm: above it one batch would undo what the warm-up protects."""
+"""Largest gradient norm: above it one batch would undo what the warm-up protects. Ours: neither
+paper clips, and an anchor's gradient weighs up to 1 / (1 - eta) and more (`debiased`)."""
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
 _PR_SET_PDEATHSIG = 1
