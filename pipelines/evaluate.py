@@ -61,6 +61,12 @@ def _evaluate(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
     said = job.open(sentences.ARTIFACT, verify=False)
     evaluation = Evaluation(job.config, model, source, images, said)
     tree = evaluation.put_questions(rows) | contamination
+    if evaluation.short:
+        asked = settings.images_per_finding
+        job.say(
+            warning=f"of {asked} images a finding, half with it, there are fewer",
+            **evaluation.short,
+        )
     for form, found in evaluation.tables.items():
         write_table(writer.directory, form, found)
     results.write_figures(writer.directory, tree)

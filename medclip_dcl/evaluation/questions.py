@@ -148,6 +148,8 @@ class Evaluation:
 
     tables: dict[TableFormat, Rows]
     """The rows behind the figures."""
+    short: dict[str, int]
+    """Images of each finding that has fewer than `evaluate.images_per_finding` asks for."""
 
     def __init__(
         self,
@@ -164,6 +166,7 @@ class Evaluation:
         self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
         self._outcomes: dict[str, EvalResult] = {}
         self.tables = {form: [] for form in results.TABLES}
+        self.short = {}
 
     def put_questions(self, rows: Rows) -> dict[str, Any]:
         """Put every question to the model, about the images of the manifest's rows.
@@ -197,6 +200,10 @@ class Evaluation:
     ) -> None:
         settings, outcomes, bootstrap = self._config.evaluate, self._outcomes, self._bootstrap
         drawn = balance(truth, settings.images_per_finding, bootstrap.generator())
+        counts, asked = (drawn != UNKNOWN).sum(axis=1).tolist(), settings.images_per_finding // 2
+        self.short = {
+            item.name: n for item, n in zip(findings, counts, strict=True) if n < 2 * asked
+        }
         outcomes["zero_shot"], scores = evaluate_findings(
             self._model, encoded, findings, drawn, bootstrap
         )

@@ -173,6 +173,9 @@ def test_other_people_s_model_is_put_to_the_same_questions(work, tmp_path, capsy
     )
     printed = capsys.readouterr().out
     assert "it is not known which patients" in printed
+    (warned,) = [json.loads(line) for line in printed.splitlines() if '"warning"' in line]
+    assert "of 4 images a finding" in warned["warning"]
+    assert (warned["effusion"], "pneumonia" in warned) == (0, False)  # no image shows effusion
     # the scale of its scores is not known, so there is no offset
     assert "absent, no mean_balanced_accuracy_offset" in printed
     assert "mean_balanced_accuracy_offset" not in tree["questions"]["zero_shot"]["figures"]
