@@ -32,6 +32,7 @@ from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 RENAMED = {
     "check.films": "check.images",
     "evaluate.films_per_finding": "evaluate.images_per_finding",
+    "evaluate.geometry=paper": "evaluate.geometry=whole",
     "evaluate.pairs": "evaluate.retrieval_pool",
     "evaluate.people": "evaluate.demographics",
     "evaluate.probe_films": "evaluate.probe_images",
@@ -39,7 +40,7 @@ RENAMED = {
     "generate.second_film_share": "generate.second_image_share",
     "train.validate_films": "train.validate_images",
 }
-"""Renamed settings and sections: old dotted key -> new dotted key."""
+"""Renamed settings, sections and values: old dotted key, or key=value, -> the new one."""
 REMOVED: dict[str, str] = {
     "calibrate": "use `python -m benchmarks.method.eta_calibration`",
     "check.unit": "the check resumes after every 256 images or sections",
@@ -253,6 +254,8 @@ def _gone(tree: dict[str, Any], prefix: str = "") -> Iterable[str]:
     """Name the keys of a tree of an earlier version."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
+        if f"{key}={value}" in RENAMED:
+            key = f"{key}={value}"
         if key in RENAMED:
             yield f"{key} was renamed {RENAMED[key]}"
         elif key in REMOVED:

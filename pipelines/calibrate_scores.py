@@ -63,7 +63,7 @@ def _fit(job: Job, inputs: dict[str, str]) -> ScoreCalibration:
     rows = read_image_rows(source, images, SPLIT)
     allowed = job.config.evaluate.allow_contaminated
     refuse_contaminated(folder, source, rows, images, allowed=allowed)
-    encoded = encode(model, rows, images, "paper")  # as the service sees them
+    encoded = encode(model, rows, images, "whole")  # as the service sees them
     truth, origin = truth_of(job.config, source, rows, predictor.findings)
     logits = np.zeros((len(predictor.findings), len(rows)))
     if rows:

@@ -117,7 +117,7 @@ class EvaluatedModel:
         return [None] * len(findings)
 
 
-Geometry = Literal["paper", "biovil"]
+Geometry = Literal["whole", "biovil"]
 
 _BIOVIL_RESIZE_PX, _BIOVIL_CROP_PX = 512, 480  # the shorter side is resized, the centre is cropped
 _BIOVIL_SMOOTHING = 1.5  # deviation of the Gaussian that smooths the grid of scores, cells
@@ -136,12 +136,12 @@ class Window:
 def window_of(geometry: Geometry, height_px: int, width_px: int) -> Window:
     """Give the part of an image that a geometry shows to the model.
 
-    `paper`: the whole image; `biovil`: a central square of 480/512 of the shorter side, a margin
+    `whole`: all of the image; `biovil`: a central square of 480/512 of the shorter side, a margin
     that cannot be halved wider at the right and the bottom.
 
     Source: Boecking et al. 2022, as hi-ml's inference engine rounds.
     """
-    if geometry == "paper":
+    if geometry == "whole":
         return Window(0, 0, width_px, height_px)
     side = max(1, int(_BIOVIL_CROP_PX * min(height_px, width_px) / _BIOVIL_RESIZE_PX))
     return Window((width_px - side) // 2, (height_px - side) // 2, side, side)
@@ -209,7 +209,7 @@ class EncodedImages:
     sizes_px: tuple[tuple[int, int], ...]
     """Height and width of each original image."""
     regions: Float[Tensor, "images rows columns dim"]
-    geometry: Geometry = "paper"
+    geometry: Geometry = "whole"
     """Which part of each image the model sees, and how heatmaps are spread over it."""
 
     def window(self, image: int) -> Window:

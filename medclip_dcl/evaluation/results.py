@@ -5,7 +5,7 @@
     model           digest of the evaluated model
     split           the split that was evaluated
     images, patients how many
-    geometry        which part of an image the model sees: `paper`, `biovil`
+    geometry        which part of an image the model sees: `whole`, `biovil`
     contaminated    evaluated patients that the model was trained on; null: not known
     repeated_images  evaluated images whose very picture the model was trained on; null too
     truth           where the labels come from: `exact`, `labels` or `none`

@@ -34,16 +34,17 @@ class EvaluateConfig(Section):
     demographics: DemographicsConfig = DemographicsConfig()
     """Groups of images whose figures are reported separately."""
     images_per_finding: Annotated[int, Field(ge=0)] = 0
-    """Most images of a finding, half of them with it, drawn at random; 0: all. Paper: 1000."""
+    """Most images of a finding, half of them with it, drawn at random; 0: all. The paper has about
+    1000 a task; that half of them show the finding is ours."""
     probe_images: Annotated[int, Field(ge=0)] = 0
     """Most training images for linear probes, drawn at random; 0: no probe."""
     probe_fractions: Annotated[
         tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)
     ] = (0.01, 0.1, 1.0)
     """Shares of the labels of the training split that the probes are given, class by class."""
-    geometry: Literal["paper", "biovil"] = "paper"
-    """What the model sees: `paper`, the whole image; `biovil`, a central crop, its heatmaps
-    smoothed."""
+    geometry: Literal["whole", "biovil"] = "whole"
+    """What the model sees: the `whole` image, as the service shows it (Wang et al. do not say what
+    theirs saw); `biovil`, a central crop, its heatmaps smoothed."""
     gallery: str = ""
     """Gallery that boxes are matched with, one sentence a line; empty: the generator's, if any."""
     allow_contaminated: bool = False

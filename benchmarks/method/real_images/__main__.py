@@ -8,9 +8,9 @@ regressions that see no model: 32 x 32 grey levels, and the file's width and hei
 reads a high AUC of this set as skill has to explain the last two first.
 
 Boxes of lungs (`covid_cxr`): a perfect map of each box, on the grid of the model at hand and
-on the paper's, in either geometry, brought back to the image and compared with the box; then
-what a covered lung changes in the encoder's grid, and where the model points for "left lung"
-and "right lung". Two controls: with the names exchanged, and on mirrored images, where a model
+on that of the paper's sizes, in either geometry, brought back to the image and compared with
+the box; then what a covered lung changes in the encoder's grid, and where the model points for
+"left lung" and "right lung". Two controls: with the names exchanged, and on mirrored images, where a model
 that knows the lungs has to fail, and one that knows the places alone does not. The demo's
 model has seen generated images alone, so no bar asks it for skill.
 `--quick`: fewer samples.
@@ -44,7 +44,7 @@ from medclip_dcl.evaluation.probe import image_features
 from medclip_dcl.inference import Predictor, load
 
 DEMO, LUNGS = Path("configs/demo.yaml"), Path("configs/covid_cxr.yaml")
-GEOMETRIES: tuple[Geometry, ...] = ("paper", "biovil")
+GEOMETRIES: tuple[Geometry, ...] = ("whole", "biovil")
 PAPER = Shape(512, 480, 15)
 SEED = 0
 SHUFFLED = (0.45, 0.55)
@@ -180,7 +180,7 @@ def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures
         geometry: pointing.encode_images(model, images, geometry, settings.images)
         for geometry in GEOMETRIES
     }
-    cells = encoded["paper"].regions.shape[1]
+    cells = encoded["whole"].regions.shape[1]
     own = Shape(settings.images.size_px, settings.model.image.input_px, cells)
     print(
         f"\n{len(images)} images, {2 * len(images)} lungs: a perfect map of each, back on the image"

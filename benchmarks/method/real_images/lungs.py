@@ -203,7 +203,7 @@ def located_figures(images: Sequence[LungImage], shape: Shape) -> Figures:
         Means over the boxes.
     """
     masks = [mask_of(image, side) for image in images for side in (LEFT, RIGHT)]
-    return _means([located(perfect_grid(mask, "paper", shape), mask) for mask in masks])
+    return _means([located(perfect_grid(mask, "whole", shape), mask) for mask in masks])
 
 
 def shown(

@@ -74,7 +74,7 @@ def test_an_empty_sentence_is_refused():
 
 
 def test_the_paper_sees_the_whole_image():
-    assert window_of("paper", 300, 200) == Window(0, 0, 200, 300)
+    assert window_of("whole", 300, 200) == Window(0, 0, 200, 300)
     image = np.arange(16, dtype=np.uint8).reshape(4, 4)
     assert cut(image, Window(0, 0, 200, 300), 300, 200) is image
 
@@ -103,7 +103,7 @@ def test_a_cut_image_shows_what_lies_in_the_window():
 
 def test_a_heatmap_has_no_score_where_the_model_saw_nothing():
     grid = np.array([[1.0, 0.0], [0.0, 0.0]])
-    spread = heatmap(grid, "paper", Window(2, 1, 4, 4), 6, 8)
+    spread = heatmap(grid, "whole", Window(2, 1, 4, 4), 6, 8)
     assert np.isnan(spread).sum() == 48 - 16
     assert not np.isnan(spread[1:5, 2:6]).any()
     assert np.unravel_index(np.nanargmax(spread), spread.shape) == (1, 2)
@@ -115,7 +115,7 @@ def test_smoothing_is_a_gaussian_of_one_and_a_half_cells():
     smooth = heatmap(grid, "biovil", Window(0, 0, 15, 15), 15, 15)
     assert smooth.sum() == pytest.approx(1.0, abs=1e-5)
     assert smooth[7, 8] / smooth[7, 7] == pytest.approx(np.exp(-1 / (2 * 1.5**2)), abs=1e-5)
-    plain = heatmap(grid, "paper", Window(0, 0, 15, 15), 15, 15)
+    plain = heatmap(grid, "whole", Window(0, 0, 15, 15), 15, 15)
     assert plain[7, 7] == 1.0
 
 

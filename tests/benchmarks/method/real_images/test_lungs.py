@@ -29,7 +29,7 @@ UPRIGHT = image(left=box(50, 40, 20, 80), right=box(10, 20, 20, 100))
 
 
 def test_box_of_whole_cells_fills_those_cells_alone() -> None:
-    grid = lungs.perfect_grid(lungs.mask_of(UPRIGHT, LEFT), "paper", SHAPE)
+    grid = lungs.perfect_grid(lungs.mask_of(UPRIGHT, LEFT), "whole", SHAPE)
     expected = np.zeros((8, 8))
     expected[2:6, 5:7] = 1
     assert grid == pytest.approx(expected, abs=0.1)
@@ -37,7 +37,7 @@ def test_box_of_whole_cells_fills_those_cells_alone() -> None:
 
 def test_perfect_map_comes_back_where_its_box_is() -> None:
     mask = lungs.mask_of(UPRIGHT, LEFT)
-    found = lungs.compare(lungs.perfect_grid(mask, "paper", SHAPE), mask, "paper")
+    found = lungs.compare(lungs.perfect_grid(mask, "whole", SHAPE), mask, "whole")
     assert (found["pointed"], found["mirrored"]) == (1, 0)
     assert found["off"] < 0.1
     assert found["cells_iou"] == 1
@@ -48,8 +48,8 @@ def test_perfect_map_comes_back_where_its_box_is() -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 def test_grid_that_is_a_cell_astray_is_seen(axis: int) -> None:
     mask = lungs.mask_of(UPRIGHT, LEFT)
-    astray = np.roll(lungs.perfect_grid(mask, "paper", SHAPE), 1, axis)
-    found = lungs.compare(astray, mask, "paper")
+    astray = np.roll(lungs.perfect_grid(mask, "whole", SHAPE), 1, axis)
+    found = lungs.compare(astray, mask, "whole")
     assert found["off"] == pytest.approx(1, abs=0.1)
     assert found["iou"] < 0.7
 
@@ -58,13 +58,13 @@ def test_grid_of_another_geometry_is_seen() -> None:
     mask = lungs.mask_of(UPRIGHT, RIGHT)
     grid = lungs.perfect_grid(mask, "biovil", Shape(512, 480, 15))
     assert lungs.compare(grid, mask, "biovil")["off"] < 0.5
-    assert lungs.compare(grid, mask, "paper")["off"] > 0.5
+    assert lungs.compare(grid, mask, "whole")["off"] > 0.5
 
 
 def test_left_lung_is_found_on_the_right_of_the_picture() -> None:
-    assert lungs.perfect_figures([UPRIGHT], "paper", SHAPE)["left_is_right"] == 1
+    assert lungs.perfect_figures([UPRIGHT], "whole", SHAPE)["left_is_right"] == 1
     turned = image(left=UPRIGHT.boxes[RIGHT], right=UPRIGHT.boxes[LEFT])
-    found = lungs.perfect_figures([UPRIGHT, turned], "paper", SHAPE)
+    found = lungs.perfect_figures([UPRIGHT, turned], "whole", SHAPE)
     assert found["left_is_right"] == 0.5
     assert (found["pointed"], found["mirrored"]) == (1, 0)
 
@@ -74,7 +74,7 @@ def test_traced_box_of_a_perfect_map_lies_over_its_box() -> None:
     assert found["pointed"] == 1
     assert found["iou"] > 0.8
     elsewhere = box_mask(box(0, 140, 10, 20), HEIGHT, WIDTH)
-    grid = lungs.perfect_grid(lungs.mask_of(UPRIGHT, LEFT), "paper", SHAPE)
+    grid = lungs.perfect_grid(lungs.mask_of(UPRIGHT, LEFT), "whole", SHAPE)
     assert lungs.located(grid, elsewhere) == {"pointed": 0.0, "iou": 0.0}
 
 
@@ -110,6 +110,6 @@ def test_lungs_of_real_images_come_back_on_the_papers_grid(
     config = load_config(Path(__file__).parents[4] / "configs/covid_cxr.yaml")
     images = lungs.read_lung_images(config)
     assert len(images) == 26
-    found = lungs.perfect_figures(images, "paper", Shape(512, 480, 15))
+    found = lungs.perfect_figures(images, "whole", Shape(512, 480, 15))
     assert (found["pointed"], found["mirrored"], found["left_is_right"]) == (1, 0, 1)
     assert found["off_most"] < 0.5

@@ -66,8 +66,8 @@ def test_every_part_is_measured_and_the_controls_are_beside(
     assert figures["auc_pixels_low"] <= figures["auc_pixels"] <= figures["auc_pixels_high"]
     assert 0 < figures["auc_shuffled_probe"] < 1
     assert figures["lung_images"] == 3
-    assert figures["paper_paper_pointed"] == figures["paper_paper_left_is_right"] == 1
-    for geometry in ("paper", "biovil"):
+    assert figures["paper_whole_pointed"] == figures["paper_whole_left_is_right"] == 1
+    for geometry in ("whole", "biovil"):
         areas = sum(width * height for _, _, width, height in LUNGS.values()) / (2 * 80 * 88)
         assert figures[f"named_{geometry}_chance"] == pytest.approx(areas, abs=0.01)
         assert f"exchanged_{geometry}_pointing" in figures

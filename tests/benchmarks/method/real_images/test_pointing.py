@@ -15,7 +15,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.evaluated_model import EvaluatedModel, Geometry
 from medclip_dcl.models.settings import SimilarityConfig
 
-GEOMETRIES: tuple[Geometry, ...] = ("paper", "biovil")
+GEOMETRIES: tuple[Geometry, ...] = ("whole", "biovil")
 SETTINGS = ImagesConfig(size_px=64)
 DRAWN = BootstrapOptions(20, 0)
 
@@ -70,13 +70,13 @@ def test_change_elsewhere_is_a_miss() -> None:
         for image in images()
         for right in ({RIGHT: image.boxes[LEFT]},)
     ]
-    encoded = pointing.encode_images(MODEL, exchanged, "paper", SETTINGS)
+    encoded = pointing.encode_images(MODEL, exchanged, "whole", SETTINGS)
     found = pointing.evaluate_covered(MODEL, encoded, exchanged, SETTINGS, DRAWN)
     assert (found["pointed"].value, found["side"].value) == (1, 0)
 
 
 def test_names_point_to_their_lungs_and_exchanged_ones_do_not() -> None:
-    encoded = pointing.encode_images(MODEL, images(), "paper", SETTINGS)
+    encoded = pointing.encode_images(MODEL, images(), "whole", SETTINGS)
     named, chance = pointing.evaluate_names(MODEL, encoded, images(), DRAWN)
     assert (named["pointing"].value, named["side"].value) == (1, 1)
     assert chance == 0.125  # a lung covers an eighth of the image
@@ -88,6 +88,6 @@ def test_names_point_to_their_lungs_and_exchanged_ones_do_not() -> None:
 def test_model_that_sees_the_lungs_fails_on_mirrored_images() -> None:
     turned = pointing.turn(images())
     assert (turned[0].image.pixels == images()[0].image.pixels[:, ::-1]).all()
-    encoded = pointing.encode_images(MODEL, turned, "paper", SETTINGS)
+    encoded = pointing.encode_images(MODEL, turned, "whole", SETTINGS)
     found, _ = pointing.evaluate_names(MODEL, encoded, images(), DRAWN)
     assert (found["pointing"].value, found["side"].value) == (0, 0)
