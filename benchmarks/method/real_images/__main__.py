@@ -10,9 +10,9 @@ reads a high AUC of this set as skill has to explain the last two first.
 Boxes of lungs (`covid_cxr`): a perfect map of each box, on the grid of the model at hand and
 on that of the paper's sizes, in either geometry, brought back to the image and compared with
 the box; then what a covered lung changes in the encoder's grid, and where the model points for
-"left lung" and "right lung". Two controls: with the names exchanged, and on mirrored images, where a model
-that knows the lungs has to fail, and one that knows the places alone does not. The demo's
-model has seen generated images alone, so no bar asks it for skill.
+"left lung" and "right lung". Two controls: with the names exchanged, and on mirrored images,
+where a model that knows the lungs has to fail, and one that knows the places alone does not.
+The demo's model has seen generated images alone, so no bar asks it for skill.
 `--quick`: fewer samples.
 """
 
