@@ -27,7 +27,7 @@ from pydicom.uid import (
 from medclip_dcl.data.synthetic.anatomy import Body, Field, draw_body
 from medclip_dcl.data.synthetic.findings import FINE_FINDINGS, FineFinding, draw_findings
 from medclip_dcl.data.synthetic.radiograph import DrawnImage, draw_frontal, draw_lateral
-from medclip_dcl.data.synthetic.reports import Report, draw_report, lay_out
+from medclip_dcl.data.synthetic.reports import Report, add_icu_prose, draw_report, lay_out
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 
 NATURAL, COVERAGE = "natural", "coverage"
@@ -36,6 +36,7 @@ _ID_RANGE = 10_000_000
 _PATIENT_STEP, _STUDY_STEP = 6_700_417, 4_444_441  # coprime to the range: distinct ids, spread out
 _MAX_STUDIES = 4
 _STREAMS = {NATURAL: 0, COVERAGE: 1}
+_PROSE = 1 << 16  # stream of a study's added sentences; its images have the small numbers
 _DETECTOR_MM = 430.0
 
 
@@ -227,6 +228,9 @@ def _study(
         for index, name in enumerate(views)
     )
     report = draw_report(shown, generator)
+    if settings.icu_prose:  # by a stream of its own: without it nothing else changes
+        prose = np.random.default_rng((*seed, _PROSE))
+        report = add_icu_prose(report, shown, settings.icu_prose, prose)
     text = lay_out(report, view, generator)
     year, month, day = (int(generator.integers(*span)) for span in ((2110, 2200), (1, 13), (1, 29)))
     hour, minute, second = (int(generator.integers(top)) for top in (24, 60, 60))

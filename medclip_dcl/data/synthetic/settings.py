@@ -26,6 +26,9 @@ class GenerateConfig(Section):
     """Share of studies with a second image, lateral or frontal."""
     compressed_share: Annotated[float, Field(ge=0, le=1)] = 0.04
     """Share of images stored as RLE, JPEG 2000, JPEG-LS or lossless JPEG."""
+    icu_prose: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance that a report has a sentence of each way of speaking in intensive care: limits of
+    technique, "if any", "check for", history and so on; 0: none."""
     faults: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Faults of each kind that are planted and listed in `truth/faults.csv`; 0: a sound tree."""
     workers: Annotated[int, Field(ge=0)] = 0

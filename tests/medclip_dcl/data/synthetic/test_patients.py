@@ -17,6 +17,7 @@ from medclip_dcl.data.synthetic.patients import (
     quantize,
 )
 from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.data.synthetic.tree import content_settings
 
 ITEM = next(draw_patient(NATURAL, 0, 0, GenerateConfig()).items())
 DECODERS = {
@@ -48,6 +49,18 @@ def test_stored_values_survive_every_syntax(syntax: str, bits: int) -> None:
         pixels = dataset.pixel_array
     assert np.array_equal(pixels, quantize(ramp(), storage))
     assert pixels.max() < 2**storage.bits
+
+
+def test_prose_of_intensive_care_changes_reports_alone() -> None:
+    plain, prose = GenerateConfig(), GenerateConfig(icu_prose=0.5)
+    for number in range(20):
+        before = draw_patient(NATURAL, number, 3, plain)
+        after = draw_patient(NATURAL, number, 3, prose)
+        assert before.body == after.body
+        for one, other in zip(before.studies, after.studies, strict=True):
+            assert replace(other, report=one.report, text=one.text) == one
+    assert "icu_prose" not in content_settings(plain)
+    assert content_settings(prose)["icu_prose"] == 0.5
 
 
 def test_monochrome1_is_stored_inverted() -> None:

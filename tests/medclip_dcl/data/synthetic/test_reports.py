@@ -13,12 +13,16 @@ from medclip_dcl.data.synthetic.findings import (
     draw_findings,
 )
 from medclip_dcl.data.synthetic.reports import (
+    ICU,
     Meaning,
     Report,
+    Statement,
+    add_icu_prose,
     deny,
     draw_report,
     gallery_sentences,
     lay_out,
+    speak_as_icu,
     state_finding,
     study_labels,
 )
@@ -185,3 +189,52 @@ def test_each_common_type_can_be_denied_alone() -> None:
         statement = deny([name], np.random.default_rng(0))
         assert statement.kind == "negated"
         assert not statement.meaning.holds([FineFinding(name)])
+
+
+def test_prose_of_intensive_care_is_true_and_of_every_kind() -> None:
+    kinds: Counter[str] = Counter()
+    for seed, (shown, report, _) in enumerate(STUDIES):
+        generator = np.random.default_rng(seed)
+        spoken = add_icu_prose(report, shown, 1.0, generator)
+        assert Counter(spoken.findings) >= Counter(report.findings)
+        assert spoken.impression == report.impression
+        assert all(statement.meaning.holds(shown) for statement in spoken.statements)
+        kinds.update(item.kind for item in spoken.findings if item.kind in ICU)
+        flat = " ".join(lay_out(spoken, "AP", generator).split())
+        assert all(item.text in flat and "{" not in item.text for item in spoken.statements)
+    assert set(kinds) == set(ICU)
+    assert min(kinds.values()) > 0.5 * len(STUDIES)
+
+
+def test_prose_of_intensive_care_comes_by_chance() -> None:
+    counts = [
+        len(add_icu_prose(report, shown, 0.25, np.random.default_rng(seed)).findings)
+        - len(report.findings)
+        for seed, (shown, report, _) in enumerate(STUDIES)
+    ]
+    assert 0.15 < np.mean(counts) / len(ICU) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("check for", {-1}), ("known but not seen", {0, -1}), ("history of", set())],
+)
+def test_what_is_asked_for_is_uncertain_and_history_is_no_label(
+    kind: str, expected: set[int]
+) -> None:
+    values = set()
+    for seed in range(40):
+        statement = speak_as_icu(kind, (), np.random.default_rng(seed))
+        assert statement is not None
+        labels = study_labels(Report((statement,), (), "both", numbered=False))
+        assert labels.pop("No Finding") == 1
+        values |= set(labels.values())
+    assert values == expected
+
+
+def test_what_a_report_denies_is_not_left_open_by_asking_for_it() -> None:
+    said = (
+        Statement("Check for edema.", "check for", Meaning(asked=("edema",))),
+        Statement("No edema.", "negated", Meaning(negated=("edema",))),
+    )
+    assert study_labels(Report(said, (), "both", numbered=False))["Edema"] == 0
