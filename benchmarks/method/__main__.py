@@ -2,14 +2,15 @@
 
     python -m benchmarks.method [--quick] [--bed phantom] [--work FOLDER]
 
-Six beds. `phantom`: images as region vectors, reports as bags of words, a simulated imperfect
+Seven beds. `phantom`: images as region vectors, reports as bags of words, a simulated imperfect
 reader of reports; every objective, source of eta, floor, rival and control, eight seeds.
 `cross phantom`: the same world on eight other seeds, image anchors of their own, every row
 stopped by one figure that needs no labels. `tradeoff`: one class an image, constants alone,
 ten seeds. `studies`: generated images and reports through the product's own jobs, with a BERT;
 the main rows, five seeds. `cross studies`: a few more patients, cross anchors and places, every
-row stopped by the same figure, eight other seeds. `digits`: SimCLR on thinned digits, five seeds
-at each of three shares.
+row stopped by the same figure, eight other seeds. `asserting studies`: the same with relations of
+asserting sentences alone, four other seeds. `digits`: SimCLR on thinned digits, five seeds at
+each of three shares.
 
 Sizes of the phantoms and of digits are those of the pages that they rebuild. Those of
 `studies` were chosen by runs of InfoNCE alone on seed 0, so that a run takes half a minute

@@ -18,8 +18,9 @@ class Row:
         eta: source of eta, or a constant; 0 for none.
         floor: what stands in for Eq. 8 at its minimum.
         relation: who is known to be positive: `none`, `claims`, `labels`, `truth`,
-            `shuffled`, the claims of another image's report, or `dropped` and `invented`,
-            the claims of a worse reader.
+            `shuffled`, the claims of another image's report, `dropped` and `invented`,
+            the claims of a worse reader, or `asserting`, the claims for sentences that
+            assert a finding and nobody for the others.
         negatives: weights on negatives, as `objective.negatives` names them.
         early: whether training stops early, with a schedule of its own.
         directions: anchors, as `objective.directions` names them.
@@ -135,6 +136,10 @@ PIXELS_THEN = (
     replace(PLACED, name="cross, place, invented", relation="invented"),
 )
 """Its other rows: rivals, usual places off, and a worse reader."""
+
+ASSERTING = (PLACED, replace(PLACED, name="cross, place, asserting", relation="asserting"))
+"""Rows of the round on relations of asserting sentences alone: a sentence that denies says what
+most reports say, so that nearly every image is its positive or leaves its loss."""
 
 
 def factorial() -> tuple[Row, ...]:

@@ -7,14 +7,15 @@ builds its eta, trains and is evaluated in a folder of its own that links to the
 Controls alter what is read from the training reports; images and sentences stay paired, and
 so do the validation reports that stop a row. Of `shuffled` reports the relation alone sees
 the claims of another study: places go by the own report. `dropped` and `invented` are the
-claims of a worse reader, for relation and places.
+claims of a worse reader, for relation and places. A relation of `asserting` sentences alone
+leaves the others to plain InfoNCE.
 """
 
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.metrics import balanced_accuracy, value_of
 from medclip_dcl.inference import Predictor, load, prompt_offset
 from medclip_dcl.likelihood import masked_lm, scoring
-from medclip_dcl.losses.relations import encode_claims
+from medclip_dcl.losses.relations import ASSERTED, DIFFERENT, encode_claims
 from medclip_dcl.tables import read_table, write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
@@ -132,7 +133,9 @@ def measure(
     if altered and row.relation != "shuffled":
         labels.ARTIFACT.at(own).unlink()
         _write_claims(folder / "shared", own, altered, row.relation)
-    related = relation_to(altered) if row.relation == "shuffled" else nullcontext()
+    related: AbstractContextManager[None] = nullcontext()
+    if row.relation in {"shuffled", "asserting"}:
+        related = relation_to(altered, asserting_alone=row.relation == "asserting")
     every = [*settings, *_settings_of(row, folder, steps)]
     _run(build_eta_cache.main, own, folder, seed, every)
     with related:
@@ -147,13 +150,13 @@ def measure(
 
 def _settings_of(row: Row, folder: Path, steps: int) -> list[str]:
     count = round(steps * EARLY_SHARE) if row.early else steps
-    altered = row.relation in {"shuffled", "dropped", "invented"}
+    read = row.relation in {"shuffled", "dropped", "invented", "asserting"}
     settings = [
         f"train.steps={count}",
         f"train.warmup_steps={count // 10}",
         f"objective.kind={row.kind}",
         f"objective.floor={row.floor}",
-        f"objective.relation={'claims' if altered else row.relation}",
+        f"objective.relation={'claims' if read else row.relation}",
         f"objective.negatives={row.negatives}",
         f"objective.directions={row.directions}",
         f"objective.image_anchor={row.image_anchor}",
@@ -236,11 +239,15 @@ def _write_claims(
 
 
 @contextmanager
-def relation_to(claims: Mapping[str, ReportLabels]) -> Iterator[None]:
+def relation_to(
+    claims: Mapping[str, ReportLabels], *, asserting_alone: bool = False
+) -> Iterator[None]:
     """Let the relation of a training run see other claims of the reports than the place loss.
 
     Args:
-        claims: study -> claims that the relation sees.
+        claims: study -> claims that the relation sees; none: those that the reports make.
+        asserting_alone: whether sentences that assert nothing are related to no report, so
+            that their anchors have plain InfoNCE.
     """
     codes = dict(zip(claims, encode_claims(list(claims.values())), strict=True))
     plain = ContrastiveObjective._relation
@@ -248,10 +255,16 @@ def relation_to(claims: Mapping[str, ReportLabels]) -> Iterator[None]:
     def relation(
         self: ContrastiveObjective, batch: ImageTextBatch, *, from_text: bool
     ) -> Tensor | None:
-        turned = torch.stack([codes[study] for study in batch.study_ids])
-        return plain(self, replace(batch, report_codes=turned), from_text=from_text)
+        if codes:
+            turned = torch.stack([codes[study] for study in batch.study_ids])
+            batch = replace(batch, report_codes=turned)
+        found = plain(self, batch, from_text=from_text)
+        if asserting_alone and found is not None and batch.sentence_codes is not None:
+            findings = batch.sentence_codes[batch.mine, :-1]
+            found[(findings & ASSERTED == 0).all(dim=1)] = DIFFERENT
+        return found
 
-    # A control of an experiment, for which the objective has no setting and needs none.
+    # An experiment, for which the objective has no setting and needs none.
     with mock.patch.object(ContrastiveObjective, "_relation", relation):
         yield
 

@@ -14,6 +14,7 @@ from benchmarks.method import digits, phantom, studies, tradeoff
 from benchmarks.method.comparison import Runs
 from benchmarks.method.phantom_examination import examine
 from benchmarks.method.rows import (
+    ASSERTING,
     BOTH,
     CROSS,
     CROSS_RIVALS,
@@ -33,19 +34,23 @@ DIGITS_SEEDS = tuple(range(320, 325))
 TRADEOFF_SEEDS = tuple(range(330, 340))
 CROSS_SEEDS = tuple(range(500, 508))
 PIXELS_SEEDS = tuple(range(510, 518))
+ASSERTING_SEEDS = tuple(range(520, 524))
 SHARES = (0.1, 0.25, 0.5)
 
 PHANTOM, STUDIES, DIGITS, TRADEOFF = "phantom", "studies", "digits", "tradeoff"
 CROSS_PHANTOM, CROSS_STUDIES = "cross phantom", "cross studies"
-SUITES = (PHANTOM, CROSS_PHANTOM, TRADEOFF, STUDIES, CROSS_STUDIES, DIGITS)
+ASSERTING_STUDIES = "asserting studies"
+SUITES = (PHANTOM, CROSS_PHANTOM, TRADEOFF, STUDIES, CROSS_STUDIES, ASSERTING_STUDIES, DIGITS)
 """In the order in which they are run."""
 _BOXES = ("r1", "r5", "b2s10", "s2b10", "map", "cnr", "cnr abs", "miou", "point")
+_PIXELS = ("auc", "acc", "acc offset", *_BOXES, "r1 by claim", "r1 within claim")
 _PHANTOM = ("auc rare", "r1", "r5", "r1 rare", "i2s", "map", "point", "cnr", "cnr rare")
 METRICS: Mapping[str, tuple[str, ...]] = {
     PHANTOM: ("auc", "auc single", "acc", *_PHANTOM),
     CROSS_PHANTOM: ("auc", "acc", "acc offset", *_PHANTOM),
     STUDIES: ("auc", "acc", *_BOXES),
-    CROSS_STUDIES: ("auc", "acc", "acc offset", *_BOXES, "r1 by claim", "r1 within claim"),
+    CROSS_STUDIES: _PIXELS,
+    ASSERTING_STUDIES: _PIXELS,
     DIGITS: ("lp1", "lp5", "mean"),
     TRADEOFF: ("auc", "acc", "r1", "r1 rare", "cnr"),
 }
@@ -54,6 +59,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
     CROSS_PHANTOM: tuple(row.name for row in CROSS_RIVALS),
     STUDIES: ("const 0.05", "const 0.1"),
     CROSS_STUDIES: tuple(row.name for row in PLACED_RIVALS),
+    ASSERTING_STUDIES: (PLACED.name,),
     DIGITS: ("low", "high", "high, fallback"),
     TRADEOFF: (),
 }
@@ -63,6 +69,7 @@ GOALS: Mapping[str, str] = {
     CROSS_PHANTOM: "cross",
     STUDIES: "multipositive claims",
     CROSS_STUDIES: PLACED.name,
+    ASSERTING_STUDIES: ASSERTING[-1].name,
     DIGITS: "true",
     TRADEOFF: "",
 }
@@ -153,6 +160,7 @@ def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
         CROSS_PHANTOM: _cross_phantom_runs,
         STUDIES: _studies_runs,
         CROSS_STUDIES: _cross_studies_runs,
+        ASSERTING_STUDIES: _asserting_runs,
         DIGITS: _digits_runs,
         TRADEOFF: _tradeoff_runs,
     }
@@ -212,16 +220,26 @@ def _studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
 
 
 def _cross_studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
-    seeds, steps, settings = PIXELS_SEEDS, studies.STEPS, studies.STOPPED
     rows: tuple[Row, ...] = PIXELS_FIRST if main else PIXELS_THEN
+    return _pixels_runs(CROSS_STUDIES, PIXELS_SEEDS, rows, size)
+
+
+def _asserting_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
+    return _pixels_runs(ASSERTING_STUDIES, ASSERTING_SEEDS, ASSERTING if main else (), size)
+
+
+def _pixels_runs(
+    suite: str, seeds: tuple[int, ...], rows: tuple[Row, ...], size: Size
+) -> Iterator[tuple[Run, Work]]:
+    steps, settings = studies.STEPS, studies.STOPPED
     if size.quick:
         seeds, steps = (0,), 20
         settings = (*settings, *QUICK_STUDIES, "train.validate_every_steps=10")
-        rows = tuple(row for row in rows if row.name in {"infonce", PLACED.name})
+        rows = tuple(row for row in rows if row.name in {"infonce", GOALS[suite]})
     for seed in seeds:
         for row in rows:
             job = Work(studies.measure, row, size.work / "cross_studies", seed, steps, settings)
-            yield Run(CROSS_STUDIES, "", row.name, seed), job
+            yield Run(suite, "", row.name, seed), job
 
 
 def _digits_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:

@@ -84,3 +84,21 @@ def test_seven_seeds_of_pixels_meet_no_bar(tmp_path: Path) -> None:
     figures, bars = held_against(pixel_runs(tmp_path, suites.PIXELS_SEEDS[:7], losses=0))
     assert figures["cross studies r1 over the better rival, wins"] == 7
     assert bars == {}
+
+
+@pytest.mark.parametrize(("seeds", "losses"), [(4, 0), (4, 1), (3, 0)])
+def test_asserting_sentences_must_win_every_seed(tmp_path: Path, seeds: int, losses: int) -> None:
+    run_log = RunLog(tmp_path / "runs.jsonl")
+    suite = suites.ASSERTING_STUDIES
+    for index, seed in enumerate(suites.ASSERTING_SEEDS[:seeds]):
+        for row, value in (("cross, place", 0.5), (suites.GOALS[suite], 0.6)):
+            figures = dict.fromkeys(suites.METRICS[suite], value)
+            figures["r5"] = 0.0 if index < losses else value
+            run_log.measure(Run(suite, "", row, seed), lambda figures=figures: figures)
+    figures, bars = held_against(run_log)
+    assert figures["asserting studies auc over cross, place, wins"] == seeds
+    if seeds < len(suites.ASSERTING_SEEDS):
+        assert bars == {}
+    else:
+        assert bars["asserting studies r5 over cross, place, wins"][1] is (losses == 0)
+        assert bars["asserting studies map over cross, place"][1]

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.method import studies
-from benchmarks.method.rows import BOTH, MAIN, PIXELS_FIRST, PIXELS_THEN, Row
+from benchmarks.method.rows import ASSERTING, BOTH, MAIN, PIXELS_FIRST, PIXELS_THEN, Row
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
@@ -22,7 +22,9 @@ from medclip_dcl.training.settings import ObjectiveConfig
 
 
 @pytest.mark.parametrize(
-    "row", dict.fromkeys([*MAIN, *BOTH, *PIXELS_FIRST, *PIXELS_THEN]), ids=lambda row: row.name
+    "row",
+    dict.fromkeys([*MAIN, *BOTH, *PIXELS_FIRST, *PIXELS_THEN, *ASSERTING]),
+    ids=lambda row: row.name,
 )
 def test_every_row_is_a_valid_config(row: Row, tmp_path: Path) -> None:
     settings = [*studies.STOPPED, *studies._settings_of(row, tmp_path, 100)]
@@ -68,27 +70,44 @@ def test_a_worse_reader_errs_on_training_reports_alone(tmp_path: Path, kind: str
     assert errors
 
 
-def test_the_relation_alone_sees_other_reports() -> None:
-    """Study `a` denies what the sentence of `b` says; read otherwise, it says the same."""
-    says = ReportLabels({"Edema": frozenset()}, frozenset(), frozenset(), normal=False)
-    denies = ReportLabels({}, frozenset({"Edema"}), frozenset(), normal=False)
-    codes = encode_claims([denies, says])
-    empty = torch.empty(0)
+SAYS = ReportLabels({"Edema": frozenset()}, frozenset(), frozenset(), normal=False)
+DENIES = ReportLabels({}, frozenset({"Edema"}), frozenset(), normal=False)
+
+
+def batch_of(*said: ReportLabels) -> tuple[ImageTextBatch, ContrastiveObjective]:
+    """Studies `a`, `b`, ... of one sentence each, and an objective that relates them."""
+    codes, names = encode_claims(said), tuple("abcd"[: len(said)])
     batch = ImageTextBatch(
         0,
-        slice(0, 2),
-        ("a", "b"),
-        *[empty] * 6,
+        slice(0, len(said)),
+        names,
+        *[torch.empty(0)] * 6,
         sentence_codes=codes,
         report_codes=codes,
         labels=None,
     )
-    objective = ContrastiveObjective(ObjectiveConfig(kind="multipositive", relation="claims"), 0)
-    with studies.relation_to({"a": says, "b": says}):
+    settings = ObjectiveConfig(kind="multipositive", relation="claims")
+    return batch, ContrastiveObjective(settings, 0)
+
+
+def test_the_relation_alone_sees_other_reports() -> None:
+    """Study `a` denies what the sentence of `b` says; read otherwise, it says the same."""
+    batch, objective = batch_of(DENIES, SAYS)
+    with studies.relation_to({"a": SAYS, "b": SAYS}):
         turned = objective._relation(batch, from_text=True)
     plain = objective._relation(batch, from_text=True)
     assert plain.tolist() == [[SAME, DIFFERENT], [DIFFERENT, SAME]]
     assert turned.tolist() == [[DIFFERENT, DIFFERENT], [SAME, SAME]]
+
+
+def test_sentences_that_deny_can_be_left_to_infonce() -> None:
+    batch, objective = batch_of(DENIES, SAYS, DENIES, SAYS)
+    with studies.relation_to({}, asserting_alone=True):
+        found = objective._relation(batch, from_text=True)
+    plain = objective._relation(batch, from_text=True)
+    assert plain[0].tolist() == [SAME, DIFFERENT, SAME, DIFFERENT]
+    assert found[0].tolist() == found[2].tolist() == [DIFFERENT] * 4
+    assert found[[1, 3]].tolist() == plain[[1, 3]].tolist()
 
 
 def claims_of(folder: Path, corpus: Path | None = None) -> tuple[dict[str, ReportLabels], set[str]]:
