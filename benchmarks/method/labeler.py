@@ -9,7 +9,9 @@ nodular opacity or an infection counts. Reports that nobody indexed have no labe
 labels count as nothing found; the mean is given without them as well.
 
 Ways of speaking that those reports lack, such as limits of technique, indications and
-things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler).
+things removed, are in a table of sentences by kind (tests/medclip_dcl/text/labeler). The
+generator of studies speaks so too (`generate.icu_prose`); its sentences come with their meaning,
+and no rule was written on them.
 """
 
 import argparse
@@ -25,7 +27,11 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks.record import finish
+from medclip_dcl.data.synthetic.findings import TYPES, draw_findings
+from medclip_dcl.data.synthetic.reports import ICU, Statement, draw_report, speak_as_icu
 from medclip_dcl.text.labeler.labels import (
     Reading,
     ReportLabels,
@@ -33,6 +39,7 @@ from medclip_dcl.text.labeler.labels import (
     read_report,
     report_labels_of,
 )
+from medclip_dcl.text.labeler.lexicon import MIDLINE
 from medclip_dcl.text.labeler.phrases import Mention, Polarity
 
 CONCEPTS_OF = {
@@ -130,6 +137,7 @@ SHORT = {
 """Finding -> its name in the table of sentences."""
 
 SENTENCES = Path(__file__).parents[2] / "tests/medclip_dcl/text/labeler/sentences.csv"
+GENERATED_STUDIES = 1500
 FEWEST_POSITIVES = 20
 MACRO_BAR = 0.80
 HELD_OUT_BAR = 0.94
@@ -235,6 +243,52 @@ def measure_kinds() -> dict[str, float]:
     return {f"right {kind} {part}": right[kind, part] / n for (kind, part), n in total.items()}
 
 
+def measure_generated(studies: int) -> dict[str, float]:
+    """Print how many distinct generated sentences of each kind are read as they are meant."""
+    said: dict[str, dict[str, Statement]] = {}
+    for seed in range(studies):
+        rng = np.random.default_rng(seed)
+        shown = {finding: float(rng.random()) for finding in draw_findings(rng)}
+        spoken = [speak_as_icu(kind, shown, rng) for kind in ICU]
+        for statement in (*spoken, *draw_report(shown, rng).findings):
+            if statement is not None:
+                said.setdefault(statement.kind, {})[statement.text] = statement
+    figures = {}
+    print(f"\n{'generated sentences by kind':30}{'distinct':>16}{'read as meant':>16}")
+    for kind in (*ICU, *sorted(said.keys() - ICU.keys() - {"normal"})):
+        right = [reads_as_meant(statement) for statement in said[kind].values()]
+        print(f"{kind:30}{len(right):16d}{np.mean(right):16.3f}")
+        figures |= {f"generated {kind}": len(right), f"generated right {kind}": np.mean(right)}
+    return figures
+
+
+def reads_as_meant(statement: Statement) -> bool:
+    """Whether polarity, findings and sides are those of the meaning, and nothing else is said.
+
+    A type of finding may be read as any of its labels: an opacity, for one, as
+    `Pneumonia`, `Lung Opacity` or `Consolidation`, a granuloma as nothing.
+    """
+    meaning, claims = statement.meaning, read_claims(statement.text)
+    read = {
+        "asserted": set(claims.asserted),
+        "negated": set(claims.negated),
+        "uncertain": set(claims.uncertain),
+    }
+    kind = "uncertain" if meaning.asked or meaning.uncertain else "asserted"
+    kind = "negated" if meaning.negated else kind
+    types = [name for name, _, _ in meaning.asserted] or [*meaning.negated, *meaning.asked]
+    allowed = {label for name in types for label in TYPES[name].labels}
+    allowed |= {"Consolidation"} if "pneumonia" in types else set()
+    named = any(TYPES[name].labels for name in types)
+    sides = {side for _, side, _ in meaning.asserted if side}
+    return (
+        read[kind] <= allowed
+        and (bool(read[kind]) == named or types == ["granuloma"])
+        and not any(names for other, names in read.items() if other != kind)
+        and all(found == sides or name in MIDLINE for name, found in claims.asserted.items())
+    )
+
+
 def measure_places(part: str, reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Print how well sides, zones and degrees of what both assert agree with the indexers'."""
     figures: dict[str, float] = {}
@@ -312,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.held_out:
         parts["held out"] = [not chosen for chosen in parts["development"]]
         parts["all"] = [True] * len(reports)
-    figures = measure_kinds()
+    figures = measure_kinds() | measure_generated(GENERATED_STUDIES)
     for part, chosen in parts.items():
         chosen_reports = list(compress(reports, chosen))
         figures |= measure(part, chosen_reports, reports)

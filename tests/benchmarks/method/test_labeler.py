@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.method.labeler import Score, main
+from benchmarks.method.labeler import Score, main, measure_generated, reads_as_meant
+from medclip_dcl.data.synthetic.reports import ICU, Meaning, Statement
 
 
 def test_scores_are_those_of_the_counts() -> None:
@@ -20,6 +21,33 @@ def test_without_data_it_says_what_is_missing(
     monkeypatch.delenv("TEST_DATA", raising=False)
     assert main([]) == 1
     assert "TEST_DATA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning", "expected"),
+    [
+        ("Check for edema.", Meaning(asked=("edema",)), True),
+        ("Edema.", Meaning(asked=("edema",)), False),
+        ("History of edema.", Meaning(), True),
+        ("Edema.", Meaning(), False),
+        ("A left effusion is seen.", Meaning(asserted=(("effusion", "left", ""),)), True),
+        ("An effusion is seen.", Meaning(asserted=(("effusion", "left", ""),)), False),
+        ("Left effusion, no edema.", Meaning(asserted=(("effusion", "left", ""),)), False),
+        ("The edema has resolved.", Meaning(negated=("edema",)), True),
+    ],
+)
+def test_a_sentence_is_right_where_nothing_else_is_read(
+    text: str, meaning: Meaning, expected: bool
+) -> None:
+    assert reads_as_meant(Statement(text, "check for", meaning)) is expected
+
+
+def test_generated_prose_of_intensive_care_is_read_as_it_is_meant() -> None:
+    """All but the names of hila and aorta, which the labeler does not know."""
+    figures = measure_generated(150)
+    for kind in ICU:
+        assert figures[f"generated {kind}"] >= 30
+        assert figures[f"generated right {kind}"] >= (0.9 if kind == "likely" else 0.95)
 
 
 @pytest.mark.real_data
