@@ -39,8 +39,8 @@ Runs = Float[np.ndarray, "_ samples_and_one"]
 Side = Mapping[str, Runs]
 """Figure -> its values in every run of a config, on every draw of patients."""
 
-_DOUBLES = ".own_"
-_LOWER_IS_BETTER = ("median_rank", "own_median_rank")
+_DOUBLES = (".own_", ".expected_")
+_LOWER_IS_BETTER = "median_rank"
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def compare_sides(
     """Compare two configs from one call of `measure_sides`, figure by figure.
 
     `figures` are those that are compared, and corrected for their number; empty: all but those
-    that count a query's doubles as wrong. With one run on a side the difference is that of two
-    models, and `reason` says so.
+    that count a query's doubles as wrong, which are the same ranks read again. With one run on a
+    side the difference is that of two models, and `reason` says so.
 
     Raises:
         ConfigError: a figure is asked for that one of the configs lacks.
@@ -100,7 +100,7 @@ def compare_sides(
         raise ConfigError(f"the runs have no figures {unknown}; choose among {both}")
     found: dict[str, Difference] = {}
     for name in both:
-        if name not in figures if figures else _DOUBLES in name:
+        if name not in figures if figures else any(mark in name for mark in _DOUBLES):
             continue
         if a[name].shape[1] != b[name].shape[1]:
             raise MetricError(
@@ -122,7 +122,7 @@ def describe_difference(name: str, difference: Difference) -> str:
         return "not known"
     if not difference.is_different:
         return "no difference shown"
-    lower_wins = name.rpartition(".")[2] in _LOWER_IS_BETTER
+    lower_wins = name.endswith(_LOWER_IS_BETTER)
     return "A is better" if (value > 0) != lower_wins else "B is better"
 
 
@@ -339,17 +339,15 @@ def _gallery(cases: SampleResults, weights: np.ndarray) -> _Named:
 
 
 def _ranks(cases: SampleResults, weights: np.ndarray) -> _Named:
-    question, direction, *ranks = (
-        cases.column(results.RANKS, name) for name in ("question", "direction", "rank", "own_rank")
-    )
-    rank, own_rank = (column.astype(np.int64) for column in ranks)
+    columns = ("question", "direction", "rank", "own_rank", "expected_rank")
+    question, direction, *ranks = (cases.column(results.RANKS, name) for name in columns)
     for name in dict.fromkeys(question.tolist()):
         ways = {
             way: (question == name) & (direction == way)
             for way in dict.fromkeys(direction[question == name].tolist())
         }
         found = table1_retrieval(
-            {way: (rank[own], own_rank[own], weights[:, own]) for way, own in ways.items()}
+            {way: ([each[own] for each in ranks], weights[:, own]) for way, own in ways.items()}
         )
         for figure, values in found.items():
             yield f"{name}.{figure}", values

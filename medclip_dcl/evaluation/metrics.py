@@ -19,7 +19,7 @@ from medclip_dcl.evaluation.bootstrap import Samples, Weights
 
 Scores = Float[np.ndarray, " U"]
 IsTrue = Bool[np.ndarray, " U"]
-Ranks = Int[np.ndarray, " U"]
+Ranks = Int[np.ndarray, " U"] | Float[np.ndarray, " U"]
 
 _BINS = 10  # of probabilities, of equal width, closed on the left
 
@@ -36,7 +36,7 @@ def mean(values: Scores, weights: Weights | None = None) -> Samples:
     return _ratio(each @ values[known], each.sum(axis=1))
 
 
-def median(values: Float[np.ndarray, " U"] | Ranks, weights: Weights | None = None) -> Samples:
+def median(values: Scores | Ranks, weights: Weights | None = None) -> Samples:
     """Median; that of an even number is the mean of the middle two."""
     each = _weights(values, weights)
     if len(values) == 0:
@@ -169,6 +169,27 @@ def best_ranks(
 
     Source: ours; pessimistic, so a model that scores everything alike ranks last.
     """
+    above, ties = _wrong_items(scores, correct)
+    return 1 + above + ties
+
+
+def expected_ranks(
+    scores: Float[np.ndarray, "queries items"], correct: Bool[np.ndarray, "queries items"]
+) -> Float[np.ndarray, " queries"]:
+    """Mean rank of each query's best correct item over the orders of items that score alike.
+
+    1 + the wrong items above it + half of those that tie with it; MetricError as `best_ranks`.
+
+    Source: ours; a correct item comes at a random place among the wrong ones of its score.
+    """
+    above, ties = _wrong_items(scores, correct)
+    return 1 + above + ties / 2
+
+
+def _wrong_items(
+    scores: Float[np.ndarray, "queries items"], correct: Bool[np.ndarray, "queries items"]
+) -> tuple[Int[np.ndarray, " queries"], Int[np.ndarray, " queries"]]:
+    # Wrong items above each query's best correct one, and those with the same score.
     if scores.shape != correct.shape:
         raise MetricError(f"scores {scores.shape} and truth {correct.shape} differ in shape")
     if not np.isfinite(scores).all():
@@ -176,10 +197,9 @@ def best_ranks(
     orphans = int((~correct.any(axis=1)).sum()) if len(scores) else 0
     if orphans:
         raise MetricError(f"{orphans} queries have no correct item; leave them out of the pool")
-    # Counting wrong items above the best correct one needs no sort, and ties count against it.
+    # Counting wrong items needs no sort.
     best = np.where(correct, scores, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
-    wrong_above: np.ndarray = ((scores >= best) & ~correct).sum(axis=1)
-    return 1 + wrong_above
+    return ((scores > best) & ~correct).sum(axis=1), ((scores == best) & ~correct).sum(axis=1)
 
 
 def recall_at(ranks: Ranks, k: int, weights: Weights | None = None) -> Samples:

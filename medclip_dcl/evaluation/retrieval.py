@@ -1,9 +1,12 @@
 """Retrieval: sentence from box, box from sentence, report from image and back.
 
-Each query is ranked twice. First, items with the same text are one item, and any with
-the query's words answers it: no model could tell them apart. Then as papers count: every
-unit is an item of its own, and the query's own unit alone is a hit, so that its doubles,
-which score the same, rank before it (figures with `own_`).
+Each query is ranked three times.
+
+    by words  items with the same text are one item, and any with the query's words answers it:
+              no model could tell them apart
+    own_      as papers count, Wang et al. 2023 among them: every unit is an item of its own, and
+              the query's own unit alone is a hit; its doubles, which score the same, rank before it
+    expected_  the same with doubles in random order: 1 + units above + half of those that tie
 """
 
 from collections import defaultdict
@@ -20,7 +23,15 @@ from torch.nn import functional
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure, Samples, Weights, estimate
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.grounding import BoxedSentence
-from medclip_dcl.evaluation.metrics import best_ranks, chance_recall, mean_of, median, recall_at
+from medclip_dcl.evaluation.metrics import (
+    Ranks,
+    best_ranks,
+    chance_recall,
+    expected_ranks,
+    mean_of,
+    median,
+    recall_at,
+)
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.models.similarity import roi_align
 
@@ -31,7 +42,11 @@ _LENGTHS = (1, 5, 10, 50, 100)  # the K of recall at K; the paper reports 10, 50
 _PAPER_K = (10, 50, 100)  # the K whose recalls, in both directions, make up Table 1's Recall
 _SHOWN = 5  # gallery sentences of each box that the report shows
 
-Ranks = Int[np.ndarray, " queries"]
+READINGS = ("", "own_", "expected_")
+"""What stands in front of the figures of each way to rank."""
+
+Readings = Sequence[Ranks]
+"""The ranks of the same queries by each of `READINGS`."""
 
 
 def box_vectors(
@@ -54,7 +69,7 @@ def box_vectors(
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of a question: every query's score of every item, twice."""
+    """One direction of a question: every query's score of every item, and of every unit."""
 
     scores: Float[np.ndarray, "queries items"]
     hits: Bool[np.ndarray, "queries items"]
@@ -71,7 +86,11 @@ def _rank_directions(
 ) -> tuple[EvalResult, Rows]:
     # Ranks the queries of both directions; query i of each belongs to unit i.
     ranks = {
-        name: (best_ranks(item.scores, item.hits), best_ranks(item.own_scores, item.own))
+        name: (
+            best_ranks(item.scores, item.hits),
+            best_ranks(item.own_scores, item.own),
+            expected_ranks(item.own_scores, item.own),
+        )
         for name, item in directions.items()
     }
     figures, groups = retrieval_figures(ranks, _LENGTHS, subjects, bootstrap)
@@ -81,8 +100,9 @@ def _rank_directions(
         pool |= {name: item.hits.shape[1], f"{name}.own": item.own.shape[1]}
         for length in _LENGTHS:
             chance[f"{name}.recall_at_{length}"] = chance_recall(item.hits, length)
-            chance[f"{name}.own_recall_at_{length}"] = chance_recall(item.own, length)
-    for prefix in ("", "own_"):
+            own = chance_recall(item.own, length)  # a random order has no ties
+            chance |= {f"{name}.{prefix}recall_at_{length}": own for prefix in READINGS[1:]}
+    for prefix in READINGS:
         each = [chance[f"{name}.{prefix}recall_at_{k}"] for name in directions for k in _PAPER_K]
         known = [value for value in each if value is not None]
         chance[f"{prefix}recall"] = float(np.mean(known)) if known else None
@@ -94,29 +114,30 @@ def _rank_directions(
             "subject_id": subjects[unit],
             "rank": int(rank),
             "own_rank": int(own_rank),
+            "expected_rank": float(expected),
         }
-        for name, pair in ranks.items()
-        for unit, (rank, own_rank) in enumerate(zip(*pair, strict=True))
+        for name, readings in ranks.items()
+        for unit, (rank, own_rank, expected) in enumerate(zip(*readings, strict=True))
     ]
     return EvalResult("", pool, chance, figures, groups), rows
 
 
 def retrieval_figures(
-    ranks: Mapping[str, tuple[Ranks, Ranks]],
+    ranks: Mapping[str, Readings],
     lengths: Sequence[int],
     subjects: Sequence[str],
     bootstrap: BootstrapOptions,
 ) -> tuple[dict[str, Figure], dict[str, dict[str, Figure]]]:
     """Measure retrieval in several directions whose queries belong to the same units.
 
-    `ranks` are each query's best rank among items, and among units. Gives the figures over all
-    directions, and by direction `recall_at_K` of each K in `lengths`, and `median_rank`.
+    Gives the figures over all directions, and by direction `recall_at_K` of each K in `lengths`,
+    and `median_rank`, each once by every reading.
     """
 
     def measure(weights: Weights) -> dict[str, Samples]:
-        found = table1_retrieval({name: (*pair, weights) for name, pair in ranks.items()})
-        for name, pair in ranks.items():
-            for prefix, column in zip(("", "own_"), pair, strict=True):
+        found = table1_retrieval({name: (each, weights) for name, each in ranks.items()})
+        for name, each in ranks.items():
+            for prefix, column in zip(READINGS, each, strict=True):
                 one = rank_samples(column, lengths, weights)
                 found |= {f"{name}.{prefix}{figure}": values for figure, values in one.items()}
         return found
@@ -130,18 +151,18 @@ def retrieval_figures(
     return {name: figure for name, figure in every.items() if "." not in name}, groups
 
 
-def table1_retrieval(directions: Mapping[str, tuple[Ranks, Ranks, Weights]]) -> dict[str, Samples]:
+def table1_retrieval(directions: Mapping[str, tuple[Readings, Weights]]) -> dict[str, Samples]:
     """Measure both directions together, as the paper's Table 1 does.
 
-    A direction is each query's best rank among items, that among units, and the queries' weights.
     `recall` is the mean of R@10, R@50 and R@100 of each direction, `median_rank` the mean of their
-    medians; with `own_` those of the ranks among units.
+    medians. The paper's own protocol gives those with `own_`: "the correctly retrieved item is the
+    one that is paired with the query item". It says nothing of ties.
 
     Source: Wang et al. 2023, Table 1 and Table 5: (.10 + .31 + .48 + .10 + .33 + .50) / 6 = .30.
     """
     found: dict[str, Samples] = {}
-    for column, prefix in enumerate(("", "own_")):
-        each = [(item[column], item[2]) for item in directions.values()]
+    for column, prefix in enumerate(READINGS):
+        each = [(readings[column], weights) for readings, weights in directions.values()]
         recalls = [recall_at(ranks, k, weights) for ranks, weights in each for k in _PAPER_K]
         found[f"{prefix}recall"] = mean_of(recalls)
         found[f"{prefix}median_rank"] = mean_of([median(*pair) for pair in each])

@@ -15,6 +15,7 @@ from medclip_dcl.evaluation.metrics import (
     accuracy,
     balanced_accuracy,
     best_ranks,
+    expected_ranks,
     brier_score,
     calibration_error,
     chance_recall,
@@ -219,6 +220,19 @@ def test_any_correct_item_answers_a_query():
 
 def test_identical_scores_rank_last():
     assert best_ranks(np.zeros((2, 5)), np.eye(2, 5, dtype=bool)).tolist() == [5, 5]
+
+
+def test_the_expected_rank_is_the_mean_over_all_orders_of_ties():
+    scores = np.array([[3, 2, 2, 2, 2, 1], [5, 4, 3, 2, 1, 0]], dtype=float)
+    correct = np.array([[0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]], dtype=bool)
+    # The first: one above, three tie: ranks 2, 3, 4 or 5, alike likely. The second: no tie.
+    assert expected_ranks(scores, correct).tolist() == [3.5, 2.0]
+    assert expected_ranks(np.zeros((2, 5)), np.eye(2, 5, dtype=bool)).tolist() == [3.0, 3.0]
+    generator, places = np.random.default_rng(0), []
+    for _ in range(4000):
+        order = np.lexsort((generator.random(6), -scores[0]))
+        places.append(1 + order.tolist().index(2))
+    assert np.mean(places) == pytest.approx(3.5, abs=0.06)
 
 
 def test_a_query_without_an_answer_is_refused():

@@ -88,9 +88,11 @@ def test_doubles_stand_before_a_query_s_own_report():
     assert found["own_recall_at_1"].value == pytest.approx(1 / 3)  # the cyst's alone
     assert found["own_median_rank"].value == 2.0  # 2, 1, 2
     assert outcome.chance["image_to_report.own_recall_at_1"] == pytest.approx(1 / 3)
-    ranks = {(row["direction"], row["image_id"]): (row["rank"], row["own_rank"]) for row in rows}
-    assert ranks["image_to_report", "image-0"] == (1, 2)
-    assert ranks["report_to_image", "image-1"] == (1, 1)
+    names = ("rank", "own_rank", "expected_rank")
+    ranks = {(row["direction"], row["image_id"]): [row[name] for name in names] for row in rows}
+    assert ranks["image_to_report", "image-0"] == [1, 2, 1.5]  # one double: before it or after
+    assert ranks["report_to_image", "image-1"] == [1, 1, 1]
+    assert found["expected_median_rank"].value == 1.5  # 1.5, 1, 1.5
     assert set(rows[0]) == set(RANKS.schema.names)
 
 
@@ -110,14 +112,15 @@ def test_recall_of_both_directions_is_the_mean_of_six():
         return np.repeat([10, 50, 100, median], counts)
 
     pairs = {
-        "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7)),
-        "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9)),
+        "there": (ranks((0.10, 0.31, 0.48), 106), np.full(100, 7), np.full(100, 6.5)),
+        "back": (ranks((0.10, 0.33, 0.50), 102), np.full(100, 9), np.full(100, 10.5)),
     }
     subjects = [str(row) for row in range(100)]
     figures, groups = retrieval_figures(pairs, (1, 10, 50, 100), subjects, BootstrapOptions(0, 0))
     assert figures["recall"].value == pytest.approx(1.82 / 6)
     assert figures["own_recall"].value == 1.0
     assert figures["own_median_rank"].value == 8.0
+    assert figures["expected_recall"].value == 5 / 6  # 10.5 is not among the first ten
     assert figures["median_rank"].value == (106 + 101) / 2  # the 50th of 100 is rank 100
     assert groups["back"]["recall_at_50"].value == 0.33
     assert groups["there"]["own_recall_at_1"].value == 0.0
