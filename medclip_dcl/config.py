@@ -179,12 +179,21 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     tree = _read_config(path)
     for override in overrides:
         _apply(tree, override)
+    return check_config(tree, str(path))
+
+
+def check_config(tree: dict[str, Any], name: str) -> Config:
+    """Make a config from a tree of plain values; errors call it `config NAME`.
+
+    Raises:
+        ConfigError: a key is unknown, renamed or removed, or a value breaks its rule.
+    """
     if gone := list(_gone(tree)):
-        raise ConfigError(f"config {path}: {'; '.join(gone)}")
+        raise ConfigError(f"config {name}: {'; '.join(gone)}")
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"config {path}: {'; '.join(_sentences(error))}") from error
+        raise ConfigError(f"config {name}: {explain(error)}") from error
 
 
 def resolve_path(text: str, config: Config) -> Path:
@@ -264,7 +273,10 @@ def _gone(tree: dict[str, Any], prefix: str = "") -> Iterable[str]:
             yield from _gone(value, f"{key}.")
 
 
-def _sentences(error: ValidationError) -> Iterable[str]:
+def explain(error: ValidationError) -> str:
+    """Say on one line which settings break which rule."""
+    said = []
     for item in error.errors(include_url=False, include_context=False):
         where = ".".join(str(part) for part in item["loc"])
-        yield f"{where or 'file'} = {item['input']!r}: {item['msg']}"
+        said.append(f"{where or 'file'} = {item['input']!r}: {item['msg']}")
+    return "; ".join(said)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -86,22 +86,29 @@ class Job:
             print(json.dumps({"job": self.name, **facts}), flush=True)
 
 
+def run_job(
+    name: str, work: Callable[[Job], None], config: Path, overrides: Sequence[str] | None
+) -> int:
+    """Run a job on what `--config` and `--set` name; 0, or `STOPPED` where a signal ended it."""
+    previous = signal.signal(signal.SIGTERM, _stop)
+    try:
+        loaded = config_of(config, overrides)
+        work(Job(name, loaded, resolve_path(loaded.work, loaded)))
+    except (Stopped, KeyboardInterrupt):
+        print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:
+        os._exit(1)  # a reader like `head` is gone: nothing can be said, not even at exit
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return 0
+
+
 def job_command(name: str, work: Callable[[Job], None]) -> Callable[..., int]:
     """Make the function that runs a job, with the options that every job has as parameters."""
 
     def command(config: ConfigFile, overrides: Overrides = None) -> int:
-        previous = signal.signal(signal.SIGTERM, _stop)
-        try:
-            loaded = config_of(config, overrides)
-            work(Job(name, loaded, resolve_path(loaded.work, loaded)))
-        except (Stopped, KeyboardInterrupt):
-            print(f"{name}: stopped; run the same command again to go on", file=sys.stderr)
-            return STOPPED
-        except BrokenPipeError:
-            os._exit(1)  # a reader like `head` is gone: nothing can be said, not even at exit
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-        return 0
+        return run_job(name, work, config, overrides)
 
     return command
 
