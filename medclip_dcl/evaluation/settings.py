@@ -88,8 +88,13 @@ class Table1Config(Section):
     rows: tuple[str, ...] = ()
     """Rows by their short names, the project's own and the shuffled control among them; an unknown
     one makes it list all. Empty: the paper's nine."""
+    tune_by: Literal["", "validation_report_auc", "validation_auc", "validation_recall_at_10"] = (
+        "validation_report_auc"
+    )
+    """Figure of validation by which rows with something to tune choose its value, with the first
+    seed, and every run its published step; the config must validate. Empty: no row is tuned."""
     processes: Annotated[int, Field(ge=1)] = 2
-    """Runs at a time, one thread each."""
+    """Runs at a time, one thread each; with 1 a run keeps the config's threads."""
     models: tuple[OthersModelConfig, ...] = ()
     """Models that are evaluated and not trained, each a `name` and an `adapter`; one with the name
     `biovil` replaces the row that is trained in BioViL's stead."""

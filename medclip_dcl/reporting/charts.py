@@ -66,6 +66,16 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A named line of values with the ends of their intervals, one for each tick; NaN: none."""
+
+    name: str
+    value: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
 class Labels:
     """What a chart says: a description for those who do not see it, and its axes."""
 
@@ -91,6 +101,25 @@ def draw_lines(lines: Sequence[Line], labels: Labels, *, diagonal: bool = False)
             axes.plot(x, y, color=colour, label=line.name)
         if len(lines) > 1:
             axes.legend(loc="lower right" if diagonal else "best")
+        return _svg(figure, labels.alt)
+
+
+def draw_intervals(lines: Sequence[Interval], ticks: Sequence[str], labels: Labels) -> Markup:
+    """Draw at most five lines of values with their intervals over evenly spaced ticks, as SVG."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _axes(labels)
+        for number, (line, colour) in enumerate(zip(lines, _SERIES, strict=False)):
+            # Next to each other, so that intervals do not hide each other.
+            x = np.arange(len(ticks)) + 0.08 * (number - (len(lines) - 1) / 2)
+            value, low, high = (np.asarray(part) for part in (line.value, line.low, line.high))
+            reach = np.stack([value - low, high - value])
+            axes.errorbar(
+                x, value, reach, color=colour, marker="o", markersize=4, capsize=3, label=line.name
+            )
+        axes.set_xticks(np.arange(len(ticks)), labels=ticks)
+        axes.grid(visible=False, axis="x")
+        if len(lines) > 1:
+            axes.legend(loc="best")
         return _svg(figure, labels.alt)
 
 

@@ -31,7 +31,7 @@ def render_report(sources: Sources) -> str:
     Sections without their artifact are left out.
     """
     check = sources.get(data_check.ARTIFACT)
-    return _render(
+    return render(
         {
             "name": sources.work.name,
             "is_generated": sources.is_generated,
@@ -56,10 +56,11 @@ def render_check(name: str, artifact: Artifact) -> str:
     """Make the page about a source alone, from its preflight: counts, no ids and no texts."""
     facts = {"digest": artifact.digest, "committed_at": artifact.origin["committed_at"]}
     view = facts | {"name": name, "check": read_preflight(artifact)}
-    return _render(view, "check_page.html")
+    return render(view, "check_page.html")
 
 
-def _render(view: Mapping[str, Any], template: str = "page.html") -> str:
+def render(view: Mapping[str, Any], template: str = "page.html") -> str:
+    """Fill one of this folder's templates, with the page's own styles."""
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,

@@ -14,8 +14,9 @@ from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation import results
-from pipelines.table1 import CONFIG_FILE, FIGURES, FOLDER, LOG, NOTE, Run, main
-from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows
+from pipelines.sweep import CONFIG_FILE, LOG, NOTE, Run
+from pipelines.table1 import FIGURES, FOLDER, main, table_text
+from pipelines.table1_rows import COLUMNS, PAPER_ROWS, chosen_rows, paper_values
 
 DEADLINE_S = 120
 
@@ -37,7 +38,7 @@ def config_of(work, rows, seeds, processes=1, **sections):
             "eta": {"source": "frequency"},
             "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "retrieval_pool": 4},
             "source": {"root": "${WORK}"},
-            "table1": {"rows": rows, "seeds": seeds, "processes": processes},
+            "table1": {"rows": rows, "seeds": seeds, "processes": processes, "tune_by": ""},
             **sections,
         },
     )
@@ -178,7 +179,7 @@ def test_the_paper_s_rows_are_nine_and_variants_come_when_asked_for(tmp_path):
 def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
     adapter = {"adapter": {"model": "benchmarks.fixtures.clip:build"}}
     models = [{"name": "biovil", **adapter}, {"name": "clip", **adapter}]
-    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "processes": 1, "models": models}
+    table = {"rows": ["biovil", "clip"], "seeds": [0, 1], "tune_by": "", "models": models}
     assert main(["--config", str(config_of(made, [], [], table1=table))]) == 0
     rows = figures(made)["rows"]
     assert list(rows) == ["biovil", "clip"]
@@ -191,6 +192,83 @@ def test_somebody_s_model_is_a_row_and_takes_biovil_s_place(made, capsys):
 
 
 def test_a_run_is_not_done_while_its_results_are_missing(tmp_path):
-    run = Run(PAPER_ROWS[0], 0, tmp_path, {}, "digest")
+    run = Run("lse_nl", 0, tmp_path, {}, "digest", tmp_path)
     (tmp_path / NOTE).write_text('{"digest": "digest"}')
     assert run.note() is None
+
+
+def test_the_paper_s_values_stand_next_to_rows_that_are_trained_as_its_are(tmp_path):
+    config_file = write_config(tmp_path / "config.yaml", tmp_path)
+    models = [{"name": "biovil", "adapter": {"model": "theirs:build"}}]
+    given = f"table1.models={json.dumps(models)}"
+    medr = {}
+    for key, settings in {
+        "paper": [],
+        "both": ["objective.directions=both"],
+        "global": ["model.similarity.kind=global"],
+        "given": ["objective.directions=both", given],
+    }.items():
+        config = load_config(config_file, settings)
+        values = {row.name: paper_values(row, config) for row in chosen_rows(config)}
+        medr[key] = {name: found["MedR"] for name, found in values.items() if found}
+    assert medr["paper"]["dcl_lm"] == 104
+    assert "biovil" not in medr["paper"]  # ours is not Microsoft's
+    assert len(medr["paper"]) == 8
+    assert medr["both"] == medr["global"] == {}
+    assert medr["given"] == {"biovil": 148}
+
+
+@pytest.fixture(scope="module")
+def tuned(corpus, tmp_path_factory):
+    """The best of four constants, two seeds, in slices: those of the second seed come later."""
+    work = shutil.copytree(corpus, tmp_path_factory.mktemp("tuned") / "work")
+    config_file = config_of(
+        work,
+        [],
+        [],
+        table1={"rows": ["lse_nl", "dcl_best"], "seeds": [4, 2], "processes": 1},
+        train={"steps": 6, "validate_every_steps": 3, "validate_images": 8},
+    )
+    arguments = ["--config", str(config_file)]
+    assert main([*arguments, "--rows", "lse_nl"]) == 0
+    assert not (work / FOLDER / FIGURES).exists()
+    assert main([*arguments, "--rows", "dcl_best", "--seeds", "4"]) == 0
+    assert not (work / FOLDER / FIGURES).exists()
+    assert main([*arguments, "--seeds", "2"]) == 0
+    return work
+
+
+def test_a_row_takes_the_value_that_is_best_on_validation(tuned):
+    row = figures(tuned)["rows"]["dcl_best"]
+    scores = row["tuned"]["scores"]
+    assert list(scores) == [f"constant={eta}" for eta in ("0.02", "0.05", "0.1", "0.2")]
+    best = max(scores, key=scores.get)
+    assert (row["tuned"]["value"], row["tuned"]["seed"]) == (best, 4)  # the first seed's
+    assert row["seeds"] == [4, 2]
+    made = {path.parent.name for path in (tuned / FOLDER / "dcl_best").glob("*/seed-2")}
+    assert made == {best}  # no other value got the second seed
+    for name, score in scores.items():
+        log = tuned / FOLDER / "dcl_best" / name / "seed-4" / "checkpoints" / "metrics.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        said = [line["validation_report_auc"] for line in lines if "validation_report_auc" in line]
+        assert len(said) == 2
+        assert score == pytest.approx(max(said), abs=1e-4)
+
+
+def test_the_table_says_how_hard_a_row_was_tuned(tuned):
+    text = table_text(figures(tuned))
+    best = figures(tuned)["rows"]["dcl_best"]["tuned"]["value"]
+    assert f"DCL, best constant                 4 values, {best} taken (constant=0.02 " in text
+    assert "LSE+NL (no correction)             one value" in text
+
+
+def test_a_row_that_is_not_there_is_refused_by_its_slice(tuned, capsys):
+    assert main(["--config", str(tuned / "config.yaml"), "--rows", "beauty"]) == 2
+    assert "--rows names beauty; choose among lse_nl, dcl_best" in capsys.readouterr().err
+
+
+def test_a_table_to_be_tuned_must_validate(corpus, tmp_path, capsys):
+    work = shutil.copytree(corpus, tmp_path / "work")
+    config_file = config_of(work, [], [], table1={"rows": ["dcl_best"], "seeds": [0]})
+    assert main(["--config", str(config_file)]) == 2
+    assert "best_metric validation_report_auc needs validate_every_steps" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""A grid of settings as text, as CSV, and as one page with a figure per axis.
+
+Each is made from the tree of `sweep.json`: `axes`, and `points` with their settings `at`, `seeds`,
+`cost`, `judged` and `figures`.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from medclip_dcl.reporting.charts import Interval, Labels, draw_intervals
+from medclip_dcl.reporting.page import render
+
+_MOST_LINES = 5
+
+
+def render_sweep(tree: Mapping[str, Any]) -> str:
+    """Make the page of a sweep from the tree of its `sweep.json`: HTML with charts inline."""
+    figures = [*tree["points"][0]["figures"]]
+    axes = [
+        {
+            "name": axis,
+            "charts": [_chart(tree, axis, figure) for figure in figures],
+            "lines": len(_others(tree["points"], axis)),
+        }
+        for axis in tree["axes"]
+    ]
+    return render({**tree, "drawn": axes, "figures": figures, "most": _MOST_LINES}, "sweep.html")
+
+
+def sweep_csv(tree: Mapping[str, Any]) -> str:
+    """Lay out a line a point: its settings, and each figure with the ends of its interval."""
+    stream = io.StringIO()
+    figures = [*tree["points"][0]["figures"]]
+    ends = {"value": "", "low": " low", "high": " high"}
+    writer = csv.writer(stream, lineterminator="\n")
+    heads = [f"{name}{mark}" for name in figures for mark in ends.values()]
+    writer.writerow([*tree["axes"], "seeds", "cpu_s", tree["judge"] or "judge", *heads])
+    for point in tree["points"]:
+        cells = [(point["figures"][name] or {}).get(end) for name in figures for end in ends]
+        facts = [len(point["seeds"]), point["cost"]["cpu_s"], point["judged"]]
+        writer.writerow([*point["at"].values(), *facts, *cells])
+    return stream.getvalue()
+
+
+def sweep_text(tree: Mapping[str, Any]) -> str:
+    """Lay out a line a point for a terminal, with its number."""
+    figures = [*tree["points"][0]["figures"]]
+    wide = max(len(point["name"]) for point in tree["points"]) + 2
+    titles = "".join(f"{name.rpartition('.')[2][:24]:>26}" for name in figures)
+    lines = [
+        f"{tree['patients']} patients; mean over seeds and half its 95 % interval",
+        f"{'':4}{'point':{wide}}{titles}",
+    ]
+    for number, point in enumerate(tree["points"]):
+        cells = "".join(f"{figure_text(point['figures'][name]):>26}" for name in figures)
+        lines.append(f"{number:<4}{point['name']:{wide}}{cells}   seeds {len(point['seeds'])}")
+    return "\n".join(lines)
+
+
+def figure_text(found: Mapping[str, Any] | None) -> str:
+    """Write a figure with half its interval: `0.862+-0.013`."""
+    if found is None or found["value"] is None:
+        return "-"
+    digits = 1 if abs(found["value"]) >= 10 else 3
+    half = "" if found["high"] is None else f"+-{found['high'] - found['value']:.{digits}f}"
+    return f"{found['value']:.{digits}f}{half}"
+
+
+def _chart(tree: Mapping[str, Any], axis: str, figure: str) -> Markup:
+    # One line for each setting of the other axes.
+    ticks = [_text(value) for value in tree["axes"][axis]]
+    lines = []
+    for other in _others(tree["points"], axis)[:_MOST_LINES]:
+        mine = [point for point in tree["points"] if _without(point["at"], axis) == other]
+        found = [point["figures"][figure] or {} for point in mine]
+        name = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in other.items())
+        value, low, high = (
+            [_number(item.get(end), item.get("value")) for item in found]
+            for end in ("value", "low", "high")
+        )
+        lines.append(Interval(name, value, low, high))
+    alt = f"{figure} against {axis}, with 95 % intervals"
+    return draw_intervals(lines, ticks, Labels(alt, axis, figure.rpartition(".")[2]))
+
+
+def _others(points: Sequence[Mapping[str, Any]], axis: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for point in points:
+        other = _without(point["at"], axis)
+        if other not in found:
+            found.append(other)
+    return found
+
+
+def _without(at: Mapping[str, Any], axis: str) -> dict[str, Any]:
+    return {key: value for key, value in at.items() if key != axis}
+
+
+def _number(value: float | None, otherwise: float | None) -> float:
+    # An interval that is not known has no length.
+    known = value if value is not None else otherwise
+    return float("nan") if known is None else known
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,568 @@
+"""Train and evaluate a grid of settings over several seeds: a table, and a figure per axis.
+
+    python -m pipelines sweep --config FILE --grid configs/sweeps/a_k.yaml [--processes 2]
+
+Any config may be swept. Stages before the first that the grid changes run once, in the config's
+folder; the others in `sweeps/GRID/POINT/seed-S`, with links to what all share. A run is done once
+its note says so, written after its results were committed: the note names the settings and inputs
+that it was made from, so that a changed config is run again. A killed run goes on from its newest
+checkpoint. With `--processes 1` a run keeps the config's threads; with more it has one.
+
+On a cluster, `--points` and `--seeds` do a slice: `sbatch --array 0-11`, and in the job
+`--points $SLURM_ARRAY_TASK_ID`. Whichever call finds every run done writes `sweep.json`,
+`sweep.csv` and `sweep.html` below `sweeps/GRID`.
+"""
+
+import fcntl
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+import typer
+import yaml
+from pydantic import Field, ValidationError, model_validator
+from threadpoolctl import threadpool_limits
+
+from medclip_dcl import model_package
+from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
+from medclip_dcl.config import Config, check_config, explain, read_yaml
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.errors import ArtifactError, ConfigError, JobFailed
+from medclip_dcl.evaluation import results
+from medclip_dcl.evaluation.compare import Side, estimate_side, measure_sides, read_sample_results
+from medclip_dcl.files import write_text
+from medclip_dcl.likelihood import masked_lm, scoring
+from medclip_dcl.progress import Progress
+from medclip_dcl.reporting.sweep import render_sweep, sweep_csv, sweep_text
+from medclip_dcl.section import Section
+from medclip_dcl.text import sentences
+from medclip_dcl.text.labeler import labels
+from medclip_dcl.training import checkpoint
+from medclip_dcl.training.logging import read_metrics
+
+from .cli import ConfigFile, Overrides, tool_main
+from .job import STOPPED, Job, Stopped, run_job
+from .stages import STAGES, stages_of
+
+FOLDER, FIGURES = "sweeps", "sweep.json"
+NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
+_SPENT = "spent.json"
+_COSTS = ("wall_s", "cpu_s", "model_mb")
+_SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
+_CHANGED = ("eta", "model", "objective", "train")  # sections that a grid may change
+_STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
+
+Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2.")]
+Judge = Literal["validation_report_auc", "validation_auc", "validation_recall_at_10"]
+
+
+class Grid(Section):
+    """A grid file."""
+
+    axes: Annotated[dict[str, tuple[Any, ...] | dict[str, dict[str, Any]]], Field(min_length=1)]
+    """Setting -> its values; or any name -> named values, each a map of settings."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of every point."""
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    """Runs of each point."""
+    figures: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "zero_shot.mean_auc",
+        "zero_shot.mean_balanced_accuracy_offset",
+        "grounding.cnr",
+        "boxes.own_recall",
+    )
+    """Figures of results that are drawn and listed."""
+    judge: Judge | None = None
+    """Figure of validation that is listed, and chooses each run's published step."""
+    keep: Annotated[int, Field(ge=0)] = 0
+    """Points that get all seeds, the best by `judge` after the first; 0: all."""
+
+    @model_validator(mode="after")
+    def _keeps_by_a_figure(self) -> Self:
+        if self.keep and not self.judge:
+            raise ValueError("keep needs a judge, such as validation_report_auc")
+        return self
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a grid."""
+
+    name: str
+    """Such as `a=0.2,k=0.35`, also that of its folder; empty without axes."""
+    at: Mapping[str, Any] = field(default_factory=dict)
+    """Axis -> value, or its name."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted setting -> value."""
+
+
+def grid_points(axes: Mapping[str, Any]) -> list[Point]:
+    """Give every combination of the axes' values, the last axis changing fastest."""
+    short = {axis: axis.rpartition(".")[2] for axis in axes}
+    if len(set(short.values())) < len(short):
+        short = {axis: axis for axis in axes}
+    choices = [
+        [
+            (axis, *choice)
+            for choice in (
+                values.items()
+                if isinstance(values, Mapping)
+                else [(value, {axis: value}) for value in values]
+            )
+        ]
+        for axis, values in axes.items()
+    ]
+    points = []
+    for chosen in itertools.product(*choices):
+        words = [f"{short[axis]}={value_text(value)}" for axis, value, _ in chosen]
+        changes = {key: value for _, _, each in chosen for key, value in each.items()}
+        name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
+        points.append(Point(name, {axis: value for axis, value, _ in chosen}, changes))
+    return points
+
+
+def value_text(value: Any) -> str:
+    """Write a value of an axis as YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point with one seed: its folder, and what it is made from."""
+
+    name: str
+    seed: int
+    folder: Path
+    settings: Mapping[str, Any]
+    digest: str
+    shared: Path
+    """Folder of what all runs share."""
+
+    def note(self) -> dict[str, Any] | None:
+        """Give `digest`, `model_mb`, and `wall_s` and `cpu_s` over all attempts.
+
+        None where the run is not done, or was done with other settings.
+        """
+        try:
+            tree: dict[str, Any] = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+            open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT, verify=False)
+        except (OSError, ValueError, ArtifactError):
+            return None
+        return tree if tree.get("digest") == self.digest else None
+
+    def costs(self) -> dict[str, float]:
+        """Give what a run that is done has cost."""
+        note = self.note() or {}
+        return {name: note[name] for name in _COSTS if name in note}
+
+    def log(self) -> list[dict[str, Any]]:
+        """Give the lines of the training's log."""
+        return read_metrics(checkpoint.ARTIFACT.at(self.folder))
+
+    def judged(self, judge: str) -> float:
+        """Give the best value of a figure of validation, that of the published step."""
+        values = [line[judge] for line in self.log() if line.get(judge) is not None]
+        if not values:
+            raise JobFailed(f"run {self.folder} has no {judge} in its log; delete it and run again")
+        return float(max(values))
+
+
+Planned = Mapping[str, Mapping[str, Sequence[Run]]]
+"""Group -> point -> its runs, in the order of the seeds."""
+
+
+class Runs:
+    """The runs of one command, below one folder.
+
+    `changed` are the dotted settings in which runs differ. With a `judge`, a figure of validation,
+    every run publishes the step that is best by it.
+
+    Raises:
+        ConfigError: a changed setting belongs to a stage that all runs share.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        changed: Iterable[str],
+        *,
+        processes: int = 1,
+        judge: str | None = None,
+    ) -> None:
+        sections = {key.partition(".")[0] for key in changed}
+        if others := sorted(sections.difference(_CHANGED)):
+            raise ConfigError(
+                f"a grid changes {others}, which its runs share; change settings of "
+                f"{', '.join(_CHANGED)}, or give each value a config of its own"
+            )
+        self._job, self._folder = job, folder
+        self._processes, self._judge = processes, judge
+        self._inputs: dict[str, str] = {}
+        # The shared folder's name is written out: a run's own is another.
+        text = json.dumps(job.config.model_dump(mode="json"))
+        self._settings: str = text.replace("${WORK}", json.dumps(str(job.work))[1:-1])
+
+    def prepare(self) -> None:
+        """Run the stages that all runs share; each leaves alone what is valid."""
+        config = self._job.config
+        before = tuple(STAGES)[: list(STAGES).index(_STAGES[0])]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        config_file = self._folder / CONFIG_FILE
+        with (self._folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may be preparing
+            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+            write_text(config_file, text)
+            for name in [name for name in stages_of(config) if name in before]:
+                code = _run_stage(name, config_file)
+                if code == STOPPED:
+                    raise Stopped
+                if code:
+                    raise JobFailed(
+                        f"{name} failed; correct what it names and run again to go on", code
+                    )
+        self._inputs = {
+            item.ARTIFACT.name: read_artifact_header(item.ARTIFACT.at(self._job.work)).digest
+            for item in _SHARED
+            if (item.ARTIFACT.at(self._job.work) / HEADER).is_file()
+        }
+
+    def plan(
+        self,
+        name: str,
+        seed: int,
+        changes: Mapping[str, Any],
+        adapter: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Plan a run of the config with changed settings; with an adapter it only evaluates.
+
+        Raises:
+            ConfigError: a setting is unknown, or a value breaks its rule.
+        """
+        tree: dict[str, Any] = json.loads(self._settings)
+        own = self._folder / name / f"seed-{seed}"
+        tree |= {"work": str(own), "seed": seed, "jobs": [], "table1": {}}
+        tree["evaluate"]["adapter"] = dict(adapter or {})
+        if self._judge:
+            tree["train"]["best_metric"] = self._judge
+        for key, value in changes.items():
+            *sections, last = key.split(".")
+            part = tree
+            for section in sections:
+                part = part.setdefault(section, {})
+            part[last] = value
+        check_config(tree, f"of run {name}" if name else "of the runs")
+        digest = json_digest({"settings": tree, "inputs": self._inputs})
+        if self._processes > 1:
+            tree["train"]["torch_threads"] = 1
+        return Run(name, seed, own, tree, digest, self._job.work)
+
+    def race(self, planned: Planned, keep: int, mine: Callable[[Run], bool]) -> Planned:
+        """Do the first seed of every point, then the other seeds of each group's best `keep`.
+
+        With a `keep` of 0, or of no fewer than a group's points, all get all seeds. Only runs that
+        are `mine` are done. Gives the runs of the points that were kept; a group of which the
+        first seeds are not all done is left out.
+        """
+        open_groups = [group for group, points in planned.items() if 0 < keep < len(points)]
+        heats = [each[0] for group in open_groups for each in planned[group].values()]
+        if heats:
+            self._do([run for run in heats if mine(run)])
+        kept: dict[str, Mapping[str, Sequence[Run]]] = {}
+        for group, points in planned.items():
+            if group not in open_groups:
+                kept[group] = points
+            elif all(each[0].note() is not None for each in points.values()):
+                scores = {name: each[0].judged(self._judge or "") for name, each in points.items()}
+                kept[group] = {name: points[name] for name in best_points(scores, keep)}
+        rows = [each for points in kept.values() for each in points.values()]
+        by_seed = itertools.chain(*itertools.zip_longest(*rows))
+        self._do([run for run in by_seed if run and mine(run)])
+        return kept
+
+    def _do(self, runs: Sequence[Run]) -> None:
+        done = sum(run.note() is not None for run in runs)
+        self._job.say(runs=len(runs), done=done, processes=self._processes)
+        with Progress("runs", len(runs), "run") as progress:
+            progress.advance(done)
+            for run in _do_runs(runs, self._processes):
+                self._job.say(run=run.name, seed=run.seed, **run.costs())
+                progress.advance(1)
+
+    def is_complete(self, planned: Planned, kept: Planned) -> bool:
+        """Check that every run is done; says how many other slices have yet to do."""
+        runs = [run for points in kept.values() for each in points.values() for run in each]
+        left = sum(run.note() is None for run in runs)
+        undecided = [group for group in planned if group not in kept]
+        if left or undecided:
+            self._job.say(missing=left, undecided=undecided, next="the same without a slice")
+        return not (left or undecided)
+
+
+def best_points(scores: Mapping[str, float], keep: int) -> list[str]:
+    """Give the names with the highest scores, best first; of equals the earlier ones."""
+    return sorted(scores, key=lambda name: -scores[name])[:keep]
+
+
+def _run_stage(name: str, config_file: Path) -> int:
+    code: int = importlib.import_module(f".{name}", __package__).main(
+        ["--config", str(config_file)]
+    )
+    return code
+
+
+def _lay_out(run: Run) -> None:
+    """Make the folder of a run: its config, and links to what all share."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    config_file = run.folder / CONFIG_FILE
+    text = yaml.safe_dump(dict(run.settings), sort_keys=False)
+    if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
+        shutil.rmtree(checkpoint.ARTIFACT.at(run.folder), ignore_errors=True)  # another config's
+        (run.folder / _SPENT).unlink(missing_ok=True)
+    for item in _SHARED:
+        link, target = item.ARTIFACT.at(run.folder), item.ARTIFACT.at(run.shared)
+        if target.is_dir() and not link.is_symlink():
+            link.symlink_to(os.path.relpath(target, run.folder))
+    write_text(config_file, text)
+
+
+def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
+    """Do what is not done yet, `processes` at a time, and yield every run as it is done.
+
+    With one process runs are done in this one. When the command is stopped or a run fails, the
+    others save and end.
+    """
+    waiting = [run for run in runs if run.note() is None]
+    for run in waiting:
+        _lay_out(run)
+    if processes == 1:
+        for run in waiting:
+            _raise_for(_do_run(run), run)
+            yield run
+        return
+    # A run is forked from a process that has imported the jobs, which takes seconds, and no more.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([f"{__package__}.{name}" for name in ("train", "evaluate")])
+    running: list[tuple[BaseProcess, Run]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                process = context.Process(target=_do_run_of_parent, args=(waiting[0],))
+                process.start()
+                running.append((process, waiting.pop(0)))
+            connection.wait([child.sentinel for child, _ in running])
+            for child, run in [item for item in running if item[0].exitcode is not None]:
+                running.remove((child, run))
+                _raise_for(child.exitcode, run)
+                yield run
+    finally:
+        for child, _ in running:
+            child.terminate()
+        for child, _ in running:
+            child.join()
+
+
+def _do_run_of_parent(run: Run) -> None:
+    """Do a run in a process of its own, on one thread; it saves when its parent is killed."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    sys.exit(_do_run(run, threads=1))
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _raise_for(code: int | None, run: Run) -> None:
+    if code == STOPPED:
+        raise Stopped
+    if code:  # below 0: killed from outside, most likely for its memory
+        raise JobFailed(
+            f"run {run.folder} ended with exit code {code}; its {LOG} says why; correct that and "
+            "run again",
+            max(code, 1),
+        )
+
+
+def _do_run(run: Run, threads: int | None = None) -> int:
+    """Run the stages of a run; 0, or the exit code of the one that failed."""
+    limits = threadpool_limits(threads) if threads else nullcontext()
+    with (run.folder / ".lock").open("a") as lock, (run.folder / LOG).open("a") as log:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another slice, or a killed command's process, may save
+        if run.note() is not None:
+            return 0
+        with _metered(run.folder), limits:
+            given = run.settings["evaluate"]["adapter"]
+            for stage in _STAGES[-1:] if given else _STAGES:
+                with redirect_stdout(log), redirect_stderr(log):
+                    code = _run_stage(stage, run.folder / CONFIG_FILE)
+                if code:
+                    return code
+        model = model_package.ARTIFACT.at(run.folder)
+        size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
+        note = {"digest": run.digest, "model_mb": round(size / 1e6, 2), **_spent(run.folder)}
+        write_text(run.folder / NOTE, json.dumps(note, indent=1) + "\n")
+    return 0
+
+
+@contextmanager
+def _metered(folder: Path) -> Iterator[None]:
+    """Add what an attempt takes to what earlier attempts took."""
+    wall, cpu, before = time.monotonic(), time.process_time(), _spent(folder)
+    try:
+        yield
+    finally:
+        spent = {"wall_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu}
+        total = {name: round(before.get(name, 0) + value, 1) for name, value in spent.items()}
+        write_text(folder / _SPENT, json.dumps(total) + "\n")
+
+
+def _spent(folder: Path) -> dict[str, float]:
+    try:
+        spent: dict[str, float] = json.loads((folder / _SPENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return spent
+
+
+def measure_runs(runs: Mapping[str, Sequence[Run]], samples: int) -> tuple[dict[str, Side], int]:
+    """Measure the runs of each name on the same draws of patients; and count the patients."""
+    sides = [
+        [
+            read_sample_results(open_artifact(results.ARTIFACT.at(run.folder), results.ARTIFACT))
+            for run in each
+        ]
+        for each in runs.values()
+    ]
+    measured = measure_sides(sides, samples, np.random.default_rng(0))
+    return dict(zip(runs, measured, strict=True)), len(sides[0][0].patients)
+
+
+def describe_runs(runs: Sequence[Run], side: Side) -> dict[str, Any]:
+    """Give seeds, mean costs, and every figure with its interval over patients and seeds."""
+    costs, generator = [run.costs() for run in runs], np.random.default_rng(0)
+    estimates = {name: asdict(estimate_side(values, generator)) for name, values in side.items()}
+    names = ("value", "low", "high", "reason")
+    return {
+        "seeds": [run.seed for run in runs],
+        "cost": {
+            name: round(float(np.mean([cost[name] for cost in costs])), 2) for name in costs[0]
+        },
+        "figures": {name: {key: found[key] for key in names} for name, found in estimates.items()},
+    }
+
+
+def read_slice(text: str, known: Sequence[Any], what: str) -> set[Any]:
+    """Read what an option names, such as `0,2` or `0-3`; empty: everything that is known.
+
+    Raises:
+        ConfigError: it names something else.
+    """
+    words = [word for word in text.split(",") if word]
+    named: list[str] = []
+    for word in words:
+        ends = re.fullmatch(r"(\d+)-(\d+)", word)
+        named += map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else [word]
+    by_name = {str(item): item for item in known}
+    if unknown := [name for name in named if name not in by_name]:
+        raise ConfigError(f"{what} names {', '.join(unknown)}; choose among {', '.join(by_name)}")
+    return {by_name[name] for name in named} if named else set(known)
+
+
+def build(job: Job, name: str, grid: Grid, processes: int, points: str, seeds: str) -> None:
+    """Run what is missing of a grid, then write table and page."""
+    folder, grid_of = job.work / FOLDER / name, grid_points(grid.axes)
+    taken = {grid_of[index].name for index in read_slice(points, range(len(grid_of)), "--points")}
+    chosen = read_slice(seeds, grid.seeds, "--seeds")
+    changed = {key for point in grid_of for key in point.changes} | grid.settings.keys()
+    runs = Runs(job, folder, changed, processes=processes, judge=grid.judge)
+    runs.prepare()
+    planned = {
+        name: {
+            point.name: [
+                runs.plan(point.name, seed, {**grid.settings, **point.changes})
+                for seed in grid.seeds
+            ]
+            for point in grid_of
+        }
+    }
+    kept = runs.race(planned, grid.keep, lambda run: run.name in taken and run.seed in chosen)
+    if not runs.is_complete(planned, kept):
+        return
+    done = {key: kept[name].get(key, each[:1]) for key, each in planned[name].items()}
+    tree = _measure_grid(name, grid, grid_of, done, job.config)
+    write_text(folder / FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "sweep.csv", sweep_csv(tree))
+    write_text(folder / "sweep.html", render_sweep(tree))
+    print(sweep_text(tree), flush=True)
+    job.say(points=len(grid_of), page=str(folder / "sweep.html"))
+
+
+def _measure_grid(
+    name: str,
+    grid: Grid,
+    points: Sequence[Point],
+    runs: Mapping[str, Sequence[Run]],
+    config: Config,
+) -> dict[str, Any]:
+    sides, patients = measure_runs(runs, config.evaluate.bootstrap)
+    known = {figure for side in sides.values() for figure in side}
+    if unknown := sorted(set(grid.figures) - known):
+        raise ConfigError(
+            f"grid {name}: the runs have no figures {unknown}; use of {sorted(known)}"
+        )
+    found = []
+    for point in points:
+        one = describe_runs(runs[point.name], sides[point.name])
+        one["figures"] = {key: one["figures"].get(key) for key in grid.figures}
+        judged = runs[point.name][0].judged(grid.judge) if grid.judge else None
+        found.append({"name": point.name, "at": dict(point.at), "judged": judged, **one})
+    axes = {axis: [*values] for axis, values in grid.axes.items()}
+    facts = {"grid": name, "patients": patients, "samples": config.evaluate.bootstrap}
+    return {**facts, "judge": grid.judge, "axes": axes, "points": found}
+
+
+def command(
+    config: ConfigFile,
+    grid: Annotated[Path, typer.Option(metavar="FILE", help="The grid, a YAML file.")],
+    overrides: Overrides = None,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    points: Slice = "",
+    seeds: Slice = "",
+) -> int:
+    """Run a grid of settings; returns the exit code."""
+    try:
+        read = Grid.model_validate(read_yaml(grid, "grid"))
+    except ValidationError as error:
+        raise ConfigError(f"grid {grid}: {explain(error)}") from error
+
+    def work(job: Job) -> None:
+        build(job, grid.stem, read, processes, points, seeds)
+
+    return run_job("sweep", work, config, overrides)
+
+
+main = tool_main("sweep", command)
+
+if __name__ == "__main__":
+    sys.exit(main())

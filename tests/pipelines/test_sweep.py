@@ -1,0 +1,233 @@
+"""A grid of settings: its points, slices, a kill, early ends, and what it writes."""
+
+import csv
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.fixtures import forkserver
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
+from medclip_dcl import model_package
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.config import load_config, read_yaml
+from pipelines.job import Job
+from pipelines.sweep import (
+    CONFIG_FILE,
+    FIGURES,
+    FOLDER,
+    NOTE,
+    Grid,
+    Runs,
+    best_points,
+    grid_points,
+    main,
+)
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120
+AXES = {"objective.floor": ["floor", "zero"], "eta.constant": [0.0, 0.1]}
+GRID = {
+    "axes": AXES,
+    "settings": {"eta.source": "constant"},
+    "seeds": [0, 1],
+    "figures": ["grounding.cnr", "boxes.own_recall"],
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    work = write_evaluated(tmp_path_factory.mktemp("corpus") / "work")
+    for name in ("model", "eta_cache"):  # those of a run are its own
+        shutil.rmtree(work / name)
+    (work / "prompts.yaml").write_text(PROMPTS)
+    return work
+
+
+def arguments_of(work, grid, **train):
+    config_file = write_config(
+        work / "config.yaml",
+        work,
+        evaluate={"prompts": "${WORK}/prompts.yaml", "bootstrap": 30, "retrieval_pool": 4},
+        source={"root": "${WORK}"},
+        train={"steps": 4, "validate_every_steps": 2, "validate_images": 8, **train},
+    )
+    with config_file.open("a") as stream:
+        stream.write("jobs: [train]\n")  # everything before it is there
+    (work / "little.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
+    return ["--config", str(config_file), "--grid", str(work / "little.yaml")]
+
+
+def runs_of(work):
+    notes = (work / FOLDER / "little").glob(f"*/*/{NOTE}")
+    return {f"{note.parent.parent.name}/{note.parent.name}" for note in notes}
+
+
+@pytest.fixture(scope="module")
+def made(corpus, tmp_path_factory):
+    """The four points over two seeds, in three slices that do not overlap."""
+    work = shutil.copytree(corpus, tmp_path_factory.mktemp("made") / "work")
+    arguments, seen = arguments_of(work, GRID), []
+    slices = (
+        ["--points", "0-1"],
+        ["--points", "2,3", "--seeds", "0"],
+        ["--points", "2,3", "--seeds", "1"],
+    )
+    for part in slices:
+        assert not (work / FOLDER / "little" / FIGURES).exists()
+        before = runs_of(work)
+        assert main([*arguments, *part]) == 0
+        seen.append(runs_of(work) - before)
+    return work, seen
+
+
+def test_points_are_every_combination_and_named_by_their_values():
+    points = grid_points({**AXES, "row": {"a": {"train.steps": 2}, "b": {"train.steps": 3}}})
+    assert len(points) == 8
+    assert points[1].name == "floor=floor,constant=0.0,row=b"
+    assert points[1].at == {"objective.floor": "floor", "eta.constant": 0.0, "row": "b"}
+    assert points[1].changes == {"objective.floor": "floor", "eta.constant": 0.0, "train.steps": 3}
+    alike = grid_points({"model.text.dim": ["a/b"], "model.similarity.dim": [1]})
+    assert [point.name for point in alike] == ["model.text.dim=a_b,model.similarity.dim=1"]
+    assert [point.name for point in grid_points({})] == [""]
+
+
+def test_slices_partition_the_grid(made):
+    _, seen = made
+    assert [len(part) for part in seen] == [4, 2, 2]
+    names = {f"floor={floor},constant={eta}" for floor in ("floor", "zero") for eta in (0.0, 0.1)}
+    assert set.union(*seen) == {f"{name}/seed-{seed}" for name in names for seed in (0, 1)}
+
+
+def test_a_run_has_its_point_s_settings(made):
+    work, _ = made
+    folder = work / FOLDER / "little" / "floor=zero,constant=0.1" / "seed-1"
+    config = load_config(folder / CONFIG_FILE)
+    assert (config.objective.floor, config.eta.source, config.eta.constant) == (
+        "zero",
+        "constant",
+        0.1,
+    )
+    assert config.seed == 1
+    assert (folder / "prepared").resolve() == work / "prepared"
+
+
+def test_table_and_page_have_every_point(made):
+    work, _ = made
+    folder = work / FOLDER / "little"
+    tree = json.loads((folder / FIGURES).read_text(), parse_constant=pytest.fail)
+    assert [point["name"] for point in tree["points"]] == [
+        point.name for point in grid_points(AXES)
+    ]
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    for point, row in zip(tree["points"], rows, strict=True):
+        cnr = point["figures"]["grounding.cnr"]
+        assert float(row["grounding.cnr"]) == cnr["value"]
+        assert cnr["low"] < cnr["value"] < cnr["high"]
+        assert (row["objective.floor"], row["seeds"]) == (point["at"]["objective.floor"], "2")
+    page = (folder / "sweep.html").read_text()
+    assert page.count("<svg ") == 4  # two axes, two figures
+    assert 'aria-label="grounding.cnr against eta.constant, with 95 % intervals"' in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page.replace("https://www.w3.org", "")
+
+
+def test_a_finished_grid_is_not_run_again(made, capsys):
+    work, _ = made
+    before = {note: note.stat().st_mtime_ns for note in work.rglob(NOTE)}
+    assert main(arguments_of(work, GRID)) == 0
+    assert '"runs": 8, "done": 8' in capsys.readouterr().out
+    assert {note: note.stat().st_mtime_ns for note in work.rglob(NOTE)} == before
+
+
+def test_only_the_best_points_go_on_where_that_is_asked(corpus, tmp_path):
+    work = shutil.copytree(corpus, tmp_path / "work")
+    grid = GRID | {"judge": "validation_report_auc", "keep": 1}
+    assert main([*arguments_of(work, grid), "--processes", "2"]) == 0
+    points = json.loads((work / FOLDER / "little" / FIGURES).read_text())["points"]
+    best = max(points, key=lambda point: point["judged"])
+    assert {point["name"]: len(point["seeds"]) for point in points} == {
+        point["name"]: 2 if point is best else 1 for point in points
+    }
+    assert len(runs_of(work)) == 5
+
+
+@pytest.mark.parametrize("recipe", ["table1", "train/mimic_cxr"])
+@pytest.mark.parametrize(
+    "grid", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_the_papers_own_grids_fit_every_recipe(grid, recipe, tmp_path):
+    read = Grid.model_validate(read_yaml(grid, "grid"))
+    job = Job("sweep", load_config(ROOT / f"configs/{recipe}.yaml"), tmp_path)
+    points = grid_points(read.axes)
+    runs = Runs(job, tmp_path, {key for point in points for key in point.changes})
+    settings = [{**read.settings, **point.changes} for point in points]
+    assert len(
+        {runs.plan(point.name, 0, one).digest for point, one in zip(points, settings, strict=True)}
+    ) == len(points)
+    assert grid.name in (ROOT / "configs/README.md").read_text()
+
+
+def test_the_best_points_by_hand():
+    scores = {"a": 0.8, "b": 0.9, "c": 0.9, "d": 0.7}
+    assert best_points(scores, 1) == ["b"]  # of equals the earlier one
+    assert best_points(scores, 3) == ["b", "c", "a"]
+
+
+def test_a_killed_grid_goes_on_where_it_was(corpus, tmp_path):
+    grid = {"axes": {"eta.constant": [0.1]}, "settings": {"eta.source": "constant"}, "seeds": [0]}
+    grid["figures"] = ["grounding.cnr"]
+    work = shutil.copytree(corpus, tmp_path / "work")
+    loop = {"steps": 60, "save_every_steps": 4, "validate_every_steps": 30}
+    arguments = arguments_of(work, grid, **loop)
+    process = forkserver.start("pipelines.sweep", arguments, tmp_path / "log")
+    own = work / FOLDER / "little" / "constant=0.1" / "seed-0"
+    limit = time.monotonic() + DEADLINE_S
+    while not any((own / "checkpoints").glob("step-*")):
+        assert process.is_alive()
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert not (own / NOTE).exists()
+    assert main(arguments) == 0
+    assert "go on" not in (own / "log.txt").read_text()  # it was killed, not asked to stop
+    whole = shutil.copytree(corpus, tmp_path / "whole")
+    assert main(arguments_of(whole, grid, **loop)) == 0
+    folders = [folder / FOLDER / "little" / "constant=0.1" / "seed-0" for folder in (work, whole)]
+    losses = [
+        open_artifact(model_package.ARTIFACT.at(f), model_package.ARTIFACT).summary["loss"]
+        for f in folders
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        (
+            {"axes": {"evaluate.split": ["test"]}},
+            "a grid changes ['evaluate'], which its runs share",
+        ),
+        ({"axes": {"eta.constant": [2]}}, "config of run constant=2: eta.constant = 2"),
+        ({"axes": {"eta.constnt": [0.1]}}, "eta.constnt = 0.1"),
+        ({"axes": {}}, "axes = {}"),
+        ({"axes": {"eta.a": [0.1]}, "keep": 1}, "keep needs a judge"),
+        ({"axes": {"eta.a": [0.1]}, "points": 3}, "points = 3"),
+    ],
+)
+def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):
+    work, _ = made
+    assert main(arguments_of(work, grid)) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--points", "4"], ["--points", "0-9"], ["--seeds", "7"]])
+def test_a_slice_of_what_is_not_there_is_refused(made, option, capsys):
+    work, _ = made
+    assert main([*arguments_of(work, GRID), *option]) == 2
+    assert f"{option[0]} names" in capsys.readouterr().err
