@@ -44,7 +44,7 @@ from medclip_dcl import model_package
 from medclip_dcl.artifact import HEADER, json_digest, open_artifact, read_artifact_header
 from medclip_dcl.config import Config, check_config, explain, read_yaml
 from medclip_dcl.data import manifest, prepared
-from medclip_dcl.errors import ArtifactError, ConfigError, JobFailed
+from medclip_dcl.errors import ArtifactError, ArtifactMissing, ConfigError, JobFailed
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import Side, estimate_side, measure_sides, read_sample_results
 from medclip_dcl.files import write_text
@@ -180,7 +180,9 @@ class Run:
         """Give the best value of a figure of validation, that of the published step."""
         values = [line[judge] for line in self.log() if line.get(judge) is not None]
         if not values:
-            raise JobFailed(f"run {self.folder} has no {judge} in its log; delete it and run again")
+            raise ArtifactMissing(
+                f"run {self.folder} has no {judge} in its log; delete it and run again"
+            )
         return float(max(values))
 
 

@@ -183,7 +183,8 @@ def expected_ranks(
     Source: ours; a correct item comes at a random place among the wrong ones of its score.
     """
     above, ties = _wrong_items(scores, correct)
-    return 1 + above + ties / 2
+    ranks: np.ndarray = 1 + above + ties / 2
+    return ranks
 
 
 def _wrong_items(
