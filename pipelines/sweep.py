@@ -64,7 +64,6 @@ from .stages import STAGES, stages_of
 FOLDER, FIGURES = "sweeps", "sweep.json"
 NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _SPENT = "spent.json"
-_COSTS = ("wall_s", "cpu_s", "model_mb")
 _SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 _CHANGED = ("eta", "model", "objective", "train")  # sections that a grid may change
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
@@ -118,28 +117,18 @@ def grid_points(axes: Mapping[str, Any]) -> list[Point]:
     short = {axis: axis.rpartition(".")[2] for axis in axes}
     if len(set(short.values())) < len(short):
         short = {axis: axis for axis in axes}
-    choices = [
-        [
-            (axis, *choice)
-            for choice in (
-                values.items()
-                if isinstance(values, Mapping)
-                else [(value, {axis: value}) for value in values]
-            )
-        ]
-        for axis, values in axes.items()
-    ]
     points = []
-    for chosen in itertools.product(*choices):
-        words = [f"{short[axis]}={value_text(value)}" for axis, value, _ in chosen]
-        changes = {key: value for _, _, each in chosen for key, value in each.items()}
-        name = re.sub(r"[^\w.,=+-]", "_", ",".join(words))
-        points.append(Point(name, {axis: value for axis, value, _ in chosen}, changes))
+    for chosen in itertools.product(*axes.values()):
+        at, changes = dict(zip(axes, chosen, strict=True)), {}
+        for axis, value in at.items():
+            named = axes[axis]
+            changes |= named[value] if isinstance(named, Mapping) else {axis: value}
+        words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
+        points.append(Point(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
     return points
 
 
-def value_text(value: Any) -> str:
-    """Write a value of an axis as YAML has it."""
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -169,8 +158,7 @@ class Run:
 
     def costs(self) -> dict[str, float]:
         """Give what a run that is done has cost."""
-        note = self.note() or {}
-        return {name: note[name] for name in _COSTS if name in note}
+        return {name: value for name, value in (self.note() or {}).items() if name != "digest"}
 
     def log(self) -> list[dict[str, Any]]:
         """Give the lines of the training's log."""
@@ -331,8 +319,7 @@ def _run_stage(name: str, config_file: Path) -> int:
 
 
 def _lay_out(run: Run) -> None:
-    """Make the folder of a run: its config, and links to what all share."""
-    run.folder.mkdir(parents=True, exist_ok=True)
+    """Write a run's config, and links to what all share."""
     config_file = run.folder / CONFIG_FILE
     text = yaml.safe_dump(dict(run.settings), sort_keys=False)
     if config_file.is_file() and config_file.read_text(encoding="utf-8") != text:
@@ -352,8 +339,6 @@ def _do_runs(runs: Sequence[Run], processes: int) -> Iterator[Run]:
     others save and end.
     """
     waiting = [run for run in runs if run.note() is None]
-    for run in waiting:
-        _lay_out(run)
     if processes == 1:
         for run in waiting:
             _raise_for(_do_run(run), run)
@@ -409,10 +394,12 @@ def _raise_for(code: int | None, run: Run) -> None:
 def _do_run(run: Run, threads: int | None = None) -> int:
     """Run the stages of a run; 0, or the exit code of the one that failed."""
     limits = threadpool_limits(threads) if threads else nullcontext()
+    run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / ".lock").open("a") as lock, (run.folder / LOG).open("a") as log:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another slice, or a killed command's process, may save
         if run.note() is not None:
             return 0
+        _lay_out(run)
         with _metered(run.folder), limits:
             given = run.settings["evaluate"]["adapter"]
             for stage in _STAGES[-1:] if given else _STAGES:
