@@ -119,7 +119,8 @@ def grid_points(axes: Mapping[str, Any]) -> list[Point]:
         short = {axis: axis for axis in axes}
     points = []
     for chosen in itertools.product(*axes.values()):
-        at, changes = dict(zip(axes, chosen, strict=True)), {}
+        at = dict(zip(axes, chosen, strict=True))
+        changes: dict[str, Any] = {}
         for axis, value in at.items():
             named = axes[axis]
             changes |= named[value] if isinstance(named, Mapping) else {axis: value}

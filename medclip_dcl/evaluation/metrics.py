@@ -170,7 +170,8 @@ def best_ranks(
     Source: ours; pessimistic, so a model that scores everything alike ranks last.
     """
     above, ties = _wrong_items(scores, correct)
-    return 1 + above + ties
+    ranks: np.ndarray = 1 + above + ties
+    return ranks
 
 
 def expected_ranks(
