@@ -231,7 +231,7 @@ def read_reports(
     return dict(zip(studies, rows, strict=True))
 
 
-def count_labels(labels: pa.Table | None, texts: Collection[str], rows: Iterable[Row]) -> Row:
+def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterable[Row]) -> Row:
     """Count studies per finding and answer: in the source's label table, else in the reports.
 
     No Finding is present where a report calls the image normal.
@@ -241,7 +241,7 @@ def count_labels(labels: pa.Table | None, texts: Collection[str], rows: Iterable
     else:
         said = [
             {name: _ANSWER_OF[row[name]] for name in LABELS if row[name] in _ANSWER_OF}
-            for row in manifest.labels_of(labels, texts).to_pylist()
+            for row in manifest.labels_of(labels, studies).to_pylist()
         ]
     counts = Counter(item for answers in said for item in answers.items())
     return {
@@ -434,7 +434,7 @@ def _describe(
             "reports": len(read),
             "sentences": sum(row["kept"] for row in read.values()),
         },
-        "labels": count_labels(raw.labels, chosen.texts, read.values()),
+        "labels": count_labels(raw.labels, chosen.subjects, read.values()),
         "verdict": judge(chosen, facts, found, allowed),
     }
 

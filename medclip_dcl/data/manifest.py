@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data.boxes import BoxTable, read_boxes
 from medclip_dcl.data.sources import dicom_folder, mimic_cxr, open_i, table
+from medclip_dcl.data.sources.labels import join_labels
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
     POINTER_BYTES,
@@ -239,6 +240,9 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     """
     root = resolve(settings.root)
     raw = READERS[settings.kind](root, settings, resolve)
+    if settings.labels:
+        raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
+        raw = replace(raw, labels=join_labels(raw, raw.tables["labels"], settings))
     if not settings.boxes:
         return Source(raw, BoxTable([], set(), 0))
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
@@ -280,7 +284,7 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     shown = [row for row in source.boxes.rows if row["image_id"] in kept]
     labels = STUDY_LABELS.schema.empty_table()
     if source.raw.labels is not None:
-        labels = labels_of(source.raw.labels, chosen.texts)
+        labels = labels_of(source.raw.labels, chosen.subjects)
     write_table(folder, IMAGES, images)
     write_table(folder, REPORTS, reports)
     write_table(folder, STUDY_LABELS, labels)

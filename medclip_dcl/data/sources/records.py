@@ -1,6 +1,6 @@
 """What every source of studies is read into, and how its tables are read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,14 +10,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from medclip_dcl.errors import StudyError
 from medclip_dcl.section import NO_EFFECT, Section
+from medclip_dcl.text.labeler.lexicon import LABELS
 
 Column = Literal[
     "image_id", "study_id", "subject_id", "path", "findings", "impression", "report", "view",
-    "split", "width", "height",
+    "split", "width", "height", "labels",
 ]  # fmt: skip
 BoxColumn = Literal[
     "image_id", "category", "phrase", "x", "y", "width", "height", "image_width", "image_height",
@@ -41,10 +42,19 @@ class SourceConfig(Section):
     """Folder whose `files/` holds the report texts (kind `mimic_cxr`); empty: `root`."""
     table: str = ""
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
-    columns: dict[Column, str] = Field(default_factory=dict)
+    columns: dict[Column, str | dict[str, str]] = Field(default_factory=dict)
     """Role -> name of a column of the mapped table (kind `table`); a role that is left out has no
     column. Roles: `image_id`, `study_id`, `subject_id`, `path`, `findings`, `impression`, `report`,
-    `view`, `split`, `width`, `height`."""
+    `view`, `split`, `width`, `height`; and `labels`: CheXpert's finding -> column of its codes, or
+    the one column that lists what is there; columns of `source.labels` where that is set."""
+    labels: str = ""
+    """Table of labels, CSV, Parquet or JSONL, relative to `root`, in place of those that the source
+    has; its columns are those of `columns.labels`, else CheXpert's names. Empty: none."""
+    label_id: str = "study_id"
+    """Column of the table of labels with ids of studies, ids of images, or paths of images."""
+    label_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """CheXpert's finding -> its names in a column that lists what is there, in any case; findings
+    left out are not labelled. Empty: CheXpert's and ChestX-ray14's names."""
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
     """Views that count as frontal, in any case; every other is `lateral`."""
     keep_blank_views: bool = False
@@ -71,6 +81,29 @@ class SourceConfig(Section):
     """Share of patients put into `test` where the source assigns no split."""
     max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
     """Share of rejected rows (lateral views apart) above which the job fails with exit code 3."""
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(
+        cls, value: dict[Column, str | dict[str, str]]
+    ) -> dict[Column, str | dict[str, str]]:
+        mapped = {role for role, name in value.items() if not isinstance(name, str)}
+        if mapped - {"labels"}:
+            raise ValueError(f"name one column each for {sorted(mapped - {'labels'})}")
+        named = value.get("labels", "")
+        _refuse_unknown(() if isinstance(named, str) else named)
+        return value
+
+    @field_validator("label_names")
+    @classmethod
+    def _check_names(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        _refuse_unknown(value)
+        return value
+
+
+def _refuse_unknown(findings: Iterable[str]) -> None:
+    if unknown := sorted(set(findings) - set(LABELS)):
+        raise ValueError(f"{unknown} are not findings of CheXpert; use {', '.join(LABELS)}")
 
 
 SPLITS = ("train", "validate", "test")
@@ -175,14 +208,18 @@ def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[st
     Raises:
         StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
     """
-    table = read_any(path, fallback)
+    return take_rows(read_any(path, fallback), path.name, columns)
+
+
+def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Take columns of a table that was read from a file, as `read_rows`."""
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         raise StudyError(
-            f"table {path.name} has no column {missing}, only {table.column_names[:40]}; "
-            "name its columns in source.columns, or source.box_columns"
+            f"table {file} has no column {missing}, only {table.column_names[:40]}; "
+            "name its columns in source.columns, source.box_columns or source.label_id"
         )
-    return {name: _strings(table.column(name), path.name, name) for name in dict.fromkeys(columns)}
+    return {name: strings(table.column(name), file, name) for name in dict.fromkeys(columns)}
 
 
 def read_any(path: Path, fallback: str = "") -> pa.Table:
@@ -229,7 +266,8 @@ def _read(path: Path, encoding: str) -> pa.Table:
     return arrow_csv.read_csv(path, read, parse, types)
 
 
-def _strings(column: Any, table: str, name: str) -> list[str]:
+def strings(column: Any, table: str, name: str) -> list[str]:
+    """Give a column of a table as strings, empty where null; StudyError where it is nested."""
     if pa.types.is_nested(column.type):
         raise StudyError(f"column {name!r} of {table} holds lists or objects; map a plain column")
     values: list[str] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()

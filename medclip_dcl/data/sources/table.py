@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import get_args
 
+from medclip_dcl.data.sources.labels import label_table, read_row_labels
 from medclip_dcl.data.sources.records import (
     SPLITS,
     Column,
@@ -17,12 +18,13 @@ from medclip_dcl.data.sources.records import (
     Study,
     Text,
     find_file,
-    read_rows,
+    read_any,
+    take_rows,
 )
 from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.text.sections import read_loose_sections
 
-_ROLES = get_args(Column)
+_ROLES = [role for role in get_args(Column) if role != "labels"]
 _FIELD = re.compile(r"\{([^{}]+)\}")
 _SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
 
@@ -32,11 +34,11 @@ def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> R
 
     Raises:
         ConfigError: a column that is needed is not mapped.
-        StudyError: the table cannot be read, lacks a column, or holds a split or a size
-            of an image that is none.
+        StudyError: the table cannot be read, lacks a column, or holds a split, a label or a
+            size of an image that is none.
     """
     path = find_file("table", settings.table, root, resolve)
-    names = dict.fromkeys(_ROLES, "") | settings.columns
+    names = {role: str(settings.columns.get(role, "")) for role in _ROLES}
     file = names.pop("path")
     has_reports = bool(names["findings"] or names["impression"] or names["report"])
     if not names["subject_id"] or not (has_reports or file):
@@ -45,7 +47,8 @@ def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         )
     parts = _FIELD.findall(file) or ([file] if file else [])
     wanted = [*(name for name in names.values() if name), *parts]
-    rows = read_rows(path, wanted, settings.fallback_encoding)
+    table = read_any(path, settings.fallback_encoding)
+    rows = take_rows(table, path.name, wanted)
     total = len(rows[names["subject_id"]])
     blank = [""] * total
     columns = {role: rows[name] if name else blank for role, name in names.items()}
@@ -71,6 +74,11 @@ def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> R
             studies[study_id] = Study(study_id, subject, text)
         if columns["split"][row]:
             splits.setdefault(subject, set()).add(_split(columns["split"][row], row))
+    labels = None
+    if settings.columns.get("labels") and not settings.labels:
+        labels = label_table(
+            (study_id for _, study_id in ids), read_row_labels(table, path.name, settings)
+        )
     return RawStudies(
         root,
         images,
@@ -78,6 +86,7 @@ def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> R
         has_images=bool(file),
         has_reports=has_reports,
         splits=splits,
+        labels=labels,
         rejects=rejects,
         tables={"table": path},
     )

@@ -1,0 +1,185 @@
+"""Labels in a user's tables -> one code per study and CheXpert finding.
+
+A table has a column a finding, or one column that lists what is there. Either stands in the
+source's own table or in one of its own, joined by ids.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from medclip_dcl.data.sources.records import RawStudies, SourceConfig, read_any, strings, take_rows
+from medclip_dcl.errors import StudyError
+from medclip_dcl.text.labeler.lexicon import LABELS
+
+Labels = dict[str, int]
+"""Finding -> 1 present, 0 absent, -1 uncertain; a finding that is not labelled is left out."""
+
+_NO_FINDING = "No Finding"
+_CODES: dict[str, int | None] = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "positive", "present"), 1),
+    **dict.fromkeys(("0", "0.0", "false", "no", "negative", "absent"), 0),
+    **dict.fromkeys(("-1", "-1.0", "uncertain"), -1),
+    **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
+}
+# ChestX-ray14's names; what they are in CheXpert is read off the phrases of CheXpert's labeler.
+_OTHER_NAMES = {
+    "Lung Lesion": ("Mass", "Nodule"),
+    "Lung Opacity": ("Infiltration",),
+    "No Finding": ("Normal",),
+    "Pleural Effusion": ("Effusion",),
+    "Pleural Other": ("Pleural Thickening",),
+}
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_WEIGHT = {0: 0, -1: 1, 1: 2}
+
+
+def read_row_labels(table: pa.Table, file: str, settings: SourceConfig) -> list[Labels]:
+    """Read the labels of every row by `source.columns.labels`; without it, by CheXpert's names.
+
+    Raises:
+        StudyError: a column is missing, or holds something else than labels.
+    """
+    named = settings.columns.get("labels") or {
+        name: name for name in LABELS if name in table.column_names
+    }
+    if not named:
+        raise StudyError(
+            f"{file} has no column of CheXpert's names, only {table.column_names[:40]}; name the "
+            "columns of labels in source.columns.labels"
+        )
+    table = table.flatten()  # `gold.Edema` is a field of `gold`
+    if isinstance(named, str):
+        return _listed(table, named, file, settings.label_names)
+    columns = {
+        finding: _codes(take_rows(table, file, [column])[column], column, file)
+        for finding, column in named.items()
+    }
+    return [
+        {finding: code for finding, code in zip(columns, codes, strict=True) if code is not None}
+        for codes in zip(*columns.values(), strict=True)
+    ]
+
+
+def label_table(studies: Iterable[str], rows: Iterable[Labels]) -> pa.Table:
+    """Unite the rows of each study in the form of `RawStudies.labels`.
+
+    Of several rows present outweighs uncertain, and uncertain absent; for `No Finding` it is the
+    other way round. Studies without a label are left out.
+    """
+    found: dict[str, Labels] = {}
+    for study, row in zip(studies, rows, strict=True):
+        if row:
+            known = found.setdefault(study, {})
+            for finding, code in row.items():
+                codes = (code, known.get(finding, code))
+                choose = min if finding == _NO_FINDING else max
+                known[finding] = choose(codes, key=_WEIGHT.__getitem__)
+    columns = {
+        name: pa.array([labels.get(name) for labels in found.values()], pa.int8())
+        for name in LABELS
+    }
+    return pa.table({"study_id": pa.array(found, pa.string()), **columns})
+
+
+def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table:
+    """Read `source.labels`, whose rows name a study, an image or the path of an image.
+
+    Raises:
+        StudyError: it cannot be read, has no labels, or names nothing of the source.
+    """
+    table = read_any(path, settings.fallback_encoding)
+    ids = take_rows(table, path.name, [settings.label_id])[settings.label_id]
+    rows = read_row_labels(table, path.name, settings)
+    study_of = {image.path: image.study_id for image in raw.images if image.path}
+    study_of |= {image.image_id: image.study_id for image in raw.images}
+    study_of |= {name: name for name in study_of.values()}
+    study_of |= {study.study_id: study.study_id for study in raw.studies}
+    joined = [
+        (study_of[name.strip()], row)
+        for name, row in zip(ids, rows, strict=True)
+        if name.strip() in study_of
+    ]
+    labels = label_table(*zip(*joined, strict=True)) if joined else label_table([], [])
+    if not labels.num_rows:
+        raise StudyError(
+            f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
+            f"image or path of the source in column {settings.label_id!r}; set source.label_id "
+            "and source.columns.labels"
+        )
+    return labels
+
+
+def _codes(values: Sequence[str], column: str, file: str) -> list[int | None]:
+    of_value = {value: value.strip().lower() for value in set(values)}
+    for word in of_value.values():
+        if word not in _CODES:
+            raise StudyError(
+                f"column {column!r} of {file} holds {_kind(word)}, which is no label; use 1, 0, "
+                "-1 and blank, true and false, or positive, negative and uncertain"
+            )
+    return [_CODES[of_value[value]] for value in values]
+
+
+def _kind(word: str) -> str:
+    # What a value is, without the value: it may be about a patient.
+    try:
+        number = float(word)
+    except ValueError:
+        return "other words"
+    return "other whole numbers" if number.is_integer() else "numbers with a fraction"
+
+
+def _listed(
+    table: pa.Table, column: str, file: str, given: Mapping[str, Sequence[str]]
+) -> list[Labels]:
+    default = {finding: (finding, *_OTHER_NAMES.get(finding, ())) for finding in LABELS}
+    names = {
+        finding: {_key(name) for name in known} for finding, known in (given or default).items()
+    }
+    lists = _lists(table, column, file, set().union(*names.values()))
+    ever = set().union(*(listed for listed in lists if listed))
+    # A finding that no row lists is not labelled: the lists may not know it.
+    known = {finding: keys for finding, keys in names.items() if keys & ever}
+    if missing := sorted(set(given) - set(known)) or ([] if known else list(LABELS)):
+        raise StudyError(
+            f"column {column!r} of {file} lists no name of {missing} in any row; give the names "
+            "that it uses in source.label_names, and leave out findings that it does not know"
+        )
+    return [
+        {}
+        if listed is None
+        else {finding: int(not listed.isdisjoint(keys)) for finding, keys in known.items()}
+        for listed in lists
+    ]
+
+
+def _lists(table: pa.Table, column: str, file: str, names: set[str]) -> list[set[str] | None]:
+    # What each row lists; None: the row is blank, which is not the same as an empty list.
+    values = table.column(column) if column in table.column_names else None
+    if values is None or not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+        return [_split(text, names) for text in take_rows(table, file, [column])[column]]
+    items = iter(strings(pc.list_flatten(values), file, column))
+    return [
+        None if size is None else {_key(next(items)) for _ in range(size)}
+        for size in pc.list_value_length(values).to_pylist()
+    ]
+
+
+def _split(text: str, names: set[str]) -> set[str] | None:
+    text = text.strip()
+    if text.lower() in {"", "nan"}:
+        return None
+    if text.startswith("["):  # a list of Python's, as PadChest has it
+        parts = [one or other for one, other in _QUOTED.findall(text)] or text[1:-1].split(",")
+        return {_key(part) for part in parts}
+    parts = [_key(part) for part in re.split(r"[|;]", text)]
+    # A comma may stand within a name: "Fractures, Bone".
+    return {_key(name) for part in parts for name in ([part] if part in names else part.split(","))}
+
+
+def _key(name: str) -> str:
+    return " ".join(name.replace("_", " ").casefold().split())
