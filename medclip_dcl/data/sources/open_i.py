@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
+from medclip_dcl.data.sources.labels import Labels, label_table
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
     ImageRecord,
@@ -17,9 +18,12 @@ from medclip_dcl.data.sources.records import (
     Reject,
     Study,
     Text,
+    read_any,
     read_rows,
+    take_rows,
 )
 from medclip_dcl.errors import StudyError
+from medclip_dcl.text.labeler.lexicon import LABELS
 
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 _XML_FOLDERS = ("NLMCXR_reports/ecgen-radiology", "ecgen-radiology", "reports", ".")
@@ -27,11 +31,60 @@ _IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images_normalized",
 _IMAGE = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,6}(?:-\d{1,12})*)")
 _UID = re.compile(r"(?:CXR)?(\d{1,9})")
 
+# Heading with its qualifiers, in any order -> finding of CheXpert, as the phrases of CheXpert's
+# labeler sort them; a heading that leaves the finding open is uncertain.
+_PRESENT = {
+    "Airspace Disease": "Lung Opacity",
+    "Cardiac Shadow/enlarged": "Cardiomegaly",
+    "Cardiomegaly": "Cardiomegaly",
+    "Catheters, Indwelling": "Support Devices",
+    "Consolidation": "Consolidation",
+    "Fractures, Bone": "Fracture",
+    "Hydropneumothorax": "Pneumothorax",
+    "Implanted Medical Device": "Support Devices",
+    "Infiltrate": "Lung Opacity",
+    "Mass": "Lung Lesion",
+    "Mediastinum/enlarged": "Enlarged Cardiomediastinum",
+    "Medical Device": "Support Devices",
+    "Nodule": "Lung Lesion",
+    "Opacity": "Lung Opacity",
+    "Pleural Effusion": "Pleural Effusion",
+    "Pneumonia": "Pneumonia",
+    "Pneumothorax": "Pneumothorax",
+    "Pulmonary Atelectasis": "Atelectasis",
+    "Pulmonary Edema": "Edema",
+    "Thickening/pleura": "Pleural Other",
+    "Tube, Inserted": "Support Devices",
+    "normal": "No Finding",
+}
+_UNCERTAIN = {
+    "Cicatrix/lung": "Lung Opacity",
+    "Costophrenic Angle/blunted": "Pleural Effusion",
+    "Density/lung": "Lung Opacity",
+    "Heart Failure": "Edema",
+    "Hydropneumothorax": "Pleural Effusion",
+    "Markings/lung": "Lung Opacity",
+    "Mediastinum/prominent": "Enlarged Cardiomediastinum",
+    "Pulmonary Congestion": "Edema",
+    "Surgical Instruments": "Support Devices",
+}
+_NOT_INDEXED = "No Indexing"
+_NO_FINDING = "No Finding"
+_UNCERTAIN_WORDS = {"borderline"}
+# The finding that holds each of some others: whether it is called so too is left open.
+_WIDER = {
+    **dict.fromkeys(
+        ("Atelectasis", "Consolidation", "Edema", "Lung Lesion", "Pneumonia"), "Lung Opacity"
+    ),
+    "Cardiomegaly": "Enlarged Cardiomediastinum",
+}
+
 
 class _Report(NamedTuple):
     study_id: str
     text: Text
     images: list[str]  # that it names
+    headings: list[str]  # of MeSH and RadLex, by which it was indexed by hand
 
 
 def read_open_i(root: Path) -> RawStudies:
@@ -69,11 +122,14 @@ def read_open_i(root: Path) -> RawStudies:
         for report in reports
         for name in report.images
     ]
+    studies = [report.study_id for report in reports]
+    labels = label_table(studies, (read_headings(report.headings) for report in reports))
     return RawStudies(
         root,
         images if image_paths else [],
         [Study(report.study_id, report.study_id, report.text) for report in reports],
         has_images=bool(image_paths),
+        labels=labels if labels.num_rows else None,
         rejects=rejects,
         files=files,
         tables=tables,
@@ -89,6 +145,33 @@ def image_name(text: str) -> str:
     if match is None or not (match["uid"] or match["study"]):
         return ""
     return f"{match['uid'] or match['study']}_{match['rest']}"
+
+
+def read_headings(headings: Iterable[str]) -> Labels:
+    """Turn a report's headings into labels; none where nobody indexed it.
+
+    `Opacity/lung/base/left` is a heading with its qualifiers. What has no heading is absent, but
+    for a finding that is wider than one that is there, and for No Finding where what is there is
+    no finding of CheXpert: both stay unlabelled.
+
+    Source: Demner-Fushman et al. 2016, whose reports were indexed by hand.
+    """
+    parts = [heading.strip().split("/") for heading in headings if heading.strip()]
+    if not parts or [_NOT_INDEXED] in parts:
+        return {}
+    found: Labels = {}
+    for code, findings in ((-1, _UNCERTAIN), (1, _PRESENT)):  # what is sure is said last
+        for name, finding in findings.items():
+            head, *qualifiers = name.split("/")
+            for first, *rest in parts:
+                if first == head and {*qualifiers} <= {*rest}:
+                    is_sure = code == 1 and not _UNCERTAIN_WORDS & {*rest}
+                    found[finding] = 1 if is_sure else found.get(finding, -1)
+    open_ones = {_WIDER[finding] for finding in found if finding in _WIDER}
+    if not {name for name, code in found.items() if code == 1} - {"Support Devices"}:
+        open_ones.add(_NO_FINDING)
+    absent = dict.fromkeys((name for name in LABELS if name not in open_ones), 0)
+    return absent | found
 
 
 def _study(uid: str) -> str:
@@ -150,19 +233,26 @@ def _xml_report(path: Path) -> _Report | None:
     findings, impression = (" ".join(texts.get(name, [])) for name in ("FINDINGS", "IMPRESSION"))
     named = (image_name(image.get("id", "")) for image in tree.iter("parentImage"))
     images = list(dict.fromkeys(name for name in named if name))
-    return _Report(study, Text(findings.strip(), impression.strip(), ""), images)
+    headings = [item.text or "" for item in tree.iterfind(".//MeSH/major")]
+    return _Report(study, Text(findings.strip(), impression.strip(), ""), images, headings)
 
 
 def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
     images: dict[str, list[str]] = {}
     for name in views:
         images.setdefault(_study(name.partition("_")[0]), []).append(name)
-    rows = read_rows(path, ["uid", "findings", "impression"])
+    table = read_any(path)
+    rows = take_rows(table, path.name, ["uid", "findings", "impression"])
+    has_headings = "MeSH" in table.column_names
+    indexed = take_rows(table, path.name, ["MeSH"])["MeSH"] if has_headings else [""] * len(table)
     return [
-        _Report(study, Text(findings.strip(), impression.strip(), ""), images.get(study, []))
-        for uid, findings, impression in zip(
-            rows["uid"], rows["findings"], rows["impression"], strict=True
+        _Report(
+            study,
+            Text(findings.strip(), impression.strip(), ""),
+            images.get(study, []),
+            headings.split(";"),
         )
+        for uid, findings, impression, headings in zip(*rows.values(), indexed, strict=True)
         if (study := _study(uid))
     ]
 
