@@ -141,7 +141,8 @@ def eta_from_labels(
 
     A study fits if every asserted finding is labelled present and no negated one is labelled
     present or uncertain; a sentence that calls the image normal fits studies labelled `No Finding`.
-    A sentence without claims gets 0, and is left uncorrected. `labels` (studies, findings): 1
+    A sentence without claims, or with one of a finding that no study is labelled for, gets 0, and
+    is left uncorrected. `labels` (studies, findings): 1
     present, 0 absent, -1 uncertain, or `NOT_MENTIONED`; `names`: the finding of each column.
 
     Raises:
@@ -168,6 +169,9 @@ def _fitting_share(
         return 0.0
     fits = np.ones(len(labels), dtype=bool)
     try:
+        said = (*claims.asserted, *claims.negated)
+        if any((labels[:, column[name]] == NOT_MENTIONED).all() for name in said):
+            return 0.0  # not a label of this source: nobody knows whom the sentence fits
         for finding in claims.asserted:
             fits &= labels[:, column[finding]] == 1
         for finding in claims.negated:

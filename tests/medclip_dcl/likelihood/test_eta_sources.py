@@ -41,6 +41,12 @@ def test_labels_give_the_share_of_studies_that_fit(claims, share):
     assert eta_from_labels([claims, claims], LABELS, NAMES).tolist() == [share, share]
 
 
+def test_a_finding_that_no_study_is_labelled_for_is_not_corrected():
+    labels = np.array([[1, BLANK, BLANK], [0, 1, BLANK]], np.int8)
+    said = [SentenceClaims((), ("Pneumonia",), False), SentenceClaims((), ("Edema",), False)]
+    assert eta_from_labels(said, labels, NAMES).tolist() == [0, 1 / 2]
+
+
 def test_labels_that_do_not_cover_the_claims_are_refused():
     with pytest.raises(ScoreError, match="read_claims"):
         eta_from_labels([SentenceClaims(("Hernia",), (), False)], LABELS, NAMES)
