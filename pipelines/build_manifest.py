@@ -6,9 +6,11 @@ Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM file
 
 import sys
 
+from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import Source, write_manifest
+from medclip_dcl.errors import ConfigError
 
 from .job import Job, job_main
 
@@ -22,12 +24,28 @@ def build(job: Job) -> None:
     """Build the manifest."""
     settings = job.config.source
     source = read_source(job.config)
-    job.make(
+    listed = job.make(
         manifest.ARTIFACT,
         {"source": settings.result_settings()},
         source.inputs,
         lambda writer: write_manifest(writer.directory, source, settings),
     )
+    _refuse_missing_labels(job.config, listed)
+
+
+def _refuse_missing_labels(config: Config, listed: Artifact) -> None:
+    # Here and not hours later, where they are read.
+    readers = {
+        "objective.negatives: remove_labels": config.objective.negatives == "remove_labels",
+        "objective.relation: labels": config.objective.relation == "labels",
+        "eta.source: labels": config.eta.source == "labels",
+    }
+    wanting = [name for name, reads in readers.items() if reads]
+    if wanting and not listed.summary["labelled"]:
+        raise ConfigError(
+            f"{' and '.join(wanting)}: no study of the source has labels; name them in "
+            "source.columns.labels or source.labels, or choose another value"
+        )
 
 
 main = job_main("build_manifest", build)

@@ -216,13 +216,14 @@ def _present(truth: Truth | None, corpus: Corpus) -> list[dict[str, frozenset[st
 
 
 def _label_rows(manifest: Artifact, study_ids: Sequence[str]) -> list[dict[str, int | None]]:
-    if STUDY_LABELS.file not in manifest.files:
+    has_table = STUDY_LABELS.file in manifest.files
+    labelled = read_table(manifest.path, STUDY_LABELS).to_pylist() if has_table else []
+    rows = {row["study_id"]: row for row in labelled}
+    if not rows.keys() & set(study_ids):
         raise ConfigError(
-            "the objective reads labels and the source has no label table; set "
-            "objective.relation and objective.negatives to kinds that need none"
+            "the objective reads labels and no training study has any; set source.columns.labels "
+            "or source.labels, or objective.relation and objective.negatives to other kinds"
         )
-    table = read_table(manifest.path, STUDY_LABELS)
-    rows = {row["study_id"]: row for row in table.to_pylist()}
     return [{name: rows.get(study, {}).get(name) for name in LABELS} for study in study_ids]
 
 

@@ -396,3 +396,26 @@ def test_real_tables_pass(tmp_path: Path, test_data: Path, monkeypatch: Any) -> 
         summary = open_artifact(work / "manifest", manifest.ARTIFACT).summary
         assert summary["reports"] > 20
         assert (summary["images"] > 20) == images
+
+
+def test_a_config_that_reads_labels_is_refused_where_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("who,text,edema\na,Edema.,1\nb,Clear.,0\n")
+    columns: dict[str, object] = {"subject_id": "who", "report": "text"}
+    tree = {
+        "work": str(tmp_path / "work"),
+        "source": {"kind": "table", "root": str(tmp_path), "table": "t.csv", "columns": columns},
+        "objective": {"negatives": "remove_labels"},
+        "eta": {"source": "labels"},
+    }
+    config_file = tmp_path / "config.yaml"
+    config_file.write_text(json.dumps(tree))
+    assert main(["--config", str(config_file)]) == 2
+    message = capsys.readouterr().err
+    assert "objective.negatives: remove_labels and eta.source: labels: no study" in message
+    assert "source.columns.labels" in message
+    columns["labels"] = {"Edema": "edema"}
+    config_file.write_text(json.dumps(tree))
+    assert main(["--config", str(config_file)]) == 0
+    assert [row["Edema"] for row in rows(tmp_path, manifest.STUDY_LABELS)] == [1, 0]
