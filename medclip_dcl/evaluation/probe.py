@@ -1,6 +1,7 @@
 """Linear probe: logistic regression on frozen features, by share of the labels.
 
-Its penalty is chosen on the validation images, its figures are those of other images.
+Its penalty is chosen by cross-validation within that share, so that no other label is used; its
+figures are those of other images.
 """
 
 import warnings
@@ -11,18 +12,21 @@ import numpy as np
 from jaxtyping import Float, Int8, Int64
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
 from medclip_dcl.evaluation.classification import UNKNOWN, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
-from medclip_dcl.evaluation.metrics import balanced_accuracy
 from medclip_dcl.evaluation.results import EvalResult, Rows
 from medclip_dcl.inference import Finding
 
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""L2 penalties per labelled image among which validation images choose."""
+PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+"""L2 penalties per labelled image among which cross-validation chooses."""
 
+_FOLDS = 5
 _DRAWS = 3  # of the labels at each fraction below 1
 _ITERATIONS = 500
 
@@ -33,53 +37,66 @@ class Labelled:
 
     features: Float[np.ndarray, "images features"]
     labels: Int64[np.ndarray, " images"]
+    subject_ids: Sequence[str]
+    """Patient of each image: all images of a patient are in one fold."""
+
+    def take(self, rows: Int64[np.ndarray, " chosen"]) -> "Labelled":
+        """Take some of the images."""
+        subjects = [self.subject_ids[row] for row in rows.tolist()]
+        return Labelled(self.features[rows], self.labels[rows], subjects)
 
 
 def linear_probe(
-    train: Labelled,
-    validate: Labelled,
+    known: Labelled,
     judged: Float[np.ndarray, "judged features"],
     penalties: Sequence[float] = PENALTIES,
 ) -> tuple[Float[np.ndarray, " judged"], float]:
     """Train a linear classifier on frozen features and apply it to others.
 
-    Features are standardised by the labelled images. The fit minimises the mean cross entropy plus
-    penalty / 2 times the squared weights.
+    Features are standardised by the images that are fitted. The fit minimises the mean cross
+    entropy plus penalty / 2 times the squared weights. The penalty is that of the best mean recall
+    over five folds of the patients, or as many as the rarer class has patients; the first of
+    `penalties` where recalls are equal, and where the rarer class has one patient alone.
 
     Returns:
-        Log odds of the finding in every judged image, and the penalty with the best balanced
-        accuracy on `validate`; of equals the largest.
+        Log odds of the finding in every judged image, and the penalty.
 
     Raises:
-        MetricError: a class is missing among the labelled or the validation images.
+        MetricError: a class is missing among the labelled images.
 
     Source: ours; the papers train the probe by Adam with a fixed weight decay.
     """
-    for name, split in (("labelled", train), ("validation", validate)):
-        if len(np.unique(split.labels)) < 2:
-            raise MetricError(
-                f"the {name} images show fewer than two classes; give a probe more labels"
-            )
-    middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
-    # A feature that is the same in all labelled images says nothing: 0, not divided by 0.
-    scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 0)
-    known, chosen, asked = (
-        (features - middle) * scale for features in (train.features, validate.features, judged)
-    )
-    best: tuple[float, np.ndarray, float] | None = None
-    model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True)
-    for penalty in sorted(penalties, reverse=True):
-        # scikit-learn adds losses up where we average them, so its C holds the number of images.
-        model.set_params(C=1 / (penalty * len(train.labels)))
-        with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(known, train.labels)
-        score = balanced_accuracy(model.decision_function(chosen), validate.labels == 1)[0]
-        if best is None or score > best[0]:
-            best = score, model.decision_function(asked).astype(np.float64), penalty
-    if best is None:
-        raise MetricError("a probe needs one penalty at least; name some")
-    return best[1:]
+    if len(np.unique(known.labels)) < 2:
+        raise MetricError("the labelled images show one class alone; give a probe more labels")
+    # scikit-learn adds losses up where we average them, so its C holds the number of images.
+    strengths = {"logisticregression__C": [1 / (each * len(known.labels)) for each in penalties]}
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=_ITERATIONS))
+    folds = _folds(known)
+    if folds:
+        model = GridSearchCV(model, strengths, scoring="balanced_accuracy", cv=folds)
+    else:
+        model.set_params(logisticregression__C=strengths["logisticregression__C"][0])
+    with warnings.catch_warnings():  # a fit that ends by its iterations is good enough
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(known.features, known.labels)
+    chosen = penalties[model.best_index_] if folds else penalties[0]
+    return model.decision_function(judged).astype(np.float64), chosen
+
+
+def _folds(known: Labelled) -> list[tuple[np.ndarray, np.ndarray]]:
+    # Images to fit and to judge, in each fold both classes. A patient with the finding in one image
+    # counts as a patient with it.
+    subjects, owner = np.unique(np.array(known.subject_ids), return_inverse=True)
+    shows = np.zeros(len(subjects), dtype=np.int64)
+    np.maximum.at(shows, owner, known.labels)
+    count = min(_FOLDS, int(np.bincount(shows, minlength=2).min()))
+    if count < 2:
+        return []
+    parts = StratifiedKFold(count, shuffle=True, random_state=0).split(subjects, shows)
+    return [
+        (np.flatnonzero(np.isin(owner, fitted)), np.flatnonzero(np.isin(owner, judged)))
+        for fitted, judged in parts
+    ]
 
 
 def draw_labelled(
@@ -111,12 +128,12 @@ def evaluate_probe(
 ) -> tuple[EvalResult, Rows]:
     """Fit a linear classifier per finding with growing shares of the labels.
 
-    `splits` are images and truth of training, validation and the evaluated split. A share below 1
-    is drawn three times. Findings that lack a class in a split are left out.
+    `splits` are images and truth of training and of the evaluated split. A share below 1 is drawn
+    three times. Findings that lack a class in a split are left out.
 
     Source: Wang et al. 2023 probe CIFAR10 alone; ours: the same on images.
     """
-    judged, judged_truth = splits[2]
+    trained, (judged, judged_truth) = splits
     asked = [
         index
         for index in range(len(findings))
@@ -124,7 +141,13 @@ def evaluate_probe(
     ]
     if not asked:
         return EvalResult("no finding has images of both classes in every split"), []
-    features = [image_features(images) for images, _ in splits]
+    features, asked_features = (image_features(images) for images, _ in splits)
+    every = {
+        index: Labelled(features, trained[1][index].astype(np.int64), trained[0].subject_ids).take(
+            np.flatnonzero(trained[1][index] != UNKNOWN)
+        )
+        for index in asked
+    }
     groups: dict[str, dict[str, Figure]] = {}
     rows: Rows = []
     for step, fraction in enumerate(fractions):
@@ -134,12 +157,10 @@ def evaluate_probe(
             sequence = np.random.SeedSequence([bootstrap.seed, step, draw])
             generator = np.random.Generator(np.random.Philox(sequence))
             for index in asked:
-                train, validate = (
-                    _known(features[split], splits[split][1][index]) for split in (0, 1)
+                labelled = every[index].take(
+                    draw_labelled(every[index].labels, fraction, generator)
                 )
-                few = draw_labelled(train.labels, fraction, generator)
-                labelled = Labelled(train.features[few], train.labels[few])
-                odds, _ = linear_probe(labelled, validate, features[2])
+                odds, _ = linear_probe(labelled, asked_features)
                 probed.append(index)
                 margins.append(odds)
                 rows += [
@@ -157,15 +178,10 @@ def evaluate_probe(
             np.array(margins), judged_truth[probed], judged.subject_ids, bootstrap
         )
     pool = {
-        "labelled": len(splits[0][0].image_ids),
+        "labelled": len(trained[0].image_ids),
         "images": len(judged.image_ids),
         "findings": len(asked),
     }
     names = ("mean_auc", "mean_balanced_accuracy")
     chance = {f"{group}.{name}": 0.5 for group in groups for name in names}
     return EvalResult("", pool, chance, {}, groups), rows
-
-
-def _known(features: np.ndarray, truth: np.ndarray) -> Labelled:
-    known = truth != UNKNOWN
-    return Labelled(features[known], truth[known].astype(np.int64))

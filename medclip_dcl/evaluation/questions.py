@@ -248,16 +248,19 @@ class Evaluation:
         if not most:
             self._outcomes["probe"] = EvalResult("evaluate.probe_images is 0")
             return
-        splits = []
-        for name in ("train", "validate"):
-            rows = read_image_rows(self._source, self._images, name)
-            if len(rows) > most:
-                chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
-                rows = [rows[index] for index in sorted(chosen.tolist())]
-            known, _ = truth_of(self._config, self._source, rows, findings)
-            splits.append((self._encode(rows), known))
+        if (truth == UNKNOWN).all():  # before thousands of images are encoded
+            self._outcomes["probe"] = EvalResult("no image has a label; set source.labels")
+            return
+        rows = read_image_rows(self._source, self._images, "train")
+        if len(rows) > most:
+            chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
+            rows = [rows[index] for index in sorted(chosen.tolist())]
+        known, _ = truth_of(self._config, self._source, rows, findings)
         self._outcomes["probe"], self.tables[results.PROBES] = evaluate_probe(
-            [*splits, (encoded, truth)], findings, settings.probe_fractions, self._bootstrap
+            [(self._encode(rows), known), (encoded, truth)],
+            findings,
+            settings.probe_fractions,
+            self._bootstrap,
         )
 
     def _ask_boxes(self, encoded: EncodedImages) -> None:

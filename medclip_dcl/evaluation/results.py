@@ -266,11 +266,19 @@ def results_table(tree: Mapping[str, Any]) -> str:
 def _probe_lines(outcome: Mapping[str, Any] | None) -> list[str]:
     if outcome is None or outcome["absent"]:
         return []
-    return [
-        f"  {f'linear probe, {float(fraction):.0%} of the labels, AUC':40} "
-        f"{_shown(figures['mean_auc'])}   chance 0.500"
-        for fraction, figures in outcome["groups"].items()
-    ]
+    titles = {
+        "mean_auc": "AUC",
+        "mean_accuracy": "accuracy",
+        "mean_balanced_accuracy": "mean recall",
+    }
+    lines = []
+    for fraction, figures in outcome["groups"].items():
+        for name, title in titles.items():
+            words = f"probe, {float(fraction):.0%} of the labels, {title}"
+            chance = outcome["chance"].get(f"{fraction}.{name}")
+            rest = "" if chance is None else f"   chance {chance:.3f}"
+            lines.append(f"  {words:40} {_shown(figures[name])}{rest}")
+    return lines
 
 
 def _shown(figure: Mapping[str, Any]) -> str:

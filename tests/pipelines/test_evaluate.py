@@ -211,7 +211,7 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert list(probe["groups"]) == ["0.5", "1"]
     assert probe["pool"]["labelled"] > 20
     assert 0 <= probe["groups"]["1"]["mean_auc"]["value"] <= 1
-    assert "linear probe, 50% of the labels, AUC" in capsys.readouterr().out
+    assert "probe, 50% of the labels, AUC" in capsys.readouterr().out
 
 
 def test_prompts_that_are_no_file_are_a_configuration_error(work, capsys):

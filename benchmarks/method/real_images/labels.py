@@ -188,15 +188,15 @@ def probed_auc(
     """
     margins = np.zeros((FOLDS, len(labels)))
     truth = np.full((FOLDS, len(labels)), UNKNOWN, dtype=np.int8)
+    patients = list(subjects)
+    known = Labelled(features.astype(np.float64), labels, patients)
     for fold in range(FOLDS):
-        judged, validating = folds == fold, folds == (fold + 1) % FOLDS
+        judged = folds == fold
         margins[fold, judged], _ = linear_probe(
-            _part(features, labels, ~judged & ~validating),
-            _part(features, labels, validating),
-            features[judged].astype(np.float64),
+            known.take(np.flatnonzero(~judged)), known.features[judged]
         )
         truth[fold, judged] = labels[judged]
-    figures = mean_finding_figures(margins, truth, list(subjects), bootstrap)
+    figures = mean_finding_figures(margins, truth, patients, bootstrap)
     return figures["mean_auc"]
 
 
@@ -225,7 +225,3 @@ def shuffled_aucs(
             dealt[rows] = generator.permutation(labels[rows])
         found.append(probed_auc(features, dealt, folds, names, BootstrapOptions(0, 0)).value)
     return np.array(found, dtype=np.float64)
-
-
-def _part(features: Features, labels: Labels, chosen: np.ndarray) -> Labelled:
-    return Labelled(features[chosen].astype(np.float64), labels[chosen])

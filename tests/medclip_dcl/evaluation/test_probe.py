@@ -9,6 +9,7 @@ from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.evaluated_model import EncodedImages
 from medclip_dcl.evaluation.probe import (
     Labelled,
+    _folds,
     draw_labelled,
     evaluate_probe,
     image_features,
@@ -34,7 +35,7 @@ def images(count, seed, noise=0.3):
 
 @pytest.fixture(scope="module")
 def probed():
-    splits = [images(60, 0), images(40, 1), images(50, 2)]
+    splits = [images(100, 0), images(50, 2)]
     return evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(20, 0))
 
 
@@ -68,7 +69,7 @@ def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
 
 
 def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
-    splits = [images(60, 0), images(40, 1), images(50, 2)]
+    splits = [images(60, 0), images(50, 2)]
     splits[1][1][1] = UNKNOWN
     outcome, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
     assert {row["finding"] for row in rows} == {"fluid"}
@@ -88,22 +89,23 @@ def test_labels_are_drawn_class_by_class_and_of_each_at_least_one():
 MIDDLES = np.array([[3.0, 0, 0], [0, 3.0, 0]])
 
 
-def split(count, seed, noise=0.5):
+def split(count, seed, noise=0.5, images_a_patient=1):
     """Two classes about two points."""
     rng = np.random.default_rng(seed)
-    labels = np.arange(count, dtype=np.int64) % 2
-    return Labelled(MIDDLES[labels] + noise * rng.standard_normal((count, 3)), labels)
+    labels = np.arange(count, dtype=np.int64) // images_a_patient % 2
+    patients = [f"p{image // images_a_patient}" for image in range(count)]
+    return Labelled(MIDDLES[labels] + noise * rng.standard_normal((count, 3)), labels, patients)
 
 
 def test_classes_that_a_plane_parts_are_told_apart():
     test = split(60, 2)
-    margins, _ = linear_probe(split(30, 0), split(30, 1), test.features)
+    margins, _ = linear_probe(split(30, 0), test.features)
     assert ((margins > 0) == test.labels).all()
 
 
 def test_a_fit_is_sklearn_s_with_the_penalty_per_image():
-    train, validate, test = (split(30, seed, noise=3.0) for seed in range(3))
-    margins, penalty = linear_probe(train, validate, test.features, [0.1])
+    train, test = (split(30, seed, noise=3.0) for seed in range(2))
+    margins, penalty = linear_probe(train, test.features, [0.1])
     middle, spread = train.features.mean(axis=0), train.features.std(axis=0)
     model = LogisticRegression(C=1 / (0.1 * 30), max_iter=1000)
     model.fit((train.features - middle) / spread, train.labels)
@@ -112,30 +114,47 @@ def test_a_fit_is_sklearn_s_with_the_penalty_per_image():
     assert penalty == 0.1
 
 
-def test_validation_images_choose_the_penalty():
-    train, validate, test = split(12, 0, noise=4.0), split(300, 1, 4.0), split(30, 5, noise=4.0)
-    penalties = [1e-4, 1e2]
+@pytest.mark.parametrize("spread", [1, 60])
+def test_cross_validation_chooses_the_penalty_that_generalises(spread):
+    # Where one feature tells all, the small penalty; where each tells a little, the large one.
+    rng = np.random.default_rng(0)
+    labels = np.arange(1080, dtype=np.int64) % 2
+    features = rng.standard_normal((1080, 60))
+    features[:, :spread] += 3 / spread**0.5 * labels[:, None]
+    known = Labelled(features[:80], labels[:80], [str(image) for image in range(80)])
     right = {}
-    for penalty in penalties:
-        margins, _ = linear_probe(train, validate, validate.features, [penalty])
-        right[penalty] = np.mean((margins > 0) == validate.labels)
-    assert len(set(right.values())) == 2
-    assert linear_probe(train, validate, test.features, penalties)[1] == max(right, key=right.get)
+    for penalty in (10.0, 1e-4):
+        margins, _ = linear_probe(known, features[80:], [penalty])
+        right[penalty] = np.mean((margins > 0) == labels[80:])
+    best = max(right, key=right.get)
+    assert best == {1: 1e-4, 60: 10.0}[spread]
+    assert linear_probe(known, features[80:], [*right])[1] == best
+
+
+def test_a_patient_is_in_one_fold_alone():
+    known = split(60, 0, images_a_patient=3)
+    for fitted, judged in _folds(known):
+        owners = [{known.subject_ids[image] for image in part} for part in (fitted, judged)]
+        assert not owners[0] & owners[1]
+        assert len(owners[0] | owners[1]) == 20
+        assert {0, 1} == set(known.labels[judged].tolist()) == set(known.labels[fitted].tolist())
+
+
+def test_with_one_patient_of_a_class_the_first_penalty_is_taken():
+    known = split(20, 0, images_a_patient=10)
+    assert _folds(known) == []
+    assert linear_probe(known, known.features, [0.3, 1e-3])[1] == 0.3
 
 
 def test_a_feature_that_never_varies_is_left_out():
-    def padded(labelled):
-        flat = np.full((len(labelled.labels), 1), 7.0)
-        return Labelled(np.concatenate([labelled.features, flat], axis=1), labelled.labels)
-
-    test = split(30, 2)
-    margins, _ = linear_probe(padded(split(30, 0)), padded(split(30, 1)), padded(test).features)
+    train, test = split(30, 0), split(30, 2)
+    flat = np.full((30, 1), 7.0)
+    padded = Labelled(np.hstack([train.features, flat]), train.labels, train.subject_ids)
+    margins, _ = linear_probe(padded, np.hstack([test.features, 1e6 * flat]))
     assert ((margins > 0) == test.labels).all()
 
 
 def test_one_class_alone_teaches_nothing():
-    one = Labelled(np.zeros((4, 3)), np.zeros(4, dtype=np.int64))
-    with pytest.raises(MetricError, match="labelled images show fewer than two classes"):
-        linear_probe(one, split(4, 0), one.features)
-    with pytest.raises(MetricError, match="validation images show fewer than two classes"):
-        linear_probe(split(4, 0), one, one.features)
+    one = Labelled(np.zeros((4, 3)), np.zeros(4, dtype=np.int64), "abcd")
+    with pytest.raises(MetricError, match="one class alone"):
+        linear_probe(one, one.features)
