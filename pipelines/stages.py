@@ -32,6 +32,7 @@ _ON_REQUEST = {"generate_studies", "write_cards", "ask_service"}
 TOOLS = {
     "doctor": "whether this machine can run a config",
     "plan": "what a config will take: memory, hours, disk",
+    "bound": "how far the debiased loss can be from that of known labels",
     "check_data": "what a source holds, its faults and its leaks",
     "sweep": "a grid of settings over several seeds, with a figure per axis",
     "table1": "every row of the paper's Table 1 over several seeds, rivals tuned",
