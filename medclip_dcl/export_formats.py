@@ -24,12 +24,9 @@ consists of pieces of them.
 """
 
 import json
-import logging
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
@@ -38,7 +35,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import BertModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -51,7 +48,14 @@ from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference import Predictor, load
 from medclip_dcl.model_package import TEXT
 from medclip_dcl.models.dual_encoder import DualEncoder
+from medclip_dcl.models.engines import run_onnxruntime
 from medclip_dcl.models.image_encoder import MEAN, SPREAD, to_input
+from medclip_dcl.models.onnx_graphs import (
+    ONNX_PACKAGES,
+    largest_difference,
+    model_parts,
+    write_graph,
+)
 
 EXPORT = ArtifactType("export", 1, "export")
 
@@ -60,8 +64,6 @@ Format = Literal["transformers", "onnx"]
 LARGEST_DIFFERENCE = 1e-4
 """Between an answer of the export and ours, of unit vectors and scores; beyond, it is refused."""
 
-_ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-_OPSET = 20
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -88,7 +90,7 @@ def export_formats(
         raise ConfigError(f"an export is for one of {', '.join(get_args(Format))}, not {to!r}")
     if folder.exists():
         raise ConfigError(f"{folder} exists; name a folder that does not, or remove it")
-    missing = [name for name in _ONNX_PACKAGES if to == "onnx" and find_spec(name) is None]
+    missing = [name for name in ONNX_PACKAGES if to == "onnx" and find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"an export to onnx needs {', '.join(missing)}; pip install 'medclip-dcl[onnx]'"
@@ -114,18 +116,12 @@ def export_formats(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # The exporter warns of torchvision, which is left out on purpose, and of changes to come;
-    # transformers draws a bar for every file.
-    logger, bars = logging.getLogger("torch.onnx"), transformers_logging.is_progress_bar_enabled()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    # transformers draws a bar for every file
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        logger.setLevel(level)
         if bars:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -177,11 +173,10 @@ def _transformers_differences(model: DualEncoder, px: int, folder: Path) -> dict
         states = text(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return _projected(states[:, 0], head, "text")
 
+    parts = model_parts(model, px)
     return {
-        "image": _largest(regions, model.encode_images, [_pixels(n, px, px) for n, _ in _CASES]),
-        "text": _largest(
-            sentences, model.encode_sentences, [_tokens(model, *case) for case in _CASES]
-        ),
+        "image": largest_difference(regions, parts["image"]),
+        "text": largest_difference(sentences, parts["text"]),
     }
 
 
@@ -193,122 +188,21 @@ def _projected(states: Tensor, head: Mapping[str, Tensor], name: str) -> Tensor:
 # --- ONNX
 
 
-class _Call(nn.Module):
-    """One method of the model as a module of its own, as the exporter asks for."""
-
-    def __init__(self, model: DualEncoder, method: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model, self._method = model, method
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self._method(*inputs)
-
-
 def _write_onnx(predictor: Predictor, folder: Path) -> dict[str, float]:
     model, settings = predictor.model, predictor.config.model
-    px, dim = settings.image.input_px, settings.similarity.dim
-    # A ResNet takes any size; another backbone may have its grid in its weights.
-    sides = {} if model.image.kind == "backbone" else {2: "height", 3: "width"}
-    tall = px + model.image.stride if sides else px
-    words = {0: "texts", 1: "tokens"}
     facts = {
-        "input_px": px,
+        "input_px": settings.image.input_px,
         "mean": MEAN,
         "spread": SPREAD,
         "max_tokens": settings.text.max_tokens,
         "logit_scale": float(model.gamma.square()),
     }
     write_text(folder / "model.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
-    return {
-        "image": _write_graph(
-            _Call(model, model.encode_images),
-            {"pixels": {0: "images", **sides}},
-            "regions",
-            [_pixels(images, tall, px) for images, _ in _CASES],
-            folder / "image.onnx",
-        ),
-        "text": _write_graph(
-            _Call(model, model.encode_sentences),
-            {"input_ids": words, "attention_mask": words},
-            "sentences",
-            [_tokens(model, *case) for case in _CASES],
-            folder / "text.onnx",
-        ),
-        "similarity": _write_graph(
-            _Call(model, model.score),
-            {"regions": {0: "images", 1: "rows", 2: "columns"}, "sentences": {0: "texts"}},
-            "scores",
-            [_vectors(images, texts, dim) for images, texts in _CASES],
-            folder / "similarity.onnx",
-        ),
-    }
-
-
-def _write_graph(
-    call: _Call,
-    axes: Mapping[str, Mapping[int, str]],
-    output: str,
-    cases: Sequence[tuple[Tensor, ...]],
-    file: Path,
-) -> float:
-    """Write a graph, run it on every case, and give the largest difference to the model."""
-    with torch.no_grad():
-        program = torch.onnx.export(
-            call,
-            cases[0],
-            dynamo=True,
-            opset_version=_OPSET,
-            input_names=list(axes),
-            output_names=[output],
-            dynamic_shapes=(tuple(map(dict, axes.values())),),
-            verbose=False,
-        )
-    assert program is not None
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # lines of our code, with the folders that it is in
-    program.save(str(file))
-    runtime = import_module("onnxruntime")
-    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-
-    def answer(*inputs: Tensor) -> Tensor:
-        given = {name: tensor.numpy() for name, tensor in zip(axes, inputs, strict=True)}
-        return torch.from_numpy(session.run(None, given)[0])
-
-    return _largest(answer, call, cases)
-
-
-# --- Agreement. The first case is the exporter's example: an axis of length 1 would become fixed.
-
-_CASES = ((2, 6), (1, 3), (3, 8))  # images or texts of a case, and word pieces or texts
-
-
-def _pixels(images: int, height: int, width: int) -> tuple[Tensor]:
-    return (_normal(images, 1, height, width),)
-
-
-def _tokens(model: DualEncoder, texts: int, tokens: int) -> tuple[Tensor, Tensor]:
-    # Any word pieces will do, and the last sentence is the shortest.
-    vocabulary = model.text.backbone.config.vocab_size
-    ids = torch.arange(texts * tokens).mul(7919).remainder(vocabulary).view(texts, tokens)
-    mask = torch.ones_like(ids)
-    mask[-1, tokens // 2 :] = 0
-    return ids, mask
-
-
-def _vectors(images: int, texts: int, dim: int) -> tuple[Tensor, Tensor]:
-    regions, sentences = _normal(images, 3, 4, dim), _normal(texts, dim)
-    return functional.normalize(regions, dim=-1), functional.normalize(sentences, dim=-1)
-
-
-def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
-def _largest(
-    theirs: Callable[..., Tensor], ours: Callable[..., Tensor], cases: Sequence[tuple[Tensor, ...]]
-) -> float:
-    return max(float((theirs(*case) - ours(*case)).abs().max()) for case in cases)
+    differences = {}
+    for name, part in model_parts(model, settings.image.input_px).items():
+        write_graph(part, folder / f"{name}.onnx")
+        differences[name] = largest_difference(run_onnxruntime(folder / f"{name}.onnx"), part)
+    return differences
 
 
 @torch.no_grad()

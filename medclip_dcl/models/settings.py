@@ -99,3 +99,18 @@ class ModelConfig(Section):
     """Text encoder."""
     similarity: SimilarityConfig = SimilarityConfig()
     """Similarity."""
+
+
+EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class InferenceConfig(Section):
+    """Who runs a finished model (`evaluate`, `build_index`, the service)."""
+
+    engine: EngineName = "torch"
+    """`onnxruntime` and `openvino` are for CPUs; `auto`: the fastest that is installed and answers
+    like PyTorch, so that figures depend on what is installed, in their last digits."""
+    precision: Precision = "float32"
+    """Of the encoders; scores are always float32. `bfloat16` doubles the speed of a CPU that has
+    it, `float16` is for GPUs."""
