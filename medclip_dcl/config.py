@@ -22,7 +22,7 @@ from medclip_dcl.evaluation.settings import (
 )
 from medclip_dcl.files import find_config
 from medclip_dcl.likelihood.settings import EtaConfig, LanguageModelConfig, LikelihoodConfig
-from medclip_dcl.models.settings import ModelConfig
+from medclip_dcl.models.settings import InferenceConfig, ModelConfig
 from medclip_dcl.reporting.settings import CardConfig, ReportConfig
 from medclip_dcl.retrieval.settings import IndexConfig, RetrievalConfig
 from medclip_dcl.section import Section
@@ -133,6 +133,8 @@ class Config(Section):
     """Training loop."""
     probabilities: ProbabilitiesConfig = ProbabilitiesConfig()
     """Scores as probabilities."""
+    inference: InferenceConfig = InferenceConfig()
+    """Engine and precision of a finished model."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
     table1: Table1Config = Table1Config()

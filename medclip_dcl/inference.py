@@ -37,7 +37,9 @@ from medclip_dcl.model_package import (
     read_offsets,
 )
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
+from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.models.similarity import region_scores
 
 # --- Prompts: how each finding is asked for in words
@@ -503,6 +505,7 @@ class Predictor:
         device: where it runs.
         calibration: how its scores become probabilities; None: nobody has fitted that.
         offsets: levels of its own prompts; None: it was published without.
+        engine: who runs the encoders.
     """
 
     def __init__(
@@ -512,16 +515,15 @@ class Predictor:
         config: PackagedConfig,
         findings: tuple[Finding, ...],
         digest: str,
-        device: torch.device,
+        engine: Engine,
         calibration: ScoreCalibration | None = None,
         known: InputRange | None = None,
         offsets: PromptOffsets | None = None,
         bank: Float[Tensor, "images rows columns dim"] | None = None,
     ) -> None:
-        self.model = model.to(device).eval().requires_grad_(requires_grad=False)
-        # Faster on CPU and GPU; torch's stubs leave this keyword out.
-        self.model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.digest, self.config, self.findings, self.device = digest, config, findings, device
+        self.model, self.engine = model, engine
+        self.device = device = model.gamma.device
+        self.digest, self.config, self.findings = digest, config, findings
         self._known = known
         self.calibration = calibration
         self.offsets = offsets
@@ -538,8 +540,7 @@ class Predictor:
             Unit region vectors, on the model's device.
         """
         inputs = to_input(images, self.config.model.image.input_px).to(self.device)
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return self.model.encode_images(inputs)
+        return self.engine.encode_images(inputs)
 
     @torch.inference_mode()
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
@@ -681,28 +682,40 @@ class Predictor:
             max_length=self.config.model.text.max_tokens,
             return_tensors="pt",
         ).to(self.device)
-        return self.model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+        return self.engine.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
 
 
-def load(path: Path | str, device: torch.device | str | None = None) -> Predictor:
+def load(
+    path: Path | str,
+    device: torch.device | str | None = None,
+    engine: EngineName = "torch",
+    precision: Precision = "float32",
+) -> Predictor:
     """Load a published model from its folder; by default onto the first GPU where there is one.
+
+    `engine` and `precision` are those of `InferenceConfig`.
 
     Raises:
         ArtifactError: the folder holds no whole published model.
         CheckpointError: weights and configuration do not fit each other.
+        ConfigError: the engine is not installed, or has not that precision.
     """
     published = read_model_package(Path(path))
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return build_predictor(published, torch.device(device))
+    inference = InferenceConfig(engine=engine, precision=precision)
+    return build_predictor(published, torch.device(device), inference)
 
 
-def build_predictor(published: SavedModel, device: torch.device) -> Predictor:
+def build_predictor(
+    published: SavedModel, device: torch.device, inference: InferenceConfig | None = None
+) -> Predictor:
     """Build the predictor of a published model that has been read already.
 
     Raises:
         CheckpointError: weights and configuration do not fit each other, or images were
             prepared otherwise than this version prepares them.
+        ConfigError: the engine asked for is not installed, or has not that precision.
     """
     _check_preprocessing(published)
     folder = published.text_folder
@@ -724,13 +737,23 @@ def build_predictor(published: SavedModel, device: torch.device) -> Predictor:
         raise CheckpointError(
             f"card of model {published.digest[:12]} has no valid prompts; rerun train"
         ) from error
+    model = model.to(device).eval().requires_grad_(requires_grad=False)
+    # Faster on CPU and GPU; torch's stubs leave this keyword out.
+    model.image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    engine = choose_engine(
+        model,
+        inference or InferenceConfig(),
+        published.config.model.image.input_px,
+        published.path,
+        published.digest,
+    )
     return Predictor(
         model,
         tokenizer,
         published.config,
         findings,
         published.digest,
-        device,
+        engine,
         published.calibration,
         read_input_range(published.path),
         read_offsets(published.path),

@@ -1,0 +1,187 @@
+"""Engines answer as PyTorch does, or are refused; their graphs are kept, and nothing is sent."""
+
+import logging
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.fixtures.published import publish
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.inference import Predictor, load
+from medclip_dcl.models import engines
+from medclip_dcl.models.settings import EngineName, Precision
+
+PHRASES = ("Pleural effusion", "No signs of pneumonia in the right lower lobe", "The heart")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose graphs have been exported."""
+    path = publish(tmp_path_factory.mktemp("published") / "model").path
+    load(path, "cpu", "onnxruntime")
+    return path
+
+
+def images(count: int, size_px: int = 64) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, size_px, size_px), dtype=np.uint8)
+
+
+def copy_graphs(package: Path, folder: Path) -> None:
+    """Put the graphs of a model where they would have been exported to."""
+    for file in package.with_name("model.graphs").glob("*.onnx"):
+        shutil.copy(file, folder)
+
+
+def farthest(theirs: Predictor, ours: Predictor, count: int) -> tuple[float, float]:
+    """Largest difference of a region's entry and of a sentence's."""
+    regions = theirs.embed_images(images(count)) - ours.embed_images(images(count))
+    texts = theirs.embed_sentences(PHRASES) - ours.embed_sentences(PHRASES)
+    return float(regions.abs().max()), float(texts.abs().max())
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries, not ours
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_an_engine_answers_as_pytorch_in_float32(
+    name: EngineName, count: int, package: Path
+) -> None:
+    pytest.importorskip(name)
+    theirs, ours = load(package, "cpu", name), load(package, "cpu")
+    assert (theirs.engine.name, ours.engine.name) == (name, "torch")
+    assert max(farthest(theirs, ours, count)) < 2e-6
+    here, there = (
+        [item for row in model.classify_regions(model.embed_images(images(count))) for item in row]
+        for model in (theirs, ours)
+    )
+    assert [item.is_present for item in here] == [item.is_present for item in there]
+    assert [item.score for item in here] == pytest.approx([i.score for i in there], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["torch", "openvino"])
+def test_bfloat16_is_near_and_is_not_float32(name: EngineName, package: Path) -> None:
+    pytest.importorskip(name)
+    theirs, ours = load(package, "cpu", name, "bfloat16"), load(package, "cpu")
+    assert (theirs.engine.name, theirs.engine.precision) == (name, "bfloat16")
+    away = max(farthest(theirs, ours, 2))
+    assert 1e-5 < away < engines.TOLERANCE["bfloat16"]
+    assert theirs.embed_images(images(1)).dtype == torch.float32
+
+
+def test_auto_takes_the_fastest_that_is_installed(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [name for name in ("openvino", "onnxruntime") if not engines._missing(name)]
+    assert load(package, "cpu", "auto").engine.name == here[0]
+    monkeypatch.setattr(engines, "_missing", lambda name: [name])
+    assert load(package, "cpu", "auto").engine.name == "torch"
+
+
+def test_an_engine_that_answers_otherwise_is_refused_and_pytorch_serves(
+    package: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = engines.run_onnxruntime
+
+    def wrong(file: Path) -> engines.Run:
+        run = right(file)
+        return lambda *inputs: run(*inputs) + 2e-4
+
+    monkeypatch.setattr(engines, "run_onnxruntime", wrong)
+    with caplog.at_level(logging.WARNING):
+        assert load(package, "cpu", "onnxruntime").engine.name == "torch"
+    assert "differ from PyTorch's by 0.0002, above 0.0001" in caplog.text
+
+
+def test_a_model_that_cannot_be_exported_is_served_by_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: object) -> NoReturn:
+        raise NotImplementedError("an operator of a new backbone")
+
+    monkeypatch.setattr(engines, "write_graph", refuses)
+    with caplog.at_level(logging.WARNING):
+        assert load(publish(tmp_path / "model").path, "cpu", "onnxruntime").engine.name == "torch"
+    assert "NotImplementedError" in caplog.text
+
+
+def test_graphs_are_exported_once_for_a_model(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(tmp_path / "model").path
+    exported: list[Path] = []
+
+    def export(_parts: object, folder: Path) -> None:
+        exported.append(folder)
+        copy_graphs(package, folder)
+
+    monkeypatch.setattr(engines, "_export", export)
+    for _ in range(2):
+        assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
+    assert len(exported) == 1
+    graph = path.with_name("model.graphs") / "image.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"x")
+    load(path, "cpu", "onnxruntime")  # a damaged one is made again
+    assert len(exported) == 2
+    publish(path, seed=1)  # another model in its place, whose graphs these are not
+    assert load(path, "cpu", "onnxruntime").engine.name == "torch"
+    assert len(exported) == 3
+
+
+def test_a_model_on_a_volume_that_cannot_be_written_to_is_served_all_the_same(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(tmp_path / "model").path
+
+    def denied(*_: object) -> NoReturn:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(engines, "write_artifact", denied)
+    monkeypatch.setattr(engines, "_export", lambda _parts, folder: copy_graphs(package, folder))
+    assert load(path, "cpu", "onnxruntime").engine.name == "onnxruntime"
+    assert not path.with_name("model.graphs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "reason"),
+    [
+        ("onnxruntime", "bfloat16", "onnxruntime has no bfloat16 on a CPU"),
+        ("auto", "float16", "float16 needs a GPU"),
+        ("openvino", "float32", "pip install 'medclip-dcl\\[openvino\\]'"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_remedy(
+    name: EngineName,
+    precision: Precision,
+    reason: str,
+    package: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if precision == "float32":
+        monkeypatch.setattr(engines, "find_spec", lambda _package: None)
+    with pytest.raises(ConfigError, match=reason):
+        load(package, "cpu", name, precision)
+
+
+@pytest.mark.filterwarnings("default")
+def test_openvino_asks_no_network(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+
+    def refuses(*_: object) -> NoReturn:
+        raise AssertionError("a connection was tried")
+
+    monkeypatch.setattr(socket.socket, "connect", refuses)
+    monkeypatch.setattr(socket, "getaddrinfo", refuses)
+    assert load(package, "cpu", "openvino").embed_images(images(1)).isfinite().all()
