@@ -29,7 +29,7 @@ def build(job: Job) -> None:
     model, studies = job.open(model_package.ARTIFACT), job.open(manifest.ARTIFACT)
     prepared_artifact, texts = job.open(prepared.ARTIFACT), job.open(sentences.ARTIFACT)
     said = job.open(labels.ARTIFACT)
-    settings = job.config.index
+    settings, inference = job.config.index, job.config.inference
     similarity = read_model_package(model.path).config.model.similarity
 
     def write(writer: ArtifactWriter) -> dict[str, Any]:
@@ -41,15 +41,15 @@ def build(job: Job) -> None:
             images,
             settings.splits,
         )
-        counts = write_index(
-            writer.directory, chosen, images, load(model.path), settings, similarity
-        )
+        predictor = load(model.path, engine=inference.engine, precision=inference.precision)
+        counts = write_index(writer.directory, chosen, images, predictor, settings, similarity)
+        counts["precision"] = predictor.engine.precision
         _fill_engine(job, writer.fingerprint, writer.directory.joinpath, counts)
         return counts
 
     index = job.make(
         embeddings.ARTIFACT,
-        {"index": settings, "similarity": similarity},
+        {"index": settings, "similarity": similarity, "inference": inference},
         {
             "model": model,
             "manifest": studies,

@@ -38,7 +38,7 @@ def build(job: Job) -> None:
     adapted = bool(config.evaluate.adapter.model)
     inputs["model"] = adapter_digest(config) if adapted else job.open(model_package.ARTIFACT)
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
-    settings = {"evaluate": config.evaluate}
+    settings = {"evaluate": config.evaluate, "inference": config.inference}
     artifact = job.make(results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, draft))
     print(results.results_table(results.read_figures(artifact)), flush=True)
 
@@ -57,7 +57,9 @@ def _evaluate(job: Job, writer: ArtifactWriter) -> dict[str, Any]:
         contamination |= refuse_contaminated(
             folder, source, rows, images, allowed=settings.allow_contaminated
         )
-        model = evaluated_model(load(folder))
+        inference = job.config.inference
+        predictor = load(folder, engine=inference.engine, precision=inference.precision)
+        model = evaluated_model(predictor)
     said = job.open(sentences.ARTIFACT, verify=False)
     evaluation = Evaluation(job.config, model, source, images, said)
     tree = evaluation.put_questions(rows) | contamination
