@@ -231,7 +231,10 @@ class ModelManager:
         if self._settings.threads:
             torch.set_num_threads(self._settings.threads)
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        return published, build_predictor(published, torch.device(self._settings.device or default))
+        device = torch.device(self._settings.device or default)
+        predictor = build_predictor(published, device, self._settings.inference)
+        log("engine", engine=predictor.engine.name, precision=predictor.engine.precision)
+        return published, predictor
 
     def _explain(self, event: str, error: Exception) -> None:
         """Log why something cannot be served; our own messages name paths, settings and digests."""

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 
 from medclip_dcl.config import parse_value, read_yaml
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.section import Section
 
@@ -44,6 +45,11 @@ class ServeSettings(Section):
     """Where candidates are searched: `{"uri": ...}`; in memory where nothing is said."""
     device: str = ""
     """Device that runs the model, such as `cpu` or `cuda:0`; empty: a GPU where there is one."""
+    engine: EngineName = "auto"
+    """Who runs the encoders, as `inference.engine` of a config; `auto`: the fastest on the device
+    that is installed and answers like PyTorch."""
+    precision: Precision = "float32"
+    """Of the encoders, as `inference.precision` of a config."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Threads of the forward pass on a CPU; 0: one per core."""
     host: str = "127.0.0.1"
@@ -80,6 +86,11 @@ class ServeSettings(Section):
     watch_s: Annotated[float, Field(ge=0)] = 2
     """Seconds between looks at the folders of model and index, which are taken into service when
     other ones were renamed into their place; 0: they are never looked at again."""
+
+    @property
+    def inference(self) -> InferenceConfig:
+        """Engine and precision."""
+        return InferenceConfig(engine=self.engine, precision=self.precision)
 
 
 def read_settings(

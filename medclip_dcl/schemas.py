@@ -222,6 +222,10 @@ class ModelAnswer(Schema):
     """Digest and counts of the retrieval index; null without one."""
     limits: dict[str, float]
     """Limits on what may be asked."""
+    engine: str = "torch"
+    """Who runs the encoders: torch, onnxruntime or openvino."""
+    precision: str = "float32"
+    """Of the encoders."""
 
 
 class State(Schema):

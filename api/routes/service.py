@@ -42,6 +42,8 @@ def model(serving: CurrentState) -> ModelAnswer:
         card={**published.card, "calibration": calibration, "offsets": offsets},
         index=index,
         limits={"max_body_mb": settings.max_body_mb, **_LIMITS, "deadline_s": settings.deadline_s},
+        engine=serving.predictor.engine.name,
+        precision=serving.predictor.engine.precision,
     )
 
 

@@ -16,7 +16,8 @@ from medclip_dcl.errors import ConfigError
 
 def load(folder: Path, **settings: str) -> ModelManager:
     async def loaded() -> ModelManager:
-        serving = ModelManager(ServeSettings(model=str(folder), **settings), Metrics())
+        plain = {"model": str(folder), "engine": "torch"}
+        serving = ModelManager(ServeSettings(**plain | settings), Metrics())
         with pytest.raises(ApiError) as refusal:
             serving.current.check()
         assert refusal.value.code == "loading"

@@ -25,8 +25,10 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (work / row["path"]).write_bytes(png())
     evaluate_here(work)
     config_file = write_config(work / "config.yaml", work, source={"root": str(work)})
-    for stage in (build_index, ask_service):
-        assert stage.main(["--config", str(config_file)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEDCLIP_ENGINE", "torch")  # an export takes seconds
+        for stage in (build_index, ask_service):
+            assert stage.main(["--config", str(config_file)]) == 0
     return config_file
 
 
