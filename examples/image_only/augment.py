@@ -19,7 +19,7 @@ Images = Float[Tensor, "images channels height width"]
 
 
 class Views(NamedTuple):
-    """How each view of each image is seen: tensors (2, images), on the CPU."""
+    """How each view of each image is seen: tensors (views, images), on the CPU."""
 
     top: Tensor  # crop, pixels
     left: Tensor
@@ -27,22 +27,24 @@ class Views(NamedTuple):
     width: Tensor
     angle: Tensor  # rotation about the crop's middle, radians
     flipped: Tensor
-    order: Tensor  # (2, images, 4): brightness 0, contrast 1, saturation 2, hue 3; -1: none
-    factors: Tensor  # (2, images, 4)
+    order: Tensor  # (views, images, 4): brightness 0, contrast 1, saturation 2, hue 3; -1: none
+    factors: Tensor  # (views, images, 4)
     grayed: Tensor
     blur_px: Tensor  # deviation of the Gaussian; 0: none
 
 
 def draw_views(rng: np.random.Generator, images: int, args: Namespace) -> Views:
-    """Draw two views of every image of a global batch; each process takes its part.
+    """Draw the views of every image of a global batch; each process takes its part.
 
     Args:
         rng: source of randomness.
         images: images in the batch.
-        args: `size`, pixels; `smallest_crop`, the least share of the image that a view shows;
-            `rotation_rad`, the largest rotation; `flip` and `blur`, their chances.
+        args: `positives`, one less than views; `size`, pixels; `smallest_crop`, the least share of
+            the image that a view shows; `rotation_rad`, the largest rotation; `flip` and `blur`,
+            their chances.
     """
-    shape, tries = (2, images), (10, 2, images)
+    shape = args.positives + 1, images
+    tries = 10, *shape
     area = rng.uniform(args.smallest_crop, 1.0, tries) * args.size**2
     ratio = np.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3), tries))
     sides = np.rint([np.sqrt(area / ratio), np.sqrt(area * ratio)]).clip(1)
@@ -63,24 +65,30 @@ def draw_views(rng: np.random.Generator, images: int, args: Namespace) -> Views:
     return Views(*map(torch.from_numpy, plain))
 
 
-def show(pixels: UInt8[Tensor, "images channels size size"], views: Views) -> Images:
-    """Show both views of each image, normalized: all first ones before all second ones."""
+def show(
+    pixels: UInt8[Tensor, "images channels size size"], views: Views, args: Namespace
+) -> Images:
+    """Show the views of each image, normalized: all first ones before all second ones."""
+    count = len(views.top)
     order = views.order.flatten(0, 1)  # stays on the CPU, so that no device is waited for
     views = Views(*(value.flatten(0, 1).to(pixels.device) for value in views))
-    seen = crop((pixels / 255).repeat(2, 1, 1, 1), views)
+    seen = crop((pixels / 255).repeat(count, 1, 1, 1), views, args.view_size)
     seen = jitter_colors(seen, order, views.factors)
     seen = torch.where(_each(views.grayed), luma(seen), seen)
-    return normalize(blur(seen, views.blur_px))
+    return normalize(blur(seen, views.blur_px), args)
 
 
-def normalize(images: Images) -> Images:
-    """Map [0, 1] to [-2, 2]."""
-    return images * 4 - 2
+def normalize(images: Images, args: Namespace) -> Images:
+    """Subtract `args.mean` of each channel and divide by `args.std`."""
+    mean, std = (images.new_tensor(values).view(-1, 1, 1) for values in (args.mean, args.std))
+    return (images - mean) / std
 
 
-def crop(images: Images, views: Views) -> Images:
-    """Cut out, turn and mirror each image's crop and scale it up: bilinear, edges repeated."""
-    size = images.shape[-1]
+def crop(images: Images, views: Views, view_size: int) -> Images:
+    """Cut out, turn and mirror each image's crop and scale it: bilinear, edges repeated."""
+    side = images.shape[-1]
+    finer = -(-side // view_size)  # a smaller view is the mean of finer pixels: no aliasing
+    size = finer * view_size
     top, left, height, width, angle, flipped = (value.view(-1, 1, 1) for value in views[:6])
     # Offsets of output pixels from the crop's middle, in pixels of the image.
     along = (torch.arange(size, device=images.device) + 0.5) / size - 0.5
@@ -90,8 +98,9 @@ def crop(images: Images, views: Views) -> Images:
     y = angle.sin() * right + angle.cos() * down + top + height / 2 - 0.5
     x = torch.minimum(x.maximum(left), left + width - 1)
     y = torch.minimum(y.maximum(top), top + height - 1)
-    grid = torch.stack([(2 * x + 1) / size - 1, (2 * y + 1) / size - 1], dim=-1)
-    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    grid = torch.stack([(2 * x + 1) / side - 1, (2 * y + 1) / side - 1], dim=-1)
+    seen = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return functional.avg_pool2d(seen, finer)
 
 
 def jitter_colors(images: Images, order: Tensor, factors: Float[Tensor, "images four"]) -> Images:

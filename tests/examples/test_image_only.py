@@ -7,12 +7,14 @@ import math
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import augment
 import datasets
 import numpy as np
 import probe
 import pytest
+import sweep
 import torch
 import torch.distributed as dist
 import train
@@ -28,7 +30,21 @@ from benchmarks.fixtures.processes import run_processes
 B = 6
 N = 2 * B - 2
 LABELS = torch.arange(B) % 3
-TINY = ["--widths", "8", "16", "--size", "8", "--batch", "32", "--steps", "40", "--per-class", "60"]
+TINY = [
+    "--widths",
+    "8",
+    "16",
+    "--size",
+    "8",
+    "--view-size",
+    "8",
+    "--batch",
+    "32",
+    "--steps",
+    "40",
+    "--per-class",
+    "60",
+]
 TINY += ["--test-per-class", "20", "--save-every", "8", "--log-every", "1"]
 
 
@@ -37,21 +53,38 @@ def options(*words: str) -> argparse.Namespace:
 
 
 CIFAR, DIGITS = options("--data", "somewhere"), options()
+CHUANG = options("--data", "somewhere", "--recipe", "cifar10")
 
 
 # ---- Options and imbalance
 
 
 def test_the_defaults_are_the_papers() -> None:
-    assert 2 * CIFAR.batch - 2 == 254
+    assert [2 * args.batch - 2 for args in (CIFAR, CHUANG)] == [254, 510]
+    assert [args.epochs for args in (CIFAR, CHUANG)] == [300, 400]
+    assert [args.loss for args in (CIFAR, CHUANG)] == ["true", "constant"]
     assert CIFAR.rare == ["dog", "frog", "horse", "ship", "truck"]
-    assert (CIFAR.dim, CIFAR.flip, CIFAR.smallest_crop, CIFAR.rotation_rad) == (128, 0.5, 0.08, 0)
-    assert (train.EPOCHS, train.LEARNING_RATE, train.WEIGHT_DECAY) == (300, 1e-3, 1e-6)
+    assert (CHUANG.rare, CHUANG.ratio, CHUANG.eta, CHUANG.positives) == ([], 1, 0.1, 1)
+    for args in (CIFAR, CHUANG):
+        shape = args.dim, args.flip, args.smallest_crop, args.rotation_rad
+        assert shape == (128, 0.5, 0.08, 0)
+        assert (args.schedule, args.clip, args.forwards) == ("constant", 0, "each")
+    assert (train.LEARNING_RATE, train.WEIGHT_DECAY) == (1e-3, 1e-6)
     assert math.isclose(train.GAMMA**2, 1 / 0.5)
-    encoder = train.build_encoder(CIFAR)
-    assert encoder.backbone(torch.zeros(2, 3, 32, 32)).last_hidden_state.shape == (2, 512, 4, 4)
-    # torchvision's ResNet-18 less its classifier, with a 3 x 3 stem
-    assert sum(weight.numel() for weight in encoder.backbone.parameters()) == 11_168_832
+    stl10 = options("--data", "somewhere", "--recipe", "stl10")
+    assert (stl10.size, stl10.view_size, stl10.epochs) == (96, 32, 400)
+
+
+@pytest.mark.parametrize(
+    ("args", "width", "weights"),
+    # torchvision's ResNet-18 and ResNet-50 less their classifiers, with a 3 x 3 stem
+    [(CIFAR, 512, 11_168_832), (CHUANG, 2048, 23_500_352)],
+    ids=["resnet18", "resnet50"],
+)
+def test_the_networks_are_the_papers(args: argparse.Namespace, width: int, weights: int) -> None:
+    backbone = train.build_encoder(args).backbone
+    assert backbone(torch.zeros(2, 3, 32, 32)).last_hidden_state.shape == (2, width, 4, 4)
+    assert sum(weight.numel() for weight in backbone.parameters()) == weights
 
 
 @pytest.mark.parametrize(
@@ -89,13 +122,12 @@ def counts(rows: np.ndarray) -> list[int]:
 
 def test_only_training_images_of_the_named_classes_become_rare() -> None:
     parts = divided("--per-class", "50", "--ratio", "0.1")
-    # Of 100, 20 test and round(0.08 * 80) = 6 validate; of the rest 50 train, or a tenth of them.
+    # Of 100, 20 test; of the rest 50 train, or a tenth of them.
     assert {name: counts(rows) for name, rows in parts.items()} == {
         "test": [20] * 4,
-        "validate": [6] * 4,
         "train": [50, 5, 50, 5],
     }
-    assert counts(divided("--ratio", "0.001")["train"]) == [74, 1, 74, 1]
+    assert counts(divided("--ratio", "0.001")["train"]) == [80, 1, 80, 1]
     everything = np.concatenate(list(divided("--ratio", "1").values()))
     assert sorted(everything.tolist()) == list(range(400))
 
@@ -103,8 +135,7 @@ def test_only_training_images_of_the_named_classes_become_rare() -> None:
 def test_a_smaller_ratio_keeps_a_part_of_the_same_images() -> None:
     most, some = divided("--ratio", "0.9"), divided("--ratio", "0.25")
     assert set(some["train"]) < set(most["train"])
-    for split in ("validate", "test"):
-        assert some[split].tolist() == most[split].tolist()
+    assert some["test"].tolist() == most["test"].tolist()
 
 
 def test_the_seed_decides_which_images_are_kept() -> None:
@@ -162,7 +193,7 @@ def test_images_are_read_in_their_colors(
     assert sorted(found.names) == ["blue", "green", "red"]
     assert [name for name, rare in zip(found.names, found.is_rare, strict=True) if rare] == ["red"]
     shown = {"red": RED, "green": GREEN, "blue": BLUE}
-    for split, count in ((found.train, 1 + 3 + 3), (found.validate, 3), (found.test, 6)):
+    for split, count in ((found.train, 1 + 4 + 4), (found.test, 6)):
         assert split.pixels.shape == (count, 3, 8, 8)
         assert split.pixels.dtype == torch.uint8
         for pixels, label in zip(split.pixels, split.labels, strict=True):
@@ -181,7 +212,7 @@ def test_one_table_of_plain_bytes_holds_out_test_images(
         train.read_images(options(*words))
     found = train.read_images(options(*words, "--test-per-class", "2"))
     assert found.names == ["0", "1", "2"]
-    assert [len(split.labels) for split in found[2:]] == [3, 3, 6]
+    assert [len(split.labels) for split in found[2:]] == [6, 6]
     assert found.test.pixels[0, :, 8, 8].tolist() == list((RED, GREEN, BLUE)[found.test.labels[0]])
 
 
@@ -193,8 +224,48 @@ def test_unknown_classes_and_missing_labels_are_refused(
         train.read_images(options("--data", data, "--rare", "dog", "red"))
     hidden = colors["test"].map(lambda _: {"label": -1})
     datasets.DatasetDict(train=colors["train"], test=hidden).save_to_disk(tmp_path / "hidden")
-    with pytest.raises(SystemExit, match="without a label"):
+    with pytest.raises(SystemExit, match="test images without a label"):
         train.read_images(options("--data", str(tmp_path / "hidden"), "--rare"))
+
+
+@pytest.fixture
+def stl10(colors: datasets.DatasetDict, tmp_path: Path) -> Path:
+    """Tables with an unlabeled split, and two training images whose label is null."""
+    folder = tmp_path / "stl10"
+    labels = [0, 1, 2] * 4
+    labels[4] = labels[8] = None
+    train_split = colors["train"].remove_columns("label").add_column("label", labels)
+    train_split.to_parquet(folder / "train-00000-of-00001.parquet")
+    colors["test"].to_parquet(folder / "test-00000-of-00001.parquet")
+    more = colors["train"].remove_columns("label")
+    more.to_parquet(folder / "unlabeled-00000-of-00001.parquet")
+    return folder
+
+
+def test_images_without_a_label_train_and_are_not_probed(stl10: Path) -> None:
+    args = options("--data", str(stl10), "--recipe", "stl10", "--size", "8")
+    found = train.read_images(args)
+    assert found.train.pixels.shape == (12 + 12, 3, 8, 8)
+    assert sorted(found.train.labels) == [-1] * 14 + [0] * 4 + [1] * 3 + [2] * 3
+    known = found.train.labeled()
+    assert known.labels.min() == 0
+    for pixels, label in zip(known.pixels, known.labels, strict=True):
+        assert pixels[:, 4, 4].tolist() == list((RED, GREEN, BLUE)[label])
+    assert len(found.test.labels) == 6
+
+
+def test_a_small_stl10_runs_and_refuses_what_needs_labels(stl10: Path, tmp_path: Path) -> None:
+    words = ["--data", str(stl10), "--recipe", "stl10", "--size", "16", "--view-size", "8"]
+    words += ["--widths", "4", "8", "--blocks", "1", "--batch", "8", "--epochs", "2"]
+    words += ["--positives", "2", "--shares", "1", "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match="--loss true needs every label"):
+        train.main([*words, "--loss", "true"])
+    train.main(words)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["training"][-1]["step"] == 2 * (24 // 8)
+    assert results["training"][-1]["mean_eta"] == pytest.approx(0.1)
+    assert [row["labels"] for row in results["probes"]] == [10, 10]
+    assert [row["top_5"] for row in results["probes"]] == [1, 1]
 
 
 @pytest.mark.real_data
@@ -207,9 +278,8 @@ def test_cifar_10_is_read_from_its_tables(
     kept = [5 if name in CIFAR.rare else 50 for name in found.names]
     assert kept == [50] * 5 + [5] * 5
     assert np.bincount(found.train.labels).tolist() == kept
-    assert np.bincount(found.validate.labels).tolist() == [100] * 10
     assert np.bincount(found.test.labels).tolist() == [20] * 10
-    means = found.validate.pixels.float().mean(dim=(0, 2, 3)) / 255
+    means = found.train.pixels.float().mean(dim=(0, 2, 3)) / 255
     assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.03)
 
 
@@ -289,14 +359,21 @@ def plain_views(**changes: float) -> Views:
 
 
 def test_a_whole_image_is_shown_as_it_is_in_both_views() -> None:
-    expected = (pixels().float() / 255 - 0.5) / 0.25
-    found = augment.show(pixels(), plain_views())
+    mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.3, 0.4]]).view(2, 3, 1, 1)
+    expected = (pixels().float() / 255 - mean) / std
+    scale = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "view_size": SIZE}
+    found = augment.show(pixels(), plain_views(), argparse.Namespace(**scale))
     torch.testing.assert_close(found, expected.repeat(2, 1, 1, 1), atol=1e-5, rtol=0)
 
 
-def cropped(**changes: float) -> Tensor:
+def cropped(view_size: int = SIZE, **changes: float) -> Tensor:
     views = plain_views(**changes)
-    return augment.crop(pixels() / 255, Views(*(value[0] for value in views)))
+    return augment.crop(pixels() / 255, Views(*(value[0] for value in views)), view_size)
+
+
+def test_a_smaller_view_is_the_mean_of_the_pixels_it_covers() -> None:
+    expected = functional.avg_pool2d(pixels() / 255, 3)
+    torch.testing.assert_close(cropped(view_size=SIZE // 3), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_crop_is_scaled_up_as_interpolation_scales_it() -> None:
@@ -410,6 +487,25 @@ def test_the_loss_is_the_dcl_papers_over_both_views(values: tuple[float, ...]) -
     torch.testing.assert_close(*both)
 
 
+def test_further_views_estimate_the_correction_and_are_no_negatives() -> None:
+    """M = 3: Eq. 8 with the mean over the positive and two more views, in plain exponentials."""
+    generator = torch.Generator().manual_seed(6)
+    z = functional.normalize(torch.randn(4, B, 5, generator=generator), dim=-1)
+    terms = []
+    for view, image in np.ndindex(2, B):
+        anchor = z[view, image]
+        rest = [z[v, i] for v, i in np.ndindex(2, B) if i != image]
+        negatives = sum(torch.exp(2 * anchor @ u) for u in rest)
+        positive = torch.exp(2 * anchor @ z[1 - view, image])
+        v = (positive + sum(torch.exp(2 * anchor @ z[more, image]) for more in (2, 3))) / 3
+        g = (negatives / N - 0.1 * v) / 0.9
+        assert g > math.exp(-2)
+        terms.append(-torch.log(positive / (positive + N * g)))
+    words = "--positives", "3", "--loss", "constant"
+    found = loss_of(z, torch.full((3,), 0.1), *words)
+    torch.testing.assert_close(found, torch.stack(terms).mean())
+
+
 def test_without_eta_the_loss_is_simclrs() -> None:
     z = unit_vectors()
     expected = NTXentLoss(temperature=0.5)(z.flatten(0, 1), torch.arange(B).repeat(2))
@@ -436,12 +532,13 @@ def gradients(first: int, local: int, wrapped: bool) -> dict[str, Tensor]:
     """Loss and gradients of some images of a batch, with statistics that do not depend on it."""
     args = options("--widths", "4", "8", "--size", "8")
     encoder = train.build_encoder(args).eval()
+    args.view_size = args.size
     network = DistributedDataParallel(encoder) if wrapped else encoder
     views = draw_views(np.random.default_rng(0), B, args)
     mine = slice(first, first + local)
     shape, generator = (B, 1, 8, 8), torch.Generator().manual_seed(4)
     images = torch.randint(0, 256, shape, generator=generator).byte()
-    shown = augment.show(images[mine], Views(*(value[:, mine] for value in views)))
+    shown = augment.show(images[mine], Views(*(value[:, mine] for value in views)), args)
     vectors = network(shown).unflatten(0, (2, local))
     eta = torch.tensor([0.02, 0.1, 0.2])
     loss, _ = train.contrast_views(vectors, first, LABELS, eta, args)
@@ -489,6 +586,27 @@ def test_a_batch_is_a_function_of_the_step() -> None:
 # ---- Whole runs
 
 
+def test_epochs_do_not_depend_on_the_ratio(tmp_path: Path) -> None:
+    words = ["--widths", "4", "--size", "8", "--view-size", "8", "--epochs", "2", "--shares", "1"]
+    words += ["--per-class", "16", "--batch", "8", "--test-per-class", "2"]
+    args = options(*words, "--ratio", "0.5"), options(*words, "--ratio", "1")
+    for known in args:
+        known.out = tmp_path / str(known.ratio)
+        images = train.read_images(known)
+        assert len(images.train.labels) == 80 + 80 * known.ratio
+        _, log = train.train(known, images, train.Accelerator(cpu=True))
+        assert log[-1]["step"] == 2 * len(images.train.labels) // 8
+
+
+def test_each_view_has_its_own_batch_norm_where_asked() -> None:
+    images = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(7))
+    words = ["--widths", "4", "8", "--size", "8"]
+    one, each = (train.build_encoder(options(*words, "--forwards", x)) for x in ("one", "each"))
+    alone = torch.cat([one(images[:4]), one(images[4:])])
+    torch.testing.assert_close(each(images), alone)
+    assert not torch.allclose(one(images), alone, atol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
@@ -502,13 +620,15 @@ def test_a_run_learns_probes_and_draws(run: Path) -> None:
     log = results["training"]
     assert [line["step"] for line in log] == list(range(1, 41))
     losses = [line["uncorrected_loss"] for line in log]
-    assert sum(losses[-6:]) < 0.97 * sum(losses[:6])
+    assert sum(losses[-6:]) < 0.985 * sum(losses[:6])
     cells = {(row["encoder"], row["fraction"], row["draw"]): row for row in results["probes"]}
     assert len(cells) == 2 * (3 + 3 + 1)
     last = cells["trained", 1.0, 0]
     assert last["labels"] == 5 * 60 + 5 * 6
     assert last["accuracy"] > cells["untrained", 1.0, 0]["accuracy"] > 0.1
-    assert last["accuracy"] == pytest.approx((last["accuracy_whole"] + last["accuracy_rare"]) / 2)
+    assert last["accuracy"] <= last["top_5"] <= 1
+    assert last["mean_recall"] == pytest.approx((last["recall_whole"] + last["recall_rare"]) / 2)
+    assert log[-1]["gradient_norm"] > 0
     assert (run / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -560,24 +680,66 @@ def test_labels_are_drawn_class_by_class_and_of_each_at_least_one() -> None:
 
 
 def test_probes_know_well_separated_classes() -> None:
-    splits = labeled(100, 0), labeled(10, 1), labeled(100, 2)
-    rows = list(probe.probe_by_fraction(*splits, [True, False, False], 0))
+    splits = labeled(100, 0), labeled(100, 2)
+    rows = list(probe.probe_by_fraction(*splits, [True, False, False], [0.01, 1.0], 0))
     drawn = [(row["fraction"], row["draw"], row["labels"]) for row in rows]
-    assert drawn[:3] == [(0.01, 0, 3), (0.01, 1, 3), (0.01, 2, 3)]
-    assert drawn[-1] == (1.0, 0, 300)
+    assert drawn == [(0.01, 0, 3), (0.01, 1, 3), (0.01, 2, 3), (1.0, 0, 300)]
     # Centers are 4 sqrt(2) apart, noise is 1: a pair is confused at 0.0023, three classes below.
     assert rows[-1]["accuracy"] > 0.98
-    assert list(probe.probe_by_fraction(*splits, [True, False, False], 0)) == rows
-    (*_, last) = probe.probe_by_fraction(*splits, [False] * 3, 0)
-    assert math.isnan(last["accuracy_rare"])
-    assert last["accuracy"] == last["accuracy_whole"] == rows[-1]["accuracy"]
+    assert rows[-1]["accuracy"] == pytest.approx(rows[-1]["mean_recall"])  # classes of one size
+    assert rows[-1]["top_5"] == 1
+    assert list(probe.probe_by_fraction(*splits, [True, False, False], [0.01, 1.0], 0)) == rows
+    (last,) = probe.probe_by_fraction(*splits, [False] * 3, [1.0], 0)
+    assert math.isnan(last["recall_rare"])
+    assert last["mean_recall"] == last["recall_whole"] == rows[-1]["mean_recall"]
+
+
+def test_no_label_outside_the_share_chooses_the_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = labeled(30, 0), labeled(10, 1)
+    fitted = []
+    fit = probe._fit
+
+    def watched(features: np.ndarray, labels: np.ndarray, penalty: float) -> Any:
+        fitted.append((len(labels), penalty))
+        return fit(features, labels, penalty)
+
+    monkeypatch.setattr(probe, "_fit", watched)
+    list(probe.probe_by_fraction(*splits, [False] * 3, [0.1], 0))
+    # Three labels a class: each fold leaves one of each out; then all nine at the chosen penalty.
+    assert [count for count, _ in fitted] == ([6] * 15 + [9]) * 3
+    fitted.clear()
+    list(probe.probe_by_fraction(*splits, [False] * 3, [0.01], 0))
+    assert fitted == [(3, probe.ONE_LABEL_PENALTY)] * 3
 
 
 def test_features_do_not_depend_on_their_neighbors() -> None:
     encoder = train.build_encoder(options("--widths", "4", "8"))
     images = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0))
     split = train.Split(images.byte(), np.zeros(300, dtype=np.int64))
-    found = train.embed(encoder, split).features
-    alone = train.embed(encoder, train.Split(split.pixels[299:], split.labels[299:])).features
+    found = train.embed(encoder, split, DIGITS).features
+    alone = train.Split(split.pixels[299:], split.labels[299:])
+    alone = train.embed(encoder, alone, DIGITS).features
     np.testing.assert_allclose(found[299:], alone, atol=1e-5)
     assert found.shape == (300, 8)
+
+
+# ---- Ratios, losses and seeds
+
+
+def test_a_sweep_continues_and_draws_when_all_parts_are_done(tmp_path: Path) -> None:
+    words = [*TINY, "--steps", "2", "--per-class", "20", "--test-per-class", "4"]
+    words += ["--shares", "0.5", "1", "--ratios", "0.5", "--losses", "cl", "true", "--seeds", "2"]
+    words += ["--out", str(tmp_path)]
+    assert sweep.main([*words, "--part", "0/2"]) == []
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/results.json")}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r0.5_cl_0", "r0.5_cl_1"]
+    rows = sweep.main([*words, "--part", "1/2"])
+    assert done == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*cl*/results.json")}
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "sweep.json").read_text())["rows"] == rows
+    keys = {(row["loss"], row["seed"], row["encoder"], row["share"]) for row in rows}
+    assert len(rows) == len(keys) == 2 * 2 * 2 * 2
+    whole = ("share", 1.0)
+    one = json.loads((tmp_path / "r0.5_true_1" / "results.json").read_text())["probes"]
+    (accuracy,) = [x["accuracy"] for x in one if (x["encoder"], x["fraction"]) == ("trained", 1)]
+    assert sweep.table(rows, "true", "ratio", whole)[0.5][1] == pytest.approx(accuracy, abs=1e-4)
