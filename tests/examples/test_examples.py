@@ -17,6 +17,7 @@ from tests.house.tree import ROOT
 
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
+EXPERIMENTS = {"memory_bank", "sentence_embeddings"}  # with controls and a picture
 KEY = "k" * 40
 
 
@@ -33,9 +34,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_example_is_short_and_listed() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert len(FILES) == 6
+    assert len(FILES) == 8
     for path in FILES:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
+        most = 250 if path.stem in EXPERIMENTS else 120
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= most
         assert f"({path.name})" in page
 
 

@@ -1,0 +1,169 @@
+"""The rows of Chuang et al. as examples: memory bank, sentence embeddings, CURL's form."""
+
+import json
+import re
+from pathlib import Path
+
+import memory_bank
+import numpy as np
+import pytest
+import sentence_embeddings
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from tests.house.tree import ROOT
+
+
+def plain_loss(positive: Tensor, others: list[Tensor], negatives: Tensor, tau: float) -> Tensor:
+    """Eq. 7 and 8 in plain exponentials, one anchor; `others`: known positives but the first."""
+    N = len(negatives)
+    v = torch.stack([positive, *others]).exp().mean()
+    g = (negatives.exp().mean() - tau * v) / (1 - tau)
+    return torch.log(1 + N * g.clamp(min=0) / positive.exp())
+
+
+# ---- CURL
+
+
+def test_curls_form_is_the_papers_with_m_of_two_and_a_floor_of_zero() -> None:
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    torch.manual_seed(0)
+    found: dict[str, Tensor] = {}
+    exec(code, found)
+    queries, keys, second, W = (found[name] for name in ("queries", "keys", "second_keys", "W"))
+    losses = []
+    for i in range(8):
+        bilinear = queries[i] @ W @ keys.T
+        negatives = bilinear[torch.arange(8) != i]
+        losses.append(plain_loss(bilinear[i], [queries[i] @ W @ second[i]], negatives, 0.05))
+    torch.testing.assert_close(found["loss"], torch.stack(losses).mean())
+    assert found["W"].grad.abs().sum() > 0
+
+
+# ---- Sentence embeddings
+
+
+def test_tau_is_the_chance_that_two_random_sentences_are_equal() -> None:
+    sentences = ["clear", "no effusion", "clear", "clear"]
+    assert sentence_embeddings.share_of_twins(sentences).tolist() == pytest.approx(
+        [2 / 3, 0, 2 / 3, 2 / 3]
+    )
+    # Of the 6 pairs 3 are equal.
+    assert sentence_embeddings.share_of_twins(sentences).mean().item() == pytest.approx(0.5)
+
+
+def test_neighbors_of_the_same_report_are_positives_and_a_sentence_is_not_its_negative() -> None:
+    """Reports of three sentences, of one, and of two, by hand."""
+    torch.manual_seed(1)
+    s, report = torch.randn(6, 6), torch.tensor([0, 0, 0, 1, 2, 2])
+    neighbors = {0: [1], 1: [0, 2], 2: [1], 4: [5], 5: [4]}
+    after, before = ([(0, 1), (1, 2), (4, 5)], [(1, 0), (2, 1), (5, 4)])
+    total = torch.tensor(0.0)
+    for pairs in (after, before):
+        for anchor, positive in pairs:
+            others = [s[anchor, j] for j in neighbors[anchor] if j != positive]
+            rest = [j for j in range(6) if j != anchor and j not in neighbors[anchor]]
+            total += plain_loss(s[anchor, positive], others, s[anchor, rest], 0.1) / 6
+    weights = 1 - torch.eye(6)
+    found = sentence_embeddings.quick_thought_loss(s, report, torch.full((6,), 0.1), weights)
+    torch.testing.assert_close(found, total)
+
+
+def test_reports_are_split_into_words_and_rare_labels_are_left_out(tmp_path: Path) -> None:
+    first = {"findings": "1. Heart size normal. No effusion.", "impression": None}
+    second = {"findings": "XXXX.", "impression": "Clear lungs."}
+    gold = {"common": 1, "rare": 0}
+    lines = [{**(first if row % 2 else second), "gold": gold} for row in range(30)]
+    lines.append({"findings": None, "impression": "", "gold": {"common": 0, "rare": 1}})
+    path = tmp_path / "reports.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    reports, labels = sentence_embeddings.read_reports(path)
+    assert reports[:2] == [["xxxx", "clear lungs"], ["heart size normal", "no effusion"]]
+    assert labels.tolist() == [[1]] * 30
+
+
+def test_macro_auc_is_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    labels, scores = rng.integers(2, size=(50, 3)), rng.integers(9, size=(50, 3))  # with ties
+    expected = roc_auc_score(labels, scores, average="macro")
+    assert sentence_embeddings.macro_auc(scores, labels) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["mean", "gru"])
+def test_equal_reports_have_equal_vectors(kind: str) -> None:
+    topics = [[f"{place}{topic}" for place in ("first ", "second ", "third ")] for topic in "abcd"]
+    reports = [topics[row % 4] for row in range(120)]
+    vectors = sentence_embeddings.embed_reports(reports, "eta by sentence", kind, 0, 2)
+    assert vectors.shape == (120, 256)
+    np.testing.assert_allclose(vectors, np.tile(vectors[:4], (30, 1)), atol=1e-5)
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
+
+
+def test_every_arm_is_probed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    lines = []
+    for row in range(80):
+        sick = row % 2
+        words = ["effusion left.", "effusion right."] if sick else ["clear lungs.", "no effusion."]
+        text = " ".join(rng.permutation([*words, "heart normal."]))
+        lines.append({"findings": text, "impression": None, "gold": {"effusion": sick}})
+    path = tmp_path / "reports.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.setattr(sentence_embeddings, "FOLDS", 2)
+    monkeypatch.setattr(sentence_embeddings, "RESAMPLES", 20)
+    words = ["example", str(path), "--epochs", "1", "--seeds", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    table = {row["arm"]: row for row in sentence_embeddings.main()}
+    assert table.keys() == {"TF-IDF", "untrained", *sentence_embeddings.TRAINED}
+    assert table["TF-IDF"]["auc"] == [1.0]
+    assert table["biased"]["gap"] == [0, 0, 0]
+    assert [len(row["auc"]) for row in table.values()] == [1] + 6 * [2]
+    assert (tmp_path / "sentence_embeddings.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- Memory bank
+
+
+def test_views_are_the_halves_of_a_digit() -> None:
+    views, labels = memory_bank.read_views("digits", 0)
+    assert [view.shape for view in views] == [(1797, 1, 8, 4)] * 2
+    assert len(labels) == 1797
+    assert min(view.min() for view in views) == -1
+    assert max(view.max() for view in views) == 1
+
+
+def test_most_anchors_are_on_the_floor_and_the_fallback_trains_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["example", "--epochs", "3", "--seeds", "1", "--negatives", "64", "--tau", "0.1"]
+    monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path)])
+    rows = {row["arm"]: row for row in memory_bank.main()}
+    assert list(rows) == [
+        "untrained",
+        "biased",
+        "no false negatives",
+        "tau+ 0.1, floor",
+        "tau+ 0.1, fallback",
+    ]
+    assert rows["biased"]["on_floor"] == [0, 0, 0]
+    assert rows["untrained"]["on_floor"] == []
+    for arm in ("tau+ 0.1, floor", "tau+ 0.1, fallback"):
+        assert len(rows[arm]["on_floor"]) == 3
+        assert rows[arm]["on_floor"][-1] > 0
+    assert all(0.5 < row["all"] <= 1 for row in rows.values())
+    assert (tmp_path / "memory_bank.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_negatives_of_the_same_class_are_left_out() -> None:
+    """All images of one class: no negative is left, so nothing is learned."""
+    images = torch.randn(128, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    views, same = [images, images], torch.zeros(128, dtype=torch.long)
+    before, _ = memory_bank.train(views, same, 0.0, "floor", 0, 0, 8)
+    after, _ = memory_bank.train(views, same, 0.0, "floor", 0, 1, 8)
+    head = before[0][-1].weight, after[0][-1].weight
+    # Weight decay alone moves the head: by lr 0.03 times 1e-4 in each of two steps.
+    torch.testing.assert_close(head[1], head[0], atol=1e-5, rtol=0)
+    learned, _ = memory_bank.train(views, torch.arange(128), 0.0, "floor", 0, 1, 8)
+    assert (learned[0][-1].weight - head[0]).abs().max() > 1e-3
