@@ -171,12 +171,14 @@ def _runs_table(runs: str) -> str:
     rows = ["| command | machine | day | kept |", "|---|---|---|---|"]
     for run in runs.split("; "):
         file, command = run.split(" ", 1)
-        facts = json.loads((RESULTS / file).read_text("utf-8"))["machine"]
+        kept_facts = json.loads((RESULTS / file).read_text("utf-8"))
+        facts = kept_facts["machine"]
         cores = f"{facts['cores']} core{'s' * (facts['cores'] > 1)} of {facts['processor']}"
         version = facts["packages"]["torch"].partition("+")[0]
         machine = f"{facts['accelerator'] or cores}, torch {version}"
         kept = f"[{file}](../../benchmarks/results/{file})"
-        rows.append(_row(f"`python -m benchmarks.{command}`", machine, facts.get("date", ""), kept))
+        written = kept_facts.get("command", f"python -m benchmarks.{command}")
+        rows.append(_row(f"`{written}`", machine, facts.get("date", ""), kept))
     return "\n".join(rows)
 
 
