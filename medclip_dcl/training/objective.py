@@ -35,7 +35,7 @@ from medclip_dcl.training.augment import jitter
 from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.settings import ObjectiveConfig
 
-_TEXT_BETA, _HARD_BETA = 20.0, 1.0  # where `objective.beta` is not set
+_TEXT_BETA, _HARD_BETA = 5.0, 1.0  # where `objective.beta` is not set
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,9 @@ class ObjectiveConfig(Section):
     """Share of the negatives that `remove_similar` (the closest pairs of texts, by a threshold that
     is measured on the training sentences) or `resample_similar` leaves out. To tune."""
     beta: Annotated[float, Field(ge=0)] | None = None
-    """Sharpness: on the cosine of two texts for `resample_similar` and `reweight_similar`, where 10
-    to 100 act (None: 20); on the scaled score for `hard` (None: 1). To tune."""
+    """Sharpness: on the cosine of two texts for `resample_similar` and `reweight_similar` (None: 5,
+    which leaves about 20 effective negatives of 63 in the space `mean`; 1: 53, 20: 5); on the
+    scaled score for `hard` (None: 1). To tune, by `effective_negatives` of the log."""
     relation: Literal["none", "claims", "labels", "truth"] = "none"
     """Source of the relation matrix for `multipositive` and for known positives."""
     place_weight: Annotated[float, Field(ge=0)] = 0.0

@@ -123,9 +123,10 @@ def test_gauges_tell_how_far_a_rival_is_from_treating_all_alike() -> None:
     assert gauges(negatives="resample_similar") == pytest.approx([1 / 11, 10])
     assert gauges(negatives="resample_similar", remove_share=0.8) == pytest.approx([8 / 11, 3])
     assert gauges(negatives="reweight_similar", beta=0) == pytest.approx([0, 11])
-    removed, effective = gauges(negatives="reweight_similar")  # beta is 20
+    removed, effective = gauges(negatives="reweight_similar")
+    assert [removed, effective] == gauges(negatives="reweight_similar", beta=5)
     assert removed == 0
-    assert effective < gauges(negatives="reweight_similar", beta=10)[1] < 10
+    assert gauges(negatives="reweight_similar", beta=20)[1] < effective < 10
     assert gauges(negatives="hard", beta=0) == pytest.approx([0, 11])
     overlap = batch.label_overlap
     assert overlap is not None
