@@ -8,7 +8,8 @@ Axes and symbols
     M       positives v of an anchor: x+ alone, or x+ and its known class-mates
     eta     chance that a random candidate shares the anchor's class, in [0, 1)
     g       (1/(1-eta)) [ (1/N) sum_n e^{s(x,u_n)} - eta (1/M) sum_m e^{s(x,v_m)} ]      (Eq. 8)
-            but at least e^{-gamma**2}, the least value that e^s can take
+            but at least e^{-gamma**2}, the least value that e^s can take; Figure 5 leaves this
+            floor out, and meets logarithms of negative numbers
     loss    -log( e^{s_p} / (e^{s_p} + N g) ) = log(1 + N g / e^{s_p})                   (Eq. 7)
 
 Everything is computed relative to e^{s_p} and in logarithms, so that no scale overflows:

@@ -138,14 +138,18 @@ def test_training_learns_and_shuffled_reports_do_not(
     assert last(work) > 1.7  # log 8 = 2.08 knows nothing
 
 
-def test_epochs_count_the_training_studies(corpus: Path, tmp_path: Path) -> None:
+def test_epochs_count_the_training_studies_and_a_low_rate_on_random_weights_is_named(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """24 training studies in batches of 8: 3 steps a pass, 5 in one and two thirds."""
     work = copy_of(corpus, tmp_path)
-    assert train(work, train={"steps": None, "epochs": 1.6, "warmup_steps": 0}) == 0
+    settings = {"steps": None, "epochs": 1.6, "warmup_steps": 0, "learning_rate": 1e-5}
+    assert train(work, train=settings) == 0
+    assert "starts from random weights and learns at 1e-05" in capsys.readouterr().out
     log = read_metrics(work / "checkpoints")
     assert [line["step"] for line in log] == [1, 2, 3, 4, 5]
     # Cosine decay over these five steps: the rate of the step that begins with share .8.
-    assert log[-1]["lr"] == pytest.approx(1e-2 * (1 + np.cos(0.8 * np.pi)) / 2)
+    assert log[-1]["lr"] == pytest.approx(1e-5 * (1 + np.cos(0.8 * np.pi)) / 2)
 
 
 def test_a_second_run_of_the_same_recipe_reuses_the_model(
