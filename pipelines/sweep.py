@@ -259,8 +259,11 @@ class Runs:
             for section in sections:
                 part = part.setdefault(section, {})
             part[last] = value
-        check_config(tree, f"of run {name}" if name else "of the runs")
-        digest = json_digest({"settings": tree, "inputs": self._inputs})
+        config = check_config(tree, f"of run {name}")
+        # What was prepared is known by its digests; speed alone does not make another run.
+        made_from = {part: tree[part] for part in ("seed", "source", "evaluate", *_CHANGED)}
+        made_from["train"] = config.train.result_settings()
+        digest = json_digest({"settings": made_from, "inputs": self._inputs})
         if self._processes > 1:
             tree["train"]["torch_threads"] = 1
         return Run(name, seed, own, tree, digest, self._job.work)

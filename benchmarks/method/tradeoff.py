@@ -4,6 +4,7 @@ Class 0 is normal (40 %), fifteen others are Zipf-distributed, so that class pro
 are exact; 16 regions; a text names its image's class by one of three words next to three of
 eight idle ones. A constant eta is said to help the classification of common classes and to
 cost retrieval of rare ones; at gamma squared 14 with the fallback it is said to help both.
+On anybody's studies the same question is `configs/sweeps/eta_tasks.yaml` of the job `sweep`.
 """
 
 import math
