@@ -79,7 +79,6 @@ def _debiased(eta: float, **settings: Any) -> dict[str, Any]:
 
 
 _GLOBAL = {"model.similarity.kind": "global"}
-_SHARES, _SHARPNESS = (0.02, 0.1, 0.3), (5.0, 20.0, 80.0)
 
 PAPER_ROWS = (
     Row("biovil", "global score, in BioViL's stead", _objective() | _GLOBAL),
@@ -89,19 +88,19 @@ PAPER_ROWS = (
         "resample_text",
         "Resample by Text Sim.",
         _objective(negatives="resample_similar"),
-        {"objective.remove_share": (0.1, 0.5), "objective.beta": (20.0, 80.0)},
+        {"objective.remove_share": (0.1, 0.3, 0.5)},
     ),
     Row(
         "remove_text",
         "Remove by Text Sim.",
         _objective(negatives="remove_similar"),
-        {"objective.remove_share": _SHARES},
+        {"objective.remove_share": (0.02, 0.1, 0.3)},
     ),
     Row(
         "reweight_text",
         "Reweight by Text Sim.",
         _objective(negatives="reweight_similar"),
-        {"objective.beta": _SHARPNESS},
+        {"objective.beta": (1.0, 5.0, 20.0)},
     ),
     Row("dcl_05", "DCL eta=.05", _debiased(0.05)),
     Row("dcl_10", "DCL eta=.1", _debiased(0.1)),
