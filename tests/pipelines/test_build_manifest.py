@@ -419,3 +419,15 @@ def test_a_config_that_reads_labels_is_refused_where_there_are_none(
     config_file.write_text(json.dumps(tree))
     assert main(["--config", str(config_file)]) == 0
     assert [row["Edema"] for row in rows(tmp_path, manifest.STUDY_LABELS)] == [1, 0]
+
+
+def test_a_table_of_labels_in_place_of_the_release_s_own_says_the_same(tmp_path: Path) -> None:
+    build(tmp_path, release(5))
+    own = rows(tmp_path, manifest.STUDY_LABELS)
+    table = next((tmp_path / "source").glob("*chexpert*"))
+    table.rename(tmp_path / f"source/labels{''.join(table.suffixes[-2:])}")
+    assert run(tmp_path, {}) == 0
+    assert rows(tmp_path, manifest.STUDY_LABELS) == []
+    labels = next((tmp_path / "source").glob("labels*"))
+    assert run(tmp_path, {"labels": labels.name}) == 0
+    assert rows(tmp_path, manifest.STUDY_LABELS) == own

@@ -33,6 +33,8 @@ _OTHER_NAMES = {
     "Pleural Effusion": ("Effusion",),
     "Pleural Other": ("Pleural Thickening",),
 }
+# What Open-i and PadChest list where nobody sorted the image: then nothing is known of it.
+_NOT_SORTED = {"no indexing", "exclude", "suboptimal study"}
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _WEIGHT = {0: 0, -1: 1, 1: 2}
 
@@ -151,7 +153,7 @@ def _listed(
         )
     return [
         {}
-        if listed is None
+        if listed is None or listed & _NOT_SORTED
         else {finding: int(not listed.isdisjoint(keys)) for finding, keys in known.items()}
         for listed in lists
     ]

@@ -125,7 +125,7 @@ def test_rows_of_a_study_are_united_by_what_they_show() -> None:
 
 def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
     names = {"Pneumothorax": ["Hydropneumothorax"], "Pleural Effusion": ["hydropneumothorax"]}
-    column = {"found": ["hydropneumothorax", "other", "", ""]}
+    column = {"found": ["hydropneumothorax", "other", "", "No Indexing"]}
     found = labels_of(tmp_path, column, "found", label_names=names)
     assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
 
@@ -257,4 +257,7 @@ def test_the_problems_of_open_i_are_a_column_that_lists(tmp_path: Path) -> None:
     lines = (folder / "reports.jsonl").read_text(encoding="utf-8").splitlines()
     for finding, problem in (("Fracture", "Fractures, Bone"), ("Edema", "Pulmonary Edema")):
         expected = sum(problem in json.loads(line)["problems"] for line in lines)
+        assert len(found) == sum(
+            "No Indexing" not in json.loads(line)["problems"] for line in lines
+        )
         assert sum(row[finding] for row in found.values()) == expected
