@@ -208,10 +208,12 @@ def train(
     validation, metrics = data.validation()
     threshold = 1.0
     if space is not None:
+        say(texts_compared_by=space.name)
+    if config.objective.negatives == "remove_similar":
         vectors, share = dataset.supervision.text_vectors, config.objective.remove_share
         assert vectors is not None
         threshold = closest_threshold(vectors, corpus, sampler, share)
-        say(texts_compared_by=space.name, closest_share=share, above_cosine=round(threshold, 4))
+        say(closest_share=share, above_cosine=round(threshold, 4))
     objective = ContrastiveObjective(config.objective, config.seed, threshold)
     settings = config.train.counted(sampler.steps_per_epoch)
     trainer = Trainer(accelerator, encoder, objective, store, settings, config.seed)
