@@ -11,6 +11,7 @@ from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import Source, write_manifest
 from medclip_dcl.errors import ConfigError
+from medclip_dcl.tables import read_table
 
 from .job import Job, job_main
 
@@ -30,21 +31,25 @@ def build(job: Job) -> None:
         source.inputs,
         lambda writer: write_manifest(writer.directory, source, settings),
     )
-    _refuse_missing_labels(job.config, listed)
+    refuse_missing_labels(job.config, listed)
 
 
-def _refuse_missing_labels(config: Config, listed: Artifact) -> None:
-    # Here and not hours later, where they are read.
+def refuse_missing_labels(config: Config, listed: Artifact) -> None:
+    """Refuse a config that trains by labels, where a manifest has none: now and not hours later.
+
+    Raises:
+        ConfigError: a setting reads labels, and no study has any.
+    """
     readers = {
         "objective.negatives: remove_labels": config.objective.negatives == "remove_labels",
         "objective.relation: labels": config.objective.relation == "labels",
         "eta.source: labels": config.eta.source == "labels",
     }
     wanting = [name for name, reads in readers.items() if reads]
-    if wanting and not listed.summary["labelled"]:
+    if wanting and not read_table(listed.path, manifest.STUDY_LABELS, ["study_id"]).num_rows:
         raise ConfigError(
             f"{' and '.join(wanting)}: no study of the source has labels; name them in "
-            "source.columns.labels or source.labels, or choose another value"
+            "source.columns.labels or source.labels, or choose another value, or other table1.rows"
         )
 
 

@@ -57,6 +57,7 @@ from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
 from medclip_dcl.training.logging import read_metrics
 
+from .build_manifest import refuse_missing_labels
 from .cli import ConfigFile, Overrides, tool_main
 from .job import STOPPED, Job, Stopped, run_job
 from .stages import STAGES, stages_of
@@ -260,6 +261,9 @@ class Runs:
                 part = part.setdefault(section, {})
             part[last] = value
         config = check_config(tree, f"of run {name}")
+        listed = manifest.ARTIFACT.at(self._job.work)
+        if (listed / HEADER).is_file() and not adapter:
+            refuse_missing_labels(config, read_artifact_header(listed))
         # What was prepared is known by its digests; speed alone does not make another run.
         made_from = {part: tree[part] for part in ("seed", "source", "evaluate", *_CHANGED)}
         made_from["train"] = config.train.result_settings()

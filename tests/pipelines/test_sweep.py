@@ -13,7 +13,10 @@ import yaml
 
 from benchmarks.fixtures.corpus import write_config
 from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
+from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.config import load_config, read_yaml
+from medclip_dcl.data import manifest
+from medclip_dcl.tables import read_table, write_table
 from pipelines.job import Job
 from pipelines.sweep import (
     CONFIG_FILE,
@@ -195,6 +198,21 @@ def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):
     work, _ = made
     assert main(arguments_of(work, grid)) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_point_that_reads_labels_where_there_are_none_is_refused_first(corpus, tmp_path, capsys):
+    work = shutil.copytree(corpus, tmp_path / "work")
+    fixed = make_fingerprint(manifest.ARTIFACT, {}, {})
+    old = work / "manifest"
+    tables = {form: read_table(old, form) for form in (manifest.IMAGES, manifest.REPORTS)}
+    tables |= {form: form.schema.empty_table() for form in (manifest.STUDY_LABELS, manifest.BOXES)}
+    with write_artifact(old, manifest.ARTIFACT, fixed) as writer:
+        for form, table in tables.items():
+            write_table(writer.directory, form, table)
+        writer.commit({})
+    grid = {"axes": {"objective.negatives": ["all", "remove_labels"]}}
+    assert main(arguments_of(work, grid)) == 2
+    assert "no study of the source has labels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [["--points", "4"], ["--points", "0-9"], ["--seeds", "7"]])
