@@ -138,8 +138,8 @@ def table_text(tree: Mapping[str, Any]) -> str:
         "Table 1. Mean over seeds +- half its 95 % interval (patients and seeds; one seed: "
         "patients alone); in brackets the paper's, on MIMIC-CXR, of rows trained as the paper's.",
         f"{tree['patients']} patients, {tree['samples']} draws. Recall: mean of R@10, R@50, R@100 "
-        "both ways. Right is the paired item alone, as in the paper, and after its ties; `ties`: its "
-        "ties in random order; `words`: any item with those words. `offset`: each prompt is "
+        "both ways. Right is the paired item alone, as in the paper, and after its ties; `ties`: "
+        "its ties in random order; `words`: any item with those words. `offset`: each prompt is "
         "levelled.",
         "",
         head,

@@ -15,8 +15,8 @@ COLUMNS: Mapping[str, str] = {
     "Recall": "boxes.own_recall",
     "MedR": "boxes.own_median_rank",
 }
-"""Columns of the table -> figures. ACC is balanced; the paper says accuracy, on about 1,000 images a
-task, and not how many of them show the finding."""
+"""Columns of the table -> figures. ACC is balanced; the paper says accuracy, on about 1,000 images
+a task, and not how many of them show the finding."""
 
 MORE: Mapping[str, str] = {
     "ACC offset": "zero_shot.mean_balanced_accuracy_offset",
