@@ -7,8 +7,10 @@ asking, medians over rounds in which the bare model, the service and LitServe ta
 not being measured is stopped. The bare model is the best of batches of one and of eight over
 ready tensors, in the main thread of a process with the same allocator settings. `paper` is
 ResNet-18 at 480 px, `demo` the demo's model, for which a request costs several times a forward
-pass. `--long` adds the full counts of the loads, which the default and `--quick` run in tenths;
-`--quick` leaves memory out, which is compared between rests.
+pass; both run in PyTorch. `resnet18` and `resnet50` are models of 480 px behind the service on
+OpenVINO, over the bare model in PyTorch float32. `--long` adds the full counts of the loads, which
+the default and `--quick` run in tenths; `--quick` leaves ResNet-50 out, and memory, which is
+compared between rests.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import finish
-from benchmarks.speed.serve import loads, ratios
+from benchmarks.speed.serve import engines, loads, ratios
 from benchmarks.speed.serve.models import publish_demo_size, publish_paper_size
 
 Bar = tuple[str, float]
@@ -28,6 +30,13 @@ BARS: dict[str, Bar] = {
     "paper_p99_over_p50": ("<=", 1.8),
     "paper_over_litserve": (">=", 0.98),
     "paper_dicom_over_decode_and_forward": (">=", 0.85),
+    "resnet18_float32_over_bare": (">=", 1.25),
+    "resnet50_float32_over_bare": (">=", 1.35),
+    "resnet18_bf16_over_bare": (">=", 2.2),
+    "resnet50_bf16_over_bare": (">=", 2.5),
+    "over_litserve_pytorch": (">=", 1.25),
+    "over_litserve_same_engine": (">=", 1.0),
+    "dicom_over_decode_and_forward": (">=", 0.93),
     **{
         f"{model}_overload_{figure}": bar
         for model in ("paper", "demo")
@@ -71,7 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, size in (("paper", paper), ("demo", demo)):
             figures |= _named(name, loads.overload(size, share, rests=not arguments.quick))
         figures |= loads.bad_manners(demo, share)
+        figures |= engines.over_rivals(paper, rounds, 32)
+        figures |= _named("resnet18", engines.over_bare(paper, rounds, 32))
         if not arguments.quick:
+            deep = publish_paper_size(Path(folder) / "deep", "resnet50")
+            figures |= _named("resnet50", engines.over_bare(deep, rounds, 16))
             figures |= _named("demo", ratios.measure(demo, rounds, 160))
             figures |= _named("layout", ratios.layouts(paper / "model"))
     bars = {name: _judged(bar, figures[name]) for name, bar in BARS.items() if name in figures}

@@ -1,6 +1,6 @@
 """The model without a service, in the main thread of a process that does nothing else.
 
-    python -m benchmarks.speed.serve.bare MODEL
+    python -m benchmarks.speed.serve.bare MODEL [ENGINE PRECISION]
 
 Each line on standard input is a question, answered by a JSON line with CPU milliseconds:
 `forward IMAGES TIMES` of an image in forward passes over ready tensors, `forward_in_thread` of the
@@ -33,7 +33,7 @@ def main() -> int:
         The exit code, 0.
     """
     torch.set_num_threads(1)
-    predictor = load(Path(sys.argv[1]), "cpu")
+    predictor = load(Path(sys.argv[1]), "cpu", *sys.argv[2:])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         what, subject, times = line.split()
@@ -65,7 +65,7 @@ def forward(predictor: Predictor, images: int) -> Callable[[], object]:
 
     def run() -> None:
         with torch.inference_mode():
-            predictor.model.encode_images(ready)
+            predictor.engine.encode_images(ready)
 
     return run
 

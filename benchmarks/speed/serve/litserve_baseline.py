@@ -1,6 +1,6 @@
 """The same model behind LitServe, as its documentation says: one worker, batches of eight.
 
-python -m benchmarks.speed.serve.litserve_baseline MODEL PORT
+python -m benchmarks.speed.serve.litserve_baseline MODEL PORT [ENGINE PRECISION]
 """
 
 import sys
@@ -26,7 +26,7 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc]
     def setup(self, device: str) -> None:
         """Load the model."""
         torch.set_num_threads(1)
-        self.predictor = load(Path(sys.argv[1]), device)
+        self.predictor = load(Path(sys.argv[1]), device, *sys.argv[3:])
 
     def decode_request(self, request: Request) -> npt.NDArray[np.uint8]:
         """Make an image's square of a form."""

@@ -9,16 +9,18 @@ from medclip_dcl.model_package import ARTIFACT
 DEMO = Path("configs/demo.yaml")
 
 
-def publish_paper_size(folder: Path) -> Path:
-    """Publish ResNet-18 at 480 px with a grid of 15 x 15, the model of the paper.
+def publish_paper_size(folder: Path, kind: str = "resnet18") -> Path:
+    """Publish a ResNet at 480 px with a grid of 15 x 15; ResNet-18 is the model of the paper.
 
     Args:
         folder: gets a folder `model`.
+        kind: size, as `model.image.kind` names it.
 
     Returns:
         The folder.
     """
-    publish(ARTIFACT.at(folder), config=Config.model_validate({"work": "unused"}))
+    config = {"work": "unused", "model": {"image": {"kind": kind}}}
+    publish(ARTIFACT.at(folder), config=Config.model_validate(config))
     return folder
 
 

@@ -25,6 +25,10 @@ KEPT = {
 }
 """For programs that do not set up their memory themselves as the service does."""
 
+Engine = tuple[str, str]
+"""Engine and precision."""
+PYTORCH: Engine = ("torch", "float32")
+
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
@@ -65,9 +69,9 @@ def _own_cpu_s(process: psutil.Process) -> float:
 class Bare:
     """A bare model that answers what it costs."""
 
-    def __init__(self, model: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, model: Path, environment: Mapping[str, str], engine: Engine) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model)],
+            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model), *engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -104,10 +108,12 @@ class Bare:
 
 
 @contextlib.contextmanager
-def bare(model: Path, environment: Mapping[str, str] = KEPT) -> Iterator[Bare]:
+def bare(
+    model: Path, environment: Mapping[str, str] = KEPT, engine: Engine = PYTORCH
+) -> Iterator[Bare]:
     """Start a bare model on the first core."""
     with one_core():
-        started = Bare(model, environment)
+        started = Bare(model, environment, engine)
     try:
         yield started
     finally:
@@ -143,7 +149,7 @@ def served(folder: Path, **settings: object) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def rival(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def rival(model: Path, engine: Engine = PYTORCH) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Start LitServe on the first core and wait until it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -156,6 +162,7 @@ def rival(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
                 "benchmarks.speed.serve.litserve_baseline",
                 str(model),
                 str(port),
+                *engine,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
