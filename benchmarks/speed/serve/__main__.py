@@ -1,6 +1,6 @@
 """The service on one core: throughput over the bare model and LitServe, and how it stands loads.
 
-    python -m benchmarks.serve [--quick | --long]
+    python -m benchmarks.serve [--quick | --long | --engines]
 
 Ratios are of CPU time of all processes of a server on one core, taken while all clients were
 asking, medians over rounds in which the bare model, the service and LitServe take turns; who is
@@ -8,9 +8,9 @@ not being measured is stopped. The bare model is the best of batches of one and 
 ready tensors, in the main thread of a process with the same allocator settings. `paper` is
 ResNet-18 at 480 px, `demo` the demo's model, for which a request costs several times a forward
 pass; both run in PyTorch. `resnet18` and `resnet50` are models of 480 px behind the service on
-OpenVINO, over the bare model in PyTorch float32. `--long` adds the full counts of the loads, which
-the default and `--quick` run in tenths; `--quick` leaves ResNet-50 out, and memory, which is
-compared between rests.
+OpenVINO, over the bare model in PyTorch float32; `--engines` measures these alone. `--long` adds
+the full counts of the loads, which the default and `--quick` run in tenths; `--quick` leaves out
+engines, and memory, which is compared between rests.
 """
 
 import argparse
@@ -70,23 +70,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--quick", action="store_true", help="fewer rounds")
     choice.add_argument("--long", action="store_true", help="the full counts of the loads")
+    choice.add_argument("--engines", action="store_true", help="the engines alone")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         paper = publish_paper_size(Path(folder) / "paper")
-        demo = publish_demo_size(Path(folder) / "demo")
         rounds = 2 if arguments.quick else 5
+        if arguments.engines:
+            return _finish(_engines(paper, rounds))
+        demo = publish_demo_size(Path(folder) / "demo")
         figures = _named("paper", ratios.measure(paper, rounds, 16 if arguments.quick else 32))
         share = 1.0 if arguments.long else 0.1
         for name, size in (("paper", paper), ("demo", demo)):
             figures |= _named(name, loads.overload(size, share, rests=not arguments.quick))
         figures |= loads.bad_manners(demo, share)
-        figures |= engines.over_rivals(paper, rounds, 32)
-        figures |= _named("resnet18", engines.over_bare(paper, rounds, 32))
         if not arguments.quick:
-            deep = publish_paper_size(Path(folder) / "deep", "resnet50")
-            figures |= _named("resnet50", engines.over_bare(deep, rounds, 16))
             figures |= _named("demo", ratios.measure(demo, rounds, 160))
             figures |= _named("layout", ratios.layouts(paper / "model"))
+            figures |= _engines(paper, rounds)
+    return _finish(figures)
+
+
+def _engines(paper: Path, rounds: int) -> dict[str, float]:
+    figures = engines.over_rivals(paper, rounds, 32)
+    figures |= _named("resnet18", engines.over_bare(paper, rounds, 32))
+    deep = publish_paper_size(paper.with_name("deep"), "resnet50")
+    return figures | _named("resnet50", engines.over_bare(deep, rounds, 16))
+
+
+def _finish(figures: dict[str, float]) -> int:
     bars = {name: _judged(bar, figures[name]) for name, bar in BARS.items() if name in figures}
     for name, value in figures.items():
         bar, met = bars.get(name, ("", True))
