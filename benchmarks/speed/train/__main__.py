@@ -7,7 +7,8 @@ Loop and bare step take turns in one process with one thread: ResNet-18 and a sm
 512 px images, 480 px crops. The loop reads, augments, steps and writes a line of the log every
 step; the bare step has its tensors in memory. Both ratios have a bar: images/s by wall time, which
 asks for a machine that does nothing else, and by CPU time, all threads counted, which does not.
-Memory is that of BERT-base and ResNet-18 at batch 4.
+The bare step of ResNet-18 and BERT-base is timed in float32 and in bfloat16. Memory is that of
+both at batch 4.
 
 `--against` names a checkout of an earlier state of this repository and measures nothing else:
 both train the demo's model on `--work`'s artifacts in turn, some dozen steps each, one thread,
@@ -51,6 +52,7 @@ BARS = {
     "loop_ratio": Bar(">=", 0.95),
     "loop_wall_ratio": Bar(">=", 0.95),
     "loader_images_per_core_s": Bar(">=", 400),
+    "bf16_over_float32": Bar(">=", 1.8),
     "memory_mb_per_step": Bar("<=", 1),
 }
 
@@ -118,6 +120,8 @@ def _measure(tier: Tier, folder: Path) -> tuple[dict[str, float], Bars]:
     work = write_corpus(folder / "images", tier.studies, PREPARED_PX)
     note(steps.loader_alone(make_fixture(work, 64, INPUT_PX), tier.loaded))
     note(steps.compare(make_fixture(work, tier.batch, INPUT_PX), folder, tier.rounds, tier.steps))
+    paper = make_fixture(work, tier.batch, INPUT_PX, BertConfig())
+    note(steps.reduced(paper, 2 * tier.rounds + 1))
     prepared_px, input_px = SMALL_PX
     work = write_corpus(folder / "small", tier.studies, prepared_px)
     base = make_fixture(work, 4, input_px, BertConfig())
