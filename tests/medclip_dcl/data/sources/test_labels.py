@@ -209,7 +209,7 @@ def test_headings_are_read_as_labels(headings: list[str], labels: dict[str, int 
 
 @needs_data
 def test_open_i_s_headings_agree_with_other_people_s_labels(tmp_path: Path) -> None:
-    """NegBio's authors sorted the same collection; kappa of each finding."""
+    """Kappa of each finding with the labels that NegBio's authors made of the same headings."""
     path = Path(TEST_DATA or "") / "openi" / "reports.jsonl"
     reports = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     with (tmp_path / "indiana_reports.csv").open("w", newline="", encoding="utf-8") as stream:
