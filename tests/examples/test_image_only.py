@@ -530,16 +530,16 @@ def test_gauges_count_both_views() -> None:
 
 def gradients(first: int, local: int, wrapped: bool) -> dict[str, Tensor]:
     """Loss and gradients of some images of a batch, with statistics that do not depend on it."""
-    args = options("--widths", "4", "8", "--size", "8")
+    words = ["--widths", "4", "8", "--size", "8", "--view-size", "8", "--positives", "2"]
+    args = options(*words)
     encoder = train.build_encoder(args).eval()
-    args.view_size = args.size
     network = DistributedDataParallel(encoder) if wrapped else encoder
     views = draw_views(np.random.default_rng(0), B, args)
     mine = slice(first, first + local)
     shape, generator = (B, 1, 8, 8), torch.Generator().manual_seed(4)
     images = torch.randint(0, 256, shape, generator=generator).byte()
     shown = augment.show(images[mine], Views(*(value[:, mine] for value in views)), args)
-    vectors = network(shown).unflatten(0, (2, local))
+    vectors = network(shown).unflatten(0, (3, local))
     eta = torch.tensor([0.02, 0.1, 0.2])
     loss, _ = train.contrast_views(vectors, first, LABELS, eta, args)
     loss.backward()
