@@ -119,7 +119,7 @@ def draw_intervals(lines: Sequence[Interval], ticks: Sequence[str], labels: Labe
         axes.set_xticks(np.arange(len(ticks)), labels=ticks)
         axes.grid(visible=False, axis="x")
         if len(lines) > 1:
-            axes.legend(loc="best")
+            figure.legend(loc="outside upper left", ncols=len(lines), borderpad=0)
         return _svg(figure, labels.alt)
 
 

@@ -174,6 +174,19 @@ def test_the_papers_own_grids_fit_every_recipe(grid, recipe, tmp_path):
     assert grid.name in (ROOT / "configs/README.md").read_text()
 
 
+def test_a_run_alone_keeps_the_config_s_threads_and_one_of_many_has_one(tmp_path):
+    job = Job(
+        "sweep", load_config(ROOT / "configs/table1.yaml", ["train.torch_threads=3"]), tmp_path
+    )
+    alone, one_of_two = (
+        Runs(job, tmp_path, ["eta.a"], processes=count).plan("a=0.1", 0, {"eta.a": 0.1})
+        for count in (1, 2)
+    )
+    assert alone.settings["train"]["torch_threads"] == 3
+    assert one_of_two.settings["train"]["torch_threads"] == 1
+    assert alone.digest == one_of_two.digest
+
+
 def test_the_best_points_by_hand():
     scores = {"a": 0.8, "b": 0.9, "c": 0.9, "d": 0.7}
     assert best_points(scores, 1) == ["b"]  # of equals the earlier one
