@@ -26,6 +26,7 @@ WORK = Path("runs/table1")
 QUICK = (
     "generate.patients=120",
     "generate.coverage_images=1",
+    "generate.validate_share=0.3",
     "language_model.steps=60",
     "train.steps=40",
     "train.warmup_steps=4",
