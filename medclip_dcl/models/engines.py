@@ -41,7 +41,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 2e-2}
 """Largest difference of an entry of a unit vector to PyTorch's in float32, by precision."""
 
 _GRAPHS = ArtifactType("graphs", 1, "an engine other than torch")
-_PACKAGES = {"onnxruntime": ONNX_PACKAGES, "openvino": ("openvino", *ONNX_PACKAGES)}
+_PACKAGES = {"onnxruntime": ONNX_PACKAGES, "openvino": ("openvino", "onnx", "onnxscript")}
 _EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino"}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OPENVINO_TYPES = {"float32": "f32", "bfloat16": "bf16"}

@@ -120,7 +120,7 @@ def _codes(values: Sequence[str], column: str, file: str) -> list[int | None]:
     for word in of_value.values():
         if word not in _CODES:
             raise StudyError(
-                f"column {column!r} of {file} holds {_kind(word)}, which is no label; use 1, 0, "
+                f"column {column!r} of {file} holds {_kind(word)}, which is not a label; use 1, 0, "
                 "-1 and blank, true and false, or positive, negative and uncertain"
             )
     return [_CODES[of_value[value]] for value in values]

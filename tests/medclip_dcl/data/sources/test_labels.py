@@ -1,4 +1,4 @@
-"""Labels: every form says the same, what is no label is refused, and no value is printed."""
+"""Labels: every form says the same, what is not a label is refused, and no value is printed."""
 
 import csv
 import json
