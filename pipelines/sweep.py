@@ -67,6 +67,7 @@ NOTE, CONFIG_FILE, LOG = "run.json", "config.yaml", "log.txt"
 _SPENT = "spent.json"
 _SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 _CHANGED = ("eta", "model", "objective", "train")  # sections that a grid may change
+_EVALUATED = ("evaluate", "inference")  # sections that evaluation reads
 _STAGES = ("build_eta_cache", "train", "evaluate")  # those of a run; all before are shared
 
 Slice = Annotated[str, typer.Option(help="Do these alone, such as 0,2.")]
@@ -265,7 +266,7 @@ class Runs:
         if (listed / HEADER).is_file() and not adapter:
             refuse_missing_labels(config, read_artifact_header(listed))
         # What was prepared is known by its digests; speed alone does not make another run.
-        made_from = {part: tree[part] for part in ("seed", "source", "evaluate", *_CHANGED)}
+        made_from = {part: tree[part] for part in ("seed", "source", *_EVALUATED, *_CHANGED)}
         made_from["train"] = config.train.result_settings()
         digest = json_digest({"settings": made_from, "inputs": self._inputs})
         if self._processes > 1:
