@@ -86,7 +86,7 @@ def write_graph(part: ModelPart, file: Path) -> None:
     """Write a part as an ONNX graph with its weights."""
     with torch.no_grad(), _quiet():
         program = torch.onnx.export(
-            _Call(part.model, part.method),
+            _Call(part.model, part.method).eval(),  # or the exporter warns: the call is a module, too
             part.cases[0],
             dynamo=True,
             opset_version=_OPSET,

@@ -130,7 +130,7 @@ def test_a_finished_run_is_not_done_again_and_a_changed_one_is(made, capsys):
 
 def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     work = shutil.copytree(corpus, tmp_path / "work")
-    loop = {"steps": 60, "save_every_steps": 4}
+    loop = {"steps": 24, "save_every_steps": 4}
     config_file = config_of(work, ["dcl_05"], [0], processes=2, train=loop)
     arguments = ["--config", str(config_file)]
     table = forkserver.start("pipelines.table1", arguments, tmp_path / "log")
