@@ -5,7 +5,7 @@ They hold counts, settings and figures; no ids, and no texts but those of the co
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.reporting.corpus import count_splits
 from medclip_dcl.reporting.settings import CardConfig
 from medclip_dcl.reporting.sources import Sources
-from medclip_dcl.tables import read_table
+from medclip_dcl.tables import Column, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -32,9 +32,14 @@ NOTICE = "Research use only, not a medical device: no output may guide the care 
 _FORMAT = 1
 _FOLDER = Path(__file__).parent
 _SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
-_DATA = (manifest.ARTIFACT, prepared.ARTIFACT, sentences.ARTIFACT, labels.ARTIFACT, eta.ARTIFACT)
 
-KINDS = (*_DATA, model_package.ARTIFACT, results.ARTIFACT)
+DATA_KINDS = (
+    *(manifest.ARTIFACT, prepared.ARTIFACT),
+    *(sentences.ARTIFACT, labels.ARTIFACT, eta.ARTIFACT),
+)
+"""What the data card draws on."""
+
+KINDS = (*DATA_KINDS, model_package.ARTIFACT, results.ARTIFACT)
 """What the cards draw on."""
 
 
@@ -69,7 +74,7 @@ def model_facts(sources: Sources, card: CardConfig) -> Facts:
 def data_facts(sources: Sources, card: CardConfig) -> Facts:
     """Gather what is known of the data as plain values."""
     listed = sources.artifacts[manifest.ARTIFACT.name]
-    stages = [sources.artifacts[kind.name] for kind in _DATA if kind.name in sources.artifacts]
+    stages = [sources.artifacts[kind.name] for kind in DATA_KINDS if kind.name in sources.artifacts]
     return {
         "format_version": _FORMAT,
         "digests": {item.kind: item.digest for item in stages},
@@ -145,11 +150,22 @@ def model_card(facts: Facts) -> str:
     return f"{ModelCard.from_template(data, template, **facts)}\n"
 
 
-def data_card(facts: Facts) -> str:
-    """Write the data card in the same way."""
-    data = DatasetCardData(license=_licence(facts["terms"]), tags=["chest-x-ray", "radiology"])
+def data_card(
+    facts: Facts, files: Mapping[str, str] | None = None, columns: Sequence[Column] = ()
+) -> str:
+    """Write the data card in the same way.
+
+    `files` and `columns` are those of an exported dataset: split -> pattern of its files, by which
+    `datasets` finds them in the folder of the card.
+    """
+    parts = [{"split": split, "path": pattern} for split, pattern in (files or {}).items()]
+    data = DatasetCardData(
+        license=_licence(facts["terms"]),
+        tags=["chest-x-ray", "radiology"],
+        configs=[{"config_name": "default", "data_files": parts}] if parts else None,
+    )
     template = str(_FOLDER / "data_card.jinja")
-    return f"{DatasetCard.from_template(data, template, **facts)}\n"
+    return f"{DatasetCard.from_template(data, template, columns=columns, **facts)}\n"
 
 
 def _licence(words: str) -> str:
