@@ -19,6 +19,7 @@ STAGES = {
     "fit_language_model": "the corpus -> a masked language model",
     "score_sentences": "each distinct sentence -> its pseudo-log-likelihood",
     "build_eta_cache": "likelihood -> eta = min(a * p**k, eta_max)",
+    "export_dataset": "prepared studies -> Parquet that `datasets` loads, on this machine",
     "train": "images, sentences, eta -> a model; one process or many",
     "calibrate_scores": "scores -> probabilities, by the validation images",
     "evaluate": "zero-shot findings, grounding, retrieval",
@@ -28,7 +29,7 @@ STAGES = {
     "write_report": "one page to look at",
 }
 """The jobs in order, with what each does."""
-_ON_REQUEST = {"generate_studies", "write_cards", "ask_service"}
+_ON_REQUEST = {"generate_studies", "export_dataset", "write_cards", "ask_service"}
 TOOLS = {
     "doctor": "whether this machine can run a config",
     "plan": "what a config will take: memory, hours, disk",
