@@ -6,6 +6,7 @@ from benchmarks.fixtures.clip import build
 from benchmarks.fixtures.published import publish
 from medclip_dcl.errors import CheckpointError, QueryError
 from medclip_dcl.evaluation.evaluated_model import (
+    EncodedImages,
     EvaluatedModel,
     Window,
     cut,
@@ -122,3 +123,17 @@ def test_smoothing_is_a_gaussian_of_one_and_a_half_cells():
 def test_a_window_on_a_smaller_image_stays_within_it():
     assert scaled(Window(79, 335, 2385, 2385), 0.1, 0.1, 306, 254) == Window(8, 34, 238, 238)
     assert scaled(Window(53, 3, 93, 93), 0.01, 0.01, 1, 2) == Window(1, 0, 1, 1)
+
+
+def test_studies_average_their_images_and_can_be_chosen():
+    regions = torch.arange(5.0)[:, None, None, None].expand(5, 1, 1, 2)
+    images = EncodedImages(tuple("abcde"), tuple("ppqqr"), ((4, 4),) * 5, regions)
+    studies = images.by_study(["s", "s", "t", "t", "u"], [1, 2, 4])  # named by b, c, e
+    assert (studies.image_ids, studies.subject_ids) == (("b", "c", "e"), ("p", "q", "r"))
+    values = torch.tensor([[1.0, 3.0, 10.0, 0.0, 7.0]])
+    assert studies.mean_by_study(values).tolist() == [[2.0, 5.0, 7.0]]
+    assert images.mean_by_study(values) is values
+    chosen = studies.select([2, 0])
+    assert chosen.image_ids == ("e", "b")
+    assert chosen.regions[:, 0, 0, 0].tolist() == [0.0, 1.0, 4.0]
+    assert chosen.mean_by_study(values[:, [0, 1, 4]]).tolist() == [[7.0, 2.0]]
