@@ -128,7 +128,8 @@ def evaluate_findings(
 
     Source: Wang et al. 2023, Section 3.2 and Table 2.
     """
-    margin, offsets = model.margins(images.regions, findings), model.offsets_of(findings)
+    margin = images.mean_by_study(model.margins(images.regions, findings))
+    offsets = model.offsets_of(findings)
     score = softmax_scores(margin, torch.tensor(model.gamma_squared).sqrt()).cpu().numpy()
     margins = margin.cpu().numpy().astype(np.float64)
     groups = {
@@ -217,7 +218,8 @@ def evaluate_classes(
         return EvalResult("fewer than two findings have images that show nothing else"), []
     texts = [text for finding in findings for text in finding.positive]
     sizes = [len(finding.positive) for finding in findings]
-    scores = model.score(images.select(chosen).regions, model.embed_sentences(texts))
+    asked = images.select(chosen)
+    scores = asked.mean_by_study(model.score(asked.regions, model.embed_sentences(texts)))
     means = torch.stack([part.mean(dim=0) for part in torch.split_with_sizes(scores, sizes)])
     found = _sole_best(means[classes].cpu().numpy().T)
     answers = np.array([classes[index] if index >= 0 else -1 for index in found])
@@ -368,7 +370,8 @@ def evaluate_paraphrases(
     rows: Rows = []
     for finding, state in zip(findings, truth, strict=True):
         texts = [*finding.positive, *finding.negative]  # each is scored once
-        scores = model.score(images.regions, model.embed_sentences(texts)).double().cpu().numpy()
+        scored = images.mean_by_study(model.score(images.regions, model.embed_sentences(texts)))
+        scores = scored.double().cpu().numpy()
         present, absent = np.split(scores, [len(finding.positive)])
         margins = (present[:, None] - absent[None]).reshape(-1, scores.shape[1])
         known, positive, owners = known_images(state, images.subject_ids)
