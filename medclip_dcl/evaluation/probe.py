@@ -116,7 +116,8 @@ def draw_labelled(
 
 def image_features(images: EncodedImages) -> Float[np.ndarray, "images dim"]:
     """Give one vector of each image, the mean of its unit region vectors: length 1 at most."""
-    features: np.ndarray = images.regions.flatten(1, 2).mean(dim=1).cpu().numpy()
+    means = images.regions.flatten(1, 2).mean(dim=1)
+    features: np.ndarray = images.mean_by_study(means.T).T.cpu().numpy()
     return features
 
 
