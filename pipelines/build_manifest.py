@@ -1,4 +1,4 @@
-"""List the usable frontal images with their reports, labels and boxes, and what was rejected.
+"""List the usable images with their reports, labels and boxes, and what was rejected.
 
 Reads a MIMIC-CXR(-JPG) tree, Open-i, any mapped table or a folder of DICOM files; writes
 `manifest`. A run takes seconds to minutes and starts from the beginning when killed.
@@ -24,6 +24,11 @@ def read_source(config: Config) -> Source:
 def build(job: Job) -> None:
     """Build the manifest."""
     settings = job.config.source
+    if settings.images_per_study == "all" and job.config.objective.place_weight:
+        raise ConfigError(
+            "objective.place_weight asks where findings are on a frontal image, and "
+            "source.images_per_study is all; set the weight to 0, or leave out lateral images"
+        )
     source = read_source(job.config)
     listed = job.make(
         manifest.ARTIFACT,

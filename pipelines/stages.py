@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a table of contents does not wait for it
 
 STAGES = {
     "generate_studies": "draw studies with known truth, in MIMIC-CXR's own shape",
-    "build_manifest": "raw studies -> one row per usable frontal image",
+    "build_manifest": "raw studies -> one row per usable image",
     "prepare_images": "DICOM or JPEG -> square 8-bit images",
     "split_sentences": "reports -> sentences",
     "read_claims": "sentences -> findings asserted, negated or hedged",

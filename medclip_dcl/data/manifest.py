@@ -1,4 +1,4 @@
-"""The usable frontal images, their reports, labels and boxes, and a reason for what is left out.
+"""The usable images, their reports, labels and boxes, and a reason for what is left out.
 
 One split per patient; patients with boxes never train.
 """
@@ -50,7 +50,7 @@ IMAGES = TableFormat(
         Column("path", pa.string(), "path of the file, relative to the source's root"),
     ),
 )
-"""One row per usable frontal image, in order of image_id."""
+"""One row per usable image, in order of image_id."""
 
 REPORTS = TableFormat(
     "reports.parquet",
@@ -347,7 +347,9 @@ def stamp_files(root: Path, paths: Iterable[str]) -> str:
 
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     """Give the code of the reason why an image cannot be used, or nothing."""
-    if image.view:
+    if settings.images_per_study == "all":
+        pass
+    elif image.view:
         if image.view.upper() not in {view.upper() for view in settings.frontal_views}:
             return "lateral"
     elif not settings.keep_blank_views and (

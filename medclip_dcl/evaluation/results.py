@@ -36,7 +36,7 @@ Rows = list[dict[str, Any]]
 FIGURES = "results.json"
 
 _OF_IMAGE = (
-    Column("image_id", pa.string(), "id of the image"),
+    Column("image_id", pa.string(), "id of the image, or of the one that names a study"),
     Column("subject_id", pa.string(), "id of the patient"),
 )
 SCORES = TableFormat(
@@ -47,7 +47,9 @@ SCORES = TableFormat(
         Column("margin", pa.float32(), "score of the positive prompt minus that of the negative"),
         Column("offset", pa.float64(), "margin from which the finding is present; null: not known"),
         Column("score", pa.float32(), "softmax over the scaled prompt scores, [0, 1]"),
-        Column("probability", pa.float64(), "calibrated probability; null: no calibration"),
+        Column(
+            "probability", pa.float64(), "calibrated probability; null: not calibrated, or a study"
+        ),
         Column("truth", pa.int8(), "1 present, 0 absent, null: not known"),
     ),
 )

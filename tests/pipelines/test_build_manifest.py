@@ -431,3 +431,26 @@ def test_a_table_of_labels_in_place_of_the_release_s_own_says_the_same(tmp_path:
     labels = next((tmp_path / "source").glob("labels*"))
     assert run(tmp_path, {"labels": labels.name}) == 0
     assert rows(tmp_path, manifest.STUDY_LABELS) == own
+
+
+def test_all_images_of_a_study_are_kept_where_they_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = release(3)
+    subject, study = source.images[0][1:3]
+    source.images += [("side", subject, study, "LL"), ("unnamed", subject, study, "")]
+    build(tmp_path, source)
+    frontal = rows(tmp_path, manifest.IMAGES)
+    tables = {item["id"]: item["reason"] for item in rows(tmp_path, manifest.REJECTS)}
+    assert tables == {"side": "lateral", "unnamed": "no_view"}
+    assert run(tmp_path, {"images_per_study": "all"}) == 0
+    images = rows(tmp_path, manifest.IMAGES)
+    assert [row for row in images if row in frontal] == frontal
+    added = {row["image_id"]: row for row in images if row not in frontal}
+    assert {name: row["view"] for name, row in added.items()} == {"side": "LL", "unnamed": ""}
+    assert {row["study_id"] for row in added.values()} == {study}
+    assert rows(tmp_path, manifest.REJECTS) == []
+    tree = json.loads((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(json.dumps(tree | {"objective": {"place_weight": 0.3}}))
+    assert main(["--config", str(tmp_path / "config.yaml")]) == 2
+    assert "source.images_per_study is all" in capsys.readouterr().err

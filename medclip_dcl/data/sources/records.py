@@ -57,6 +57,10 @@ class SourceConfig(Section):
     left out are not labelled. Empty: CheXpert's and ChestX-ray14's names."""
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
     """Views that count as frontal, in any case; every other is `lateral`."""
+    images_per_study: Literal["frontal", "all"] = "frontal"
+    """`frontal`: frontal images alone; `all`: lateral images and those without a view too. Training
+    then draws one image of a study each time, and an evaluation scores a study by the mean of its
+    images; boxes and calibrated probabilities stay those of an image."""
     keep_blank_views: bool = False
     """Whether an image whose view is blank counts as frontal. Left out and counted as `no_view`
     otherwise: no other field of these sources says reliably what such an image shows."""

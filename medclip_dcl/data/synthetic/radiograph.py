@@ -61,7 +61,7 @@ def draw_frontal(
 
 
 def draw_lateral(body: Body, size_px: int, generator: np.random.Generator) -> DrawnImage:
-    """Draw a plausible lateral image without findings, which no stage reads."""
+    """Draw a plausible lateral image without findings."""
     canvas = _draw_canvas(size_px, generator)
     x, y = canvas.x, canvas.y
     trunk = np.sqrt(np.clip(1.6 * (1 - np.hypot(x / 0.9, (y - 0.15) / 1.55)), 0, 1))
