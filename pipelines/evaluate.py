@@ -38,7 +38,9 @@ def build(job: Job) -> None:
     adapted = bool(config.evaluate.adapter.model)
     inputs["model"] = adapter_digest(config) if adapted else job.open(model_package.ARTIFACT)
     inputs |= {name: sha256_file(file) for name, file in input_files(config).items()}
-    settings = {"evaluate": config.evaluate, "inference": config.inference}
+    settings: dict[str, Any] = {"evaluate": config.evaluate, "inference": config.inference}
+    if config.source.images_per_study != "frontal":  # a study is scored, not an image
+        settings["images_per_study"] = config.source.images_per_study
     artifact = job.make(results.ARTIFACT, settings, inputs, lambda draft: _evaluate(job, draft))
     print(results.results_table(results.read_figures(artifact)), flush=True)
 

@@ -22,6 +22,7 @@ from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.calibration import evaluate_probabilities
 from medclip_dcl.evaluation.classification import (
     UNKNOWN,
+    Matrix,
     Truth,
     balance,
     evaluate_classes,
@@ -176,12 +177,17 @@ class Evaluation:
         self._outcomes |= dict.fromkeys(_IMAGE_QUESTIONS, EvalResult(_NO_IMAGES))
         encoded = self._encode(rows)
         findings = read_prompts(self._files["prompts"])
-        truth, origin = truth_of(self._config, self._source, rows, findings)
+        studies, named = self._by_study(encoded, rows)
+        truth, origin = truth_of(self._config, self._source, named, findings)
         if rows:
-            self._ask_findings(encoded, rows, findings, truth)
-            self._ask_probe(encoded, findings, truth)
+            margins, known = self._ask_findings(studies, named, findings, truth), truth
+            if studies is not encoded:  # probabilities are of single images, as in the service
+                margins = self._model.margins(encoded.regions, findings).double().cpu().numpy()
+                known, _ = truth_of(self._config, self._source, rows, findings)
+            self._ask_probabilities(encoded, findings, margins, known)
+            self._ask_probe(studies, findings, truth)
         self._ask_boxes(encoded)
-        self._ask_reports(encoded, rows)
+        self._ask_reports(studies, named)
         return {
             "model": self._model.digest,
             "split": self._config.evaluate.split,
@@ -195,9 +201,21 @@ class Evaluation:
     def _encode(self, rows: Rows) -> EncodedImages:
         return encode(self._model, rows, self._images, self._config.evaluate.geometry)
 
+    def _by_study(self, encoded: EncodedImages, rows: Rows) -> tuple[EncodedImages, Rows]:
+        """Join the images of each study if all are used; the first frontal one names it."""
+        source = self._config.source
+        if source.images_per_study == "frontal":
+            return encoded, rows
+        frontal = {view.upper() for view in source.frontal_views}
+        images = sorted(range(len(rows)), key=lambda at: rows[at]["view"].upper() not in frontal)
+        first = {rows[at]["study_id"]: at for at in reversed(images)}
+        named_by = sorted(first.values())
+        study_ids = [row["study_id"] for row in rows]
+        return encoded.by_study(study_ids, named_by), [rows[at] for at in named_by]
+
     def _ask_findings(
         self, encoded: EncodedImages, rows: Rows, findings: Sequence[Finding], truth: Truth
-    ) -> None:
+    ) -> Matrix:
         settings, outcomes, bootstrap = self._config.evaluate, self._outcomes, self._bootstrap
         drawn = balance(truth, settings.images_per_finding, bootstrap.generator())
         counts, asked = (drawn != UNKNOWN).sum(axis=1).tolist(), settings.images_per_finding // 2
@@ -210,19 +228,6 @@ class Evaluation:
         margins = np.array([row["margin"] for row in scores], dtype=np.float64)
         margins = margins.reshape(len(findings), -1)
         offsets = self._model.offsets_of(findings)
-        encoders = self._model.encoders
-        own = encoders if isinstance(encoders, Predictor) else None
-        # On all images: a balanced share would change how common a finding is.
-        outcomes["probabilities"], said = evaluate_probabilities(
-            None if own is None else own.calibration,
-            (findings, () if own is None else own.findings),
-            self._model.gamma_squared * margins,
-            truth,
-            encoded,
-            bootstrap,
-        )
-        for row, value in zip(scores, [value for line in said for value in line], strict=True):
-            row["probability"] = value
         self.tables[results.SCORES] = scores
         outcomes["classes"], self.tables[results.CLASSES] = evaluate_classes(
             self._model, encoded, findings, truth, bootstrap
@@ -241,6 +246,27 @@ class Evaluation:
             outcomes["paraphrases"], self.tables[results.PROMPTS] = evaluate_paraphrases(
                 self._model, encoded, other, their_truth, bootstrap
             )
+        return margins
+
+    def _ask_probabilities(
+        self, encoded: EncodedImages, findings: Sequence[Finding], margins: Matrix, truth: Truth
+    ) -> None:
+        encoders = self._model.encoders
+        own = encoders if isinstance(encoders, Predictor) else None
+        # On all images: a balanced share would change how common a finding is.
+        self._outcomes["probabilities"], said = evaluate_probabilities(
+            None if own is None else own.calibration,
+            (findings, () if own is None else own.findings),
+            self._model.gamma_squared * margins,
+            truth,
+            encoded,
+            self._bootstrap,
+        )
+        values = [value for line in said for value in line]
+        scores = self.tables[results.SCORES]
+        if len(scores) == len(values):  # else a row is a study of several images
+            for row, value in zip(scores, values, strict=True):
+                row["probability"] = value
 
     def _ask_probe(self, encoded: EncodedImages, findings: Sequence[Finding], truth: Truth) -> None:
         settings = self._config.evaluate
@@ -255,9 +281,10 @@ class Evaluation:
         if len(rows) > most:
             chosen = self._bootstrap.generator().choice(len(rows), most, replace=False)
             rows = [rows[index] for index in sorted(chosen.tolist())]
+        learned, rows = self._by_study(self._encode(rows), rows)
         known, _ = truth_of(self._config, self._source, rows, findings)
         self._outcomes["probe"], self.tables[results.PROBES] = evaluate_probe(
-            [(self._encode(rows), known), (encoded, truth)],
+            [(learned, known), (encoded, truth)],
             findings,
             settings.probe_fractions,
             self._bootstrap,

@@ -266,3 +266,30 @@ def test_without_a_table_and_paraphrases_the_reasons_are_told(work):
 def test_a_file_that_is_none_is_refused_by_the_setting_s_name(work, capsys):
     assert run(work, paraphrases=str(work / "nowhere.yaml")) == 2
     assert "evaluate.paraphrases names" in capsys.readouterr().err
+
+
+def test_a_study_of_several_images_scores_their_mean(work):
+    probe = {"probe_images": 100, "probe_fractions": [1.0]}
+    assert run(work, **probe) == 0
+    single, rows = figures(work)["questions"], scores(work)
+    assert run(work, "--set", "source.images_per_study=all", **probe) == 0
+    joined, studies = figures(work)["questions"], scores(work)
+    listed = read_table(manifest.ARTIFACT.at(work), manifest.IMAGES).to_pylist()
+    study_of = {row["image_id"]: row["study_id"] for row in listed}
+    margins = {}
+    for row in rows:
+        margins.setdefault((study_of[row["image_id"]], row["finding"]), []).append(row["margin"])
+    assert {len(each) for each in margins.values()} == {1, 2}
+    assert len(studies) == len(margins) == 2 * 8
+    for row in studies:
+        mean = np.mean(margins[study_of[row["image_id"]], row["finding"]])
+        assert row["margin"] == pytest.approx(mean, abs=1e-6)
+    assert (single["zero_shot"]["pool"]["images"], joined["zero_shot"]["pool"]["images"]) == (10, 8)
+    assert (single["probe"]["pool"]["labelled"], joined["probe"]["pool"]["labelled"]) == (30, 24)
+    assert joined["grounding"] == single["grounding"]  # boxes are those of one image
+    assert joined["probabilities"] == single["probabilities"]
+    assert joined["reports"]["pool"] == single["reports"]["pool"]
+
+
+def scores(work):
+    return read_table(results.ARTIFACT.at(work), results.SCORES).to_pylist()
