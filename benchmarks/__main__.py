@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
-SPEED += ("precision",)
+SPEED += ("precision", "scale")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
 METHOD = ("bias", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1", "eta_calibration.study")
