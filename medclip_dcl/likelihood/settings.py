@@ -41,10 +41,12 @@ class LikelihoodConfig(Section):
     variant: Literal["original", "within_word_l2r"] = "original"
     """`original`: Salazar et al. 2020; `within_word_l2r`: Kauf and Ivanova 2023."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the model while scoring; bfloat16 drifts."""
-    engine: Literal["auto", "onnxruntime", "plain"] = "auto"
-    """How the model is run: `onnxruntime`, the fast way on a CPU; `plain`, as transformers does;
-    `auto`: the fast way where it can be had. They agree within 2e-4 nats."""
+    """Precision of the model while scoring; bfloat16 drifts, and is the faster where a processor
+    multiplies in it."""
+    engine: Literal["auto", "onnxruntime", "openvino", "plain"] = "auto"
+    """How the model is run: `onnxruntime`, the fast way on a CPU; `openvino`, the fast way in
+    bfloat16; `plain`, as transformers does; `auto`: the fast way where it can be had. They agree
+    within 2e-4 nats in float32."""
     token_budget: Annotated[int, Field(ge=0)] = 0
     """Word pieces in one forward pass; 0: what suits the device, by its free memory on a GPU."""
     unit_pieces: Annotated[int, Field(ge=0)] = 0

@@ -12,7 +12,7 @@ from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood import engines as module
 from medclip_dcl.likelihood.engines import (
     CPU_BUDGET,
-    OnnxEngine,
+    GraphEngine,
     budget_that_fits,
     find_budget,
     prepare_engine,
@@ -98,6 +98,21 @@ def test_scores_of_the_engines_agree_whatever_the_budget(variant, budget):
     assert fast.tolist() == pytest.approx(plain.tolist(), abs=2e-4)
 
 
+def test_bfloat16_is_near_float32_on_both_engines_and_asks_for_weights_in_it(monkeypatch):
+    monkeypatch.setattr(module, "_capabilities", lambda: ["BF16"])  # slow elsewhere, and the same
+    exact = tiny_bert()
+    rough, expected = tiny_bert().bfloat16(), prepare_engine(exact, "plain").log_probs(copies())
+    for name in ("openvino", "plain"):
+        with torch.inference_mode():
+            got = prepare_engine(rough, name, 1).log_probs(copies())
+        assert got.dtype == torch.float32
+        assert 0 < (got - expected).abs().max() < 0.1
+    with pytest.raises(ScoreError, match="weights are not bfloat16"):
+        prepare_engine(exact, "openvino")
+    with pytest.raises(ScoreError, match="weights are not float32"):
+        prepare_engine(rough, "onnxruntime")
+
+
 def test_two_threads_give_the_scores_of_one():
     model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
     one, two = (
@@ -112,7 +127,7 @@ def test_two_threads_give_the_scores_of_one():
 def test_auto_takes_the_fast_way_for_bert_and_holds_its_weights_as_they_were():
     model, encodings = tiny_bert(), encode_sentences(tiny_tokenizer(), SENTENCES)
     engine = prepare_engine(model)
-    assert isinstance(engine, OnnxEngine)
+    assert isinstance(engine, GraphEngine)
     before = score_encodings(model, encodings, MASK, "original", 64, None, engine)
     model.bert.encoder.layer[0].output.dense.weight.data.add_(1.0)
     after = score_encodings(model, encodings, MASK, "original", 64, None, engine)
@@ -143,16 +158,26 @@ def test_a_model_that_does_not_fit_is_run_plainly_with_one_line_in_the_log(chang
 
 
 def test_a_missing_package_is_a_line_in_the_log_and_no_failure(monkeypatch, caplog):
-    monkeypatch.setattr(module, "_PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setattr(module, "_PACKAGES", {"onnxruntime": ("onnx", "no_such_package")})
     assert importlib.util.find_spec("no_such_package") is None
     with caplog.at_level(logging.INFO, "medclip.likelihood"):
         assert isinstance(prepare_engine(tiny_bert()), PlainEngine)
     assert "no_such_package not installed" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"), [(["FP32", "BF16"], GraphEngine), (["FP32"], PlainEngine)]
+)
+def test_auto_takes_openvino_in_bfloat16_where_the_processor_has_it(monkeypatch, said, expected):
+    monkeypatch.setattr(module, "_capabilities", lambda: said)
+    assert type(prepare_engine(tiny_bert().bfloat16())) is expected
+
+
 def test_a_few_sentences_are_not_worth_preparing(monkeypatch):
     model, tokenizer, made = tiny_bert(), tiny_tokenizer(), []
-    monkeypatch.setattr(module, "OnnxEngine", lambda *call: made.append(call) or PlainEngine(model))
+    monkeypatch.setattr(
+        module, "GraphEngine", lambda *call: made.append(call) or PlainEngine(model)
+    )
     pseudo_log_likelihood(model, tokenizer, SENTENCES)
     assert not made
     pseudo_log_likelihood(model, tokenizer, [*SENTENCES, "no effusion or " * 18])
