@@ -1,25 +1,28 @@
 """Pseudo-log-likelihoods against minicons and mlm-scoring's algorithm: speed, exactness, memory.
 
-    python -m benchmarks.pll [--quick | --long]
+    python -m benchmarks.pll [--quick | --long] [--trained FOLDER]
 
 One thread; pin it to a core (`taskset -c 0`). CPU seconds, medians over interleaved rounds.
 Models have random weights, sentences are real (`TEST_DATA`). The floor is the number of
 operations that no exact method avoids over the best rate of a matrix product in the same
 run; where processors multiply no faster by packed kernels than by torch's own, it says how
 far any exact method can be ahead of a peer. `--long` compares 1,000 sentences with the loop
-in float64, 50 at base size, and adds a whole sentence of 510 word pieces at base size.
+in float64, 50 at base size, and adds a whole sentence of 510 word pieces at base size. Scores in
+bfloat16 are timed next to those in float32, and their drift is shown: of the random BERT-base,
+and of the language model in FOLDER.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.record import finish, machine
-from benchmarks.speed.pll import exactness, memory, speed
+from benchmarks.speed.pll import bfloat16, exactness, memory, speed
 from benchmarks.speed.pll.models import SIZES, has_data, long_encoding, random_bert, tokenizer
 from benchmarks.speed.pll.speed import MINICONS, PORT
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
@@ -29,6 +32,7 @@ MOST_APART = 2e-4
 MOST_MEGABYTES = 250.0
 MOST_UNEVEN = 0.10
 FLOOR = 1.35
+LEAST_BF16 = 3.5
 LEAST = {
     "base_minicons_ratio": 2.5,
     "small_minicons_ratio": 7.0,
@@ -50,10 +54,11 @@ class Tier(NamedTuple):
     small_exact: int
     base_exact: int
     invariance: int
+    drift: int
 
 
-QUICK = Tier(2, 12, 0, 6, 2, 16, 1, 40)
-FULL = Tier(8, 60, 6, 40, 5, 200, 8, 200)
+QUICK = Tier(2, 12, 0, 6, 2, 16, 1, 40, 60)
+FULL = Tier(8, 60, 6, 40, 5, 200, 8, 200, 2000)
 LONG = FULL._replace(small_exact=1000, base_exact=50)
 
 _Bars = dict[str, tuple[str, bool]]
@@ -74,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     choice.add_argument(
         "--long", action="store_true", help="more in float64, and a sentence of 510 pieces"
     )
+    parser.add_argument("--trained", type=Path, help="a language model whose drift is shown")
     arguments = parser.parse_args(argv)
     if not has_data():
         return 1
@@ -87,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in figures:
             bars[name] = (f">= {least}", figures[name] >= least)
     bars["base_over_floor"] = (f"<= {FLOOR}", figures["base_over_floor"] <= FLOOR)
+    _bfloat16(tier, arguments.trained, figures, bars)
     _exactness(tier, figures, bars)
     if not arguments.quick:
         _memory(figures, bars)
@@ -121,6 +128,16 @@ def _speed(tier: Tier, figures: dict[str, float]) -> None:
                 f"{size}_corpus_minicons_ratio": got.ratio(MINICONS),
                 f"{size}_corpus_minicons_ratio_at_floor": got.reachable,
             }
+
+
+def _bfloat16(tier: Tier, trained: Path | None, figures: dict[str, float], bars: _Bars) -> None:
+    got = bfloat16.speed(tier.base, tier.rounds)
+    print(f"base in bfloat16: {tier.base} distinct sentences")
+    for name, value in got.items():
+        print(f"    {name:32} {value:6.2f}", flush=True)
+    figures |= got | bfloat16.drift(tier.base, trained, tier.drift)
+    ratio = figures["base_bf16_over_minicons"]
+    bars["base_bf16_over_minicons"] = (f">= {LEAST_BF16}", ratio >= LEAST_BF16)
 
 
 def _exactness(tier: Tier, figures: dict[str, float], bars: _Bars) -> None:
