@@ -22,6 +22,7 @@ from transformers import BertConfig, BertTokenizer
 
 from medclip_dcl.config import read_yaml
 from medclip_dcl.data.grayscale import GreyImage, square
+from medclip_dcl.data.heatmaps import grid_affine, upsample
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.model_package import (
     FindingCalibration,
@@ -276,11 +277,7 @@ def _probabilities(
     return calibration.curve.probabilities(logits).tolist(), ""
 
 
-# --- Grounding: where on the image a sentence is answered
-#
-# The whole image is stretched onto the model's input, so cell (row i, column j) of an R x C grid
-# covers the rectangle [j W/C, (j+1) W/C) x [i H/R, (i+1) H/R) of an H x W image. Pixel (y, x)
-# covers [x, x + 1) x [y, y + 1), as boxes are measured.
+# --- Grounding: where on the image a sentence is answered; `data.heatmaps` has the geometry
 
 _FINE = 8  # steps per cell at which a box's edge is traced
 _ROUNDING = 1e-6  # of interpolated cosines, float32
@@ -323,24 +320,6 @@ class Grounding:
     None where the peak is below it."""
 
 
-def grid_affine(
-    rows: int, columns: int, height_px: int, width_px: int
-) -> tuple[float, float, float, float, float, float]:
-    """Map cells of a grid to the centres of their rectangles, as `Grounding.affine` explains."""
-    cell_width, cell_height = width_px / columns, height_px / rows
-    return (cell_width, 0.0, cell_width / 2, 0.0, cell_height, cell_height / 2)
-
-
-def upsample(
-    grid: Float[np.ndarray, "rows columns"], height_px: int, width_px: int
-) -> Float[np.ndarray, "height width"]:
-    """Spread a grid over an image, bilinear between the centres of cells, corners not aligned."""
-    down = _spread(grid.shape[0], height_px)
-    across = _spread(grid.shape[1], width_px)
-    heatmap: np.ndarray = down @ grid.astype(np.float32) @ across.T
-    return heatmap
-
-
 def locate(
     grid: Float[np.ndarray, "rows columns"],
     height_px: int,
@@ -372,22 +351,6 @@ def locate(
             box.x * affine[0], box.y * affine[4], box.width * affine[0], box.height * affine[4]
         )
     return Grounding(grid, affine, peak, level, box)
-
-
-def axis_weights(
-    position: Float[np.ndarray, " positions"], cells: int
-) -> Float[np.ndarray, "positions cells"]:
-    """Weigh cells, whose centres are at 0, 1, 2, ..., at positions along one axis; a row sums to 1.
-
-    Bilinear interpolation is separable; beyond the outer centres their values go on.
-    """
-    away = np.abs(position.clip(0, cells - 1)[:, None] - np.arange(cells))
-    weights: np.ndarray = (1 - away).clip(min=0).astype(np.float32)
-    return weights
-
-
-def _spread(cells: int, pixels: int) -> np.ndarray:
-    return axis_weights((np.arange(pixels) + 0.5) * (cells / pixels) - 0.5, cells)
 
 
 def _box_around(grid: np.ndarray, row: int, column: int, level: float) -> Box:

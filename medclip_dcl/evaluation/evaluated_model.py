@@ -35,16 +35,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.data.heatmaps import axis_weights, upsample
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.errors import CheckpointError, ConfigError, QueryError
 from medclip_dcl.files import sha256_file
 from medclip_dcl.inference import (
     Finding,
     Predictor,
-    axis_weights,
     margins,
     prompt_texts,
-    upsample,
 )
 from medclip_dcl.models.settings import SimilarityConfig
 from medclip_dcl.models.similarity import image_sentence_scores

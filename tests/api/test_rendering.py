@@ -3,7 +3,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from api.routes.ground import LONGEST_PX, overlay_png
+from api.routes.ground import overlay_png
+from medclip_dcl.data.heatmaps import LONGEST_PX
 from api.routes.viewer import image_png
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.inference import locate

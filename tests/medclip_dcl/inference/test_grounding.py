@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medclip_dcl.inference import Box, grid_affine, locate, upsample
+from medclip_dcl.data.heatmaps import grid_affine, upsample
+from medclip_dcl.inference import Box, locate
 
 
 def delta(row, column, rows=4, columns=4):
