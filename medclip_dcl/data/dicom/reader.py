@@ -114,11 +114,11 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
 
     Source: DICOM PS3.3, C.7.6.3, C.11.1 and C.11.2; PS3.5, Annex A; PS3.10, 7.1.
     """
-    tags, syntax, body, at = _read_header(data, settings)
-    if settings.reject_burned_in and _code(tags, "BurnedInAnnotation") == "YES":
+    tags, syntax, body, at = read_elements(data, settings, _WANTED)
+    if settings.reject_burned_in and code_string(tags, "BurnedInAnnotation") == "YES":
         raise ImageError("burned_in", "BurnedInAnnotation is YES; de-identify the pixels first")
-    inverted = _require_grey(tags)
-    size, layout = _size(tags, settings), _layout(tags)
+    inverted = require_grey(tags)
+    size, layout = image_size(tags, settings), _layout(tags)
     words = _decode(body, at, SYNTAXES[syntax], size, layout.bits_allocated)
     picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
     return DecodedImage(
@@ -128,12 +128,17 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
         inverted=inverted,
         spacing_mm=_spacing(tags),
         window=None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
-        tags={name: code for name in PUBLIC_TAGS if (code := _code(tags, name))},
+        tags={name: code for name in PUBLIC_TAGS if (code := code_string(tags, name))},
     )
 
 
-def _read_header(data: bytes, settings: ImagesConfig) -> tuple[Dataset, str, bytes, int]:
-    """Give the parsed elements, the syntax, the data set's bytes and where its pixels start."""
+def read_elements(
+    data: bytes, settings: ImagesConfig, wanted: list[BaseTag]
+) -> tuple[Dataset, str, bytes, int]:
+    """Give the wanted elements, the syntax, the data set's bytes and where its pixels start.
+
+    The data set is inflated where the syntax is `DEFLATED`. ImageError where it cannot be read.
+    """
     syntax, start = read_file_meta(data)
     if syntax not in SYNTAXES:
         raise ImageError("transfer_syntax", "the transfer syntax is not decoded; convert the file")
@@ -159,24 +164,25 @@ def _read_header(data: bytes, settings: ImagesConfig) -> tuple[Dataset, str, byt
         return bool(tag >= _PIXEL_DATA)
 
     tags = read_dataset(
-        stream, form.implicit, form.order == "little", stop_when=stop, specific_tags=[*_WANTED]
+        stream, form.implicit, form.order == "little", stop_when=stop, specific_tags=[*wanted]
     )
     return tags, syntax, body, stream.tell()
 
 
-def _require_grey(tags: Dataset) -> bool:
+def require_grey(tags: Dataset) -> bool:
     """Refuse colour and several frames; say whether the image is MONOCHROME1."""
-    kind = _code(tags, "PhotometricInterpretation")
-    if _whole(tags, "SamplesPerPixel", 1) != 1 or kind in {"RGB", "PALETTE COLOR"}:
+    kind = code_string(tags, "PhotometricInterpretation")
+    if whole_number(tags, "SamplesPerPixel", 1) != 1 or kind in {"RGB", "PALETTE COLOR"}:
         raise ImageError("not_greyscale", "the image has colours; send a MONOCHROME one")
     if kind not in {"MONOCHROME1", "MONOCHROME2"}:
         raise ImageError("bad_tags", "PhotometricInterpretation is not MONOCHROME1 or MONOCHROME2")
-    if _whole(tags, "NumberOfFrames", 1) not in {0, 1}:
+    if whole_number(tags, "NumberOfFrames", 1) not in {0, 1}:
         raise ImageError("not_single_frame", "the file has several frames; send one image")
     return kind == "MONOCHROME1"
 
 
-def _size(tags: Dataset, settings: ImagesConfig) -> _Size:
+def image_size(tags: Dataset, settings: ImagesConfig) -> _Size:
+    """Give rows and columns; ImageError where they are missing, none or too many."""
     rows, columns = _required(tags, "Rows"), _required(tags, "Columns")
     if rows < 1 or columns < 1:
         raise ImageError("bad_tags", f"the image has {rows} x {columns} pixels")
@@ -187,9 +193,9 @@ def _size(tags: Dataset, settings: ImagesConfig) -> _Size:
 
 def _layout(tags: Dataset) -> Layout:
     allocated = _required(tags, "BitsAllocated")
-    stored = _whole(tags, "BitsStored", allocated) or allocated
-    high = _whole(tags, "HighBit", stored - 1)
-    signed = _whole(tags, "PixelRepresentation", 0)
+    stored = whole_number(tags, "BitsStored", allocated) or allocated
+    high = whole_number(tags, "HighBit", stored - 1)
+    signed = whole_number(tags, "PixelRepresentation", 0)
     if allocated not in {8, 16} or not 1 <= stored <= allocated or signed not in {0, 1}:
         raise ImageError("bad_tags", "BitsAllocated is not 8 or 16, or BitsStored does not fit it")
     if high is None or not stored - 1 <= high < allocated:
@@ -206,8 +212,8 @@ def _meaning(tags: Dataset, layout: Layout, *, voi: bool) -> Meaning:
     for keyword in ("RescaleSlope", "RescaleIntercept"):  # pydicom would raise on a blank one
         if keyword in tags and _get(tags, keyword) in {None, ""}:
             delattr(tags, keyword)
-    padding = _whole(tags, "PixelPaddingValue", None)
-    limit = _whole(tags, "PixelPaddingRangeLimit", None)
+    padding = whole_number(tags, "PixelPaddingValue", None)
+    limit = whole_number(tags, "PixelPaddingRangeLimit", None)
 
     def meaning(words: Values) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         values = stored_values(words, layout)
@@ -251,7 +257,8 @@ def _get(tags: Dataset, keyword: str) -> Any:
         return None
 
 
-def _code(tags: Dataset, keyword: str) -> str:
+def code_string(tags: Dataset, keyword: str) -> str:
+    """Give a code in capitals, as a code string may be; empty where the value is none."""
     value = str(_get(tags, keyword) or "").strip().upper()
     return value if _CODE_STRING.fullmatch(value) else ""
 
@@ -266,7 +273,8 @@ def _real(tags: Dataset, keyword: str) -> float | None:
         return None
 
 
-def _whole(tags: Dataset, keyword: str, default: int | None) -> int | None:
+def whole_number(tags: Dataset, keyword: str, default: int | None) -> int | None:
+    """Give a whole number; ImageError where the value is something else."""
     if keyword not in tags:
         return default
     value = _get(tags, keyword)
@@ -278,7 +286,7 @@ def _whole(tags: Dataset, keyword: str, default: int | None) -> int | None:
 
 
 def _required(tags: Dataset, keyword: str) -> int:
-    value = _whole(tags, keyword, None)
+    value = whole_number(tags, keyword, None)
     if value is None:
         raise ImageError("bad_tags", f"{keyword} is missing")
     return value
@@ -300,7 +308,7 @@ def _decode(body: bytes, at: int, form: Syntax, size: _Size, bits_allocated: int
         return _native(body, start, length, size, bits_allocated, form.order, swapped=swapped)
     if length != _UNDEFINED:
         raise ImageError("corrupt", "compressed pixels are not encapsulated")
-    frame = _encapsulated(body, start)
+    frame, _ = _encapsulated(body, start)
     words = _DECODERS[form.decoder](frame, size, bits_allocated)
     if words.shape != size:
         raise ImageError("size_mismatch", f"decoded {words.shape}, the file declares {size}")
@@ -350,8 +358,24 @@ def _native(
     return data[:count].reshape(size)
 
 
-def _encapsulated(body: bytes, start: int) -> bytes:
-    """Join the fragments of the only frame; the first item is its offset table."""
+def pixel_element(body: bytes, at: int, syntax: str) -> bytes:
+    """Cut out the pixel element that begins at `at`, as it is written, without what follows it.
+
+    Raises:
+        ImageError: the element is missing, empty or cut.
+    """
+    start, length, _ = _pixel_element(body, at, SYNTAXES[syntax])
+    if length == _UNDEFINED:
+        return body[at : _encapsulated(body, start)[1]]
+    if not length:
+        raise ImageError("no_pixel_data", "the pixel element is empty")
+    if start + length > len(body):
+        raise ImageError("truncated", f"{length} pixel bytes are declared, fewer are there")
+    return body[at : start + length]
+
+
+def _encapsulated(body: bytes, start: int) -> tuple[bytes, int]:
+    """Join the fragments of the only frame, the first item is its offset table; and its end."""
     fragments = []  # a frame may be cut into any number of them
     at = start
     while True:
@@ -366,7 +390,7 @@ def _encapsulated(body: bytes, start: int) -> bytes:
     frame = b"".join(fragments[1:])
     if not frame:
         raise ImageError("no_pixel_data", "the pixel element holds no frame")
-    return frame
+    return frame, at + 8
 
 
 def _require_end(stream: bytes) -> None:
