@@ -7,7 +7,7 @@ image a grid of scores lies, the range of images that a model knows, and the `Pr
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +46,20 @@ from medclip_dcl.models.similarity import region_scores
 # --- Prompts: how each finding is asked for in words
 
 _PROMPTS_VERSION = 1
-_PROMPT_KEYS = {"name", "label", "positive", "negative"}
+_PROMPT_KEYS = {"name", "label", "code", "positive", "negative"}
+_CODE_LENGTHS = {"value": 16, "scheme": 16, "meaning": 64}  # characters; DICOM PS3.3, 8.1 to 8.3
+
+
+@dataclass(frozen=True)
+class FindingCode:
+    """What a finding is called in a coding scheme."""
+
+    value: str
+    """The code."""
+    scheme: str
+    """DICOM's designator of the scheme, such as SCT for SNOMED CT."""
+    meaning: str
+    """What the code means, in words."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class Finding:
     """Sentences that deny it, at least one."""
     label: str = ""
     """Column of the label table that holds its truth; empty: none."""
+    code: FindingCode | None = field(default=None, compare=False)
+    """Its code in DICOM answers; None: a private one is made from the name."""
 
 
 def parse_prompts(tree: Any) -> tuple[Finding, ...]:
@@ -68,7 +83,8 @@ def parse_prompts(tree: Any) -> tuple[Finding, ...]:
 
     Args:
         tree: a list; each entry has `name`, `positive` and `negative`, and may have
-            `label`. A side is one sentence or a list of them.
+            `label`, and `code` with `value`, `scheme` and `meaning`. A side is one sentence or a
+            list of them.
 
     Raises:
         QueryError: an entry lacks a key, has an unknown one, an empty side, or a name
@@ -105,7 +121,20 @@ def _finding(entry: Any, number: int) -> Finding:
     if not isinstance(name, str) or not name.strip() or not isinstance(label, str):
         raise QueryError(f"finding {number} needs a name, and a label that is text if any")
     positive = _side(entry.get("positive"), number)
-    return Finding(name.strip(), positive, _side(entry.get("negative"), number), label)
+    negative = _side(entry.get("negative"), number)
+    return Finding(name.strip(), positive, negative, label, _code(entry.get("code"), number))
+
+
+def _code(value: Any, number: int) -> FindingCode | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or set(value) != set(_CODE_LENGTHS):
+        raise QueryError(f"code of finding {number} must have {', '.join(_CODE_LENGTHS)}")
+    parts = {name: str(part).strip() for name, part in value.items()}
+    for name, longest in _CODE_LENGTHS.items():
+        if not 0 < len(parts[name]) <= longest or not parts[name].isprintable():
+            raise QueryError(f"{name} in the code of finding {number} needs 1 to {longest} letters")
+    return FindingCode(**parts)
 
 
 def _side(value: Any, number: int) -> tuple[str, ...]:
@@ -608,6 +637,26 @@ class Predictor:
         """Answer `ground` for one image from `embed_images`, in pixels of the original image."""
         grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0]
         return [locate(grid, height_px, width_px, threshold) for grid in grids.cpu().numpy()]
+
+    @torch.inference_mode()
+    def locate_findings(
+        self,
+        regions: Float[Tensor, "rows columns dim"],
+        findings: Sequence[Finding],
+        height_px: int,
+        width_px: int,
+    ) -> list[Grounding]:
+        """Answer where each finding is seen, by the mean grid of its positive prompts.
+
+        `regions` are those of one image from `embed_images`.
+        """
+        phrases = [phrase for finding in findings for phrase in finding.positive]
+        grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0].cpu().numpy()
+        ends = np.cumsum([len(finding.positive) for finding in findings])
+        return [
+            locate(part.mean(axis=0), height_px, width_px, None)
+            for part in np.split(grids, ends[:-1])
+        ]
 
     def _prompts(self, findings: Sequence[Finding]) -> Tensor:
         if findings is self.findings:

@@ -27,7 +27,8 @@ class EvaluateConfig(Section):
     """Split that is evaluated."""
     prompts: str = "configs/prompts/chex5.yaml"
     """Prompt pairs: a finding, its positive and its negative prompt; several a side are an
-    ensemble, their scores averaged, as in `chex5_ensemble.yaml`."""
+    ensemble, their scores averaged, as in `chex5_ensemble.yaml`. A finding's `code` names it in
+    DICOM answers."""
     paraphrases: str = ""
     """Prompt file whose prompts of a side are paraphrases: every pair is asked separately,
     and the spread is measured; empty: not asked. `configs/prompts/chex5_ensemble.yaml` has some."""

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.errors import ConfigError, QueryError
-from medclip_dcl.inference import Finding, parse_prompts, read_prompts
+from medclip_dcl.inference import Finding, FindingCode, parse_prompts, read_prompts
 
 PAIR = {"name": "edema", "positive": "Pulmonary  edema", "negative": ["No edema", "Clear lungs"]}
 
@@ -12,6 +12,13 @@ def test_a_side_is_one_sentence_or_several():
     assert parse_prompts([PAIR]) == (
         Finding("edema", ("Pulmonary edema",), ("No edema", "Clear lungs"), ""),
     )
+
+
+def test_a_code_is_read_and_is_no_part_of_the_question():
+    code = {"value": 19242006, "scheme": "SCT", "meaning": "Pulmonary edema"}
+    (coded,) = parse_prompts([PAIR | {"code": code}])
+    assert coded.code == FindingCode("19242006", "SCT", "Pulmonary edema")
+    assert (coded,) == parse_prompts([PAIR])  # a calibration fits with and without
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,11 @@ def test_a_side_is_one_sentence_or_several():
         ([PAIR | {"negative": [""]}], "finding 0 has a prompt that is empty"),
         ([PAIR | {"negative": [7]}], "finding 0 has a prompt that is empty or no text"),
         ([PAIR, PAIR], "same name"),
+        ([PAIR | {"code": "19242006"}], "code of finding 0 must have value, scheme, meaning"),
+        (
+            [PAIR | {"code": {"value": 17 * "1", "scheme": "SCT", "meaning": "edema"}}],
+            "value in the code of finding 0 needs 1 to 16 letters",
+        ),
     ],
 )
 def test_malformed_findings_are_refused_by_number(tree, rule):
