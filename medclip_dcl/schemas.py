@@ -9,10 +9,12 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:  # a client installs pydantic and httpx alone
+    from collections.abc import Sequence
+
     import numpy as np
 
     from medclip_dcl.data.images import SquareImage
-    from medclip_dcl.inference import FindingScore, Grounding
+    from medclip_dcl.inference import Finding, FindingScore, Grounding, Predictor
     from medclip_dcl.retrieval.search import Hit
 
 _LOW_CONTRAST = 12.0
@@ -56,56 +58,6 @@ class ImageFacts(Schema):
         return cls(width_px=width, height_px=height, source=image.source, flags=raised)
 
 
-class FindingAnswer(Schema):
-    """One finding."""
-
-    name: str
-    """Name of the finding."""
-    score: float
-    """Share of the positive prompt in a softmax over both scaled scores, 0 to 1; no probability."""
-    margin: float
-    """Score of the positive prompt minus that of the negative, -2 to 2."""
-    decision: bool
-    """Whether the positive prompt fits better: the margin is above the offset."""
-    offset: float | None = None
-    """Level of the margin over the model's bank of images; null where the model has none for
-    these prompts, and the decision is that at 0."""
-    threshold: float = 0.5
-    """Score at the offset, above which the decision is true."""
-    probability: float | None
-    """Calibrated probability, 0 to 1; null where the model has no calibration."""
-    probability_note: str
-    """Why the probability is null; empty where it is not."""
-    heatmap: list[list[float]] | None = None
-    """Region scores of the positive prompts, rows of the grid from the top, where asked for."""
-
-    @classmethod
-    def of(cls, score: "FindingScore", heatmap: "np.typing.NDArray[Any] | None") -> "FindingAnswer":
-        """Put a score into words."""
-        return cls(
-            name=score.name,
-            score=score.score,
-            margin=score.margin,
-            decision=score.is_present,
-            offset=score.offset,
-            threshold=score.threshold,
-            probability=score.probability,
-            probability_note=score.note,
-            heatmap=None if heatmap is None else _rounded(heatmap),
-        )
-
-
-class ClassifyAnswer(Schema):
-    """Answer of `/classify`."""
-
-    model: str
-    """Digest of the model."""
-    image: ImageFacts
-    """The image."""
-    findings: list[FindingAnswer]
-    """One per finding, in the order of asking."""
-
-
 class Point(Schema):
     """A point on the image."""
 
@@ -130,11 +82,9 @@ class Rectangle(Schema):
     """Height, pixels of the image."""
 
 
-class PhraseAnswer(Schema):
-    """Where one phrase is answered."""
+class Location(Schema):
+    """Where something is seen."""
 
-    grid: list[list[float]]
-    """Region-sentence cosines, rows of the grid from the top."""
     affine: tuple[float, float, float, float, float, float]
     """(a, b, c, d, e, f): the cell in `row` and `column` has its centre at
     x = a column + b row + c, y = d column + e row + f, pixels of the image."""
@@ -146,14 +96,110 @@ class PhraseAnswer(Schema):
     """Rectangle around the peak at that threshold; null where the peak is below it."""
 
     @classmethod
+    def of(cls, found: "Grounding") -> "Location":
+        """Put a grounding into words."""
+        return cls(**_located(found))
+
+
+class PhraseAnswer(Location):
+    """Where one phrase is answered."""
+
+    grid: list[list[float]]
+    """Region-sentence cosines, rows of the grid from the top."""
+
+    @classmethod
     def of(cls, found: "Grounding") -> "PhraseAnswer":
         """Put a grounding into words."""
+        return cls(grid=_rounded(found.grid), **_located(found))
+
+
+class Code(Schema):
+    """What a finding is called in a coding scheme."""
+
+    value: str
+    """The code."""
+    scheme: str
+    """DICOM's designator of the scheme, such as SCT for SNOMED CT."""
+    meaning: str
+    """What the code means, in words."""
+
+
+class FindingAnswer(Schema):
+    """One finding."""
+
+    name: str
+    """Name of the finding."""
+    score: float
+    """Share of the positive prompt in a softmax over both scaled scores, 0 to 1; no probability."""
+    margin: float
+    """Score of the positive prompt minus that of the negative, -2 to 2."""
+    decision: bool
+    """Whether the positive prompt fits better: the margin is above the offset."""
+    offset: float | None = None
+    """Level of the margin over the model's bank of images; null where the model has none for
+    these prompts, and the decision is that at 0."""
+    threshold: float = 0.5
+    """Score at the offset, above which the decision is true."""
+    probability: float | None
+    """Calibrated probability, 0 to 1; null where the model has no calibration."""
+    probability_note: str
+    """Why the probability is null; empty where it is not."""
+    heatmap: list[list[float]] | None = None
+    """Region scores of the positive prompts, rows of the grid from the top, where asked for."""
+
+    where: Location | None = None
+    """Where the positive prompts are seen, where heatmaps were asked for; `heatmap` is its grid."""
+    code: Code | None = None
+    """What the finding is called in a coding scheme; null where the model has none for it."""
+
+    @classmethod
+    def of(
+        cls, score: "FindingScore", finding: "Finding", found: "Grounding | None"
+    ) -> "FindingAnswer":
+        """Put a score into words, and where the finding is seen."""
         return cls(
-            grid=_rounded(found.grid),
-            affine=found.affine,
-            peak=Point(**vars(found.peak)),
-            threshold=found.threshold,
-            box=None if found.box is None else Rectangle(**vars(found.box)),
+            name=score.name,
+            score=score.score,
+            margin=score.margin,
+            decision=score.is_present,
+            offset=score.offset,
+            threshold=score.threshold,
+            probability=score.probability,
+            probability_note=score.note,
+            heatmap=None if found is None else _rounded(found.grid),
+            where=None if found is None else Location.of(found),
+            code=None if finding.code is None else Code(**vars(finding.code)),
+        )
+
+
+class ClassifyAnswer(Schema):
+    """Answer of `/classify`."""
+
+    model: str
+    """Digest of the model."""
+    image: ImageFacts
+    """The image."""
+    findings: list[FindingAnswer]
+    """One per finding, in the order of asking."""
+
+    @classmethod
+    def of(
+        cls,
+        model: "Predictor",
+        image: "SquareImage",
+        scores: "Sequence[FindingScore]",
+        findings: "Sequence[Finding]",
+        found: "Sequence[Grounding] | None",
+    ) -> "ClassifyAnswer":
+        """Put the scores of findings on an image into words; `found`: where, if asked for."""
+        places: Sequence[Grounding | None] = found or [None] * len(scores)
+        return cls(
+            model=model.digest,
+            image=ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels)),
+            findings=[
+                FindingAnswer.of(score, finding, place)
+                for score, finding, place in zip(scores, findings, places, strict=True)
+            ],
         )
 
 
@@ -246,6 +292,15 @@ class FailureAnswer(Schema):
     """What went wrong, in one fixed line."""
     request_id: str
     """Under which the log knows the request."""
+
+
+def _located(found: "Grounding") -> dict[str, Any]:
+    return {
+        "affine": found.affine,
+        "peak": Point(**vars(found.peak)),
+        "threshold": found.threshold,
+        "box": None if found.box is None else Rectangle(**vars(found.box)),
+    }
 
 
 def _rounded(grid: "np.typing.NDArray[Any]") -> list[list[float]]:

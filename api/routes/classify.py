@@ -1,16 +1,11 @@
 """POST /classify: which findings does an image show?"""
 
-from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
-import numpy.typing as npt
 from fastapi import APIRouter, Form, Request
 from torch import Tensor
 
-from medclip_dcl.data.images import SquareImage
-from medclip_dcl.inference import Finding, FindingScore, Grounding, Predictor
-from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, ImageFacts
+from medclip_dcl.schemas import ClassifyAnswer
 
 from ..errors import documented
 from ..model_manager import CurrentState
@@ -27,63 +22,25 @@ async def classify(
     findings: Annotated[
         str, Form(description="what to look for, as JSON; empty: the model's own findings")
     ] = "",
-    explain: Annotated[bool, Form(description="whether heatmap grids are wanted")] = False,
+    explain: Annotated[bool, Form(description="whether grids and boxes are wanted")] = False,
 ) -> ClassifyAnswer:
     """Score findings on an image by their prompts."""
     asked = parse_findings(findings)
     model = serving.predictor
+    wanted = model.findings if asked is None else asked
     if asked is None and not explain:  # the usual question: one product for a whole batch
         return await serving.batcher.submit(
             request,
             model,
             image.pixels,
-            lambda scores: _answer(model, image, scores, [None] * len(scores)),
+            lambda scores: ClassifyAnswer.of(model, image, scores, wanted, None),
             batched=model.classify_regions,
         )
-    return await serving.batcher.submit(
-        request,
-        model,
-        image.pixels,
-        lambda regions: _looked_at(model, image, regions, asked, explain=explain),
-    )
 
-
-def _looked_at(
-    model: Predictor,
-    image: SquareImage,
-    regions: Tensor,
-    asked: tuple[Finding, ...] | None,
-    *,
-    explain: bool,
-) -> ClassifyAnswer:
-    scores = model.classify_regions(regions[None], asked)[0]
-    heatmaps: list[npt.NDArray[np.float32] | None] = [None] * len(scores)
-    if explain:
-        wanted = model.findings if asked is None else asked
+    def look(regions: Tensor) -> ClassifyAnswer:
+        scores = model.classify_regions(regions[None], wanted)[0]
         height, width = image.height_px, image.width_px
-        heatmaps = [
-            _mean_grid(model.ground_regions(regions, side, height, width))
-            for side in (finding.positive for finding in wanted)
-        ]
-    return _answer(model, image, scores, heatmaps)
+        found = model.locate_findings(regions, wanted, height, width) if explain else None
+        return ClassifyAnswer.of(model, image, scores, wanted, found)
 
-
-def _answer(
-    model: Predictor,
-    image: SquareImage,
-    scores: Sequence[FindingScore],
-    heatmaps: Sequence[npt.NDArray[np.float32] | None],
-) -> ClassifyAnswer:
-    return ClassifyAnswer(
-        model=model.digest,
-        image=ImageFacts.of(image, out_of_range=model.is_out_of_range(image.pixels)),
-        findings=[
-            FindingAnswer.of(score, heatmap)
-            for score, heatmap in zip(scores, heatmaps, strict=True)
-        ],
-    )
-
-
-def _mean_grid(found: list[Grounding]) -> npt.NDArray[np.float32]:
-    mean: npt.NDArray[np.float32] = np.mean([item.grid for item in found], axis=0)
-    return mean
+    return await serving.batcher.submit(request, model, image.pixels, look)

@@ -96,11 +96,25 @@ def test_a_form_with_two_images_is_refused_so_none_is_taken_for_the_other(
 
 
 def test_findings_can_be_named_and_explained(client: httpx.Client) -> None:
-    asked = [{"name": "cat", "positive": ["A cat.", "Cats."], "negative": "No cat."}]
+    code = {"value": "448169003", "scheme": "SCT", "meaning": "Cat"}
+    asked = [{"name": "cat", "code": code, "positive": ["A cat.", "Cats."], "negative": "No cat."}]
     form = {"findings": json.dumps(asked), "explain": "true"}
     (finding,) = client.post("/classify", files=image(), data=form).json()["findings"]
     assert finding["name"] == "cat"
-    assert np.shape(finding["heatmap"]) == (4, 4)
+    assert finding["code"] == code
+    grid, where = np.asarray(finding["heatmap"]), finding["where"]
+    assert grid.shape == (4, 4)
+    row, column = np.unravel_index(grid.argmax(), grid.shape)
+    a, _, c, _, e, f = where["affine"]
+    assert where["peak"]["x"] == pytest.approx(a * column + c)
+    assert where["peak"]["y"] == pytest.approx(e * row + f)
+    assert where["peak"]["score"] == pytest.approx(grid.max(), abs=1e-5)
+    assert where["threshold"] == pytest.approx((grid.mean() + grid.max()) / 2, abs=1e-5)
+    assert where["box"]["x"] <= where["peak"]["x"] <= where["box"]["x"] + where["box"]["width"]
+    (finding,) = client.post(
+        "/classify", files=image(), data={"findings": form["findings"]}
+    ).json()["findings"]
+    assert (finding["heatmap"], finding["where"]) == (None, None)
 
 
 def test_grid_and_affine_place_the_peak_on_the_image(client: httpx.Client) -> None:
