@@ -45,10 +45,16 @@ def read_image(data: bytes, settings: ImagesConfig) -> DecodedImage:
     Raises:
         ImageError: the file is refused, and the code says why.
     """
+    with _faults_coded():
+        return read_dicom(data, settings) if is_dicom(data) else _read_raster(data, settings)
+
+
+@contextmanager
+def _faults_coded() -> Iterator[None]:
     # Whatever a library raises on malformed bytes becomes one of the codes; its own words may quote
     # the file and are dropped.
     try:
-        return read_dicom(data, settings) if is_dicom(data) else _read_raster(data, settings)
+        yield
     except ImageError:
         raise
     except MemoryError as error:
@@ -148,7 +154,10 @@ def _answer(
     request: dict[str, Any], handle: int | None, settings: ImagesConfig
 ) -> tuple[dict[str, Any], Any]:
     try:
-        image = read_image(_contents(handle, request.get("bytes", 0)), settings)
+        data = _contents(handle, request.get("bytes", 0))
+        if request.get("separate"):
+            return _separated(data, settings)
+        image = read_image(data, settings)
         if "size_px" not in request:
             return _facts(image), image.shades.pixels
         size_px, equalize = request["size_px"], request["equalize"]
@@ -157,6 +166,19 @@ def _answer(
         return {"code": error.code, "message": error.message}, None
     except MemoryError:
         return {"code": "memory", "message": "decoding exceeds images.memory_mb"}, None
+
+
+def _separated(data: bytes, settings: ImagesConfig) -> tuple[dict[str, Any], Any]:
+    from medclip_dcl.data.dicom.header import separate  # few who decode ask for it
+
+    with _faults_coded():
+        if not is_dicom(data):
+            raise ImageError("unknown_format", "the file is not DICOM; give a DICOM image")
+        found = separate(data, settings)
+    header = found.header
+    facts = {"header": len(header.data_set), "stripped": len(found.stripped)}
+    joined = np.frombuffer(header.data_set + found.stripped, np.uint8)
+    return facts | {"pixel_digest": header.pixel_digest}, joined
 
 
 def _facts(image: DecodedImage) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,12 @@ REASONS: dict[str, str] = {
 }
 """Reason code -> what it means."""
 
+IDENTITY_REASONS: dict[str, str] = {
+    "no_identity": "a UID of the image is missing or not a UID",
+    "character_set": "the patient's name is written in an unknown character set",
+}
+"""Reason code -> what it means, of images for which no DICOM object can be made."""
+
 PREAMBLE = 132
 """Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
 
@@ -123,6 +129,24 @@ class SquareImage:
     inverted: bool
 
 
+class ImageHeader(NamedTuple):
+    """Whose image it is, and what it looks like: all that a DICOM answer needs of the file."""
+
+    data_set: bytes
+    """The cleaned header in explicit VR, little endian, without pixels (`dicom.header`)."""
+    pixel_digest: str
+    """SHA-256 of the pixel element as it is stored."""
+
+
+class SeparatedImage(NamedTuple):
+    """A DICOM image taken apart: whose it is stays here, the rest may go to a service."""
+
+    header: ImageHeader
+    """Identity and geometry."""
+    stripped: bytes
+    """A DICOM file that holds the pixels, what they mean, and no identity."""
+
+
 # A pool of its own because no executor of the standard library fits: a worker must be killed at its
 # deadline and replaced without harm to the others, must have a memory cap and no inherited file,
 # and must not import the caller's main module. What goes wrong in one costs one image.
@@ -158,6 +182,15 @@ class Decoder:
         return SquareImage(
             pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
         )
+
+    def separate(self, source: Path | bytes | memoryview) -> SeparatedImage:
+        """Take a DICOM image apart into its cleaned header and the image without identity.
+
+        Raises as `open`, and with the codes of `IDENTITY_REASONS`.
+        """
+        facts, joined = self._ask(source, {"separate": True})
+        data, at = joined.tobytes(), facts["header"]
+        return SeparatedImage(ImageHeader(data[:at], facts["pixel_digest"]), data[at:])
 
     def close(self) -> None:
         """End all workers; an image that is being read is refused."""
@@ -214,6 +247,9 @@ class _Worker:
                 size = request.get("size_px")
                 if size:
                     return facts, _read_array(answer, (size, size), np.uint8)
+                if request.get("separate"):
+                    length = facts["header"] + facts["stripped"]
+                    return facts, _read_array(answer, (length,), np.uint8)
                 return facts, _read_array(answer, facts["shape"], np.uint16)
             finally:
                 os.close(answer)
