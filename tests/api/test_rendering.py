@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 from api.routes.ground import overlay_png
-from medclip_dcl.data.heatmaps import LONGEST_PX
 from api.routes.viewer import image_png
 from medclip_dcl.data.grayscale import GreyImage
+from medclip_dcl.data.heatmaps import LONGEST_PX
 from medclip_dcl.inference import locate
 
 

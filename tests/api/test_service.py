@@ -18,7 +18,8 @@ from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.service import Service, png, running
 from medclip_dcl.data.images import open_image
-from medclip_dcl.inference import fit_input_range, load
+from medclip_dcl.inference import load
+from medclip_dcl.input_range import fit_input_range
 
 JPEG = b"\xff\xd8"
 HEADERS = {

@@ -11,7 +11,8 @@ from benchmarks.fixtures.published import publish
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError
-from medclip_dcl.inference import describe_image, fit_input_range, is_out_of_range, load
+from medclip_dcl.inference import load
+from medclip_dcl.input_range import describe_image, fit_input_range, is_out_of_range
 from medclip_dcl.model_package import INPUT_RANGE_FILE, read_input_range, write_input_range
 
 SIZE_PX = 96
