@@ -1,0 +1,1 @@
+"""Answers as DICOM objects: structured report, presentation state, secondary capture."""

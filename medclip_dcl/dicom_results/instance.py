@@ -1,0 +1,178 @@
+"""What every object shares: whose it is, who made it and when; and its bytes."""
+
+import datetime as dt
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.filereader import read_dataset
+from pydicom.tag import Tag
+from pydicom.uid import UID, ExplicitVRLittleEndian
+
+from medclip_dcl.data.images import ImageHeader
+from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, Rectangle
+
+from .identifiers import SCHEME, make_uid
+from .settings import Kind, ResultsConfig
+
+NOTICE = "RESEARCH USE ONLY, not a medical device"
+"""Stands in every object where a person can read it."""
+NAME = "medclip-dcl"
+"""Manufacturer and device of every object."""
+
+_VERSION = "1"  # of the objects; another one gives other UIDs
+_SERIES = {"sr": 9001, "pr": 9002, "sc": 9003}
+_DESCRIPTIONS = {
+    "sr": "medclip-dcl findings (research)",
+    "pr": "medclip-dcl boxes (research)",
+    "sc": "medclip-dcl overlay (research)",
+}
+# Not copied: institution, operators, other ids, comments, request attributes, serial of the
+# modality, all private tags.
+_REQUIRED = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime"),
+    *("StudyID", "AccessionNumber", "ReferringPhysicianName"),
+)
+_OPTIONAL = (
+    *("SpecificCharacterSet", "IssuerOfPatientID", "PatientIdentityRemoved"),
+    *("DeidentificationMethod", "DeidentificationMethodCodeSequence", "PatientAge"),
+    *("LongitudinalTemporalInformationModified", "StudyDescription"),
+    "IssuerOfAccessionNumberSequence",
+)
+
+
+@dataclass(frozen=True)
+class EncodedObject:
+    """A DICOM object as a file of its own."""
+
+    kind: Kind
+    sop_class_uid: str
+    sop_instance_uid: str
+    data: bytes
+    """DICOM PS3.10 file, explicit VR, little endian."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer and the image that it is about: everything that objects are made of."""
+
+    header: ImageHeader
+    answer: ClassifyAnswer
+    answered_at: dt.datetime
+    settings: ResultsConfig
+
+    @cached_property
+    def image(self) -> Dataset:
+        """The cleaned header; whoever changes a value of it parses its own."""
+        return self._parsed()
+
+    def uid(self, *parts: str) -> str:
+        """Make the UID of a part of this answer.
+
+        Corrected patient data give other UIDs: an archive keeps the first of two objects under one.
+        """
+        asked = [f"{finding.name}\0{finding.code}" for finding in self.answer.findings]
+        return make_uid(
+            _VERSION,
+            str(self.image.SOPInstanceUID),
+            hashlib.sha256(self.header.data_set).hexdigest(),
+            self.header.pixel_digest,
+            self.answer.model,
+            self.settings.report_class,
+            *asked,
+            "",
+            *parts,
+        )
+
+    def boxes(self) -> list[tuple[FindingAnswer, Rectangle]]:
+        """Give each finding that is decided to be present with its box, where it has one."""
+        present = [item for item in self.answer.findings if item.decision and item.where]
+        return [(item, item.where.box) for item in present if item.where and item.where.box]
+
+    def corners(self, box: Rectangle) -> list[tuple[float, float]]:
+        """Give a box as a closed polyline of five points, clipped to the image.
+
+        As here, DICOM counts from 0, 0 at the first pixel's corner to the last one's.
+
+        Source: DICOM PS3.3, C.18.6 and C.10.5.
+        """
+        width, height = float(self.image.Columns), float(self.image.Rows)
+        left, right = (min(max(x, 0.0), width) for x in (box.x, box.x + box.width))
+        top, bottom = (min(max(y, 0.0), height) for y in (box.y, box.y + box.height))
+        return [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+
+    def encode(self, made: Dataset, kind: Kind) -> EncodedObject:
+        """Put into an object what all share, and write it.
+
+        Highdicom takes the clock for InstanceCreationDate, ContributionDateTime and the like, so
+        they are overwritten: the same answer is the same bytes on another day.
+        """
+        source = self._parsed()
+        for name in _REQUIRED:
+            setattr(made, name, None)
+        for name in (*_REQUIRED, *_OPTIONAL, "StudyInstanceUID"):
+            made.pop(Tag(name), None) if name in _OPTIONAL else None
+            # Raw as it is in the image: not decoded, not encoded again, not judged.
+            if name in source:
+                made[Tag(name)] = source.get_item(Tag(name))
+        made.SOPInstanceUID, made.InstanceNumber = self.uid(kind, "instance"), 1
+        made.SeriesInstanceUID, made.SeriesNumber = self.uid(kind, "series"), _SERIES[kind]
+        made.SeriesDescription = _DESCRIPTIONS[kind]
+        made.Manufacturer = made.ManufacturerModelName = NAME
+        made.DeviceSerialNumber = self.answer.model[:16]
+        made.SoftwareVersions = f"objects {_VERSION}"
+        made.ContentQualification = "RESEARCH"
+        day, time = f"{self.answered_at:%Y%m%d}", f"{self.answered_at:%H%M%S}"
+        made.InstanceCreationDate = made.ContentDate = day
+        made.InstanceCreationTime = made.ContentTime = time
+        for equipment in made.get("ContributingEquipmentSequence", ()):
+            equipment.ContributionDateTime = day + time
+        if kind == "sr":
+            made.CodingSchemeIdentificationSequence = [_private_scheme()]
+        elif self.image.get("BodyPartExamined") == "CHEST":
+            made.BodyPartExamined = "CHEST"
+        else:  # without a body part that is not paired a side is required, empty or not
+            made.Laterality = self.image.get("Laterality")
+        return EncodedObject(kind, made.SOPClassUID, made.SOPInstanceUID, _written(made))
+
+    def _parsed(self) -> Dataset:
+        return read_dataset(io.BytesIO(self.header.data_set), False, True)
+
+
+def referenced(image: Dataset) -> Dataset:
+    """Make a sequence's item that refers to an image."""
+    item = Dataset()
+    item.ReferencedSOPClassUID = image.SOPClassUID
+    item.ReferencedSOPInstanceUID = image.SOPInstanceUID
+    return item
+
+
+def code_items(*code: str) -> Sequence[Dataset]:
+    """Make a code sequence of value, scheme and meaning."""
+    item = Dataset()
+    item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = code
+    return [item]
+
+
+def _private_scheme() -> Dataset:
+    item = Dataset()
+    item.CodingSchemeDesignator = SCHEME
+    item.CodingSchemeName = "medclip-dcl: findings and scores, values by hash of the meaning"
+    item.CodingSchemeResponsibleOrganization = NAME
+    return item
+
+
+def _written(made: Dataset) -> bytes:
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = made.SOPClassUID
+    meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    meta.ImplementationClassUID = UID(make_uid("implementation"))
+    meta.ImplementationVersionName = NAME.upper()
+    made.file_meta, made.preamble = meta, bytes(128)
+    stream = io.BytesIO()
+    made.save_as(stream, enforce_file_format=True)
+    return stream.getvalue()
