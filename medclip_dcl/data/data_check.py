@@ -41,10 +41,11 @@ from medclip_dcl.artifact import (
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.data.manifest import VIEW_REASONS, Selection, Source
+from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources.records import SPLITS, ImageRecord, RawStudies, Study, Text
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ImageError
-from medclip_dcl.files import path_under, write_text
+from medclip_dcl.files import write_text
 from medclip_dcl.progress import Progress
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat, write_table
@@ -282,7 +283,7 @@ def inspect_image(record: ImageRecord, root: Path, decoder: Decoder) -> Row:
     """Open an image through the gate: a row of `IMAGES`."""
     row = dict.fromkeys(IMAGES.schema.names) | {"image_id": record.image_id, "code": ""}
     try:
-        image = decoder.open(path_under(root, record.path))
+        image = decoder.open(image_source(root, record.path))
     except ImageError as error:
         return row | {"code": error.code, "source": "", "inverted": False, "pixels_key": ""}
     height, width = image.pixels.shape

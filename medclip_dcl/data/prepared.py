@@ -25,9 +25,9 @@ from medclip_dcl import files
 from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import Decoder, ImagesConfig, SquareImage, shared_decoder
+from medclip_dcl.data.row_images import image_source
 from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ImageError, LaunchError, StudyError
-from medclip_dcl.files import path_under
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, read_table, write_table
 
@@ -321,12 +321,12 @@ def _read(
     answers: list[_Answer] = []
     for listed in images:
         try:
-            path = path_under(root, listed.path)
+            source = image_source(root, listed.path)
         except StudyError:
             answers.append("missing")
             continue
         try:  # no worker can start: that StudyError is not the image's fault, and ends the job
-            image = decoder.square(path, settings.size_px, equalize=settings.equalize)
+            image = decoder.square(source, settings.size_px, equalize=settings.equalize)
         except ImageError as error:
             answers.append(error.code)
         else:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.images import Decoder
+from medclip_dcl.data.row_images import image_source
 from medclip_dcl.evaluation import grounding
 from medclip_dcl.evaluation.evaluated_model import Geometry, Window, cut, heatmap, window_of
 from medclip_dcl.inference import locate
@@ -80,7 +81,7 @@ def read_lung_images(config: Config) -> list[LungImage]:
             LungImage(
                 image.image_id,
                 image.subject_id,
-                decoder.open(root / image.path),
+                decoder.open(image_source(root, image.path)),
                 boxes[image.image_id],
             )
             for image in source.raw.images

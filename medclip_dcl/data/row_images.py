@@ -1,0 +1,156 @@
+"""Images that are bytes in a row of a Parquet or Arrow file: their names, and how they are read.
+
+In the place of a file's path stands `FILE#COLUMN[ROW]`, or `FILE#COLUMN[ROW][K]` where the row
+holds a list; FILE is relative to the source's root, rows and K count from 0. Bytes are handed on as
+they are: nothing here looks into them.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from medclip_dcl.errors import StudyError
+from medclip_dcl.files import path_under
+
+_NAME = re.compile(
+    r"(?P<file>.+\.(?:parquet|arrow))#(?P<column>.+?)\[(?P<row>\d+)\](?:\[(?P<k>\d+)\])?", re.DOTALL
+)
+_KEPT_GROUPS = 4  # row groups of Parquet in memory at a time
+
+
+def row_name(file: str, column: str, row: int, k: int | None = None) -> str:
+    """Name an image that is in a row."""
+    return f"{file}#{column}[{row}]" + ("" if k is None else f"[{k}]")
+
+
+def file_of(path: str) -> str:
+    """Give the file that a manifest's `path` is in: the path itself, or FILE of a row's name."""
+    match = _NAME.fullmatch(path)
+    return match["file"] if match else path
+
+
+def image_source(root: Path, path: str) -> Path | memoryview:
+    """Give what the image gate reads for a manifest's `path`: a file, or the bytes of a row.
+
+    Raises:
+        StudyError: the path leaves the root, or there is no such file, column, row or image.
+    """
+    match = _NAME.fullmatch(path)
+    if match is None:
+        return path_under(root, path)
+    file = path_under(root, match["file"])
+    facts = file.stat()
+    key = (str(file), facts.st_size, facts.st_mtime_ns, match["column"])
+    k = None if match["k"] is None else int(match["k"])
+    try:
+        read = _from_parquet if file.suffix == ".parquet" else _from_arrow
+        value = read(*key, int(match["row"]))
+        value = value if k is None else value[k]
+        value = value["bytes"] if pa.types.is_struct(value.type) else value
+        data = value.as_buffer()
+    except (OSError, pa.ArrowException, AttributeError, LookupError, TypeError) as error:
+        raise StudyError("a row that the manifest names holds no such image") from error
+    if data is None:
+        raise StudyError("a row that the manifest names holds no image")
+    return memoryview(data)
+
+
+def open_arrow(path: Path) -> pa.Table:
+    """Map an Arrow file, of files or of streams as `datasets` writes them, without reading it."""
+    source = pa.memory_map(str(path))
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_stream(source).read_all()
+
+
+def split_column(names: Sequence[str], column: str) -> tuple[str, list[str]] | None:
+    """Find `a.b.c` among columns: the column's name, and the fields within it; None: it is missing.
+
+    A name with dots goes before a field.
+    """
+    parts = column.split(".")
+    for cut in range(len(parts), 0, -1):
+        if (head := ".".join(parts[:cut])) in names:
+            return head, parts[cut:]
+    return None
+
+
+def take_field(array: pa.Array, fields: Sequence[str]) -> pa.Array:
+    """Take a field of a field ... of a column of objects, or of lists of objects; KeyError."""
+
+    def child(objects: pa.Array, name: str) -> pa.Array:
+        if not pa.types.is_struct(objects.type) or objects.type.get_field_index(name) < 0:
+            raise KeyError(name)
+        return pc.struct_field(objects, name)
+
+    for name in fields:
+        array = within_lists(array, partial(child, name=name))
+    return array
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def within_lists(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Change what lists hold, lists of lists included; the lists keep their lengths and nulls."""
+    if not is_list(array.type):
+        return change(array)
+    lengths = pc.list_value_length(array)
+    ends = np.cumsum(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+    missing = np.append(array.is_null().to_numpy(zero_copy_only=False), False)
+    offsets = pa.array(np.append(0, ends), pa.int64(), mask=missing)
+    return pa.LargeListArray.from_arrays(offsets, within_lists(pc.list_flatten(array), change))
+
+
+# One thread reads a row group, and those that want the same one wait for it.
+_lock = threading.Lock()
+
+
+def _from_parquet(path: str, size: int, changed_ns: int, column: str, row: int) -> Any:
+    with _lock:
+        starts = _groups(path, size, changed_ns)
+        group = int(np.searchsorted(starts, row, "right")) - 1
+        values = _group(path, size, changed_ns, column, group)
+    return values[row - int(starts[group])]
+
+
+@lru_cache(256)
+def _groups(path: str, _size: int, _changed_ns: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    # The first row of each row group.
+    facts = pq.read_metadata(path)
+    rows = [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
+    return np.cumsum([0, *rows], dtype=np.int64)[:-1]
+
+
+@lru_cache(_KEPT_GROUPS)
+def _group(path: str, _size: int, _changed_ns: int, column: str, group: int) -> pa.ChunkedArray:
+    with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+        head, fields = split_column(file.schema_arrow.names, column) or (column, [])
+        table = file.read_row_group(group, columns=[head], use_threads=False)
+    return pa.chunked_array([take_field(chunk, fields) for chunk in table.column(0).chunks])
+
+
+def _from_arrow(path: str, size: int, changed_ns: int, column: str, row: int) -> Any:
+    with _lock:
+        table = _arrow(path, size, changed_ns)
+    head, fields = split_column(table.column_names, column) or (column, [])
+    return take_field(table.column(head).slice(row, 1).combine_chunks(), fields)[0]
+
+
+@lru_cache(256)
+def _arrow(path: str, _size: int, _changed_ns: int) -> pa.Table:
+    return open_arrow(Path(path))
