@@ -1,18 +1,19 @@
-"""Boxes, MS-CXR's or another CSV: phrases with boxes, and patients that must not train."""
+"""Boxes, MS-CXR's, another CSV or a column: phrases with boxes, patients that must not train."""
 
 import gzip
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from medclip_dcl.data.sources.records import (
     BoxColumn,
+    BoxTable,
     ImageRecord,
+    SourceConfig,
     read_rows,
 )
 from medclip_dcl.errors import ConfigError, StudyError
@@ -34,18 +35,10 @@ MS_CXR_COLUMNS: dict[BoxColumn, str] = {
 
 _NUMBERS = ("x", "y", "width", "height", "image_width", "image_height")
 _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
+_ROUNDED = 1e-3  # by which a fraction may be outside its image
 _BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the image of this box
 
 _Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BoxTable:
-    """The boxes of known images, and every patient that the table names."""
-
-    rows: list[dict[str, Any]]  # one per box, with the columns of `manifest.BOXES`
-    subjects: set[str]  # patients of the table, known images or not
-    unknown: int  # boxes whose image the source does not have
 
 
 def read_boxes(
@@ -90,6 +83,76 @@ def read_boxes(
         row |= {"phrase": " ".join(phrase.split())}
         rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
     return BoxTable(rows, subjects, unknown)
+
+
+def boxes_of_image(
+    image: ImageRecord,
+    boxes: Any,
+    phrase: Any,
+    category: Any,
+    settings: SourceConfig,
+    row_number: int,
+) -> tuple[list[dict[str, Any]], int]:
+    """Read the boxes of an image in a row of a table, and count phrases that have none.
+
+    `boxes`: a list of boxes, or a list of such lists where several belong to a phrase; `phrase`
+    and `category`: lists parallel to the outer one, or what all have in common.
+
+    Raises:
+        ValueError: the lists differ in length.
+        StudyError: a box is not inside its image, or nobody states the size of that image.
+    """
+    groups = [item or [] for item in boxes or ()]
+    if any(group and not isinstance(group[0], list) for group in groups):  # boxes themselves
+        groups = [[group] if group else [] for group in groups]
+    groups = groups or [[] for _ in (phrase if isinstance(phrase, list) else [phrase])]
+    words = [
+        [str(value or "")] * len(groups)
+        if not isinstance(value, list)
+        else [str(item or "") for item in value]
+        for value in (category, phrase)
+    ]
+    rows: list[dict[str, Any]] = []
+    without = 0
+    for kind, said, group in zip(*words, groups, strict=True):
+        without += bool(said.strip()) and not group
+        for box in group:
+            numbers = _numbers(_placed(box, image, settings, row_number), row_number)
+            row = {"image_id": image.image_id, "subject_id": image.subject_id, "category": kind}
+            row |= {"phrase": " ".join(said.split())}
+            rows.append(row | dict(zip(_NUMBERS, numbers, strict=True)))
+    return rows, without
+
+
+def _placed(box: Any, image: ImageRecord, settings: SourceConfig, row_number: int) -> _Row:
+    # As a row of a box table: left, top, width and height, and the size of the image.
+    if (
+        not isinstance(box, list)
+        or len(box) != 4
+        or not all(isinstance(n, int | float) for n in box)
+    ):
+        raise _no_box(row_number)
+    x, y, width, height = box
+    if settings.box_form == "xyxy":
+        width, height = width - x, height - y
+    if settings.box_unit == "px":
+        size = _sides(("", ""), image, row_number)
+        return *(str(number) for number in (x, y, width, height)), *size
+    # Where nobody states the size, the image is one wide and one high.
+    across, down = (image.width_px, image.height_px) if image.width_px * image.height_px else (1, 1)
+    if not (min(x, y) >= -_ROUNDED and max(x + width, y + height) <= 1 + _ROUNDED):
+        raise _no_box(row_number)
+    left, top = max(x, 0.0), max(y, 0.0)
+    width, height = min(width, 1 - left), min(height, 1 - top)
+    numbers = (left * across, top * down, width * across, height * down, across, down)
+    return tuple(str(number) for number in numbers)
+
+
+def _no_box(row_number: int) -> StudyError:
+    return StudyError(
+        f"row {row_number} of the box table is not a box inside its image; correct it, or "
+        "source.box_form and source.box_unit"
+    )
 
 
 def _csv_rows(path: Path, columns: Mapping[BoxColumn, str]) -> Iterator[tuple[str, _Row]]:
@@ -157,7 +220,5 @@ def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
     x, y, width, height, image_width, image_height = numbers
     inside = x + width <= image_width + 1 and y + height <= image_height + 1
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:
-        raise StudyError(
-            f"row {row_number} of the box table is not a box inside its image; correct it"
-        )
+        raise _no_box(row_number)
     return *numbers[:4], int(image_width), int(image_height)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from medclip_dcl.artifact import ArtifactType
-from medclip_dcl.data.boxes import BoxTable, read_boxes
+from medclip_dcl.data.boxes import read_boxes
+from medclip_dcl.data.row_images import file_of
 from medclip_dcl.data.sources import dicom_folder, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.labels import join_labels
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
     POINTER_BYTES,
+    BoxTable,
     ImageRecord,
     RawStudies,
     Reject,
@@ -47,7 +50,12 @@ IMAGES = TableFormat(
         Column("subject_id", pa.string(), "id of the patient"),
         Column("split", pa.string(), "train, validate or test; one per patient"),
         Column("view", pa.string(), "view position; empty where the source has none"),
-        Column("path", pa.string(), "path of the file, relative to the source's root"),
+        Column(
+            "path",
+            pa.string(),
+            "path of the file, relative to the source's root; bytes in a row: FILE#COLUMN[ROW], or "
+            "FILE#COLUMN[ROW][K] in a list, counted from 0",
+        ),
     ),
 )
 """One row per usable image, in order of image_id."""
@@ -88,8 +96,12 @@ BOXES = TableFormat(
         Column("y", pa.float64(), "top edge, pixels of the original image"),
         Column("width", pa.float64(), "width, pixels of the original image"),
         Column("height", pa.float64(), "height, pixels of the original image"),
-        Column("image_width", pa.int32(), "width of the original image, pixels"),
-        Column("image_height", pa.int32(), "height of the original image, pixels"),
+        Column(
+            "image_width",
+            pa.int32(),
+            "width of the original image, pixels; 1 where the box is in fractions of it",
+        ),
+        Column("image_height", pa.int32(), "height of the original image, pixels; likewise 1"),
     ),
 )
 """Boxes with their sentences (MS-CXR), one row per box."""
@@ -148,6 +160,8 @@ def assign_splits(
 REASONS: dict[str, str] = {
     "bad_id": "an id is empty or holds characters that no path may; the reject names the row",
     "no_subject": "the row or the header names no patient",
+    "bad_row": "lists of a row that must be parallel differ in length",
+    "no_image": "the row has neither bytes nor a path where its image should be",
     "bad_report": "the report's XML is malformed, too large, or declares entities",
     "bad_header": "the DICOM header cannot be read, or lacks an id",
     "not_dicom": "the file in the folder of DICOM is something else",
@@ -244,7 +258,7 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
         raw.tables["labels"] = find_file("labels", settings.labels, root, resolve)
         raw = replace(raw, labels=join_labels(raw, raw.tables["labels"], settings))
     if not settings.boxes:
-        return Source(raw, BoxTable([], set(), 0))
+        return Source(raw, raw.boxes or BoxTable([], set(), 0))
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
     return Source(raw, read_boxes(raw.tables["boxes"], raw.images, settings.box_columns))
 
@@ -299,6 +313,7 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
         "boxes_without_image": len(source.boxes.rows) - len(shown) + source.boxes.unknown,
         "splits": dict(sorted(Counter(row["split"] for row in reports).items())),
         "split_conflicts": sum(len(splits) > 1 for splits in source.raw.splits.values()),
+        **source.raw.counts,
         "rejected": len(rejects),
         "reasons": dict(sorted(Counter(item.reason for item in chosen.rejects).items())),
     }
@@ -335,13 +350,19 @@ def stamp(raw: RawStudies) -> str:
 def stamp_files(root: Path, paths: Iterable[str]) -> str:
     """Name the state of files without reading them: a hash of names, sizes and times of change."""
     digest = hashlib.sha256()
-    for path in paths:
+
+    def state(file: str) -> str:
         try:
-            facts = (root / path).stat()
-            line = f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n"
+            facts = (root / file).stat()
         except (OSError, ValueError):
-            line = f"{path}\0missing\n"
-        digest.update(line.encode("utf-8", "surrogatepass"))
+            return "missing"
+        return f"{facts.st_size}\0{facts.st_mtime_ns}"
+
+    of_rows = lru_cache(state)  # many images are in one file
+    for path in paths:
+        file = file_of(path)
+        found = state(file) if file == path else of_rows(file)
+        digest.update(f"{path}\0{found}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
@@ -356,6 +377,8 @@ def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
         settings.kind != "table" or settings.columns.get("view")
     ):
         return "no_view"  # a table without a column of views holds frontal images alone
+    if file_of(image.path) != image.path:
+        return ""  # bytes that the source has seen in its row
     try:
         path = path_under(root, image.path)
     except StudyError:

@@ -17,8 +17,8 @@ from medclip_dcl.section import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Column = Literal[
-    "image_id", "study_id", "subject_id", "path", "findings", "impression", "report", "view",
-    "split", "width", "height", "labels",
+    "image_id", "study_id", "subject_id", "path", "image", "findings", "impression", "report",
+    "view", "split", "width", "height", "labels", "boxes", "phrase", "category",
 ]  # fmt: skip
 BoxColumn = Literal[
     "image_id", "category", "phrase", "x", "y", "width", "height", "image_width", "image_height",
@@ -44,9 +44,20 @@ class SourceConfig(Section):
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
     columns: dict[Column, str | dict[str, str]] = Field(default_factory=dict)
     """Role -> name of a column of the mapped table (kind `table`); a role that is left out has no
-    column. Roles: `image_id`, `study_id`, `subject_id`, `path`, `findings`, `impression`, `report`,
-    `view`, `split`, `width`, `height`; and `labels`: CheXpert's finding -> column of its codes, or
-    the one column that lists what is there; columns of `source.labels` where that is set."""
+    column, and `a.b` is field `b` of column `a`. Roles: `image_id`, `study_id`, `subject_id`,
+    `path`, `image`, `findings`, `impression`, `report`, `view`, `split`, `width`, `height`,
+    `boxes`, `phrase`, `category`; and `labels`: CheXpert's finding -> column of its codes, or the
+    one column that lists what is there; columns of `source.labels` where that is set."""
+    subject: Literal["", "none"] = ""
+    """`none`: the table names no patients. Every study is then one, splits are those of the source
+    alone, and card, check and report say that splits are not by patient."""
+    prefix_strip: str = ""
+    """What is cut off from the beginning of image paths in a table, such as `../deid_png/`."""
+    box_form: Literal["", "xywh", "xyxy"] = ""
+    """Form of the boxes in column `columns.boxes`: left, top, width, height; or left, top, right,
+    bottom. Has to be given where there are any."""
+    box_unit: Literal["px", "fraction"] = "px"
+    """Unit of these boxes: pixels of the original image, or fractions of its width and height."""
     labels: str = ""
     """Table of labels, CSV, Parquet or JSONL, relative to `root`, in place of those that the source
     has; its columns are those of `columns.labels`, else CheXpert's names. Empty: none."""
@@ -131,6 +142,15 @@ class ImageRecord(NamedTuple):
     height_px: int = 0
 
 
+@dataclass(frozen=True)
+class BoxTable:
+    """The boxes of known images, and every patient that the table names."""
+
+    rows: list[dict[str, Any]]  # one per box, with the columns of `manifest.BOXES`
+    subjects: set[str]  # patients of the table, known images or not
+    unknown: int  # boxes whose image the source does not have
+
+
 class Text(NamedTuple):
     """Sections of one study's report."""
 
@@ -169,6 +189,8 @@ class RawStudies:
     rejects: list[Reject] = field(default_factory=list)  # rows that name nothing usable
     files: list[str] = field(default_factory=list)  # further ones read, relative to `reports_root`
     tables: dict[str, Path] = field(default_factory=dict)  # files whose change makes a new manifest
+    boxes: BoxTable | None = None  # where the source's own tables have boxes
+    counts: dict[str, int] = field(default_factory=dict)  # what else was counted, for the summary
 
     @property
     def reports_root(self) -> Path:
@@ -219,11 +241,17 @@ def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, l
     """Take columns of a table that was read from a file, as `read_rows`."""
     missing = [name for name in columns if name not in table.column_names]
     if missing:
-        raise StudyError(
-            f"table {file} has no column {missing}, only {table.column_names[:40]}; "
-            "name its columns in source.columns, source.box_columns or source.label_id"
-        )
+        raise no_column(file, missing, table.column_names)
     return {name: strings(table.column(name), file, name) for name in dict.fromkeys(columns)}
+
+
+def no_column(file: str, missing: Sequence[str], there: Sequence[str]) -> StudyError:
+    """Say that a table lacks columns, and which it has."""
+    only = f", only {list(there[:40])}" if there else ""
+    return StudyError(
+        f"table {file} has no column {list(missing)}{only}; "
+        "name its columns in source.columns, source.box_columns or source.label_id"
+    )
 
 
 def read_any(path: Path, fallback: str = "") -> pa.Table:
