@@ -84,7 +84,8 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def configure_logging() -> None:
-    """Send every record of this process to standard error as JSON lines."""
+    """Send every record and warning of this process to standard error as JSON lines."""
+    logging.captureWarnings(True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
