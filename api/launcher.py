@@ -16,11 +16,11 @@ from medclip_dcl.errors import ArtifactMissing, ConfigError, MedclipError
 
 from .app import create_app
 from .auth import is_loopback
+from .http_protocol import ServiceProtocol
 from .logging import configure_logging
 from .settings import ServeSettings, read_settings
 
 _BACKLOG = 1024
-_LONGEST_HEAD = 16 * 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=ServiceProtocol,
             loop="asyncio",
             ws="none",
             lifespan="on",
@@ -60,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             proxy_headers=False,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=settings.drain_s,
-            h11_max_incomplete_event_size=_LONGEST_HEAD,
         )
     )
     app.state.connections = server.server_state.connections

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth import Auth
 from .errors import ApiError, error_response
+from .http_protocol import READ_BODY, ReadBody
 from .logging import Metrics, RequestState, log, log_fault, state_of
 from .settings import MEBIBYTE, ServeSettings
 from .uploads import set_image_aside
@@ -151,8 +152,9 @@ class RequestMiddleware:
         """Gather a body, which holds no place while it arrives, and answer it in a place."""
         state = state_of(scope)
         body = _Body(receive, self._max_body_bytes, self._limiter)
+        whole_at_once: ReadBody | None = scope.get("extensions", {}).get(READ_BODY)
         try:
-            message = await body.gathered(self._settings.body_deadline_s)
+            message = await body.gathered(self._settings.body_deadline_s, whole_at_once)
             self._metrics.note(state.timings, "receive", time.monotonic() - body.started)
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")
@@ -207,15 +209,20 @@ class _Body:
         self._limiter = limiter
         self._held = 0
 
-    async def gathered(self, deadline_s: float) -> Message:
+    async def gathered(self, deadline_s: float, read: ReadBody | None) -> Message:
         """Give the whole body as one ASGI message, or the message that the client has left.
 
         Raises:
             ApiError: it is too large or too slow, or there is no room for it.
         """
-        pieces = []
+        pieces: list[bytes] = []
         try:
             async with asyncio.timeout(deadline_s):
+                if read is not None:
+                    body = await read(self._hold)
+                    if body is None:
+                        return {"type": "http.disconnect"}
+                    return {"type": "http.request", "body": body, "more_body": False}
                 while True:
                     message = await self._receive()
                     if message["type"] != "http.request":
@@ -255,7 +262,7 @@ def _missing_headers(message: Message, request_id: str) -> list[tuple[bytes, byt
 
 
 class Connection(Protocol):
-    """What is known of an HTTP connection; uvicorn's h11 protocol is one."""
+    """What is known of an HTTP connection; uvicorn's protocols are."""
 
     cycle: Any
     """The request that is being, or was last, answered; None before the first."""

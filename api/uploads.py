@@ -26,7 +26,9 @@ _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _BOX = TypeAdapter(tuple[_Number, _Number, _Number, _Number])
 
 
-def set_image_aside(body: bytes, content_type: bytes) -> tuple[bytes, memoryview]:
+def set_image_aside(
+    body: bytes | bytearray, content_type: bytes
+) -> tuple[bytes | bytearray, memoryview]:
     """Take a large file out of a form, so that its bytes are not copied field by field.
 
     Gives the form without the beginning of that file's content, and what was taken out: nothing

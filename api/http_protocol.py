@@ -1,0 +1,193 @@
+"""HTTP on one connection: uvicorn's protocol over llhttp, held to bounds; large bodies unparsed.
+
+A body of many megabytes with a stated length needs no parser. The application may ask for it
+whole (`READ_BODY` in the scope's extensions): the socket is then read into one buffer, which costs
+half the CPU time of passing it on piece by piece.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+READ_BODY = "medclip.read_body"
+"""Extension of a scope whose body is large: `ReadBody`."""
+
+ReadBody = Callable[[Callable[[int], None]], Awaitable[bytearray | None]]
+"""Gives the whole body, or None where the client has left. Its argument is called with the bytes of
+memory that the body takes more, before they are taken, and raises to refuse them."""
+
+_LARGE = 256 * 1024
+_LONGEST_HEAD = 16 * 1024  # bytes of the request line and all headers
+_MOST_PIPELINED = 8
+_GROWTH = 4  # memory of a body at most, over what has arrived of it
+
+
+class ServiceProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head = 0  # bytes of the head that is arriving
+    _in_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        self._answers = _HeadWithBody(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes that are not those of a large body."""
+        # llhttp gathers a header of any length before it names it. What came of it in one piece
+        # with an earlier body is not counted; such a piece has 256 KiB at most.
+        if self._in_head:
+            self._head += len(data)
+        if self._head > _LONGEST_HEAD:
+            self.send_400_response("The head of the request is too long.")
+            return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise ValueError("too many requests wait for earlier ones on this connection")
+        self._head, self._in_head = 0, True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, or what follows a body in chunks."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start the application on a request."""
+        self._in_head = False
+        super().on_headers_complete()
+        self.cycle.transport = self._answers  # type: ignore[assignment]
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        if lengths and lengths[0] >= _LARGE and not self.pipeline:
+            body = _LargeBody(self, lengths[0])
+            self.scope["extensions"] = {READ_BODY: body.read}  # type: ignore[dict-item]
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        self._answers.flush()
+        super().on_response_complete()
+
+    def begin_next_request(self) -> None:
+        """Parse what follows a body that the parser has not seen."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > _LONGEST_HEAD:
+            raise ValueError("the head of the request is too long")
+
+
+class _LargeBody(asyncio.BufferedProtocol):
+    """Reads a body of known length into one buffer, in place of the connection's protocol."""
+
+    def __init__(self, connection: ServiceProtocol, length: int) -> None:
+        self._connection, self._cycle = connection, connection.cycle
+        self._length = length
+        self._buffer = bytearray()
+        self._filled = 0
+
+    async def read(self, hold: Callable[[int], None]) -> bytearray | None:
+        self._buffer, self._cycle.body = self._cycle.body, bytearray()
+        self._filled = len(self._buffer)
+        self._hold = hold
+        self._done: asyncio.Future[bool] = self._connection.loop.create_future()
+        hold(self._filled)
+        if self._cycle.disconnected:
+            return None
+        if self._filled == self._length:
+            self._cycle.message_event.clear()  # its messages have been read here
+            return self._buffer
+        if self._cycle.waiting_for_100_continue:
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._cycle.waiting_for_100_continue = False
+        self._grow()
+        self._connection.transport.set_protocol(self)
+        self._connection.flow.resume_reading()
+        try:
+            if not await self._done:
+                return None
+        except BaseException:
+            self._cycle.keep_alive = False  # nobody will find the beginning of the next request
+            raise
+        finally:
+            self._connection.transport.set_protocol(self._connection)
+        self._connection.begin_next_request()
+        self._cycle.message_event.clear()
+        return self._buffer
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._done.done():  # refused, and not yet known to who waits
+            self._filled -= nbytes
+        elif self._filled == self._length:
+            self._connection.flow.pause_reading()  # until the next request can be parsed
+            self._done.set_result(True)
+        elif self._filled == len(self._buffer):
+            try:
+                self._grow()
+            except Exception as refusal:  # noqa: BLE001 (whatever it is, the reader is to hear of it)
+                self._filled = 0
+                self._done.set_exception(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+        if not self._done.done():
+            self._done.set_result(False)
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def _grow(self) -> None:
+        size = min(self._length, _GROWTH * max(self._filled, _LARGE))
+        self._hold(size - self._filled)
+        larger = bytearray(size)
+        larger[: self._filled] = self._buffer
+        self._buffer = larger
+
+
+class _HeadWithBody:
+    """A transport that keeps the head of an answer until its body, and sends both in one call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
+            self._head = data
+            return
+        self._transport.write(self._head + data)
+        self._head = b""
+
+    def flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

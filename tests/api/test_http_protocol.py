@@ -1,0 +1,176 @@
+"""A real server on the protocol, with an application that says what it got."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvicorn
+
+from api.http_protocol import READ_BODY, ServiceProtocol, _HeadWithBody
+
+MEBIBYTE = 1 << 20
+held: list[int] = []
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the way that the body came, its length and its last byte."""
+    held.clear()
+    read = scope.get("extensions", {}).get(READ_BODY)
+    if read is None:
+        body = b""
+        while (message := await receive()).get("more_body") or message.get("body"):
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        words = f"parsed {len(body)}"
+    else:
+        try:
+            whole = await read(hold)
+        except OverflowError:
+            words = "refused"
+        else:
+            if whole is None:
+                return
+            words = f"whole {len(whole)} {whole[-1]}"
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", str(len(words)).encode())],
+        }
+    )
+    await send({"type": "http.response.body", "body": words.encode()})
+
+
+def hold(size: int) -> None:
+    held.append(size)
+    if sum(held) > 8 * MEBIBYTE:
+        raise OverflowError
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, http=ServiceProtocol, loop="asyncio", ws="none", lifespan="off", log_config=None
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def wire(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as made:
+        yield made
+
+
+def head(length: int, *more: str) -> bytes:
+    lines = ("POST / HTTP/1.1", "Host: x", f"Content-Length: {length}", *more)
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def answer(wire: socket.socket) -> str:
+    """Read one answer, and give its body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = wire.recv(1)
+        assert piece, data
+        data += piece
+    length = int(data.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return wire.recv(length, socket.MSG_WAITALL).decode()
+
+
+@pytest.mark.parametrize("size", [MEBIBYTE // 4, MEBIBYTE // 4 + 1, MEBIBYTE, 5 * MEBIBYTE + 3])
+def test_a_large_body_comes_whole_and_requests_behind_it_are_answered(
+    wire: socket.socket, size: int
+) -> None:
+    wire.sendall(head(size) + bytes(size - 1) + b"\x07" + head(3) + b"abc")
+    assert answer(wire) == f"whole {size} 7"
+    assert answer(wire) == "parsed 3"
+    wire.sendall(head(size))
+    for at in range(0, size, MEBIBYTE):  # in pieces, the last of one byte
+        wire.sendall(bytes(min(MEBIBYTE, size - 1 - at)))
+    wire.sendall(b"\x09")
+    assert answer(wire) == f"whole {size} 9"
+
+
+def test_who_sends_little_takes_little_memory(wire: socket.socket) -> None:
+    wire.sendall(head(64 * MEBIBYTE) + bytes(MEBIBYTE))
+    limit = time.monotonic() + 5
+    while sum(held) < MEBIBYTE and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert MEBIBYTE <= sum(held) <= 4 * MEBIBYTE
+
+
+def test_memory_that_is_refused_ends_the_connection(wire: socket.socket) -> None:
+    wire.sendall(head(64 * MEBIBYTE) + bytes(5 * MEBIBYTE))
+    assert answer(wire) == "refused"
+    with pytest.raises(ConnectionError):
+        wire.sendall(bytes(64 * MEBIBYTE))
+
+
+def test_who_leaves_is_not_waited_for(wire: socket.socket, port: int) -> None:
+    wire.sendall(head(MEBIBYTE) + bytes(MEBIBYTE - 1))
+    wire.close()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as other:
+        other.sendall(head(3) + b"abc")
+        assert answer(other) == "parsed 3"
+
+
+def test_a_body_is_asked_for_where_the_client_waits_for_that(wire: socket.socket) -> None:
+    wire.sendall(head(MEBIBYTE, "Expect: 100-continue"))
+    assert wire.recv(25, socket.MSG_WAITALL) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.sendall(bytes(MEBIBYTE))
+    assert answer(wire) == f"whole {MEBIBYTE} 0"
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+@pytest.mark.parametrize("kind", ["line", "one header", "headers"])
+def test_a_head_of_more_than_16_kib_is_refused(
+    wire: socket.socket, kind: str, pause_s: float
+) -> None:
+    long = {
+        "line": b"GET /" + 40_000 * b"a" + b" HTTP/1.1\r\n",
+        "one header": b"GET / HTTP/1.1\r\nx: " + 40_000 * b"a" + b"\r\n",
+        "headers": b"GET / HTTP/1.1\r\n" + 2_000 * (b"name: " + 12 * b"a" + b"\r\n"),
+    }[kind]
+    with suppress(ConnectionError):  # who goes on sending may find the answer lost
+        for at in range(0, len(long), 6_000):
+            wire.sendall(long[at : at + 6_000])
+            time.sleep(pause_s)
+        assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+
+
+def test_few_requests_may_wait_for_an_earlier_one(wire: socket.socket) -> None:
+    wire.sendall(head(3) + 20 * head(0))
+    assert b"HTTP/1.1 400" in b"".join(iter(lambda: wire.recv(4096), b""))
+
+
+def test_head_and_body_of_an_answer_are_sent_in_one_call() -> None:
+    sent: list[bytes] = []
+
+    class Transport(asyncio.Transport):
+        def write(self, data: Any) -> None:
+            sent.append(bytes(data))
+
+    answers = _HeadWithBody(Transport())
+    answers.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    answers.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    answers.write(b"body")
+    answers.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    answers.flush()
+    assert sent == [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nbody",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+    ]
