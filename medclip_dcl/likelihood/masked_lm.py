@@ -31,18 +31,24 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedModel
+from transformers import BertForMaskedLM, BertTokenizer, PreTrainedModel
 
 from medclip_dcl.artifact import Artifact, ArtifactType, json_digest
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.files import sha256_file, write_bytes, write_text
 from medclip_dcl.models.pretrained import modern_key, read_tensors, weights_file
+from medclip_dcl.models.text_encoder import (
+    BERT_FIELDS,
+    TOKENIZER,
+    VOCABULARY,
+    read_bert_config,
+    read_bert_tokenizer,
+)
 
 ARTIFACT = ArtifactType("language_model", 2, "fit_language_model")
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
 CARD = "README.md"
 FILES = (CARD, CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json")
 """The folder's files: the card, and what transformers' own classes read offline."""
@@ -62,23 +68,6 @@ def tokenizer_digest(artifact: Artifact) -> str:
     return digest
 
 
-CONFIG_FIELDS = (
-    "attention_probs_dropout_prob",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "layer_norm_eps",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "pad_token_id",
-    "type_vocab_size",
-    "vocab_size",
-)
-"""Fields of a checkpoint's config.json that are read; all others are ignored."""
-
 HEAD_KEYS = tuple(
     f"cls_projection_head.{layer}.{part}"
     for layer in ("dense_to_hidden", "LayerNorm", "dense_to_output")
@@ -92,7 +81,6 @@ _TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_VOCABULARY = "vocab.txt"
 
 
 @dataclass(frozen=True)
@@ -117,9 +105,9 @@ def load_language_model(folder: Path) -> LanguageModel:
     """
     if not folder.is_dir():
         raise CheckpointError("the language model is not a directory; give one with config.json")
-    model = BertForMaskedLM(read_config(folder))
+    model = BertForMaskedLM(read_bert_config(folder))
     ignored = _fill(model, _read_weights(folder))
-    tokenizer = read_tokenizer(folder)
+    tokenizer = read_bert_tokenizer(folder)
     if len(tokenizer) > model.config.vocab_size:
         raise CheckpointError(
             f"the tokenizer has {len(tokenizer)} word pieces, the model "
@@ -129,44 +117,9 @@ def load_language_model(folder: Path) -> LanguageModel:
     return LanguageModel(model, tokenizer, ignored)
 
 
-def read_config(folder: Path) -> BertConfig:
-    """Read a checkpoint's sizes; fields outside `CONFIG_FIELDS` are BERT's defaults.
-
-    Raises:
-        CheckpointError: it is missing or damaged, or not BERT's.
-    """
-    try:
-        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = tree.get("position_embedding_type", "absolute")
-        fields = {name: tree[name] for name in CONFIG_FIELDS if name in tree}
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
-    if kind != "absolute":
-        raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
-    try:
-        return BertConfig(**fields)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
-
-
-def read_tokenizer(folder: Path) -> BertTokenizer:
-    """Read a checkpoint's fast WordPiece tokenizer, offline and without its code.
-
-    Raises:
-        CheckpointError: its files are missing or damaged.
-    """
-    if not (folder / TOKENIZER).is_file() and not (folder / _VOCABULARY).is_file():
-        raise CheckpointError(f"neither {TOKENIZER} nor {_VOCABULARY} is there; add one")
-    try:
-        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError("the tokenizer's files cannot be read") from error
-    return tokenizer
-
-
 def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: Path) -> None:
     """Write a masked language model, all but its card, in the one layout that is read later."""
-    fields = {name: getattr(model.config, name) for name in CONFIG_FIELDS}
+    fields = {name: getattr(model.config, name) for name in BERT_FIELDS}
     tree = {"architectures": ["BertForMaskedLM"], "model_type": "bert", **fields}
     write_text(folder / CONFIG, json.dumps(tree, indent=1, sort_keys=True) + "\n")
     weights = {
@@ -184,7 +137,7 @@ def checkpoint_digests(folder: Path) -> dict[str, str]:
     Raises:
         CheckpointError: there is no config.json.
     """
-    names = [CONFIG, TOKENIZER, "tokenizer_config.json", _VOCABULARY]
+    names = [CONFIG, TOKENIZER, "tokenizer_config.json", VOCABULARY]
     names.append(weights_file(folder).name)
     found = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}
     if CONFIG not in found:

@@ -38,12 +38,11 @@ from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engi
 from medclip_dcl.likelihood.masked_lm import (
     load_language_model,
     model_digest,
-    read_config,
-    read_tokenizer,
     tokenizer_digest,
 )
 from medclip_dcl.likelihood.pll import Encoding, Variant, encode_sentences, score_encodings
 from medclip_dcl.likelihood.settings import LikelihoodConfig
+from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
 from medclip_dcl.progress import Progress
 from medclip_dcl.tables import Column, TableFormat, read_table, write_table
 from medclip_dcl.text import sentences
@@ -552,8 +551,8 @@ class CorpusScoring:
 
     def _plan(self, distinct: pa.Table) -> Plan:
         return plan_units(
-            read_tokenizer(self._model.path),
-            read_config(self._model.path),
+            read_bert_tokenizer(self._model.path),
+            read_bert_config(self._model.path),
             distinct["text_key"].to_pylist(),
             distinct["text"].to_pylist(),
             device=self._options.device.partition(":")[0],

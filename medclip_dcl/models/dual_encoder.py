@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertConfig
+from transformers import PreTrainedConfig
 
 from medclip_dcl.models.image_encoder import ImageEncoder
 from medclip_dcl.models.settings import ModelConfig, SimilarityConfig
@@ -23,12 +23,12 @@ class DualEncoder(nn.Module):
     adds to s and learns, is None without `add_bias`: no score depends on it.
     """
 
-    def __init__(self, settings: ModelConfig, text_config: BertConfig) -> None:
+    def __init__(self, settings: ModelConfig, text_config: PreTrainedConfig) -> None:
         super().__init__()
         self.similarity: SimilarityConfig = settings.similarity
         self.image = ImageEncoder(settings.image)
         self.region_projection = nn.Linear(self.image.width, settings.similarity.dim)
-        self.text = TextEncoder(text_config, settings.similarity.dim)
+        self.text = TextEncoder(text_config, settings.similarity.dim, settings.text)
         self.gamma = nn.Parameter(torch.tensor(math.sqrt(settings.similarity.gamma_squared)))
         self.bias: nn.Parameter | None = None
 
@@ -87,7 +87,9 @@ class DualEncoder(nn.Module):
         self.text.initialise(generator)
 
 
-def build_dual_encoder(settings: ModelConfig, text_config: BertConfig, seed: int) -> DualEncoder:
+def build_dual_encoder(
+    settings: ModelConfig, text_config: PreTrainedConfig, seed: int
+) -> DualEncoder:
     """Build the model with random weights, in training mode, on the CPU.
 
     The same seed gives the same weights; the global generator is left alone.

@@ -18,12 +18,24 @@ RESNETS: dict[str, dict[str, Any]] = {
 class ImageEncoderConfig(Section):
     """Image -> region vectors."""
 
-    kind: Literal["resnet", "resnet18", "resnet34", "resnet50", "resnet101", "backbone"] = "resnet"
+    kind: Literal["resnet", "resnet18", "resnet34", "resnet50", "resnet101", "backbone", "vit"] = (
+        "resnet"
+    )
     """`resnet`: of the sizes below; `resnet18` to `resnet101`: of those of He et al.; `backbone`:
-    any of transformers' backbones that gives a feature map, as `backbone` describes it."""
+    any of transformers' backbones that gives a feature map, as `backbone` describes it; `vit`: a
+    vision transformer (DINOv2, DINOv3, RAD-DINO, SigLIP, CLIP, ViT), whose patches are the
+    regions, as the config.json of `pretrained` or `backbone` describes it."""
     backbone: dict[str, JsonValue] = Field(default_factory=dict)
-    """Configuration of that backbone as in its config.json: `model_type`, such as `convnext` or
-    `swin`, and its sizes; the last stage's map is read."""
+    """Configuration of that backbone as in its config.json: `model_type`, such as `convnext`,
+    `swin` or `dinov2`, and its sizes; the last stage's map is read."""
+    regions: Literal["patches", "pooled"] = "patches"
+    """What a `vit` gives: a vector of every patch, or its own single vector of the whole image,
+    which has no heatmap."""
+    mean: tuple[float, ...] = ()
+    """Grey level of 0 to 1 that becomes 0, one per channel of a `vit`; empty: that of the
+    preprocessor_config.json next to its weights, 0.5 where it starts from random ones."""
+    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """Grey levels that become 1, one per channel of a `vit`; empty: as `mean`, and 0.25."""
     depths: tuple[int, ...] = (2, 2, 2, 2)
     """Blocks per stage; (2, 2, 2, 2) is ResNet-18. Three stages double the grid."""
     widths: tuple[int, ...] = (64, 128, 256, 512)
@@ -32,7 +44,8 @@ class ImageEncoderConfig(Section):
     """Residual block: basic for ResNet-18 and -34, bottleneck above."""
     pretrained: str = ""
     """Directory or file (safetensors, or a torch file of tensors alone) of weights to start from,
-    in the key layout of transformers, torchvision or BioViL; empty: random."""
+    in the key layout of transformers, torchvision or BioViL, or OWNER/NAME@REVISION of a hub, the
+    revision 40 hexadecimal digits; empty: random."""
     input_px: Annotated[int, Field(ge=8)] = 480
     """Height and width of the input: the random crop of a prepared image; paper: 480."""
 
@@ -50,8 +63,14 @@ class ImageEncoderConfig(Section):
 
     @model_validator(mode="after")
     def _backbone_is_described(self) -> "ImageEncoderConfig":
-        if (self.kind == "backbone") != bool(self.backbone):
+        if self.kind != "vit" and (self.kind == "backbone") != bool(self.backbone):
             raise ValueError("kind backbone and a description under backbone go together")
+        if self.kind == "vit" and not (self.backbone or self.pretrained):
+            raise ValueError("kind vit needs pretrained, or a description under backbone")
+        if self.kind != "vit" and (self.mean or self.std or self.regions == "pooled"):
+            raise ValueError("mean, std and pooled regions are those of kind vit")
+        if len(self.mean) != len(self.std):
+            raise ValueError("mean and std must name the same channels")
         if self.backbone and not isinstance(self.backbone.get("model_type"), str):
             raise ValueError("backbone must name its model_type")
         return self
@@ -69,9 +88,17 @@ class TextEncoderConfig(Section):
     """Sentence -> vector: the fitted language model, [CLS] and a linear map."""
 
     pretrained: str = ""
-    """Directory of BERT weights; empty: the model of `fit_language_model`."""
+    """Directory of weights, or OWNER/NAME@REVISION of a hub: BERT, another text encoder of
+    transformers, a sentence encoder, or the text side of CLIP or SigLIP; empty: the model of
+    `fit_language_model`. Likelihoods stay with that of `language_model`."""
     max_tokens: Annotated[int, Field(ge=8, le=512)] = 128
-    """Longest input, word pieces; longer sentences are truncated."""
+    """Longest input, word pieces; longer sentences are truncated, as are those that are longer
+    than the encoder reads."""
+    pooling: Literal["auto", "cls", "mean", "eos", "last"] = "auto"
+    """State that becomes the vector: the first, the mean, that of the last word piece, or the last
+    of a window that is filled with padding, as SigLIP reads it; `auto`: the encoder's own."""
+    projection_width: Annotated[int, Field(ge=0)] = 0
+    """Units of a hidden layer between the text encoder and the shared space; 0: none."""
 
 
 class SimilarityConfig(Section):
@@ -93,12 +120,22 @@ class SimilarityConfig(Section):
 class ModelConfig(Section):
     """Both encoders and the similarity."""
 
+    pretrained: str = ""
+    """Directory, or OWNER/NAME@REVISION of a hub, with a whole model to start from: CLIP or SigLIP
+    (MedSigLIP) of transformers, or BiomedCLIP of open_clip; its encoders, maps into the shared
+    space and scale replace what is set below."""
     image: ImageEncoderConfig = ImageEncoderConfig()
     """Image encoder."""
     text: TextEncoderConfig = TextEncoderConfig()
     """Text encoder."""
     similarity: SimilarityConfig = SimilarityConfig()
     """Similarity."""
+
+    @model_validator(mode="after")
+    def _one_start(self) -> "ModelConfig":
+        if self.pretrained and (self.image.pretrained or self.text.pretrained):
+            raise ValueError("pretrained is a whole model: leave out image.pretrained and text's")
+        return self
 
 
 EngineName = Literal["auto", "torch", "onnxruntime", "openvino"]

@@ -1,27 +1,72 @@
-"""Sentence -> vector: BERT without its pooler, one state, a linear map."""
+"""Sentence -> vector: a text encoder of transformers without its pooler, one state, a map.
 
+cls     state of the first token
+mean    mean of the states of all word pieces
+eos     state of the last word piece: sentences are padded on the right
+last    last state of a window that padding fills, and that sees it, as SigLIP's does
+"""
+
+import json
 from collections import OrderedDict
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel
+from torch.nn import functional
+from transformers import AutoModel, BertConfig, BertModel, BertTokenizer, PreTrainedConfig
 
+from medclip_dcl.errors import CheckpointError, ConfigError
 from medclip_dcl.models.pretrained import LoadReport, fill, modern_key, read_tensors
+from medclip_dcl.models.settings import TextEncoderConfig
 
 # Language-model, projection and pooling heads, and a buffer that old checkpoints carry.
 _TRAINED = "cls_projection_head."
 _HEADS = ("cls.", _TRAINED, "pooler.", "embeddings.position_ids")
 
 
-class TextEncoder(nn.Module):
-    """BERT and the map from the state of its first token, [CLS], into the shared space."""
+CONFIG, TOKENIZER, VOCABULARY = "config.json", "tokenizer.json", "vocab.txt"
+"""Files of a text encoder's folder; either of the last two."""
 
-    def __init__(self, text_config: BertConfig, dim: int) -> None:
+BERT_FIELDS = (
+    "attention_probs_dropout_prob",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_norm_eps",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "pad_token_id",
+    "type_vocab_size",
+    "vocab_size",
+)
+"""Fields of a checkpoint's config.json that are read; all others are ignored."""
+
+
+class TextEncoder(nn.Module):
+    """BERT or another encoder, and the map from one of its states into the shared space.
+
+    By default the state is that of the first token, [CLS], and the map linear.
+    """
+
+    def __init__(
+        self,
+        text_config: PreTrainedConfig,
+        dim: int,
+        settings: TextEncoderConfig = TextEncoderConfig(),  # noqa: B008 (frozen)
+    ) -> None:
         super().__init__()
-        self.backbone = BertModel(text_config, add_pooling_layer=False)
-        self.projection = nn.Linear(text_config.hidden_size, dim)
+        self.pooling = "cls" if settings.pooling == "auto" else settings.pooling
+        self.backbone: Any = _build_backbone(text_config)
+        width, hidden = text_config.hidden_size, settings.projection_width
+        self.projection: Any = nn.Linear(hidden or width, dim)
+        if hidden:
+            self.projection = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), self.projection)
 
     def forward(
         self,
@@ -29,9 +74,30 @@ class TextEncoder(nn.Module):
         attention_mask: Int[Tensor, "texts tokens"],
     ) -> Float[Tensor, "texts dim"]:
         """Map each sentence into the shared space; the vectors are not normalised."""
-        states = self.backbone(input_ids=input_ids, attention_mask=attention_mask)[0]
-        projected: Tensor = self.projection(states[:, 0])
+        projected: Tensor = self.projection(self.pooled(input_ids, attention_mask))
         return projected
+
+    def pooled(
+        self,
+        input_ids: Int[Tensor, "texts tokens"],
+        attention_mask: Int[Tensor, "texts tokens"],
+    ) -> Float[Tensor, "texts width"]:
+        """Compute the state of each sentence that is mapped."""
+        if self.pooling == "last":
+            config = self.backbone.config
+            rest = config.max_position_embeddings - input_ids.shape[1]
+            ids = input_ids.masked_fill(attention_mask == 0, config.pad_token_id)
+            ids = functional.pad(ids, (0, rest), value=config.pad_token_id)
+            last: Tensor = self.backbone(input_ids=ids)[0][:, -1]
+            return last
+        states: Tensor = self.backbone(input_ids=input_ids, attention_mask=attention_mask)[0]
+        if self.pooling == "mean":
+            weights = attention_mask.unsqueeze(-1).to(states.dtype)
+            return (states * weights).sum(dim=1) / weights.sum(dim=1)
+        if self.pooling == "eos":
+            rows = torch.arange(len(states), device=states.device)
+            return states[rows, attention_mask.sum(dim=1) - 1]
+        return states[:, 0]
 
     def checkpoint_activations(self) -> None:
         """Compute the activations of each layer twice instead of keeping them."""
@@ -47,7 +113,14 @@ class TextEncoder(nn.Module):
 
         Source: Devlin et al. 2019: normal with the config's `initializer_range`, zero
             biases; the padding embedding is zero; the projection as `nn.Linear` has it.
+            Other encoders as transformers starts them.
         """
+        if not isinstance(self.backbone, BertModel):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+                self.backbone = _build_backbone(self.backbone.config)
+            self._initialise_projection(generator)
+            return
         spread = self.backbone.config.initializer_range
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -58,7 +131,33 @@ class TextEncoder(nn.Module):
                 nn.init.zeros_(module.weight[module.padding_idx].detach())
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
-        initialise_linear(self.projection, generator)
+        self._initialise_projection(generator)
+
+    def _initialise_projection(self, generator: torch.Generator) -> None:
+        for layer in self.projection.modules():
+            if isinstance(layer, nn.Linear):
+                initialise_linear(layer, generator)
+
+
+def _build_backbone(text_config: PreTrainedConfig) -> nn.Module:
+    # Random weights, from torch's own generator.
+    if isinstance(text_config, BertConfig):
+        return BertModel(text_config, add_pooling_layer=False)
+    try:
+        if text_config.model_type == "siglip_text_model":  # AutoModel does not list it
+            backbone: Any = import_module("transformers").SiglipTextModel(text_config)
+            backbone.head = nn.Identity()  # its map into SigLIP's space is `projection` here
+        else:
+            backbone = AutoModel.from_config(text_config)  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise ConfigError(
+            f"model.text.pretrained: {text_config.model_type} is not a text encoder of "
+            "transformers; give BERT, RoBERTa, ModernBERT, or the text side of CLIP or SigLIP"
+        ) from error
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None
+    built: nn.Module = backbone
+    return built
 
 
 def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
@@ -69,6 +168,41 @@ def initialise_linear(layer: nn.Linear, generator: torch.Generator) -> None:
     bound = layer.in_features**-0.5
     nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
     nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def read_bert_config(folder: Path) -> BertConfig:
+    """Read a checkpoint's sizes; fields outside `BERT_FIELDS` are BERT's defaults.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or not BERT's.
+    """
+    try:
+        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = tree.get("position_embedding_type", "absolute")
+        fields = {name: tree[name] for name in BERT_FIELDS if name in tree}
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{CONFIG} is missing or no JSON; give a BERT directory") from error
+    if kind != "absolute":
+        raise CheckpointError(f"position embeddings are {kind!r}; only absolute ones are read")
+    try:
+        return BertConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{CONFIG} holds a value that BERT does not accept") from error
+
+
+def read_bert_tokenizer(folder: Path) -> BertTokenizer:
+    """Read a checkpoint's fast WordPiece tokenizer, offline and without its code.
+
+    Raises:
+        CheckpointError: its files are missing or damaged.
+    """
+    if not (folder / TOKENIZER).is_file() and not (folder / VOCABULARY).is_file():
+        raise CheckpointError(f"neither {TOKENIZER} nor {VOCABULARY} is there; add one")
+    try:
+        tokenizer: BertTokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError("the tokenizer's files cannot be read") from error
+    return tokenizer
 
 
 def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
@@ -83,7 +217,7 @@ def load_text_weights(encoder: TextEncoder, folder: Path) -> LoadReport:
     return fill(encoder.backbone, state, heads=_HEADS, layout="bert")
 
 
-def load_trained_projection(folder: Path, text_config: BertConfig) -> TextEncoder | None:
+def load_trained_projection(folder: Path, text_config: PreTrainedConfig) -> TextEncoder | None:
     """Build a checkpoint's own text encoder, its trained projection included; None: it has none.
 
     The maps are those of CXR-BERT-specialized and BioViL-T, trained against images: linear, GELU,
@@ -108,5 +242,5 @@ def load_trained_projection(folder: Path, text_config: BertConfig) -> TextEncode
     ]
     projection = nn.Sequential(OrderedDict(layers))
     fill(projection, head, heads=())
-    encoder.projection = projection  # type: ignore[assignment]
+    encoder.projection = projection
     return encoder.eval().requires_grad_(False)

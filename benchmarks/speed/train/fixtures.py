@@ -15,8 +15,8 @@ from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import masked_lm
-from medclip_dcl.likelihood.masked_lm import read_config, read_tokenizer
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.text_encoder import read_bert_config, read_bert_tokenizer
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import (
     ImageTextBatch,
@@ -107,13 +107,13 @@ def make_fixture(
         corpus=corpus,
         supervision=reported,
         prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
-        tokens=TokenTable(read_tokenizer(folder), texts, _longest(text)),
+        tokens=TokenTable(read_bert_tokenizer(folder), texts, _longest(text)),
         sampler=ImageTextSampler(corpus.images, corpus.sentences, batch, config.seed, False),
         input_px=input_px,
         seed=config.seed,
         mine=slice(0, batch),
     )
-    return TrainFixture(config, dataset, text or read_config(folder))
+    return TrainFixture(config, dataset, text or read_bert_config(folder))
 
 
 def run_loop(

@@ -16,9 +16,9 @@ from medclip_dcl.likelihood.masked_lm import (
     HEAD_KEYS,
     checkpoint_digests,
     load_language_model,
-    read_config,
     save_language_model,
 )
+from medclip_dcl.models.text_encoder import read_bert_config
 
 IDS = torch.tensor([[2, 8, 13, 4, 5, 3]])
 
@@ -44,7 +44,7 @@ def test_releases_load_without_their_head_and_with_equal_logits(tmp_path, pickle
 def test_nothing_of_a_release_is_missing_and_only_the_head_is_too_much(tmp_path, layout):
     write_cxr_bert(tmp_path / "cxr", tiny_bert(), layout=layout)
     _, info = BertForMaskedLM.from_pretrained(
-        tmp_path / "cxr", config=read_config(tmp_path / "cxr"), output_loading_info=True
+        tmp_path / "cxr", config=read_bert_config(tmp_path / "cxr"), output_loading_info=True
     )
     assert set(info["missing_keys"]) == set()
     assert set(info["unexpected_keys"]) == (set() if layout == "general" else set(HEAD_KEYS))
