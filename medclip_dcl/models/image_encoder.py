@@ -1,4 +1,8 @@
-"""Prepared image -> input -> feature map, by transformers' ResNet or another of its backbones."""
+"""Prepared image -> input -> feature map, by transformers' ResNet, another backbone or a ViT.
+
+Every encoder takes the same grey input. A vision transformer sees the grey level in each of its
+channels, with the mean and spread that it was trained with.
+"""
 
 import copy
 import math
@@ -15,7 +19,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoBackbone, AutoConfig, ResNetConfig, ResNetModel
+from transformers import AutoBackbone, AutoConfig, AutoModel, ResNetConfig, ResNetModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_BACKBONE_MAPPING_NAMES
 
 from medclip_dcl.data.images import ImagesConfig
@@ -71,6 +75,7 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
     Another version of this package that gives other facts for the same config would feed the
     model other numbers than it was trained on.
     """
+    own = {"channel_mean": list(model.image.mean), "channel_std": list(model.image.std)}
     return {
         "prepared_px": images.size_px,
         "input_px": model.image.input_px,
@@ -78,7 +83,49 @@ def preprocessing_facts(images: ImagesConfig, model: ModelConfig) -> dict[str, A
         "spread": SPREAD,
         "voi": images.voi,
         "equalize": images.equalize,
+        **(own if model.image.kind == "vit" else {}),
     }
+
+
+def _build_vit(tree: Mapping[str, Any], input_px: int) -> nn.Module:
+    # Random weights, from torch's own generator; position embeddings are those of the input's size.
+    fields = {name: value for name, value in tree.items() if name != "model_type"}
+    kind = tree["model_type"]
+    patch = fields.get("patch_size")
+    if isinstance(patch, int) and input_px % patch:
+        least = max(patch, input_px // patch * patch)
+        raise ConfigError(
+            f"model.image.input_px {input_px} is not a multiple of the {patch} pixels of a patch; "
+            f"set {least} or {least + patch}, or the {fields.get('image_size', 'size')} that the "
+            "encoder was trained with"
+        )
+    # Dinov2 has a token for masked patches, which training never uses.
+    fields |= {"image_size": input_px, "use_mask_token": False}
+    if kind == "siglip2_vision_model":
+        raise ConfigError(
+            "siglip2_vision_model takes images of any shape, which this project does not make; "
+            "give a SigLIP 2 of one resolution, whose model_type is siglip_vision_model"
+        )
+    try:
+        config = AutoConfig.for_model(kind, **fields)
+        vit: Any = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+        patches = config.patch_size
+    except (*_REFUSALS, StrictDataclassError) as error:
+        raise ConfigError(
+            f"model.image.backbone: transformers refuses this configuration of {kind} "
+            f"({type(error).__name__}), or it is not a vision transformer; compare it with the "
+            "config.json of a released one"
+        ) from error
+    if not isinstance(patches, int):
+        raise ConfigError(f"model.image.backbone: {kind} has patches of {patches}, not squares")
+    if getattr(vit, "pooler", None) is not None:
+        vit.pooler = None
+    for module in vit.modules():  # a parameter without gradient would stop a distributed run
+        if isinstance(mask := getattr(module, "mask_token", None), nn.Parameter):
+            del module.mask_token
+            module.register_buffer("mask_token", mask.detach())
+    built: nn.Module = vit
+    return built
 
 
 def _build_map_backbone(tree: Mapping[str, Any]) -> nn.Module:
@@ -137,12 +184,38 @@ class ImageEncoder(nn.Module):
     `width` counts the map's channels; `stride` is input pixels from one cell to the next.
     """
 
+    backbone: Any
+    _scale: Tensor
+    _shift: Tensor
+
     def __init__(self, settings: ImageEncoderConfig) -> None:
         super().__init__()
         self._settings, self.kind = settings, settings.kind
         self._checkpointed = False
+        if settings.kind == "vit":
+            self.backbone = _build_vit(settings.backbone, settings.input_px)
+            config: Any = self.backbone.config
+            self.width: int = config.hidden_size
+            self.stride: int = (
+                settings.input_px if settings.regions == "pooled" else config.patch_size
+            )
+            # Grey input -> grey level of 0 to 1 -> the encoder's channels, as one map.
+            channels = getattr(config, "num_channels", 3)
+            mean, std = (
+                torch.tensor(values or (usual,) * channels).view(-1, 1, 1)
+                for values, usual in ((settings.mean, MEAN), (settings.std, SPREAD))
+            )
+            if len(mean) not in {1, channels}:
+                raise ConfigError(
+                    f"model.image.mean has {len(mean)} channels, the encoder {channels}; give as "
+                    "many means and stds as channels"
+                )
+            self.register_buffer("_scale", (SPREAD / std).expand(channels, 1, 1), persistent=False)
+            shift = ((MEAN - mean) / std).expand(channels, 1, 1)
+            self.register_buffer("_shift", shift, persistent=False)
+            return
         if settings.kind == "backbone":
-            self.backbone: Any = _build_map_backbone(settings.backbone)
+            self.backbone = _build_map_backbone(settings.backbone)
             self.width, cells = _map_shape(self.backbone, settings.input_px)
             self.stride = math.ceil(settings.input_px / cells)
             return
@@ -164,7 +237,7 @@ class ImageEncoder(nn.Module):
     def checkpoint_activations(self) -> None:
         """Compute the activations of each stage twice instead of keeping them."""
         self._checkpointed = True
-        if self.kind != "backbone":
+        if self.kind not in {"backbone", "vit"}:
             return
         if not self.backbone.supports_gradient_checkpointing:
             raise ConfigError(
@@ -183,9 +256,29 @@ class ImageEncoder(nn.Module):
         """Count the map's cells along a side of the input; a ResNet's halvings round up."""
         if self.kind == "backbone":
             return _map_shape(self.backbone, input_px)[1]
+        if self.kind == "vit" and self._settings.regions == "pooled":
+            return 1
         return math.ceil(input_px / self.stride)
 
+    def _patches(self, pixels: Tensor) -> Tensor:
+        side = pixels.shape[-1] // self.stride
+        answer = self.backbone(pixels * self._scale + self._shift)
+        states: Tensor = answer.last_hidden_state
+        if self._settings.regions == "pooled":
+            pooled = getattr(answer, "pooler_output", None)
+            return (states[:, 0] if pooled is None else pooled)[:, :, None, None]
+        cells = states[:, states.shape[1] - side * side :]  # after a class token and registers
+        head = getattr(self.backbone, "head", None)
+        if head is not None:  # SigLIP's pools by attention: each patch as if it were alone
+            cells = head(cells.reshape(-1, 1, self.width)).view_as(cells)
+        elif self.backbone.config.model_type == "clip_vision_model":  # normalises its pooled state
+            cells = self.backbone.post_layernorm(cells)
+        grid: Tensor = cells.transpose(1, 2).reshape(len(cells), self.width, side, side)
+        return grid
+
     def _map(self, pixels: Tensor) -> Tensor:
+        if self.kind == "vit":
+            return self._patches(pixels)
         if self.kind == "backbone":
             return _last_map(self.backbone, pixels)
         features: Tensor = self.backbone.embedder(pixels)
@@ -203,10 +296,14 @@ class ImageEncoder(nn.Module):
         Source: He et al. 2015, fan-out normal for convolutions; norms are identities.
             Other backbones as transformers starts them.
         """
-        if self.kind == "backbone":
+        if self.kind in {"backbone", "vit"}:
+            settings = self._settings
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-                self.backbone = _build_map_backbone(self._settings.backbone)
+                if self.kind == "vit":
+                    self.backbone = _build_vit(settings.backbone, settings.input_px)
+                else:
+                    self.backbone = _build_map_backbone(settings.backbone)
             return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
