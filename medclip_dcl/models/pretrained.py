@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from medclip_dcl.errors import CheckpointError
 
-_NAMES = ("model.safetensors", "pytorch_model.bin")  # the first that a folder has is read
+# The first that a folder has is read; the last two are open_clip's.
+_NAMES = ("model.safetensors", "pytorch_model.bin")
+_NAMES += ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _TORCH_FILES = {".bin", ".pt", ".pth"}
 _NESTED = ("state_dict", "model")
 
@@ -36,7 +38,7 @@ def weights_file(path: Path) -> Path:
     if not found:
         raise CheckpointError(
             f"no weights at {path}: give a safetensors or torch file, or a directory with "
-            f"{' or '.join(_NAMES)}"
+            f"{' or '.join(_NAMES[:2])}"
         )
     return found[0]
 
