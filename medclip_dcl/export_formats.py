@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -96,6 +96,15 @@ def export_formats(
             f"an export to onnx needs {', '.join(missing)}; pip install 'medclip-dcl[onnx]'"
         )
     predictor = load(model, "cpu")
+    encoders = predictor.model
+    text = encoders.text
+    is_bert = isinstance(text.backbone, BertModel) and isinstance(text.projection, nn.Linear)
+    is_plain = is_bert and text.pooling == "cls" and encoders.image.kind != "vit"
+    if to == "transformers" and not is_plain:
+        raise ConfigError(
+            "an export to transformers has a map of regions, [CLS] of BERT and a linear map each; "
+            "this model has other encoders: export it to onnx"
+        )
     fingerprint = make_fingerprint(EXPORT, {"to": to}, {"model": predictor.digest})
     with write_artifact(folder, EXPORT, fingerprint) as writer, _quiet():
         write = _write_transformers if to == "transformers" else _write_onnx

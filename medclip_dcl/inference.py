@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float16, UInt8
 from scipy import ndimage
 from torch import Tensor
-from transformers import BertConfig, BertTokenizer
+from transformers import PreTrainedTokenizerBase
 
 from medclip_dcl.config import read_yaml
 from medclip_dcl.data.grayscale import GreyImage, square
@@ -42,6 +42,7 @@ from medclip_dcl.models.engines import Engine, choose_engine
 from medclip_dcl.models.image_encoder import preprocessing_facts, to_input
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.models.similarity import region_scores
+from medclip_dcl.models.towers import packaged_text_config, read_tokenizer
 
 # --- Prompts: how each finding is asked for in words
 
@@ -419,7 +420,7 @@ class Predictor:
     def __init__(
         self,
         model: DualEncoder,
-        tokenizer: BertTokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         config: PackagedConfig,
         findings: tuple[Finding, ...],
         digest: str,
@@ -646,8 +647,7 @@ def build_predictor(
         ConfigError: the engine asked for is not installed, or has not that precision.
     """
     _check_preprocessing(published)
-    folder = published.text_folder
-    text_config = BertConfig.from_json_file(folder / "config.json")
+    text_config = packaged_text_config(published.text_folder)
     model = build_dual_encoder(published.config.model, text_config, seed=0)
     weights = published.weights()
     if "bias" in weights:
@@ -658,7 +658,7 @@ def build_predictor(
         raise CheckpointError(
             f"weights of model {published.digest[:12]} do not fit its configuration; rerun train"
         ) from error
-    tokenizer = BertTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = read_tokenizer(published.text_folder, text_config)
     try:
         findings = parse_prompts(published.card["prompts"])
     except (KeyError, QueryError) as error:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pyarrow.compute as pc
@@ -25,7 +26,7 @@ import torch
 import typer
 from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import BertConfig
+from transformers import BertConfig, PreTrainedConfig
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.config import Config, resolve_path
@@ -33,11 +34,11 @@ from medclip_dcl.data import manifest
 from medclip_dcl.errors import ArtifactError, MedclipError
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
-from medclip_dcl.likelihood.masked_lm import read_config
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import CHANNELS
 from medclip_dcl.models.pretrained import weights_file
+from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
@@ -109,7 +110,11 @@ def plan(
         (studies, images), source = counted, "the manifest; some may lack an image or a sentence"
     yield _steps(config, studies, source)
     yield from _image_start(config)
-    text, words = _text_sizes(config)
+    try:
+        config, text, words = _sizes(config)
+    except MedclipError as error:
+        yield Finding("encoders", "fault", str(error))
+        return
     if words:
         yield Finding("text encoder", "note", words)
     need = estimate_training_memory(config, text)
@@ -191,23 +196,32 @@ def _image_start(config: Config) -> Iterator[Finding]:
     try:  # the weights are read when training starts, hours after the first job
         words = slow_start(config.model, config.train)
         if given:
-            weights_file(resolve_path(given, config))
+            weights_file(_folder(given, config))
     except MedclipError as error:
         words = str(error)
     if words:
         yield Finding("image encoder", "note", words)
 
 
-def _text_sizes(config: Config) -> tuple[BertConfig, str]:
-    # The text encoder's sizes, and what had to be assumed.
-    chosen = config.model.text.pretrained or config.language_model.pretrained
+def _sizes(config: Config) -> tuple[Config, PreTrainedConfig, str]:
+    # The config with what folders of weights say, the text encoder's sizes, what had to be assumed.
+    model, is_whole = config.model, bool(config.model.pretrained)
+    # Another image encoder's sizes are in the config, whether its weights are at hand or not.
+    seen = model.image.pretrained if model.image.kind == "vit" else ""
+    image = _folder(seen, config) if seen else None
     fitted = masked_lm.ARTIFACT.at(resolve_path(config.work, config))
-    if not config.model.text.pretrained and (fitted / masked_lm.CONFIG).is_file():
-        return read_config(fitted), ""
-    if chosen:
+    is_fitted = (fitted / masked_lm.CONFIG).is_file()
+    chosen = model.pretrained or model.text.pretrained
+    if not chosen and not is_fitted:
+        chosen = config.language_model.pretrained
+    if chosen or is_fitted:
         try:
-            return read_config(resolve_path(chosen, config)), ""
+            text = _folder(chosen, config) if chosen else fitted
+            start = read_start(model, image, text, whole=is_whole)
+            return config.model_copy(update={"model": start.settings}), start.text_config, ""
         except MedclipError as error:
+            if is_whole:
+                raise
             words = f"sizes of BERT-base are assumed: {error}"
         vocabulary, width, layers, heads = _BASE
     else:
@@ -221,7 +235,12 @@ def _text_sizes(config: Config) -> tuple[BertConfig, str]:
         num_attention_heads=heads,
         intermediate_size=4 * width,
     )
-    return sizes, words
+    described = model.model_copy(update={"image": describe_image(model.image, image)})
+    return config.model_copy(update={"model": described}), sizes, words
+
+
+def _folder(given: str, config: Config) -> Path:
+    return fetch_weights(resolve_path(given, config))
 
 
 def _room() -> int:
@@ -231,7 +250,7 @@ def _room() -> int:
 
 
 def _hours(
-    config: Config, text: BertConfig, rate: float | None, seconds: float, steps: int | None
+    config: Config, text: PreTrainedConfig, rate: float | None, seconds: float, steps: int | None
 ) -> Finding:
     settings = config.train
     words = "as given"
@@ -309,7 +328,7 @@ def _method(config: Config) -> Iterator[Finding]:
         yield Finding("global batch", "note", words)
 
 
-def estimate_training_memory(config: Config, text: BertConfig) -> MemoryEstimate:
+def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEstimate:
     """Count the memory that one process needs for a step, without allocating it.
 
     Weights, gradients and moments are exact; activations are those that autograd would keep, by
@@ -379,7 +398,7 @@ def _bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(item.numel() * item.element_size() for item in tensors)
 
 
-def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tuple[float, int]:
+def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -> tuple[float, int]:
     """Time steps of one process on random images, two at least, for about some seconds.
 
     Gives images per second of one process by wall time, a median, and the pairs in a timed step:
@@ -416,7 +435,7 @@ def measure_throughput(config: Config, text: BertConfig, seconds: float) -> tupl
     return pairs / statistics.median(times), pairs
 
 
-def _random_batch(config: Config, text: BertConfig, pairs: int) -> ImageTextBatch:
+def _random_batch(config: Config, text: PreTrainedConfig, pairs: int) -> ImageTextBatch:
     generator = torch.Generator().manual_seed(0)
     px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
     ones = torch.ones(pairs)

@@ -12,6 +12,7 @@ torchrun report every code but 0 as 1: the run is resumable all the same.
 import sys
 import time
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -34,6 +35,7 @@ from medclip_dcl.inference import read_prompts
 from medclip_dcl.likelihood import eta, masked_lm
 from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.pretrained import weights_file
+from medclip_dcl.models.towers import fetch_weights, files_digest
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.training import checkpoint
@@ -92,7 +94,8 @@ def _open_inputs(job: Job, verify: bool) -> TrainInputs:
         return job.open(kind, verify=verify)  # one process in many hashes every byte
 
     config = job.config
-    text, image = config.model.text.pretrained, config.model.image.pretrained
+    text = config.model.pretrained or config.model.text.pretrained
+    image = config.model.image.pretrained
     judged = config.train.best_metric == "validation_report_auc"
     reads_claims = judged or needs_claims(config.objective)
     compared = config.objective.compares_texts
@@ -104,13 +107,17 @@ def _open_inputs(job: Job, verify: bool) -> TrainInputs:
         sentences=open_one(sentences.ARTIFACT),
         eta_cache=open_one(eta.ARTIFACT),
         claims=open_one(labels.ARTIFACT) if reads_claims else None,
-        text_folder=resolve_path(text, config) if text else open_one(masked_lm.ARTIFACT).path,
+        text_folder=_weights(text, config) if text else open_one(masked_lm.ARTIFACT).path,
         truth=_truth(config),
-        image_weights=resolve_path(image, config) if image else None,
+        image_weights=_weights(image, config) if image else None,
         findings=read_prompts(resolve_path(config.evaluate.prompts, config)),
-        text_checkpoint=resolve_path(given, config) if given else None,
+        text_checkpoint=_weights(given, config) if given else None,
         similar_table=resolve_path(table, config) if table else None,
     )
+
+
+def _weights(given: str, config: Config) -> Path:
+    return fetch_weights(resolve_path(given, config))
 
 
 def _truth(config: Config) -> Truth | None:
@@ -133,8 +140,11 @@ def _digests(config: Config, inputs: TrainInputs) -> dict[str, Artifact | str]:
     if inputs.truth is not None:
         root = resolve_path(config.source.root, config)
         digests |= {file.name: sha256_file(file) for file in truth_files(root)}
+    if config.model.pretrained or config.model.text.pretrained:
+        digests["text_files"] = files_digest(inputs.text_folder)
     if inputs.image_weights is not None:
         digests["image_weights"] = sha256_file(weights_file(inputs.image_weights))
+        digests["image_files"] = files_digest(inputs.image_weights)
     if inputs.text_checkpoint is not None:
         digests["text_checkpoint"] = sha256_file(weights_file(inputs.text_checkpoint))
     if inputs.similar_table is not None:

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from transformers import BertConfig
 
 from medclip_dcl.data.manifest import IMAGES
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.files import write_text
 from medclip_dcl.inference import build_predictor, fit_offsets
 from medclip_dcl.input_range import fit_input_range
-from medclip_dcl.likelihood.masked_lm import CONFIG_FIELDS
 from medclip_dcl.model_package import (
     InputRange,
     PackagedConfig,
@@ -28,6 +28,8 @@ from medclip_dcl.model_package import (
     write_offsets,
 )
 from medclip_dcl.models.image_encoder import preprocessing_facts
+from medclip_dcl.models.text_encoder import BERT_FIELDS
+from medclip_dcl.models.towers import plain_tree
 from medclip_dcl.section import Section
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
@@ -54,11 +56,15 @@ def package_model(
     """Write the published model into a draft's folder, and give figures that people look at."""
 
     def write_text_files(text: Path) -> None:
-        fields = {name: getattr(trained.text_config, name) for name in CONFIG_FIELDS}
-        tree = {"architectures": ["BertModel"], "model_type": "bert", **fields}
+        if isinstance(trained.text_config, BertConfig):
+            fields = {name: getattr(trained.text_config, name) for name in BERT_FIELDS}
+            tree = {"architectures": ["BertModel"], "model_type": "bert", **fields}
+        else:
+            tree = plain_tree(trained.text_config)
         write_text(text / "config.json", json.dumps(tree, indent=1, sort_keys=True) + "\n")
         trained.tokenizer.save_pretrained(str(text))
 
+    config = config.model_copy(update={"model": trained.model})
     packaged = PackagedConfig.of(config)
     card = _model_card(packaged, inputs, trained)
     write_model_package(

@@ -29,7 +29,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import BertConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact
 from medclip_dcl.data.ground_truth import Truth
@@ -38,12 +38,10 @@ from medclip_dcl.distributed import available_cores
 from medclip_dcl.errors import CheckpointError, ConfigError, TrainingError
 from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.eta import EtaCache
-from medclip_dcl.likelihood.masked_lm import load_language_model
 from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.image_encoder import load_image_weights
 from medclip_dcl.models.settings import ModelConfig
-from medclip_dcl.models.text_encoder import load_text_weights
+from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.progress import Progress
 from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
@@ -122,7 +120,7 @@ class TrainInputs:
     claims: Artifact | None
     """None where neither the objective nor the choice of the best step reads claims."""
     text_folder: Path
-    """Folder of the language model that the text encoder starts from."""
+    """Folder of the language model that the text encoder starts from, or of the whole model."""
     truth: Truth | None
     """What a generated source knows; None for any other."""
     image_weights: Path | None
@@ -151,7 +149,9 @@ class TrainResult:
     grid: tuple[int, int]
     """Rows and columns of regions of one image."""
     corpus: Corpus
-    text_config: BertConfig
+    model: ModelConfig
+    """Settings of the model, with what the folders that it started from say of themselves."""
+    text_config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
 
 
@@ -195,15 +195,15 @@ def train(
     Raises:
         MedclipError: an input is missing, stale or does not fit, or training cannot continue.
     """
-    language_model = load_language_model(inputs.text_folder)
-    text_config, tokenizer = language_model.model.config, language_model.tokenizer
-    encoder = _build_encoder(config, inputs, text_config, accelerator, say)
+    begun = _read_start(config.model, inputs)
+    config = config.model_copy(update={"model": begun.settings})
+    encoder = _build_encoder(config, begun, accelerator, say)
     space = None
     if config.objective.compares_texts:
         table, checkpoint = inputs.similar_table, inputs.text_checkpoint
         device = accelerator.device
         space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
-    data = _Data(config, inputs, tokenizer, accelerator, space)
+    data = _Data(config, inputs, begun.tokenizer, accelerator, space)
     corpus, dataset, sampler = data.split("train")
     validation, metrics = data.validation()
     threshold = 1.0
@@ -242,9 +242,15 @@ def train(
         published_step=step,
         grid=(side, side),
         corpus=corpus,
-        text_config=text_config,
-        tokenizer=tokenizer,
+        model=config.model,
+        text_config=begun.text_config,
+        tokenizer=begun.tokenizer,
     )
+
+
+def _read_start(model: ModelConfig, inputs: TrainInputs) -> Start:
+    is_whole = bool(model.pretrained)
+    return read_start(model, inputs.image_weights, inputs.text_folder, whole=is_whole)
 
 
 def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
@@ -255,7 +261,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
     """
     rate = settings.image_learning_rate or settings.learning_rate
     is_frozen = settings.steps is not None and settings.image_frozen_steps >= settings.steps
-    if model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
+    if model.pretrained or model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
         return ""
     return (
         f"the image encoder starts from random weights and learns at {rate:g}, too little to leave "
@@ -266,20 +272,16 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
 
 def _build_encoder(
     config: PackagedConfig,
-    inputs: TrainInputs,
-    text_config: BertConfig,
+    begun: Start,
     accelerator: Accelerator,
     say: Callable[..., None],
 ) -> DualEncoder:
-    encoder = build_dual_encoder(config.model, text_config, config.seed)
+    encoder = build_dual_encoder(config.model, begun.text_config, config.seed)
     if config.objective.kind == "sigmoid":
         encoder.add_bias(-math.log(config.train.global_batch - 1))
-    loaded = {"text": load_text_weights(encoder.text, inputs.text_folder)}
-    if inputs.image_weights is not None:
-        loaded["image"] = load_image_weights(encoder.image, inputs.image_weights)
-    elif warning := slow_start(config.model, config.train):
+    if warning := slow_start(config.model, config.train):
         say(warning=warning)
-    for part, report in loaded.items():
+    for part, report in begun.fill(encoder).items():
         say(weights=part, layout=report.layout, **report.counts)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
