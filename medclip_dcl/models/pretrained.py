@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from medclip_dcl.errors import CheckpointError
 
-# The first that a folder has is read; the last two are open_clip's.
-_NAMES = ("model.safetensors", "pytorch_model.bin")
-_NAMES += ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+# The first that a folder has is read.
+_OPEN_CLIP_NAMES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+_NAMES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP_NAMES)
 _TORCH_FILES = {".bin", ".pt", ".pth"}
 _NESTED = ("state_dict", "model")
 
