@@ -1,5 +1,7 @@
 """What every source of studies is read into, and how its tables are read."""
 
+import gzip
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,11 +42,13 @@ class SourceConfig(Section):
     release has no views in its own: name the folder of MIMIC-CXR-JPG's."""
     reports: Annotated[str, NO_EFFECT] = ""
     """Folder whose `files/` holds the report texts (kind `mimic_cxr`); empty: `root`."""
-    table: str = ""
-    """The mapped table, relative to `root` (kind `table`): .csv, .parquet or .jsonl; or .gz."""
+    table: str | dict[Literal["train", "validate", "test"], str] = ""
+    """The mapped table, relative to `root` (kind `table`): .csv, .parquet, .jsonl, or .json that
+    lists objects or names each; or .gz. Or one for each split: `{train: a.csv, test: b.csv}`."""
     columns: dict[Column, str | dict[str, str]] = Field(default_factory=dict)
     """Role -> name of a column of the mapped table (kind `table`); a role that is left out has no
-    column, and `a.b` is field `b` of column `a`. Roles: `image_id`, `study_id`, `subject_id`,
+    column, `a.b` is field `b` of column `a`, `{a}-{b}` joins two columns, `=word` is the same in
+    every row. Roles: `image_id`, `study_id`, `subject_id`,
     `path`, `image`, `findings`, `impression`, `report`, `view`, `split`, `width`, `height`,
     `boxes`, `phrase`, `category`; and `labels`: CheXpert's finding -> column of its codes, or the
     one column that lists what is there; columns of `source.labels` where that is set."""
@@ -55,7 +59,8 @@ class SourceConfig(Section):
     """What is cut off from the beginning of image paths in a table, such as `../deid_png/`."""
     box_form: Literal["", "xywh", "xyxy"] = ""
     """Form of the boxes in column `columns.boxes`: left, top, width, height; or left, top, right,
-    bottom. Has to be given where there are any."""
+    bottom. Has to be given where there are any. `xyxy` goes for a box table in CSV too, whose
+    `box_columns` for `width` and `height` then name right and bottom."""
     box_unit: Literal["px", "fraction"] = "px"
     """Unit of these boxes: pixels of the original image, or fractions of its width and height."""
     labels: str = ""
@@ -89,7 +94,8 @@ class SourceConfig(Section):
     box_columns: dict[BoxColumn, str] = Field(default_factory=dict)
     """Role -> name of a column of the box table in CSV; a role that is left out has MS-CXR's name.
     Roles: `image_id`, `category`, `phrase`, `x`, `y`, `width`, `height`, `image_width`,
-    `image_height`; the last two may be empty: `source.columns.width` and `height`."""
+    `image_height`; the last two may be empty: `source.columns.width` and `height`. `=1024` is the
+    same in every row, and a size of `=0` means pixels of the image's file."""
     validate_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of patients put into `validate` where the source assigns no split."""
     test_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -122,6 +128,8 @@ def _refuse_unknown(findings: Iterable[str]) -> None:
 
 
 SPLITS = ("train", "validate", "test")
+CONSTANT = "="
+"""How the name of a column begins that stands for one value in every row."""
 
 LONGEST_REPORT = 1_000_000
 """Bytes of the longest report file that is read."""
@@ -273,7 +281,7 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
     for encoding in ("utf8", fallback) if fallback else ("utf8",):
         try:
             return _read(path, encoding)
-        except (pa.ArrowException, OSError, UnicodeDecodeError, LookupError) as error:
+        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
             failure = error
     kind = type(failure).__name__
     raise StudyError(
@@ -286,6 +294,9 @@ def _read(path: Path, encoding: str) -> pa.Table:
     if kind.lower() == ".parquet":
         return pq.read_table(path)
     if kind.lower() in {".jsonl", ".json"}:
+        objects = _objects(path) if kind.lower() == ".json" else None
+        if objects is not None:
+            return pa.Table.from_struct_array(pa.array(objects))
         return arrow_json.read_json(path, arrow_json.ReadOptions(block_size=_BLOCK))
     read = arrow_csv.ReadOptions(block_size=_BLOCK, encoding=encoding)
     parse = arrow_csv.ParseOptions(newlines_in_values=True)
@@ -296,6 +307,22 @@ def _read(path: Path, encoding: str) -> pa.Table:
         column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
     )
     return arrow_csv.read_csv(path, read, parse, types)
+
+
+def _objects(path: Path) -> list[Any] | None:
+    """Read a JSON file of a list of objects, or of an object of objects; None: of JSON lines."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        try:
+            tree = json.loads(file.readline())
+            if any(line.strip() for line in file):
+                return None
+        except json.JSONDecodeError:  # the first line does not end it
+            file.seek(0)
+            tree = json.load(file)
+    if isinstance(tree, dict) and all(isinstance(value, dict) for value in tree.values()):
+        return list(tree.values())
+    return tree if isinstance(tree, list) else None
 
 
 def strings(column: Any, table: str, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from medclip_dcl.data.boxes import boxes_of_image
 from medclip_dcl.data.row_images import file_of, is_list
 from medclip_dcl.data.sources.labels import label_table, read_row_labels
 from medclip_dcl.data.sources.records import (
+    CONSTANT,
     SPLITS,
     BoxTable,
     Column,
@@ -50,8 +51,12 @@ class RowFile(NamedTuple):
 
 def read_mapped_table(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Read the table `source.table` as `read_row_files`."""
-    path = find_file("table", settings.table, root, resolve)
-    return read_row_files(root, [RowFile(path)], settings)
+    named = settings.table if isinstance(settings.table, dict) else {"": settings.table}
+    files = [
+        RowFile(find_file("table", name, root, resolve), split=split)
+        for split, name in named.items()
+    ]
+    return read_row_files(root, files, settings)
 
 
 def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig) -> RawStudies:
@@ -68,29 +73,25 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
     _require_columns(names, boxed, settings, has_splits=all(file.split for file in files))
     pattern, image = names.pop("path"), names.pop("image")
-    parts = _FIELD.findall(pattern) or ([pattern] if pattern else [])
     named = settings.columns.get("labels") if not settings.labels else None
     of_labels = [named] if isinstance(named, str) and named else [*dict(named or {}).values()]
-    wanted = [name for name in (*names.values(), *boxed.values()) if name]
+    wanted = [part for name in (pattern, *names.values(), *boxed.values()) for part in _parts(name)]
     found = _Found(settings)
     labels: list[pa.Table] = []
     tables: dict[str, Path] = {}
     stamped: list[str] = []
     for file in files:
         table = read_columns(
-            file.path, [*wanted, *parts, *of_labels], image, root, settings.fallback_encoding
+            file.path, [*wanted, *of_labels], image, root, settings.fallback_encoding
         )
         columns = {
-            role: (_cells if role in _OF_IMAGES else strings)(
-                table.column(name), file.path.name, name
-            )
+            role: _values(table, name, file.path.name, listed=role in _OF_IMAGES)
             for role, name in names.items()
             if name
         }
-        texts = {name: strings(table.column(name), file.path.name, name) for name in parts}
-        where = _cells(table.column(image), file.path.name, image) if image else None
+        where = _values(table, image, file.path.name, listed=True) if image else None
         if pattern:
-            where = [_file(pattern, texts, row) for row in range(table.num_rows)]
+            where = [str(path).strip() for path in _values(table, pattern, file.path.name)]
         lists = {role: table.column(name) for role, name in boxed.items() if name}
         for row in range(table.num_rows):
             found.add(file, row, columns, where, lists)
@@ -119,6 +120,28 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         boxes=found.boxes if boxed["boxes"] else None,
         counts=dict(found.counts),
     )
+
+
+def _parts(name: str) -> list[str]:
+    # The columns behind a name: of `{a}-{b}` two, of `=word` none.
+    if not name or name.startswith(CONSTANT):
+        return []
+    return _FIELD.findall(name) or [name]
+
+
+def _values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
+    """Give a value for each row: of a column, made from several, or the same in all."""
+    if name.startswith(CONSTANT):
+        return [name.removeprefix(CONSTANT)] * table.num_rows
+    if not _FIELD.search(name):
+        column = table.column(name)
+        return _cells(column, file, name) if listed else list(strings(column, file, name))
+    columns = {part: strings(table.column(part), file, part) for part in _parts(name)}
+
+    def made(row: int) -> str:
+        return _FIELD.sub(lambda match: columns[match[1]][row].strip(), name)
+
+    return [made(row) for row in range(table.num_rows)]
 
 
 def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
@@ -314,13 +337,6 @@ class _Found:
 
 def _in_rows(where: _Cell) -> bool:
     return any(file_of(path) != path for path in ([where] if isinstance(where, str) else where))
-
-
-def _file(pattern: str, rows: Mapping[str, list[str]], row: int) -> str:
-    """Give the image path of a row, which may be made up from several columns."""
-    if pattern in rows:
-        return rows[pattern][row].strip()
-    return _FIELD.sub(lambda match: rows[match[1]][row].strip(), pattern)
 
 
 def _pixels(value: str, row: int) -> int:

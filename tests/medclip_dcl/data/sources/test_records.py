@@ -74,7 +74,13 @@ def test_all_formats_say_the_same(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(row) for row in ROWS)
     (tmp_path / "t.jsonl").write_text(lines)
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "t.parquet")
-    for name in ("t.csv", "t.csv.gz", "t.jsonl", "t.parquet"):
+    named = {f"row {number}": row for number, row in enumerate(ROWS)}
+    (tmp_path / "lines.json").write_text(lines)
+    (tmp_path / "list.json").write_text(json.dumps(ROWS))
+    (tmp_path / "named.json").write_text(json.dumps(named, indent=1))
+    (tmp_path / "named.json.gz").write_bytes(gzip.compress(json.dumps(named).encode()))
+    documents = ("lines.json", "list.json", "named.json", "named.json.gz")
+    for name in ("t.csv", "t.csv.gz", "t.jsonl", "t.parquet", *documents):
         assert read_rows(tmp_path / name, ["id", "text"]) == WANT, name
 
 
@@ -91,6 +97,12 @@ def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes, mes
     (tmp_path / "t.csv").write_bytes(data)
     with pytest.raises(StudyError, match=message):
         read_rows(tmp_path / "t.csv", ["id", "text"])
+
+
+def test_broken_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('[{"id": "1"},\n{"id": ')
+    with pytest.raises(StudyError, match="cannot be read"):
+        read_rows(tmp_path / "t.json", ["id"])
 
 
 def test_nested_column_is_refused(tmp_path: Path) -> None:
