@@ -33,14 +33,7 @@ from medclip_dcl.text.sentences import SENTENCES
 ARTIFACT = ArtifactType("dataset", 1, "export_dataset")
 
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-_BOX = pa.struct(
-    [
-        ("image_id", pa.string()),
-        ("category", pa.string()),
-        ("phrase", pa.string()),
-        ("bbox", pa.list_(pa.float64())),
-    ]
-)
+_WORDS = pa.list_(pa.list_(pa.string()))
 
 STUDIES = TableFormat(
     "data/*.parquet",
@@ -66,9 +59,11 @@ STUDIES = TableFormat(
         *manifest.STUDY_LABELS.columns[1:],
         Column(
             "boxes",
-            pa.list_(_BOX),
-            "boxes of its images: x, y, width and height as shares of the image's sides",
+            pa.list_(pa.list_(pa.list_(pa.float64()))),
+            "boxes of each image: left, top, width and height as shares of its sides",
         ),
+        Column("phrases", _WORDS, "sentence of each box"),
+        Column("categories", _WORDS, "finding of each box"),
     ),
 )
 """One row per study with a prepared image, whether it has a report or not."""
@@ -77,6 +72,7 @@ HUB_SPLITS = {"train": "train", "validate": "validation", "test": "test"}
 """Our name of a split -> that of `datasets`, by which its files are named."""
 
 _GROUP_ROWS = 100  # rows that a reader of one row has to read
+_LEVEL = 3  # of compression: twice as fast as 6, and 2 % larger
 
 _Row = dict[str, Any]
 
@@ -142,7 +138,10 @@ def export_dataset(
 def _encode(study: _Row, images: PreparedImages) -> list[_Row]:
     # Without a path: a reader would look for it on disk.
     pixels = (images.pixels(images.row_of[image_id]) for image_id in study["image_ids"])
-    return [{"bytes": bytes(imagecodecs.png_encode(each)), "path": None} for each in pixels]
+    return [
+        {"bytes": bytes(imagecodecs.png_encode(each, level=_LEVEL)), "path": None}
+        for each in pixels
+    ]
 
 
 def _studies(
@@ -158,7 +157,7 @@ def _studies(
         said[row["study_id"]].append(row)
     boxed = defaultdict(list)
     for row in _rows(listed, manifest.BOXES):
-        boxed[row["image_id"]].append(_box(row))
+        boxed[row["image_id"]].append(row)
     reports = {row["study_id"]: row for row in _rows(listed, manifest.REPORTS)}
     labels = {row["study_id"]: row for row in _rows(listed, manifest.STUDY_LABELS)}
     names = [column.name for column in manifest.STUDY_LABELS.columns[1:]]
@@ -175,7 +174,12 @@ def _studies(
                 "heights": [height for height, _ in sizes],
                 "sentences": [item["text"] for item in said[study]],
                 "eta": etas.eta_of(keys).tolist() if etas else [],
-                "boxes": [box for row in rows for box in boxed[row["image_id"]]],
+                "boxes": [
+                    [_shares(box, *size) for box in boxed[row["image_id"]]]
+                    for row, size in zip(rows, sizes, strict=True)
+                ],
+                "phrases": [[box["phrase"] for box in boxed[row["image_id"]]] for row in rows],
+                "categories": [[box["category"] for box in boxed[row["image_id"]]] for row in rows],
             }
             | {
                 name: reports.get(study, {}).get(name, "")
@@ -193,7 +197,6 @@ def _rows(artifact: Artifact, form: TableFormat) -> list[_Row]:
     return rows
 
 
-def _box(row: _Row) -> _Row:
-    width, height = row["image_width"], row["image_height"]
-    bbox = [row["x"] / width, row["y"] / height, row["width"] / width, row["height"] / height]
-    return {name: row[name] for name in ("image_id", "category", "phrase")} | {"bbox": bbox}
+def _shares(box: _Row, height_px: int, width_px: int) -> list[float]:
+    width, height = box["image_width"] or width_px, box["image_height"] or height_px
+    return [box["x"] / width, box["y"] / height, box["width"] / width, box["height"] / height]

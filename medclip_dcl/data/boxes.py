@@ -5,11 +5,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from medclip_dcl.data.sources.records import (
+    CONSTANT,
     BoxColumn,
     BoxTable,
     ImageRecord,
@@ -45,11 +47,13 @@ def read_boxes(
     path: Path,
     images: Iterable[ImageRecord],
     columns: Mapping[BoxColumn, str] = MappingProxyType({}),
+    form: str = "",
 ) -> BoxTable:
     """Read a box table: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
 
     The table names `images`, all of the source, by id or by path. `columns`: role -> name of the
-    CSV's column, where it is not MS-CXR's.
+    CSV's column, where it is not MS-CXR's. `form`: that of the CSV, `source.box_form`. A row of it
+    that has no box at all, such as "No finding", is left out.
 
     Raises:
         ConfigError: a role that needs a column has none.
@@ -60,7 +64,7 @@ def read_boxes(
         JSON the image's id is the name of its file without its ending.
     """
     is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
-    table = list(_json_rows(path) if is_json else _csv_rows(path, columns))
+    table = list(_json_rows(path) if is_json else _csv_rows(path, columns, form))
     images = tuple(images)
     known = {image.path: image for image in images if image.path}
     known |= {image.image_id: image for image in images}
@@ -155,21 +159,34 @@ def _no_box(row_number: int) -> StudyError:
     )
 
 
-def _csv_rows(path: Path, columns: Mapping[BoxColumn, str]) -> Iterator[tuple[str, _Row]]:
+def _csv_rows(
+    path: Path, columns: Mapping[BoxColumn, str], form: str
+) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's image, empty where the table has none, and its values."""
     roles = MS_CXR_COLUMNS | dict(columns)
     empty = [role for role, name in roles.items() if not name and role not in _NUMBERS[4:]]
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
     names = list(roles.values())
-    found = read_rows(path, [name for name in names if name])
+    found = read_rows(path, [name for name in names if name and not name.startswith(CONSTANT)])
     blank = [""] * len(found[roles["image_id"]])
-    values = zip(*(found[name] if name else blank for name in names), strict=True)
+    same = {name: [name.removeprefix(CONSTANT)] * len(blank) for name in names if name not in found}
+    values = zip(*((found | same)[name] for name in names), strict=True)
     try:
         paths = read_rows(path, ["path"])["path"]
     except StudyError:
         paths = blank
-    return zip(paths, values, strict=True)
+    for where, row in zip(paths, values, strict=True):
+        if any(row[3:7]):
+            yield where, _from_edges(row) if form == "xyxy" else row
+
+
+def _from_edges(row: _Row) -> _Row:
+    # Right and bottom -> width and height; what is no number is refused later.
+    with suppress(ValueError):
+        x, y, right, bottom = (float(value) for value in row[3:7])
+        return (*row[:5], str(right - x), str(bottom - y), *row[7:])
+    return row
 
 
 def _sides(stated: _Row, image: ImageRecord | None, row_number: int) -> _Row:
@@ -218,7 +235,8 @@ def _numbers(values: _Row, row_number: int) -> tuple[float, ...]:
             f"row {row_number} of the box table has {len(numbers)} numbers, not 6; correct it"
         )
     x, y, width, height, image_width, image_height = numbers
-    inside = x + width <= image_width + 1 and y + height <= image_height + 1
+    is_known = image_width * image_height > 0  # 0: pixels of the image's file
+    inside = not is_known or (x + width <= image_width + 1 and y + height <= image_height + 1)
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not inside or not width * height:
         raise _no_box(row_number)
     return *numbers[:4], int(image_width), int(image_height)

@@ -99,9 +99,10 @@ BOXES = TableFormat(
         Column(
             "image_width",
             pa.int32(),
-            "width of the original image, pixels; 1 where the box is in fractions of it",
+            "width of the original image, pixels; 1: the box is in fractions of it, 0: in pixels "
+            "of its file",
         ),
-        Column("image_height", pa.int32(), "height of the original image, pixels; likewise 1"),
+        Column("image_height", pa.int32(), "height of the original image, pixels; likewise"),
     ),
 )
 """Boxes with their sentences (MS-CXR), one row per box."""
@@ -260,7 +261,8 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     if not settings.boxes:
         return Source(raw, raw.boxes or BoxTable([], set(), 0))
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
-    return Source(raw, read_boxes(raw.tables["boxes"], raw.images, settings.box_columns))
+    read = read_boxes(raw.tables["boxes"], raw.images, settings.box_columns, settings.box_form)
+    return Source(raw, read)
 
 
 def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:

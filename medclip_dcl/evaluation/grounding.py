@@ -150,7 +150,7 @@ def boxed_sentences(
 
 def _scaled(row: Mapping[str, Any], size_px: tuple[int, int]) -> list[float]:
     height, width = size_px
-    across, down = width / row["image_width"], height / row["image_height"]
+    across, down = width / (row["image_width"] or width), height / (row["image_height"] or height)
     return [row["x"] * across, row["y"] * down, row["width"] * across, row["height"] * down]
 
 

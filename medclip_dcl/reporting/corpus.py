@@ -77,10 +77,10 @@ def show_image(images: PreparedImages, image_id: str, boxes: list[View]) -> View
     height, width = images.original_size(row)
     placed = [
         {
-            "x": box["x"] * width / box["image_width"],
-            "y": box["y"] * height / box["image_height"],
-            "width": box["width"] * width / box["image_width"],
-            "height": box["height"] * height / box["image_height"],
+            "x": box["x"] * width / (box["image_width"] or width),
+            "y": box["y"] * height / (box["image_height"] or height),
+            "width": box["width"] * width / (box["image_width"] or width),
+            "height": box["height"] * height / (box["image_height"] or height),
             "phrase": box["phrase"],
         }
         for box in boxes

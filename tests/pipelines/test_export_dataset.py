@@ -16,6 +16,7 @@ from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.likelihood import eta
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
+from pipelines import build_manifest, prepare_images
 from pipelines.export_dataset import main
 
 
@@ -82,11 +83,19 @@ def test_sentences_have_their_eta_and_studies_their_labels(
 
 def test_boxes_are_shares_of_the_image(work: Path, studies: datasets.DatasetDict) -> None:
     listed = read_table(manifest.ARTIFACT.at(work), manifest.BOXES).to_pylist()
-    found = [box for row in studies["test"].remove_columns("images") for box in row["boxes"]]
-    assert len(found) == len(listed)
-    assert {tuple(box["bbox"]) for box in found if box["category"] == "Pneumonia"} == {
-        (0.0, 0.0, 0.5, 0.5)  # 20 of 40 pixels
-    }
+    found = [
+        (image_id, kind, phrase, tuple(box))
+        for row in studies["test"].remove_columns("images")
+        for image_id, *own in zip(
+            *(row[name] for name in ("image_ids", "categories", "phrases", "boxes")), strict=True
+        )
+        for kind, phrase, box in zip(*own, strict=True)
+    ]
+    half = {"Pneumonia": (0, 0, 0.5, 0.5), "Pneumothorax": (0, 0.5, 0.5, 0.5)}  # 20 of 40 pixels
+    assert sorted(found) == sorted(
+        (row["image_id"], row["category"], row["phrase"], half[row["category"]]) for row in listed
+    )
+    assert len(found) == 6
 
 
 def test_the_parquet_builder_reads_them_and_the_card_says_what_they_hold(
@@ -128,3 +137,47 @@ def test_a_killed_export_goes_on_and_writes_the_same(work: Path, tmp_path: Path)
     }
     written = [name for name in first if again[name][1] != first[name][1]]
     assert written == ["train-00001.parquet"]
+
+
+def test_an_exported_dataset_is_a_source_again(work: Path, tmp_path: Path) -> None:
+    names = {"train": "train", "validate": "validation", "test": "test"}
+    columns: dict[str, object] = {
+        name: name for name in ("subject_id", "study_id", "findings", "impression", "boxes")
+    }
+    columns |= {"image": "images", "image_id": "image_ids", "view": "views", "width": "widths"}
+    columns |= {"height": "heights", "phrase": "phrases", "category": "categories"}
+    source = {
+        "kind": "table",
+        "root": str(work / "dataset"),
+        "table": {ours: f"data/{name}-00000.parquet" for ours, name in names.items()},
+        "columns": columns | {"labels": {"Pneumonia": "Pneumonia"}},
+        "box_form": "xywh",
+        "box_unit": "fraction",
+    }
+    config = write_config(
+        tmp_path / "config.yaml", tmp_path / "work", source=source, images={"size_px": 40}
+    )
+    for job in (build_manifest, prepare_images):
+        assert job.main(["--config", str(config)]) == 0
+    forms = {
+        manifest.IMAGES: ("image_id", "study_id", "subject_id", "split", "view"),
+        manifest.REPORTS: ("study_id", "split", "findings", "impression"),
+        manifest.STUDY_LABELS: ("study_id", "Pneumonia"),
+        manifest.BOXES: ("image_id", "subject_id", "category", "phrase", "x", "width", "height"),
+    }
+    for form, columns in forms.items():
+        before, after = (
+            read_table(manifest.ARTIFACT.at(folder), form, columns).to_pylist()
+            for folder in (work, tmp_path / "work")
+        )
+        assert before
+        assert after == before, form.file
+    once, again = (
+        PreparedImages(open_artifact(prepared.ARTIFACT.at(folder), prepared.ARTIFACT))
+        for folder in (work, tmp_path / "work")
+    )
+    assert once.image_ids == again.image_ids
+    for row in range(len(once)):  # a raster is stretched from its darkest to its brightest pixel
+        pixels = once.pixels(row).astype(float)
+        stretched = (pixels - pixels.min()) / np.ptp(pixels) * 255
+        assert np.abs(stretched - again.pixels(row)).max() <= 1
