@@ -20,6 +20,7 @@ CONFIGS = sorted(
     for path in [
         *(ROOT / "configs").glob("*.yaml"),
         *(ROOT / "configs/train").glob("*.yaml"),
+        *(ROOT / "configs/evaluate").glob("*.yaml"),
     ]
     if path.name not in OTHER
 )

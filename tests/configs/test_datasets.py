@@ -1,0 +1,148 @@
+"""The recipes of public sets read folders of their layouts: who, what, where and how many."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fixtures.public_sets import SETS
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.data import manifest, prepared
+from medclip_dcl.tables import TableFormat, read_table
+from pipelines import build_manifest, prepare_images
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/datasets.md"
+
+
+def prepare_padchest_gr(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what the page says, in the folder of the set."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (folder.parent / "page.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    runpy.run_path(str(folder.parent / "page.py"))
+
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "train/rexgradient": {"images": 4, "reports": 4, "patients": 4, "labelled": 0, "boxes": 0},
+    "train/chexpert_plus": {"images": 3, "reports": 3, "patients": 2, "labelled": 3, "boxes": 0},
+    "train/padchest": {"images": 15, "reports": 15, "patients": 8, "labelled": 14, "boxes": 0},
+    "evaluate/padchest_gr": {"images": 3, "reports": 3, "patients": 2, "labelled": 0, "boxes": 3},
+    "evaluate/nih_chestxray14": {
+        "images": 3, "reports": 0, "patients": 2, "labelled": 3, "boxes": 1
+    },
+    "evaluate/vindr_cxr": {"images": 2, "reports": 0, "patients": 2, "labelled": 2, "boxes": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The work folder of every recipe, its manifest built and its images prepared."""
+    found = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for config, (variable, write) in SETS.items():
+            folder = tmp_path_factory.mktemp(variable)
+            write(folder / "data")
+            monkeypatch.setenv(variable, str(folder / "data"))
+            if config == "evaluate/padchest_gr":
+                prepare_padchest_gr(folder / "data", monkeypatch)
+            found[config] = folder / "work"
+            arguments = ["--config", str(ROOT / f"configs/{config}.yaml")]
+            settings = (f"work={folder / 'work'}", "images.size_px=32", "images.workers=1")
+            arguments += [word for setting in settings for word in ("--set", setting)]
+            arguments += ["--set", "source.max_reject_share=1"]
+            assert build_manifest.main(arguments) == 0
+            if config in {"train/rexgradient", "evaluate/vindr_cxr"}:
+                assert prepare_images.main(arguments) == 0
+    return found
+
+
+def rows(work: Path, form: TableFormat) -> list[dict[str, Any]]:
+    return read_table(manifest.ARTIFACT.at(work), form).to_pylist()
+
+
+@pytest.mark.parametrize("config", EXPECTED)
+def test_every_study_of_a_set_is_found(works: dict[str, Path], config: str) -> None:
+    summary = open_artifact(manifest.ARTIFACT.at(works[config]), manifest.ARTIFACT).summary
+    assert {name: summary[name] for name in EXPECTED[config]} == EXPECTED[config]
+
+
+def test_page_and_tests_name_every_set() -> None:
+    assert set(SETS) == set(EXPECTED)
+    text = PAGE.read_text(encoding="utf-8")
+    assert [config for config in SETS if f"`{config}.yaml`" not in text] == []
+    folders = {path.stem for path in (ROOT / "configs/evaluate").glob("*.yaml")}
+    assert folders == {Path(config).name for config in SETS if config.startswith("evaluate/")}
+
+
+def test_rexgradient_s_lists_are_images_of_one_study(works: dict[str, Path]) -> None:
+    work = works["train/rexgradient"]
+    splits = {row["study_id"]: row["split"] for row in rows(work, manifest.IMAGES)}
+    assert splits == {"1.a": "train", "1.b": "train", "1.c": "validate", "1.d": "test"}
+    rejects = [row["reason"] for row in rows(work, manifest.REJECTS)]
+    assert rejects == ["lateral"]
+    images = open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)
+    assert (images.summary["images"], images.summary["rejected"]) == (4, 0)
+
+
+def test_chexpert_plus_joins_labels_and_the_images_of_a_report(works: dict[str, Path]) -> None:
+    work = works["train/chexpert_plus"]
+    labels = {row["study_id"]: row["Edema"] for row in rows(work, manifest.STUDY_LABELS)}
+    assert labels == {"patient00001-1": 0, "patient00001-2": 1, "patient00002-1": 0}
+    reports = {row["study_id"]: row["findings"] for row in rows(work, manifest.REPORTS)}
+    assert reports["patient00001-2"] == "Finding 1 2."
+
+
+def test_padchest_lists_every_finding(works: dict[str, Path]) -> None:
+    labels = rows(works["train/padchest"], manifest.STUDY_LABELS)
+    codes = [list(row.values())[1:] for row in labels]
+    assert [sum(column) for column in zip(*codes, strict=True)] == [1] * 14
+    assert {row["view"] for row in rows(works["train/padchest"], manifest.IMAGES)} == {
+        "PA",
+        "AP_horizontal",
+    }
+
+
+def test_padchest_gr_keeps_negative_sentences_and_patients(works: dict[str, Path]) -> None:
+    work = works["evaluate/padchest_gr"]
+    found = open_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT)
+    assert found.summary["phrases_without_box"] == 3
+    boxes = rows(work, manifest.BOXES)
+    assert {row["phrase"] for row in boxes} == {"Opacity 0 is seen.", "Opacity 1 is seen."}
+    assert boxes[0]["width"] / boxes[0]["image_width"] == pytest.approx(0.3)
+    report = {
+        row["study_id"]: row["last_paragraph"] + row["findings"]
+        for row in rows(work, manifest.REPORTS)
+    }
+    assert "No pleural effusion. Opacity 0 is seen." in report["study0"]
+    assert {row["split"] for row in rows(work, manifest.IMAGES)} == {"test"}
+
+
+def test_boxes_are_scaled_by_the_size_that_they_mean(works: dict[str, Path]) -> None:
+    (box,) = rows(works["evaluate/nih_chestxray14"], manifest.BOXES)
+    assert (box["x"], box["width"], box["image_width"], box["image_height"]) == (
+        256.0, 128.5, 1024, 1024
+    )  # fmt: skip
+    heart, effusion = rows(works["evaluate/vindr_cxr"], manifest.BOXES)
+    assert [heart[name] for name in ("x", "y", "width", "height")] == [5.0, 10.0, 30.0, 20.5]
+    assert effusion["phrase"] == "Pleural effusion"
+
+
+def test_sets_for_evaluation_train_nobody(works: dict[str, Path]) -> None:
+    for config in ("evaluate/nih_chestxray14", "evaluate/vindr_cxr"):
+        assert {row["split"] for row in rows(works[config], manifest.IMAGES)} == {"test"}
+
+
+@pytest.mark.parametrize("columns", ['{"path": "image", "report": "text"}', '{"report": "text"}'])
+def test_a_copy_of_mimic_without_patients_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    (tmp_path / "train.csv").write_text("image,text\n0.png,No effusion.\n")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"work: {tmp_path}/work\nsource: {{kind: table, root: {tmp_path}, ")
+    with config.open("a") as stream:
+        stream.write(f"table: train.csv, columns: {columns}}}\n")
+    assert build_manifest.main(["--config", str(config)]) == 2
+    assert "subject_id" in capsys.readouterr().err
