@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.data.boxes import read_boxes
 from medclip_dcl.data.row_images import file_of
-from medclip_dcl.data.sources import dicom_folder, mimic_cxr, open_i, table
+from medclip_dcl.data.sources import dicom_folder, dicomweb, mimic_cxr, open_i, table
 from medclip_dcl.data.sources.labels import join_labels
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
@@ -122,6 +122,7 @@ READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
     "table": table.read_mapped_table,
     "dicom": dicom_folder.read_dicom_folder,
+    "dicomweb": dicomweb.read_dicomweb,
 }
 """`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
 

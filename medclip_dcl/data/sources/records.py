@@ -30,10 +30,10 @@ BoxColumn = Literal[
 class SourceConfig(Section):
     """Where raw studies come from (`build_manifest`)."""
 
-    kind: Literal["mimic_cxr", "open_i", "table", "dicom"] = "mimic_cxr"
+    kind: Literal["mimic_cxr", "open_i", "table", "dicom", "dicomweb"] = "mimic_cxr"
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
-    without tables or reports."""
+    without tables or reports; `dicomweb`: an archive, whose images are fetched into `root`."""
     # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
     root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
     """Folder that every image path of the source is relative to."""
@@ -81,10 +81,19 @@ class SourceConfig(Section):
     """Whether an image whose view is blank counts as frontal. Left out and counted as `no_view`
     otherwise: no other field of these sources says reliably what such an image shows."""
     modalities: tuple[str, ...] = ("CR", "DX")
-    """Modalities of the images wanted (kind `dicom`); other files are counted as `modality`."""
+    """Modalities of the images wanted (kinds `dicom` and `dicomweb`); other files are counted as
+    `modality`."""
+    archive: Annotated[str, NO_EFFECT] = ""
+    """URL of an archive's DICOMweb (kind `dicomweb`), such as `https://pacs.example/dicom-web`."""
+    archive_dates: str = ""
+    """Dates of the studies wanted (kind `dicomweb`): a day, or a range such as
+    `20260101-20260131`; empty: all."""
+    archive_key: Annotated[str, NO_EFFECT] = ""
+    """File whose line is sent to the archive as `Authorization`, such as `Bearer KEY`; empty:
+    none."""
     patient_key: Annotated[str, NO_EFFECT] = ""
-    """File with a secret (kind `dicom`) that keys the hash by which a PatientID is replaced. Empty:
-    no key, and who knows how ids are formed can find them by trying."""
+    """File with a secret (kinds `dicom` and `dicomweb`) that keys the hash by which a PatientID is
+    replaced. Empty: no key, and who knows how ids are formed can find them by trying."""
     fallback_encoding: Literal["", "latin-1", "cp1252"] = ""
     """Encoding of report files and of CSV tables (kind `table`) that are not UTF-8; empty: such a
     report is rejected as `not_utf8`, such a table refused."""
