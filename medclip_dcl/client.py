@@ -3,6 +3,7 @@
     python -m medclip_dcl.client classify IMAGE --url URL --key-file FILE
     python -m medclip_dcl.client ground IMAGE "left pleural effusion" --url URL
     python -m medclip_dcl.client retrieve --image IMAGE --target text --url URL
+    python -m medclip_dcl.client report IMAGE --out FOLDER --url URL
 
 A busy service is asked again after the time that it names, within the client's patience. The
 name of an image is not sent, a key stands in a file, and proxies of the environment are not used.
@@ -19,9 +20,9 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from .errors import ImageError, MedclipError, ServiceError
+from .errors import ConfigError, ImageError, MedclipError, ServiceError
 from .files import read_keys
-from .schemas import ClassifyAnswer, GroundAnswer, RetrieveAnswer, Schema
+from .schemas import ClassifyAnswer, GroundAnswer, ModelAnswer, RetrieveAnswer, Schema
 
 _BUSY = {429, 503}
 _SHORTEST_WAIT_S = 0.1
@@ -119,15 +120,22 @@ class Client:
             fields["box"] = json.dumps(list(box))
         return self._ask("/v1/retrieve", RetrieveAnswer, fields, image)
 
+    def model(self) -> ModelAnswer:
+        """Ask which model answers."""
+        return self._send("GET", "/v1/model", ModelAnswer)
+
     def _ask(
         self, route: str, kind: type[_Answer], fields: Mapping[str, Any], image: Path | bytes | None
     ) -> _Answer:
         # A part without a file name keeps a form without an image multipart.
         parts = {"image": ("image", _bytes_of(image))} if image is not None else {"": (None, b"")}
+        return self._send("POST", route, kind, data=fields, files=parts)
+
+    def _send(self, method: str, route: str, kind: type[_Answer], **body: Any) -> _Answer:
         end = time.monotonic() + self._patience_s
         while True:
             try:
-                reply = self._http.post(route, data=fields, files=parts)
+                reply = self._http.request(method, route, **body)
             except httpx.HTTPError as error:
                 reason = type(error).__name__
                 raise ServiceError(
@@ -194,6 +202,8 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
         return client.classify(arguments.image, explain=arguments.explain)
     if arguments.question == "ground":
         return client.ground(arguments.image, arguments.phrase, arguments.threshold)
+    if arguments.question == "report":
+        return _report(client, arguments)
     filters = {name: getattr(arguments, name) for name in ("split", "view", "finding")}
     if arguments.exclude_patient:
         filters["exclude_patient"] = arguments.exclude_patient
@@ -204,6 +214,16 @@ def _question(client: Client, arguments: argparse.Namespace) -> Schema:
         box=tuple(arguments.box) if arguments.box else None,
         k=arguments.k,
         **filters,
+    )
+
+
+def _report(client: Client, arguments: argparse.Namespace) -> Schema:
+    try:
+        from .dicom_results.report import write_report
+    except ModuleNotFoundError as error:  # the client that is installed alone
+        raise ConfigError("report needs pip install 'medclip-dcl[dicom]'") from error
+    return write_report(
+        client, arguments.image, arguments.out, arguments.stow, arguments.stow_key_file
     )
 
 
@@ -220,6 +240,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     ground.add_argument("image", type=Path)
     ground.add_argument("phrase", nargs="+")
     ground.add_argument("--threshold", type=float, help="score from which boxes are traced")
+    report = questions.add_parser("report", parents=[shared], help="the answer as DICOM objects")
+    report.add_argument("image", type=Path, help="a DICOM file; its pixels alone are sent")
+    report.add_argument("--out", type=Path, required=True, help="folder that gets the objects")
+    report.add_argument("--stow", default="", help="DICOMweb of an archive that gets them, too")
+    report.add_argument("--stow-key-file", type=Path, help="file with the Authorization for it")
     retrieve = questions.add_parser("retrieve", parents=[shared], help="what is similar?")
     retrieve.add_argument("--target", choices=["image", "text"], required=True)
     asked = retrieve.add_mutually_exclusive_group(required=True)

@@ -31,6 +31,7 @@ COMMANDS = {
         "show": "the figures of a run, and its report",
         "serve": "the service and its viewer, on the demo's model",
         "ask": "ask a running service: classify, ground, retrieve",
+        "report": "a DICOM image's answer as DICOM objects, for the viewer of a hospital",
     },
     "Stages": STAGES,
     "Tools": TOOLS,
@@ -50,7 +51,7 @@ def _load(name: str, listed: Any) -> Any:
     # The module is imported only now; its function becomes the command.
     if name in _OWN:
         return make_command(_OWN[name], name)
-    if name == "ask":
+    if name in _ASKED:
         return listed
     module = importlib.import_module(f".{name}", __package__)
     if hasattr(module, "command"):
@@ -103,6 +104,15 @@ def _ask(ctx: typer.Context) -> None:
     raise typer.Exit(ask(ctx.args, prog="medclip ask"))
 
 
+def _report(ctx: typer.Context) -> None:
+    """Ask a running service about a DICOM image, and write the answer as DICOM objects."""
+    from medclip_dcl.client import main as ask
+
+    # its help is that of the client, which calls the question by the same name
+    raise typer.Exit(ask(["report", *ctx.args], prog="medclip"))
+
+
+_ASKED = {"ask": _ask, "report": _report}
 _OWN: dict[str, Callable[..., int]] = {"demo": _demo, "run": _run, "train": _train, "serve": _serve}
 
 
@@ -115,14 +125,14 @@ def _app() -> typer.Typer:
     )
     for panel, names in COMMANDS.items():
         for name, line in names.items():
-            function = _ask if name == "ask" else _placeholder
+            function = _ASKED.get(name, _placeholder)
             settings = {"ignore_unknown_options": True, "allow_extra_args": True}
             app.command(
                 name,
                 help=line,
                 rich_help_panel=panel,
                 context_settings=settings,
-                add_help_option=name != "ask",
+                add_help_option=name not in _ASKED,
             )(function)
     return app
 
