@@ -567,13 +567,13 @@ class Predictor:
 
         `regions` are those of one image from `embed_images`.
         """
-        phrases = [phrase for finding in findings for phrase in finding.positive]
-        grids = region_scores(regions[None], self.embed_sentences(phrases))[:, 0].cpu().numpy()
-        ends = np.cumsum([len(finding.positive) for finding in findings])
-        return [
-            locate(part.mean(axis=0), height_px, width_px, None)
-            for part in np.split(grids, ends[:-1])
-        ]
+        grids = region_scores(regions[None], self._prompts(findings))[:, 0].cpu().numpy()
+        located, start = [], 0
+        for finding in findings:  # of each, the positive prompts stand before the negative
+            end = start + len(finding.positive)
+            located.append(locate(grids[start:end].mean(axis=0), height_px, width_px, None))
+            start = end + len(finding.negative)
+        return located
 
     def _prompts(self, findings: Sequence[Finding]) -> Tensor:
         if findings is self.findings:
