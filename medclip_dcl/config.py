@@ -14,6 +14,7 @@ from medclip_dcl.data.data_check import CheckConfig
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.data.synthetic.settings import GenerateConfig
+from medclip_dcl.dicom_results.settings import AnswerConfig
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.evaluation.settings import (
     EvaluateConfig,
@@ -143,6 +144,8 @@ class Config(Section):
     """Retrieval index."""
     retrieval: RetrievalConfig = RetrievalConfig()
     """Engine of the candidates."""
+    answer: AnswerConfig = AnswerConfig()
+    """Answers on every image."""
     card: CardConfig = CardConfig()
     """Model card and data card."""
     report: ReportConfig = ReportConfig()

@@ -25,11 +25,12 @@ STAGES = {
     "evaluate": "zero-shot findings, grounding, retrieval",
     "write_cards": "the cards without which no model is published",
     "build_index": "vectors of all images and sentences, bound to the model",
+    "answer_images": "the model's answers on every image: a table, and DICOM objects if asked",
     "ask_service": "the service, started for real, answers three requests",
     "write_report": "one page to look at",
 }
 """The jobs in order, with what each does."""
-_ON_REQUEST = {"generate_studies", "export_dataset", "write_cards", "ask_service"}
+_ON_REQUEST = {"generate_studies", "answer_images", "export_dataset", "write_cards", "ask_service"}
 TOOLS = {
     "doctor": "whether this machine can run a config",
     "plan": "what a config will take: memory, hours, disk",

@@ -1,0 +1,253 @@
+"""Answers on every image: as the model gives them, the same after a kill, from and to a PACS."""
+
+import io
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pydicom
+import pytest
+from dicomweb_client.api import DICOMwebClient
+
+from benchmarks.fixtures.dicom import ramp
+from benchmarks.fixtures.hospital import radiograph
+from benchmarks.fixtures.published import publish
+from medclip_dcl.answers import (
+    ANSWERS,
+    ARTIFACT,
+    Answer,
+    Source,
+    answer_images,
+    asking_model,
+    list_images,
+)
+from medclip_dcl.artifact import Artifact, open_artifact
+from medclip_dcl.data import manifest
+from medclip_dcl.data.images import ImagesConfig, open_image
+from medclip_dcl.data.sources.dicomweb import DicomWeb
+from medclip_dcl.dicom_results.settings import AnswerConfig
+from medclip_dcl.errors import ServiceError, StudyError
+from medclip_dcl.inference import Predictor, load
+from medclip_dcl.tables import read_table
+from pipelines.answer_images import main
+from pipelines.build_manifest import main as build_manifest
+
+COUNT = 5
+PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
+LIMITS = ImagesConfig(max_reject_share=0.5, workers=1)
+
+
+def image(number: int) -> bytes:
+    uids = {
+        f"{name}InstanceUID": f"1.2.{number}.{at}"
+        for at, name in enumerate(("Study", "Series", "SOP"))
+    }
+    pixels = np.roll(ramp(96, 64), 700 * number)
+    return radiograph(pixels, PatientID=f"P{number}", **uids)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    publish(folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def predictor(model: Path) -> Predictor:
+    return load(model, "cpu")
+
+
+def config_of(folder: Path, model: Path, source: dict[str, object], **answer: object) -> Path:
+    shutil.copytree(model, folder / "work" / "model")
+    tree = {
+        "work": str(folder / "work"),
+        "source": source,
+        "images": LIMITS.model_dump(mode="json"),
+        "answer": answer,
+    }
+    (folder / "config.yaml").write_text(json.dumps(tree))
+    return folder / "config.yaml"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """Five images in a folder, one of them cut off; the manifest of it."""
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "images").mkdir()
+    for number in range(COUNT):
+        data = image(number)
+        (folder / "images" / f"{number}.dcm").write_bytes(data[:-100] if number == 3 else data)
+    source = {"kind": "dicom", "root": str(folder / "images")}
+    config = config_of(folder, model, source, objects=["sc"])
+    assert build_manifest(["--config", str(config)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(work: Path) -> Artifact:
+    assert main(["--config", str(work / "config.yaml")]) == 0
+    return open_artifact(ARTIFACT.at(work / "work"), ARTIFACT)
+
+
+def test_the_rows_are_the_model_s_answers(
+    answers: Artifact, work: Path, predictor: Predictor
+) -> None:
+    rows = read_table(answers.path, ANSWERS).to_pylist()
+    whole = [number for number in range(COUNT) if number != 3]
+    assert [row["image_id"] for row in rows] == [f"1.2.{n}.2" for n in whole for _ in range(2)]
+    for number, row in zip(whole, rows[::2], strict=True):
+        one = open_image(work / "images" / f"{number}.dcm")
+        score = predictor.classify(one)[0]
+        assert (row["finding"], row["decision"]) == (score.name, score.is_present)
+        assert row["score"] == pytest.approx(score.score, abs=1e-5)
+        (found,) = predictor.ground(one, predictor.findings[0].positive)
+        assert row["width"] == pytest.approx(found.box.width)
+    rejects = read_table(answers.path, manifest.REJECTS).to_pylist()
+    assert rejects == [{"id": "1.2.3.2", "stage": "answer_images", "reason": "truncated"}]
+    assert answers.summary["rejected"] == 1
+    assert {row["model"] for row in rows} == {predictor.digest}
+
+
+def test_a_killed_run_goes_on_with_the_same_rows(
+    work: Path, answers: Artifact, predictor: Predictor, tmp_path: Path
+) -> None:
+    studies = open_artifact(manifest.ARTIFACT.at(work / "work"), manifest.ARTIFACT)
+    asked: list[int] = []
+
+    def run(folder: Path, *, dies: bool) -> bytes:
+        def answer(sources: Sequence[Source | None]) -> list[Answer]:
+            if dies and asked:
+                raise KeyboardInterrupt
+            asked.append(len(sources))
+            return ask(sources)
+
+        folder.mkdir(exist_ok=True)
+        with asking_model(predictor, LIMITS) as ask:
+            images = list_images(studies)
+            answer_images(folder, images, work / "images", answer, AnswerConfig(), LIMITS, unit=2)
+        return (folder / ANSWERS.file).read_bytes()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", dies=True)
+    assert asked == [2]
+    killed = run(tmp_path / "killed", dies=False)
+    assert asked == [2, 2, 1]
+    assert killed == run(tmp_path / "calm", dies=False)
+    assert len(list((tmp_path / "killed").iterdir())) == 2  # no note is left
+
+
+def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None:
+    studies = open_artifact(manifest.ARTIFACT.at(work / "work"), manifest.ARTIFACT)
+    strict = LIMITS.model_copy(update={"max_reject_share": 0.1})
+    with pytest.raises(StudyError, match=r"5 of 5 images were refused \({'corrupt': 5}\)"):
+        answer_images(
+            *(tmp_path, list_images(studies), work / "images"),
+            *(lambda sources: ["corrupt"] * len(sources), AnswerConfig(), strict),
+        )
+
+
+# A real archive
+
+
+@pytest.fixture(scope="module")
+def orthanc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running Orthanc, empty."""
+    if shutil.which("Orthanc") is None or not PLUGIN.exists():
+        pytest.skip("no Orthanc: apt-get install orthanc orthanc-dicomweb")
+    folder = tmp_path_factory.mktemp("orthanc")
+    with socket.socket() as http, socket.socket() as dicom:
+        http.bind(("127.0.0.1", 0))
+        dicom.bind(("127.0.0.1", 0))
+        ports = http.getsockname()[1], dicom.getsockname()[1]
+    settings = {
+        "StorageDirectory": str(folder / "storage"),
+        "IndexDirectory": str(folder / "storage"),
+        "HttpPort": ports[0],
+        "DicomPort": ports[1],
+        "RemoteAccessAllowed": False,
+        "AuthenticationEnabled": False,
+        "OverwriteInstances": False,
+        "Plugins": [str(PLUGIN)],
+        "DicomWeb": {"Enable": True, "Root": "/dicom-web/"},
+    }
+    (folder / "orthanc.json").write_text(json.dumps(settings))
+    url = f"http://127.0.0.1:{ports[0]}"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(["Orthanc", str(folder / "orthanc.json")], stderr=log)
+    try:
+        for _ in range(600):
+            try:
+                httpx.get(f"{url}/instances", trust_env=False)
+                break
+            except httpx.HTTPError:
+                assert process.poll() is None, (folder / "log").read_text()[-1000:]
+                time.sleep(0.05)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def count(orthanc: str) -> int:
+    return int(httpx.get(f"{orthanc}/statistics", trust_env=False).json()["CountInstances"])
+
+
+def test_a_pacs_worth_of_images_is_answered_and_stored_back(
+    orthanc: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{orthanc}/dicom-web"
+    files = {f"1.2.{number}.2": image(number) for number in range(2)}
+    with DicomWeb(url) as web:
+        web.store(files)
+        listed = web.images(["CR", "DX"])
+        assert {item.instance: web.fetch(item) for item in listed} == files
+        with pytest.raises(ServiceError) as refused:
+            web.store({"1.9": b"no DICOM"})
+        assert refused.value.code in {"archive", "not_stored"}
+    oracle = DICOMwebClient(url).search_for_instances(search_filters={"Modality": "CR"})
+    assert {item["00080018"]["Value"][0] for item in oracle} == set(files)
+
+    source = {"kind": "dicomweb", "archive": url, "root": str(tmp_path / "fetched")}
+    config = config_of(tmp_path, model, source, objects=["sr", "pr", "sc"], archive=url)
+    assert build_manifest(["--config", str(config)]) == 0
+    fetched = {path.stem: path for path in (tmp_path / "fetched").rglob("*.dcm")}
+    assert {name: path.read_bytes() for name, path in fetched.items()} == files
+    times = {path: path.stat().st_mtime_ns for path in fetched.values()}
+    assert main(["--config", str(config)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    made = lines[-1]["stored"]
+    assert 4 <= made <= 6
+    assert count(orthanc) == 2 + made
+    (report,) = DICOMwebClient(url).search_for_instances(
+        search_filters={"Modality": "SR", "PatientID": "P1"}
+    )
+    assert report["0020000D"]["Value"] == ["1.2.1.0"]  # the study of its image
+
+    # once more, also from the beginning: nothing is fetched, doubled, or taken for a radiograph
+    shutil.rmtree(tmp_path / "work" / "answers")
+    assert build_manifest(["--config", str(config)]) == 0
+    assert main(["--config", str(config)]) == 0
+    assert count(orthanc) == 2 + made
+    assert {path: path.stat().st_mtime_ns for path in fetched.values()} == times
+
+
+def test_objects_come_back_as_they_were_stored(orthanc: str, answers: Artifact) -> None:
+    (name,) = [name for name in answers.files if name.startswith("objects-")]
+    rows = pa.ipc.open_file(str(answers.file(name))).read_all().to_pylist()
+    assert len(rows) == COUNT - 1
+    with DicomWeb(f"{orthanc}/dicom-web") as web:
+        for row in rows[2:]:  # the archive may have the first two already, with their own time
+            web.store({row["sop_instance_uid"]: row["file"]})
+            data = pydicom.dcmread(io.BytesIO(row["file"]))
+            found = web.images([data.Modality])
+            (place,) = [item for item in found if item.instance == row["sop_instance_uid"]]
+            back = pydicom.dcmread(io.BytesIO(web.fetch(place)))
+            assert back.to_json_dict() == data.to_json_dict()
