@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from medclip_dcl.config import parse_value, read_yaml
-from medclip_dcl.errors import ConfigError
+from medclip_dcl.config import read_settings_of
 from medclip_dcl.models.settings import EngineName, InferenceConfig, Precision
 from medclip_dcl.retrieval.settings import RetrievalConfig
 from medclip_dcl.section import Section
 
 _PREFIX = "MEDCLIP_"
+_GATEWAY = "MEDCLIP_GATEWAY_"  # settings of another process
 FILE_VARIABLE = "MEDCLIP_CONFIG"
 """Names the YAML file where the launcher is not used."""
 
@@ -98,25 +98,8 @@ def read_settings(
 ) -> ServeSettings:
     """Gather and validate the settings: of a YAML file, then of variables, then `overrides`.
 
-    `MEDCLIP_QUEUE=8` sets `queue`. Values of variables are parsed as JSON, and taken as plain
-    strings where they are not JSON; an override that is None is left out.
-
-    Raises:
-        ConfigError: the file cannot be read, a key or variable is unknown, or a value
-            breaks its rule.
+    `MEDCLIP_QUEUE=8` sets `queue`; see `config.read_settings_of`, also for what is raised.
     """
-    tree = read_yaml(file, "settings file") if file is not None else {}
-    known = {_PREFIX + name.upper(): name for name in ServeSettings.model_fields}
-    given = {name for name in environment if name.upper().startswith(_PREFIX)}
-    unknown = sorted(given - set(known) - {FILE_VARIABLE})
-    if unknown:
-        raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")
-    tree |= {known[name]: parse_value(environment[name]) for name in given & set(known)}
-    tree |= {name: value for name, value in overrides.items() if value is not None}
-    try:
-        return ServeSettings.model_validate(tree)
-    except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
-        ]
-        raise ConfigError(f"service settings: {'; '.join(faults)}") from error
+    elsewhere = (FILE_VARIABLE, *(name for name in environment if name.startswith(_GATEWAY)))
+    own = {name: value for name, value in environment.items() if name not in elsewhere}
+    return read_settings_of(ServeSettings, file, own, _PREFIX, **overrides)

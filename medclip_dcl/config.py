@@ -3,9 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError
@@ -98,6 +98,7 @@ REMOVED: dict[str, str] = {
 }
 """Settings and sections that are gone: old dotted key -> what to know instead."""
 
+_Settings = TypeVar("_Settings", bound=Section)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -221,6 +222,40 @@ def resolve_path(text: str, config: Config) -> Path:
 
     path = Path(_VARIABLE.sub(value, text)).expanduser()
     return find_config(path) if path.parts[:1] == ("configs",) else path
+
+
+def read_settings_of(
+    schema: type[_Settings],
+    file: Path | None,
+    environment: Mapping[str, str],
+    prefix: str,
+    **overrides: Any,
+) -> _Settings:
+    """Gather and validate the settings of a process: YAML file, variables, then `overrides`.
+
+    With the prefix `MEDCLIP_` the variable `MEDCLIP_QUEUE=8` sets `queue`. Values of variables are
+    parsed as JSON, and taken as plain strings where they are not JSON; an override that is None is
+    left out.
+
+    Raises:
+        ConfigError: the file cannot be read, a key or variable is unknown, or a value
+            breaks its rule.
+    """
+    tree = read_yaml(file, "settings file") if file is not None else {}
+    known = {prefix + name.upper(): name for name in schema.model_fields}
+    given = {name for name in environment if name.upper().startswith(prefix)}
+    unknown = sorted(given - set(known))
+    if unknown:
+        raise ConfigError(f"variables {unknown} are not settings; unset them or correct the names")
+    tree |= {known[name]: parse_value(environment[name]) for name in given}
+    tree |= {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
+        ]
+        raise ConfigError(f"settings: {'; '.join(faults)}") from error
 
 
 def parse_value(text: str) -> Any:
