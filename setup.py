@@ -1,12 +1,12 @@
-"""Where the wheel has what the checkout has: site-packages gets no `api`, `configs`, `pipelines`.
+"""Where the wheel has what the checkout has: site-packages gets no `api`.
 
-Those three are folders of the checkout and packages of `medclip_dcl` in the wheel. Their modules
-import each other relatively, so both places work. Everything else is in pyproject.toml.
+Those of `INSIDE` are folders of the checkout, and packages of `medclip_dcl` in the wheel. Modules
+there import each other relatively, so both places work. Everything else is in pyproject.toml.
 """
 
 from setuptools import find_namespace_packages, find_packages, setup
 
-INSIDE = ("api", "configs", "pipelines")
+INSIDE = ("api", "configs", "gateway", "pipelines")
 
 found = find_namespace_packages(include=[f"{name}*" for name in INSIDE])
 setup(

@@ -14,6 +14,7 @@ FOLDERS = (
     "medclip_dcl",
     "pipelines",
     "api",
+    "gateway",
     "configs",
     "tests",
     "docker",

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = ("medclip_dcl", "pipelines", "api", "benchmarks")
+CODE = ("medclip_dcl", "pipelines", "api", "gateway", "benchmarks")
 
 
 @functools.cache
