@@ -1,0 +1,185 @@
+"""The spool: images by SHA-256 and the objects made of them, on disk before they are acknowledged.
+
+    incoming/           images that arrive, removed at start
+    images/DIGEST.dcm   images that are whole
+    objects/DIGEST/     their objects, UID.dcm
+    journal.sqlite3     `journal.Journal`
+    lock                held by the gateway that works here
+
+It holds identity: the folder's mode is 0700, and everything goes by age.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from medclip_dcl.errors import ConfigError
+from medclip_dcl.files import remove_staged, sync_file, write_bytes
+
+
+class Part:
+    """An image that arrives: hashed and written as it comes, kept only by `Spool.keep`.
+
+    It takes the place of pynetdicom's temporary file, so `write` does not raise: an exception
+    there would end the association's thread and leave the sender without an answer.
+    """
+
+    def __init__(self, spool: "Spool", max_bytes: int) -> None:
+        self.path = spool.incoming / f"{secrets.token_hex(8)}.part"
+        self.failure = ""
+        """Why it cannot be kept: `too_large`, `spool_full` or `disk`; empty where it can."""
+        self.size = 0
+        self._spool, self._max_bytes = spool, max_bytes
+        self._hash = hashlib.sha256()
+        try:
+            self._stream = self.path.open("xb")
+        except OSError:
+            self.failure = "disk"
+
+    @property
+    def name(self) -> str:
+        """Path as text, for pynetdicom."""
+        return str(self.path)
+
+    @property
+    def file(self) -> Self:
+        """What pynetdicom flushes after every fragment."""
+        return self
+
+    def flush(self) -> None:
+        """Do nothing: `Spool.keep` flushes once."""
+
+    def write(self, data: bytes) -> int:
+        """Take some bytes; after a failure they are counted and dropped."""
+        self.size += len(data)
+        if not self.failure:
+            if self.size > self._max_bytes:
+                self.failure = "too_large"
+            elif not self._spool.has_room(self.size):
+                self.failure = "spool_full"
+            else:
+                self._hash.update(data)
+                try:
+                    self._stream.write(data)
+                except OSError:
+                    self.failure = "disk"
+        return len(data)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what was written."""
+        return self._hash.hexdigest()
+
+    def sync(self) -> None:
+        """Bring everything to the disk; OSError where it cannot."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+
+    def close(self) -> None:
+        """Close and remove it, unless it was kept."""
+        with suppress(AttributeError, OSError):  # never opened; or its last bytes find no room
+            self._stream.close()
+        self.path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:  # of an association that ended before its image was looked at
+        self.close()
+
+
+class Spool:
+    """The folder; `close` gives its lock back."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Take the folder, which is made if need be.
+
+        Raises:
+            ConfigError: others may enter it, it cannot be made, or another gateway has it.
+        """
+        self.folder, self._max_bytes = folder, max_bytes
+        self.incoming, self._images = folder / "incoming", folder / "images"
+        self._objects = folder / "objects"
+        self._room = threading.Lock()
+        prepare_folder(folder)
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigError(
+                f"spool {folder} is used by another gateway; stop it, or name another folder"
+            ) from error
+        shutil.rmtree(self.incoming, ignore_errors=True)  # what never was acknowledged
+        for path in (self.incoming, self._images, self._objects):
+            path.mkdir(mode=0o700, exist_ok=True)
+        remove_staged(self._objects)
+        self.bytes = sum(path.stat().st_size for path in self._images.iterdir())
+
+    def close(self) -> None:
+        """Let another gateway have the folder."""
+        os.close(self._lock)
+
+    def has_room(self, size: int) -> bool:
+        """Whether an image of so many bytes fits into the limit."""
+        return self.bytes + size <= self._max_bytes
+
+    def keep(self, part: Part) -> None:
+        """Make a whole image durable under its digest; OSError where the disk does not take it."""
+        part.sync()
+        target = self.image(part.digest)
+        is_new = not target.exists()
+        part.path.replace(target)
+        sync_file(self._images)
+        if is_new:
+            with self._room:
+                self.bytes += part.size
+
+    def image(self, digest: str) -> Path:
+        """Where an image is, or was."""
+        return self._images / f"{digest}.dcm"
+
+    def digests(self) -> Iterable[str]:
+        """Digests of all images that are here."""
+        return sorted(path.stem for path in self._images.glob("*.dcm"))
+
+    def write_objects(self, digest: str, objects: Mapping[str, bytes]) -> None:
+        """Make the objects of an image durable, by UID; what an earlier attempt left is gone."""
+        folder = self._objects / digest
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        for uid, data in objects.items():
+            write_bytes(folder / f"{uid}.dcm", data)
+        sync_file(self._objects)
+
+    def object(self, digest: str, uid: str) -> Path:
+        """Where an object is, or was."""
+        return self._objects / digest / f"{uid}.dcm"
+
+    def remove(self, digest: str) -> None:
+        """Delete an image and its objects."""
+        path = self.image(digest)
+        if path.exists():
+            with self._room:
+                self.bytes -= path.stat().st_size
+            path.unlink()
+        shutil.rmtree(self._objects / digest, ignore_errors=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make a folder that its owner alone may enter; ConfigError where others may."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(
+            f"spool {folder} cannot be made ({error.strerror}); name another folder"
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(f"spool {folder} has mode {mode:o}; it holds names, run chmod 700 on it")
