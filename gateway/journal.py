@@ -1,0 +1,245 @@
+"""The journal: which image is where on its way, and what was answered; SQLite, durable at commit.
+
+    received -> answered -> built -> done      or refused (not for us), or stuck (failing too long)
+
+A step is one transaction that comes after its files. A kill therefore repeats at most one step,
+and the step has the same result. `synchronous=FULL` makes a commit durable before it returns.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+WAITING = ("received", "answered", "built")
+"""States in which something is to be done."""
+STATES = (*WAITING, "done", "refused", "stuck")
+"""All states."""
+
+_SCHEMA = """
+create table if not exists images (
+    digest text primary key, image_uid text not null, caller text not null,
+    received_at real not null, state text not null, changed_at real not null,
+    code text not null default '', resume text not null default '',
+    attempts integer not null default 0, not_before real not null default 0,
+    failing_since real, answer text, answered_at real, in_spool integer not null default 1
+) without rowid;
+create index if not exists by_state on images (state, not_before);
+create index if not exists by_uid on images (image_uid);
+create table if not exists objects (
+    uid text primary key, digest text not null, is_sent integer not null default 0
+) without rowid;
+create index if not exists by_digest on objects (digest);
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image that waits."""
+
+    digest: str
+    state: str
+    caller: str
+    attempts: int
+    failing_since: float | None
+    answer: str | None
+    """JSON of the service's answer."""
+    answered_at: float | None
+
+
+_COLUMNS = ", ".join(Entry.__annotations__)
+
+
+class Journal:
+    """One file; threads share a connection, and commands of another process open their own."""
+
+    def __init__(self, file: Path) -> None:
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
+        self._db.execute("pragma journal_mode=wal")
+        self._db.execute("pragma synchronous=full")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._db.execute("begin immediate")
+            try:
+                yield self._db
+                self._db.execute("commit")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+                raise
+
+    def _rows(self, question: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        with self._lock, closing(self._db.execute(question, values)) as cursor:
+            return cursor.fetchall()
+
+    def add(self, digest: str, image_uid: str, caller: str) -> None:
+        """Note an image that is durable in the spool; one that is known stays as it is."""
+        now = time.time()
+        with self._transaction() as db:
+            db.execute(
+                "insert into images (digest, image_uid, caller, received_at, state, changed_at)"
+                " values (?, ?, ?, ?, 'received', ?) on conflict do nothing",
+                (digest, image_uid, caller, now, now),
+            )
+
+    def state(self, digest: str) -> str | None:
+        """Give the state of an image; None: it is not known."""
+        rows = self._rows("select state from images where digest = ?", (digest,))
+        return str(rows[0][0]) if rows else None
+
+    def knows_uid(self, image_uid: str) -> bool:
+        """Whether an image of this SOP instance UID was received."""
+        return bool(self._rows("select 1 from images where image_uid = ? limit 1", (image_uid,)))
+
+    def waiting(self, now: float, most: int) -> list[Entry]:
+        """Give images whose time has come, those that wait longest first."""
+        rows = self._rows(
+            f"select {_COLUMNS} from images where state in (?, ?, ?) and not_before <= ?"  # noqa: S608
+            " order by not_before, received_at limit ?",
+            (*WAITING, now, most),
+        )
+        return [Entry(*row) for row in rows]  # type: ignore[arg-type]
+
+    def next_wait_s(self, now: float) -> float | None:
+        """Give the seconds until the next image's time comes; None: none has one to come."""
+        rows = self._rows(
+            "select min(not_before) from images where state in (?, ?, ?) and not_before > ?",
+            (*WAITING, now),
+        )
+        return None if rows[0][0] is None else float(str(rows[0][0])) - now
+
+    def entry(self, digest: str) -> Entry | None:
+        """Give an image; None: it is not known."""
+        rows = self._rows(f"select {_COLUMNS} from images where digest = ?", (digest,))  # noqa: S608
+        return Entry(*rows[0]) if rows else None  # type: ignore[arg-type]
+
+    def answered(self, digest: str, answer: str, answered_at: float) -> None:
+        """Keep an answer and its time: what is built of it depends on nothing else."""
+        with self._transaction() as db:
+            db.execute(
+                "update images set state = 'answered', answer = ?, answered_at = ?, attempts = 0,"
+                " failing_since = null, changed_at = ? where digest = ? and state = 'received'",
+                (answer, answered_at, time.time(), digest),
+            )
+
+    def built(self, digest: str, uids: Iterable[str]) -> None:
+        """Note objects that are durable in the spool."""
+        with self._transaction() as db:
+            db.executemany(
+                "insert into objects (uid, digest) values (?, ?) on conflict do nothing",
+                [(uid, digest) for uid in uids],
+            )
+            self._move(db, digest, "answered", "built", "")
+
+    def unsent(self, digest: str) -> list[str]:
+        """Give the UIDs of an image's objects that the destination has not acknowledged."""
+        rows = self._rows("select uid from objects where digest = ? and not is_sent", (digest,))
+        return sorted(str(uid) for (uid,) in rows)
+
+    def sent(self, digest: str, uids: Iterable[str]) -> None:
+        """Note objects that the destination acknowledged; with the last one the image is done."""
+        with self._transaction() as db:
+            db.executemany("update objects set is_sent = 1 where uid = ?", [(uid,) for uid in uids])
+            left = db.execute(
+                "select count(*) from objects where digest = ? and not is_sent", (digest,)
+            ).fetchone()[0]
+            if not left:
+                self._move(db, digest, "built", "done", "")
+
+    def refused(self, digest: str, code: str) -> None:
+        """Note that an image is not for us, or cannot be read."""
+        with self._transaction() as db:
+            self._move(db, digest, None, "refused", code)
+
+    def failed(self, entry: Entry, code: str, not_before: float, give_up_s: float) -> bool:
+        """Note a failure of one image alone; return whether it is now stuck."""
+        now = time.time()
+        since = entry.failing_since or now
+        is_stuck = now - since >= give_up_s
+        with self._transaction() as db:
+            db.execute(
+                "update images set code = ?, attempts = attempts + 1, failing_since = ?,"
+                " not_before = ?, resume = state, state = ? where digest = ? and state = ?",
+                (
+                    code, since, not_before, "stuck" if is_stuck else entry.state, entry.digest,
+                    entry.state,
+                ),
+            )  # fmt: skip
+        return is_stuck
+
+    @staticmethod
+    def _move(db: sqlite3.Connection, digest: str, old: str | None, new: str, code: str) -> None:
+        db.execute(
+            "update images set state = ?, code = ?, attempts = 0, not_before = 0,"
+            " failing_since = null, changed_at = ? where digest = ? and state = coalesce(?, state)",
+            (new, code, time.time(), digest, old),
+        )
+
+    def retry(self, prefix: str = "") -> int:
+        """Take up images that are stuck, and those that wait out a failure; return how many."""
+        with self._transaction() as db:
+            return db.execute(
+                "update images set state = case state when 'stuck' then resume else state end,"
+                " attempts = 0, not_before = 0, failing_since = null where digest glob ? and"
+                " (state = 'stuck' or (not_before > 0 and state in (?, ?, ?)))",
+                (f"{prefix}*", *WAITING),
+            ).rowcount
+
+    def forget(self, prefix: str) -> list[str]:
+        """Remove images and objects from the journal; return the digests."""
+        with self._transaction() as db:
+            digests = db.execute("select digest from images where digest glob ?", (f"{prefix}*",))
+            found = [str(digest) for (digest,) in digests.fetchall()]
+            for table in ("images", "objects"):
+                db.execute(f"delete from {table} where digest glob ?", (f"{prefix}*",))  # noqa: S608
+        return found
+
+    def out_of_spool(self, digests: Iterable[str]) -> None:
+        """Note images whose files are gone."""
+        with self._transaction() as db:
+            db.executemany(
+                "update images set in_spool = 0 where digest = ?", [(item,) for item in digests]
+            )
+
+    def older(self, seconds: float, *, in_spool: bool) -> list[str]:
+        """Give images that were done or refused so long ago; with files in the spool, or any."""
+        rows = self._rows(
+            "select digest from images where state in ('done', 'refused') and changed_at <= ?"
+            " and in_spool >= ?",
+            (time.time() - seconds, int(in_spool)),
+        )
+        return [str(digest) for (digest,) in rows]
+
+    def counts(self) -> dict[str, int]:
+        """Give the number of images in each state."""
+        rows = self._rows("select state, count(*) from images group by state")
+        return dict.fromkeys(STATES, 0) | {str(state): int(str(count)) for state, count in rows}
+
+    def oldest_waiting_s(self) -> float:
+        """Give how long the oldest image that waits has been here, seconds; 0: none waits."""
+        rows = self._rows(
+            "select min(received_at) from images where state in (?, ?, ?)", (*WAITING,)
+        )
+        oldest = rows[0][0]
+        return max(0.0, time.time() - float(str(oldest))) if oldest is not None else 0.0
+
+    def troubles(self) -> list[tuple[str, str, str, int]]:
+        """Give digest, state, code and attempts of images that are stuck or fail."""
+        rows = self._rows(
+            "select digest, state, code, attempts from images where state = 'stuck' or"
+            " (attempts > 0 and state in (?, ?, ?)) order by received_at",
+            (*WAITING,),
+        )
+        return [(str(a), str(b), str(c), int(str(d))) for a, b, c, d in rows]
