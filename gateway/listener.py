@@ -1,0 +1,207 @@
+"""C-STORE SCP: who may send what, and the one rule: durable, then acknowledged."""
+
+import ipaddress
+import socket
+import sqlite3
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+import pynetdicom
+from pydicom.uid import (
+    ComputedRadiographyImageStorage,
+    DigitalXRayImageStorageForPresentation,
+)
+from pynetdicom import AE, dimse_messages, evt
+from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
+from pynetdicom.transport import ThreadedAssociationServer
+
+from medclip_dcl.data.dicom.reader import SYNTAXES
+from medclip_dcl.errors import ConfigError
+
+from .journal import WAITING, Journal
+from .monitoring import Monitor, log, log_fault
+from .settings import MEBIBYTE, GatewaySettings, TlsFiles
+from .spool import Part, Spool
+
+ACCEPTED = (ComputedRadiographyImageStorage, DigitalXRayImageStorageForPresentation)
+"""SOP classes that are received. What we send is not among them: it cannot come back."""
+
+SUCCESS, NO_RESOURCES, UNPROCESSABLE = 0x0000, 0xA700, 0xC001
+_REJECT = (0x01, 0x01, 0x03)  # permanent, by the service user: calling AE title not recognised
+_PDU_BYTES = 1 << 20
+_HANDSHAKE_S = 15.0
+
+
+class Intake:
+    """Where images enter, from the network or by catch-up: spool first, then journal."""
+
+    def __init__(
+        self, settings: GatewaySettings, spool: Spool, journal: Journal, monitor: Monitor
+    ) -> None:
+        self._max_bytes = settings.max_bytes_mb * MEBIBYTE
+        self._spool, self._journal, self._monitor = spool, journal, monitor
+
+    def part(self) -> Part:
+        """Begin an image."""
+        return Part(self._spool, self._max_bytes)
+
+    def accept(self, part: Part, image_uid: str, caller: str) -> int:
+        """Make an image durable and give the status of C-STORE; the part is used up."""
+        begun = time.monotonic()
+        outcome = part.failure or self._keep(part, image_uid, caller)
+        part.close()
+        self._monitor.received.labels(outcome).inc()
+        taken_ms = round(1000 * (time.monotonic() - begun), 1)
+        log("received", part.digest, caller=caller, outcome=outcome, bytes=part.size, ms=taken_ms)
+        return SUCCESS if outcome in {"new", "known"} else NO_RESOURCES
+
+    def _keep(self, part: Part, image_uid: str, caller: str) -> str:
+        try:
+            state = self._journal.state(part.digest)
+            is_here = self._spool.image(part.digest).exists()
+            if state is not None and (is_here or state not in {*WAITING, "stuck"}):
+                return "known"
+            self._spool.keep(part)
+            self._journal.add(part.digest, image_uid, caller)
+        except (OSError, sqlite3.Error) as error:
+            log_fault("disk", error)
+            return "disk"
+        return "new"
+
+
+class Listener:
+    """The running SCP; `wake` is called after every image."""
+
+    def __init__(
+        self, settings: GatewaySettings, intake: Intake, monitor: Monitor, wake: Any
+    ) -> None:
+        """Bind and listen; ConfigError where the address cannot be bound."""
+        self._settings, self._intake, self._monitor, self._wake = settings, intake, monitor, wake
+        self._networks = {
+            title: [ipaddress.ip_network(address) for address in addresses]
+            for title, addresses in settings.callers.items()
+        }
+        self._take_over_parts()
+        entity = AE(ae_title=settings.ae_title)
+        entity.maximum_associations = settings.associations
+        entity.maximum_pdu_size = _PDU_BYTES
+        entity.acse_timeout = _HANDSHAKE_S
+        entity.require_called_aet = True
+        entity.require_calling_aet = list(settings.callers)
+        entity.add_supported_context(Verification)
+        for sop_class in ACCEPTED:
+            entity.add_supported_context(sop_class, list(SYNTAXES))
+        try:
+            server = entity.start_server(
+                (settings.host, settings.port),
+                block=False,
+                ssl_context=server_context(settings.tls) if settings.tls else None,
+                evt_handlers=[
+                    (evt.EVT_REQUESTED, self._on_requested),
+                    (evt.EVT_REJECTED, self._on_rejected),
+                    (evt.EVT_C_STORE, self._on_store),
+                    (evt.EVT_CONN_CLOSE, self._on_close),
+                ],
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"{settings.host}:{settings.port} cannot be bound, or its TLS files not be read "
+                f"({type(error).__name__}); choose others"
+            ) from error
+        assert isinstance(server, ThreadedAssociationServer)
+        self._server = server
+
+    @property
+    def port(self) -> int:
+        """Port that is bound."""
+        assert self._server.socket is not None
+        return int(self._server.socket.getsockname()[1])
+
+    def close(self) -> None:
+        """Stop listening; associations are aborted."""
+        self._server.shutdown()
+
+    def _take_over_parts(self) -> None:
+        # pynetdicom would hold images in memory, or in a temporary file whose errors end its
+        # thread without an answer and whose size nothing limits. Its file is replaced by ours.
+        pynetdicom._config.STORE_RECV_CHUNKED_DATASET = True
+        setattr(dimse_messages, "NamedTemporaryFile", lambda **_: self._intake.part())  # noqa: B010
+
+    def _on_requested(self, event: evt.Event) -> None:
+        address = ipaddress.ip_address(event.assoc.requestor.address)
+        networks = self._networks.get(_title(event))
+        if networks is not None and not any(address in network for network in networks):
+            event.assoc.acse.send_reject(*_REJECT)
+            self._on_rejected(event)
+            event.assoc.kill()
+
+    def _on_rejected(self, event: evt.Event) -> None:
+        title = _title(event)
+        self._monitor.rejected.inc()
+        log("rejected", caller=title if title in self._networks else "unknown")
+
+    def _on_store(self, event: evt.Event) -> int:
+        part = event.request._dataset_file
+        if not isinstance(part, Part):
+            return UNPROCESSABLE
+        uid, caller = str(event.request.AffectedSOPInstanceUID), event.assoc.requestor.ae_title
+        status = self._intake.accept(part, uid, caller)
+        self._wake()
+        return status
+
+    def _on_close(self, event: evt.Event) -> None:
+        # pynetdicom does not close what it cannot shut down: a caller that is gone already.
+        connection = event.assoc.dul.socket
+        if connection is not None and connection.socket is not None:
+            connection.socket.close()
+        # What an association that was cut has sent of an image.
+        message = event.assoc.dimse.message
+        part = getattr(message, "_data_set_file", None)
+        if isinstance(part, Part):
+            part.close()
+            log("cut", bytes=part.size)
+
+
+def _title(event: evt.Event) -> str:
+    primitive = event.assoc.requestor.primitive
+    return primitive.calling_ae_title if primitive else ""
+
+
+class _LateHandshake(ssl.SSLContext):
+    """Shakes hands in the association's thread: pynetdicom would, in that of the listener.
+
+    There one caller that connects and is silent would keep all others out.
+    """
+
+    def wrap_socket(self, sock: socket.socket, *_: Any, **__: Any) -> ssl.SSLSocket:
+        sock.settimeout(_HANDSHAKE_S)
+        return super().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the context of a listener that wants certificates of its callers."""
+    context = _LateHandshake(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, files)
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the context of a caller that shows its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _load(context, files)
+    return context
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(_readable(files.certificate), _readable(files.key))
+    context.load_verify_locations(_readable(files.ca))
+
+
+def _readable(path: Path) -> Path:
+    if not path.is_file():
+        raise ConfigError(f"TLS file {path} is missing; correct the setting")
+    return path
