@@ -1,0 +1,103 @@
+"""Where objects go: STOW-RS or C-STORE. What was acknowledged is given back by UID."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydicom.uid import (
+    Comprehensive3DSRStorage,
+    ComprehensiveSRStorage,
+    ExplicitVRLittleEndian,
+    GrayscaleSoftcopyPresentationStateStorage,
+    SecondaryCaptureImageStorage,
+)
+from pynetdicom import AE
+
+from .listener import client_context
+from .results import Pacs, StowError
+from .settings import DicomWebDestination, DimseDestination
+
+SENT = (
+    Comprehensive3DSRStorage,
+    ComprehensiveSRStorage,
+    GrayscaleSoftcopyPresentationStateStorage,
+    SecondaryCaptureImageStorage,
+)
+"""SOP classes that are sent, in Explicit VR Little Endian."""
+
+_TIMEOUT_S = 60
+_DUPLICATE = 0x0111  # the object is there already
+
+
+class SendError(Exception):
+    """The destination took nothing, or refused; `code` is what the log and the journal say."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Destination(Protocol):
+    """A PACS, however it is spoken to."""
+
+    def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
+        """Send objects by UID; return the UIDs that it acknowledged. Raises SendError."""
+        ...
+
+
+class DicomWeb:
+    """STOW-RS."""
+
+    def __init__(self, settings: DicomWebDestination) -> None:
+        self._pacs = Pacs(settings.url, settings.key_file)
+
+    def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
+        """Send all in one request."""
+        try:
+            stored = self._pacs.store([path.read_bytes() for path in objects.values()])
+        except StowError as error:
+            raise SendError(error.code) from error
+        return [uid for uid in objects if uid in stored]
+
+
+class Dimse:
+    """C-STORE, an association for each image."""
+
+    def __init__(self, settings: DimseDestination, our_title: str) -> None:
+        self._settings = settings
+        self._tls = (client_context(settings.tls), settings.host) if settings.tls else None
+        self._entity = AE(ae_title=our_title)
+        self._entity.connection_timeout = _TIMEOUT_S
+        for sop_class in SENT:
+            self._entity.add_requested_context(sop_class, ExplicitVRLittleEndian)
+
+    def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
+        """Send one after the other."""
+        to = self._settings
+        association = self._entity.associate(
+            to.host, to.port, ae_title=to.ae_title, tls_args=self._tls
+        )
+        if not association.is_established:
+            raise SendError("rejected" if association.is_rejected else "unreachable")
+        stored = []
+        try:
+            for uid, path in objects.items():
+                status = association.send_c_store(str(path)).get("Status")
+                if status is None:
+                    raise SendError("cut")
+                if status == _DUPLICATE or status == 0 or status >> 12 == 0xB:
+                    stored.append(uid)
+        except ValueError as error:  # no presentation context was accepted for the object
+            raise SendError("no_context") from error
+        finally:
+            association.release()
+        return stored
+
+
+def open_destination(
+    settings: DicomWebDestination | DimseDestination, our_title: str
+) -> Destination:
+    """Set up what the settings name; nothing is sent yet."""
+    if isinstance(settings, DimseDestination):
+        return Dimse(settings, our_title)
+    return DicomWeb(settings)
