@@ -32,6 +32,7 @@ COMMANDS = {
         "serve": "the service and its viewer, on the demo's model",
         "ask": "ask a running service: classify, ground, retrieve",
         "report": "a DICOM image's answer as DICOM objects, for the viewer of a hospital",
+        "gateway": "images from a PACS in, DICOM answers out",
     },
     "Stages": STAGES,
     "Tools": TOOLS,
@@ -112,7 +113,14 @@ def _report(ctx: typer.Context) -> None:
     raise typer.Exit(ask(["report", *ctx.args], prog="medclip"))
 
 
-_ASKED = {"ask": _ask, "report": _report}
+def _gateway(ctx: typer.Context) -> None:
+    """Run the gateway, or ask for its `status`; `retry` and `forget` images."""
+    gateway = importlib.import_module(f"{sibling('gateway')}.launcher")
+    raise typer.Exit(gateway.main(ctx.args, prog="medclip gateway"))
+
+
+_ASKED = {"ask": _ask, "gateway": _gateway, "report": _report}
+"""Commands that read their arguments themselves."""
 _OWN: dict[str, Callable[..., int]] = {"demo": _demo, "run": _run, "train": _train, "serve": _serve}
 
 

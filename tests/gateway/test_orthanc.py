@@ -1,0 +1,179 @@
+"""The round trip with a real PACS: DICOMweb and DIMSE out, TLS, strangers, cut, too large."""
+
+import gc
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from pynetdicom import AE, evt
+
+from benchmarks.fixtures import orthanc
+from benchmarks.fixtures.orthanc import Orthanc, radiograph, send, stub_service, wait_until
+from gateway import launcher
+from gateway.listener import client_context
+from gateway.settings import GatewaySettings, TlsFiles
+
+pytestmark = pytest.mark.skipif(
+    bool(orthanc.missing()), reason=f"not installed: {orthanc.missing()}"
+)
+CT = "1.2.840.10008.5.1.4.1.1.2"
+REPORT, STATE, CAPTURE = (
+    f"1.2.840.10008.5.1.4.1.1.{kind}" for kind in ("88.34", "11.1", "7")
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pacs(tmp_path_factory):
+    with orthanc.running(tmp_path_factory.mktemp("pacs") / "orthanc") as pacs:
+        yield pacs
+
+
+@pytest.fixture(scope="module")
+def service():
+    with stub_service() as stub:
+        yield stub
+
+
+def settings(folder: Path, service, destination, **given) -> GatewaySettings:
+    tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
+    tree |= {"service": service.url, "destination": destination, "spool": folder / "spool"}
+    return GatewaySettings.model_validate(tree | given)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory, service, pacs: Orthanc):
+    folder = tmp_path_factory.mktemp("gateway")
+    callers = {"MODALITY": ["127.0.0.0/8"], "ELSEWHERE": ["10.0.0.0/8"]}
+    given = {"callers": callers, "max_bytes_mb": 4}
+    with launcher.started(
+        settings(folder, service, {"kind": "dicomweb", "url": pacs.web}, **given)
+    ) as gateway:
+        yield gateway
+
+
+def deliver(gateway, pacs: Orthanc, image: bytes) -> list:
+    """Send an image and give the objects that are new in the PACS once it is done."""
+    before = set(pacs.instances())
+    done = gateway.journal.counts()["done"]
+    assert send(gateway.port, [image]) == [0]
+    wait_until(lambda: gateway.journal.counts()["done"] > done)
+    return pacs.datasets(set(pacs.instances()) - before)
+
+
+def test_answers_come_back_under_the_patient_and_corrected_data_give_new_ones(
+    gateway, pacs: Orthanc
+) -> None:
+    made = deliver(gateway, pacs, radiograph(1))
+    assert sorted(item.SOPClassUID for item in made) == sorted([REPORT, STATE, CAPTURE])
+    assert {(item.PatientID, str(item.PatientName)) for item in made} == {("ID0001", "Doe^Jane1")}
+    assert {item.StudyInstanceUID for item in made} == {"1.2.826.0.1.3680043.10.1.1.1"}
+    for item in made:  # as they were made, element by element
+        (path,) = gateway.spool.folder.glob(f"objects/*/{item.SOPInstanceUID}.dcm")
+        assert path.read_bytes() == pacs.file(item.SOPInstanceUID)
+    assert send(gateway.port, [radiograph(1)]) == [0]  # a duplicate
+    corrected = deliver(gateway, pacs, radiograph(1, PatientName="Roe^Jane"))
+    assert {str(item.PatientName) for item in corrected} == {"Roe^Jane"}
+    assert len(corrected) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"calling": "STRANGER"}, "rejected"),
+        ({"called": "OTHER"}, "rejected"),
+        ({"calling": "ELSEWHERE"}, "rejected"),  # known, but not from this address
+        ({"image": radiograph(SOPClassUID=CT)}, "aborted"),  # no context is accepted
+        ({"image": radiograph(SOPClassUID=REPORT)}, "aborted"),  # our own cannot come back
+    ],
+)
+def test_strangers_and_other_objects_are_turned_away(gateway, given, reason) -> None:
+    image = given.pop("image", radiograph(2))
+    before = gateway.journal.counts()
+    with pytest.raises(ConnectionRefusedError, match=reason):
+        send(gateway.port, [image], **given)
+    assert gateway.journal.counts() == before
+
+
+def test_too_large_is_refused_and_the_association_goes_on(gateway) -> None:
+    before = set(gateway.spool.digests())
+    large = radiograph(3, rows=1500, columns=1500)
+    assert send(gateway.port, [large, radiograph(4)]) == [0xA700, 0]
+    assert len(set(gateway.spool.digests()) - before) == 1
+    assert list(gateway.spool.incoming.iterdir()) == []
+
+
+def test_an_association_that_is_cut_leaves_nothing_and_the_next_delivery_is_whole(
+    gateway, pacs: Orthanc
+) -> None:
+    image = radiograph(5, rows=1000, columns=1500, ViewPosition="LL")  # refused once it is here
+    seen = []
+
+    def cut(event: evt.Event) -> None:
+        seen.append(event)
+        if len(seen) == 4:  # the association, the command, and two of three megabytes
+            wait_until(lambda: list(gateway.spool.incoming.iterdir()))
+            event.assoc.dul.socket.socket.shutdown(socket.SHUT_RDWR)
+
+    before = set(gateway.spool.digests())
+    entity = AE(ae_title="MODALITY")
+    entity.add_requested_context("1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.1.2.1")
+    association = entity.associate(
+        "127.0.0.1",
+        gateway.port,
+        ae_title="MEDCLIP",
+        evt_handlers=[(evt.EVT_PDU_SENT, cut)],
+    )
+    assert "Status" not in association.send_c_store(orthanc.dataset(image))
+    assert len(seen) >= 4
+    wait_until(lambda: not list(gateway.spool.incoming.iterdir()))
+    assert set(gateway.spool.digests()) == before
+    assert send(gateway.port, [image]) == [0]
+    assert len(set(gateway.spool.digests()) - before) == 1
+
+
+def certificates(folder: Path) -> dict[str, TlsFiles]:
+    """An authority, and what it and another one sign for the gateway and its callers."""
+    folder.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    for name in ("ca", "stranger"):
+        openssl("req", "-x509", *key, "-subj", f"/CN={name}", "-keyout", f"{name}.key",
+                "-out", f"{name}.pem")  # fmt: skip
+    openssl("req", "-x509", *key, "-subj", "/CN=localhost", "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE",
+            "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "gateway.key", "-out", "gateway.pem",
+            )  # fmt: skip
+    return {
+        name: TlsFiles(certificate=folder / f"{name}.pem", key=folder / f"{name}.key",
+                       ca=folder / "ca.pem")
+        for name in ("gateway", "stranger")
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # pynetdicom, after a bad handshake
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_tls_wants_a_certificate_and_dimse_goes_out(tmp_path, service, pacs: Orthanc) -> None:
+    files = certificates(tmp_path / "tls")
+    destination = {"kind": "dimse", "ae_title": "ORTHANC", "host": "127.0.0.1", "port": pacs.port}
+    given = {"tls": files["gateway"], "report_class": "comprehensive"}
+    with launcher.started(settings(tmp_path, service, destination, **given)) as gateway:
+        ours = client_context(files["gateway"])
+        before = set(pacs.instances())
+        with orthanc.silent_connection(gateway.port):  # says nothing, and keeps nobody out
+            assert send(gateway.port, [radiograph(6)], tls=ours) == [0]
+        for context in (client_context(files["stranger"]), None):
+            with pytest.raises(ConnectionRefusedError, match="aborted"):
+                send(gateway.port, [radiograph(7)], tls=context, linger_s=2)
+        with pytest.raises(ConnectionRefusedError, match="rejected"):
+            send(gateway.port, [radiograph(7)], tls=ours, calling="STRANGER")
+        wait_until(lambda: gateway.journal.counts()["done"] == 1)
+        made = pacs.datasets(set(pacs.instances()) - before)
+        assert len(made) == 3
+        assert "1.2.840.10008.5.1.4.1.1.88.33" in {item.SOPClassUID for item in made}
+    gc.collect()  # the warnings come here, where they are expected

@@ -1,0 +1,177 @@
+"""Images are answered, built and sent without a PACS: what fails, and how long it waits."""
+
+import hashlib
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.fixtures.orthanc import radiograph, send, stub_service, wait_until
+from gateway import launcher, stages
+from gateway.destinations import SendError
+from gateway.settings import GatewaySettings
+
+UNREACHABLE = {"kind": "dicomweb", "url": "http://127.0.0.1:9/dicom-web"}
+
+
+class Pacs:
+    """A destination in memory."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.down = False
+        self.refuses: set[int] = set()
+        self.calls = 0
+
+    def send(self, objects):
+        self.calls += 1
+        if self.down:
+            raise SendError("unreachable")
+        taken = [uid for number, uid in enumerate(objects) if number not in self.refuses]
+        for uid in taken:
+            self.stored.setdefault(uid, objects[uid].read_bytes())
+        return taken
+
+
+@pytest.fixture(scope="module")
+def service():
+    with stub_service() as stub:
+        yield stub
+
+
+@contextmanager
+def running(folder: Path, service, pacs: Pacs, **given):
+    tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
+    tree |= {"service": service.url, "destination": UNREACHABLE, "spool": folder / "spool"}
+    settings = GatewaySettings.model_validate(tree | given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "FIRST_WAIT_S", 0.05)
+        with launcher.started(settings, pacs) as gateway:
+            yield gateway
+
+
+@pytest.fixture(scope="module")
+def pacs():
+    return Pacs()
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory, service, pacs):
+    with running(tmp_path_factory.mktemp("gateway"), service, pacs) as gateway:
+        yield gateway
+
+
+def state(gateway, position: int = 0):
+    """State and code of the image that came last, or earlier."""
+    rows = gateway.journal._rows("select state, code from images order by received_at desc")
+    return rows[position]
+
+
+def test_waiting_doubles_up_to_ten_minutes() -> None:
+    assert [stages.waiting_s(number) for number in range(4)] == [1, 2, 4, 8]
+    assert stages.waiting_s(10) == stages.waiting_s(10_000) == 600
+
+
+def test_a_pacs_that_is_down_or_takes_a_part_gets_the_rest_later(gateway, pacs) -> None:
+    health = f"http://127.0.0.1:{gateway.metrics_port}/health"
+    pacs.down = True
+    assert send(gateway.port, [radiograph()]) == [0]
+    wait_until(lambda: pacs.calls >= 2 and state(gateway)[1])
+    assert state(gateway) == ("built", "destination_unreachable")
+    assert httpx.get(health).json() == {"status": "destination"}
+    pacs.down, pacs.refuses = False, {1}
+    wait_until(lambda: len(pacs.stored) == 2)
+    assert state(gateway)[0] == "built"
+    pacs.refuses = set()
+    wait_until(lambda: state(gateway) == ("done", ""))
+    assert len(pacs.stored) == 3
+    assert httpx.get(health).json() == {"status": "ok"}
+    metrics = httpx.get(health.replace("health", "metrics")).text
+    assert 'medclip_gateway_images{state="done"} 1.0' in metrics
+
+
+def test_a_known_image_is_acknowledged_without_work(gateway, pacs) -> None:
+    image = radiograph(1)
+    assert send(gateway.port, [image]) == [0]
+    wait_until(lambda: state(gateway)[0] == "done")
+    stored, calls, images = len(pacs.stored), pacs.calls, sum(gateway.journal.counts().values())
+    assert send(gateway.port, [image, image]) == [0, 0]
+    time.sleep(0.05)
+    assert (len(pacs.stored), pacs.calls) == (stored, calls)
+    assert sum(gateway.journal.counts().values()) == images
+
+
+@pytest.mark.parametrize(
+    ("tags", "code"),
+    [
+        ({"ViewPosition": "LL"}, "view"),
+        ({"BodyPartExamined": "HAND"}, "body_part"),
+        ({"PresentationIntentType": "FOR PROCESSING"}, "for_processing"),
+        ({"StudyInstanceUID": ""}, "no_identity"),
+        ({"Rows": 41}, "truncated"),
+    ],
+)
+def test_what_is_not_for_us_is_refused_and_never_asked(gateway, service, pacs, tags, code) -> None:
+    before = len(service.bodies), pacs.calls
+    assert send(gateway.port, [radiograph(2, **tags)]) == [0]
+    wait_until(lambda: state(gateway)[1] == code)
+    assert state(gateway)[0] == "refused"
+    if code != "truncated":  # the header does not show that
+        assert (len(service.bodies), pacs.calls) == before
+
+
+def test_no_identity_reaches_the_service(gateway, service, pacs) -> None:
+    del service.bodies[:]
+    send(gateway.port, [radiograph(3, PatientComments="PHISENTINEL")])
+    wait_until(lambda: state(gateway)[0] == "done")
+    (body,) = service.bodies
+    assert b"MONOCHROME2" in body
+    for word in (b"ID0003", b"Doe^Jane", b"PHISENTINEL", b"3680043.10.1", b"19500102"):
+        assert word not in body
+
+
+def test_commands_see_what_is_stuck_and_take_it_up_and_files_go_by_age(
+    tmp_path, service, capsys
+) -> None:
+    service.status, pacs = 503, Pacs()
+    given = {"give_up_hours": 1e-9, "keep_hours": 0, "remember_days": 1e-9, "objects": ("sr",)}
+    with running(tmp_path, service, pacs, **given) as gateway:
+        try:
+            send(gateway.port, [radiograph(), radiograph(1)])
+            wait_until(lambda: gateway.journal.counts()["stuck"] == 2)
+        finally:
+            service.status = 200
+        config = tmp_path / "gateway.yaml"
+        config.write_text(gateway.settings.model_dump_json())
+        capsys.readouterr()
+        assert launcher.main(["status", "--config", str(config)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert "stuck service_loading after 2 attempts" in lines[1]
+        digest = lines[1].split()[0]
+        assert launcher.main(["retry", digest, "--config", str(config)]) == 0
+        wait_until(lambda: gateway.journal.counts()["done"] == 1)
+        assert len(pacs.stored) == 1
+        assert launcher.main(["forget", "*", "--config", str(config)]) == 2
+        other = lines[2].split()[0]
+        assert launcher.main(["forget", other, "--config", str(config)]) == 0
+        assert sum(gateway.journal.counts().values()) == 1
+        gateway.tidy()
+        assert sum(gateway.journal.counts().values()) == 0
+    left = [path for path in (tmp_path / "spool").rglob("*") if path.is_file()]
+    assert {path.name.partition("-")[0] for path in left} <= {"lock", "journal.sqlite3"}
+
+
+def test_an_image_in_the_spool_that_the_journal_does_not_know_is_taken_up(
+    tmp_path, service
+) -> None:
+    pacs, image = Pacs(), radiograph(4)
+    (tmp_path / "spool/images").mkdir(parents=True, mode=0o700)
+    (tmp_path / "spool").chmod(0o700)
+    digest = hashlib.sha256(image).hexdigest()
+    (tmp_path / f"spool/images/{digest}.dcm").write_bytes(image)
+    with running(tmp_path, service, pacs, only_positive=True) as gateway:
+        wait_until(lambda: gateway.journal.state(digest) == "done")
+    assert len(pacs.stored) == 3  # the first finding of the stub's answer is positive
