@@ -81,7 +81,8 @@ class GatewaySettings(Section):
     plain: bool = False
     """Listen beyond loopback without TLS, on a network that is trusted."""
     tls: TlsFiles | None = None
-    """TLS 1.2 or newer; callers must show a certificate."""
+    """`{certificate, key, ca}`, PEM files: TLS 1.2 or newer, and callers must show a certificate
+    that `ca` signed."""
     callers: Annotated[dict[AeTitle, tuple[str, ...]], Field(min_length=1)]
     """AE titles that may send, each with the addresses or networks that it may send from."""
     service: Annotated[str, Field(pattern=r"^https?://")]

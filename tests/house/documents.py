@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
+from pydicom.uid import UID, ExplicitVRLittleEndian
+from pynetdicom.sop_class import Verification
 
 import medclip_dcl
+from gateway import destinations, listener
+from gateway.settings import GatewaySettings
 from medclip_dcl import errors
 from medclip_dcl.artifact import ArtifactType
 from medclip_dcl.config import Config
@@ -36,10 +40,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 RESULT_PAGES = sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
-def settings_table() -> str:
+def settings_table(schema: type[Section] = Config) -> str:
     """One row per field of the schema."""
     rows = ["| setting | default | meaning |", "|---|---|---|"]
-    for name, field in _leaves(Config, ""):
+    for name, field in _leaves(schema, ""):
         value = field.get_default(call_default_factory=True)
         default = "required" if field.is_required() else f"`{_shown(value)}`"
         rows.append(f"| `{name}` | {default} | {' '.join((field.description or '').split())} |")
@@ -134,6 +138,18 @@ def errors_table() -> str:
     return "\n".join(rows)
 
 
+def conformance_table() -> str:
+    """SOP classes of the gateway, and the transfer syntaxes that it receives."""
+    rows = [_row("SOP class", "UID", "role"), "|---|---|---|"]
+    rows.append(_row(Verification.name, str(Verification), "SCP"))
+    rows += [_row(uid.name, str(uid), "SCP") for uid in listener.ACCEPTED]
+    rows += [_row(uid.name, str(uid), "SCU, STOW-RS") for uid in destinations.SENT]
+    rows += ["", _row("transfer syntax of images", "UID"), "|---|---|"]
+    rows += [_row(UID(uid).name, uid) for uid in reader.SYNTAXES]
+    written = f"{ExplicitVRLittleEndian.name} ({ExplicitVRLittleEndian})"
+    return "\n".join([*rows, "", f"What is sent is written in {written}."])
+
+
 BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
 """Global batches of the table of false negatives."""
 
@@ -146,6 +162,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "artifacts": (CONTRACT, artifacts_text),
     "columns": (CONTRACT, columns_table),
     "errors": ("medclip_dcl/README.md", errors_table),
+    "gateway_settings": ("gateway/README.md", lambda: settings_table(GatewaySettings)),
+    "gateway_dicom": ("gateway/README.md", conformance_table),
 }
 
 
