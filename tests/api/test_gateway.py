@@ -1,0 +1,51 @@
+"""The gateway on the real service: the same findings as the image asked for whole."""
+
+from pathlib import Path
+
+import httpx
+from pydicom.uid import Comprehensive3DSRStorage
+
+from benchmarks.fixtures.orthanc import dataset, radiograph, send, wait_until
+from benchmarks.fixtures.service import Service
+from gateway.launcher import started
+from gateway.settings import GatewaySettings
+
+
+class Pacs:
+    def __init__(self) -> None:
+        self.stored: list[bytes] = []
+
+    def send(self, objects):
+        self.stored += [path.read_bytes() for path in objects.values()]
+        return list(objects)
+
+
+def texts_of(item) -> list[str]:
+    """Every text of a report, in order."""
+    own = [item.TextValue] if "TextValue" in item else []
+    return own + [text for child in item.get("ContentSequence", ()) for text in texts_of(child)]
+
+
+def test_a_report_says_what_the_service_says_of_the_whole_image(
+    service: Service, client: httpx.Client, tmp_path: Path
+) -> None:
+    image, pacs = radiograph(rows=96, columns=64, PhotometricInterpretation="MONOCHROME1"), Pacs()
+    settings = GatewaySettings.model_validate(
+        {
+            "port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]},
+            "service": service.url, "spool": tmp_path / "spool",
+            "destination": {"kind": "dicomweb", "url": "http://127.0.0.1:9"},
+        }
+    )  # fmt: skip
+    with started(settings, pacs) as gateway:
+        assert send(gateway.port, [image]) == [0]
+        wait_until(lambda: gateway.journal.counts()["done"] == 1)
+    (report,) = [
+        item for data in pacs.stored
+        if (item := dataset(data)).SOPClassUID == Comprehensive3DSRStorage
+    ]  # fmt: skip
+    answer = client.post("/classify", files={"image": image}).json()
+    said = [text for text in texts_of(report) if "score" in text]
+    assert [f"score {finding['score']:.3f}" in text
+            for finding, text in zip(answer["findings"], said, strict=True)] == [True, True]  # fmt: skip
+    assert report.PatientName == "Doe^Jane0"
