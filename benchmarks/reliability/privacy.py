@@ -4,7 +4,9 @@
 
 A small generated archive is spoilt with words that no image or report holds by nature. Then
 every job of the story, the check and the broken sources run as processes of their own, and
-everything that they wrote is searched: logs, errors, artifacts (tables decoded), pages.
+everything that they wrote is searched: logs, errors, artifacts (tables decoded), pages. Images
+with canaries also go through the gateway: its log, metrics and status are searched, and what it
+sent to the service.
 
     PHISENTINEL    in DICOM headers, preambles, names of files, cells of tables, broken
                    reports: may stand nowhere
@@ -15,6 +17,7 @@ everything that they wrote is searched: logs, errors, artifacts (tables decoded)
 """
 
 import argparse
+import contextlib
 import gzip
 import importlib
 import os
@@ -22,16 +25,22 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence as Items
 
+from benchmarks.fixtures.orthanc import radiograph, send, stub_service, wait_until
 from benchmarks.record import finish
+from gateway.destinations import SendError
+from gateway.launcher import started
+from gateway.monitoring import silence_libraries
+from gateway.settings import GatewaySettings
 from medclip_dcl.config import load_config
 
 HEADER, WORD = "PHISENTINEL", "PHISENTWORD"
@@ -115,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         importlib.import_module(f"pipelines.{name}")
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        figures = _run_everything(base, story)
+        figures = _run_everything(base, story) | gateway(base)
         found = search(base)
         for name, indices in found.items():
             print(f"{name:18}{len(indices):4}  {', '.join(indices[:6])}")
@@ -128,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("text_leaks", "0", not found["text_leaks"]),
             ("texts_kept", ">= 1", bool(found["texts_kept"])),
             ("burned_in", ">= 1", figures["burned_in"] >= 1),
+            ("objects_named", ">= 1", figures["objects_named"] >= 1),
+            ("spool_left", "0", not figures["spool_left"]),
         )
     }
     finish("privacy", figures, bars)
@@ -181,6 +192,67 @@ def _run_everything(base: Path, story: Sequence[str]) -> dict[str, float]:
         "planted": planted,
         "burned_in": sum(row["reason"] == "burned_in" for row in burned),
     }
+
+
+def gateway(base: Path) -> dict[str, float]:
+    """Send spoilt images through the gateway; keep what it said and what the service was sent.
+
+    Args:
+        base: folder with `out` below it.
+
+    Returns:
+        Objects that were stored, each with the patient's name, and files left in the spool.
+    """
+    out, stored = base / "out/gateway", []
+    out.mkdir()
+    images = {
+        "answered": {},
+        "refused": {"ViewPosition": "LL"},
+        "nameless": {"StudyInstanceUID": HEADER},
+    }
+    files = []
+    for number, (name, tags) in enumerate(images.items()):
+        path = base / f"{name}.dcm"
+        path.write_bytes(radiograph(number, **tags))
+        _spoil_image(path, burned_in=False)
+        files.append(path.read_bytes())
+
+    class Pacs:
+        def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
+            stored.extend(path.read_bytes() for path in objects.values())
+            if len(stored) == len(objects):
+                raise SendError("unreachable")  # once
+            return list(objects)
+
+    silence_libraries()
+    with (
+        (out / "log").open("w") as log,
+        contextlib.redirect_stderr(log),
+        stub_service() as service,
+    ):
+        tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
+        tree |= {"service": service.url, "spool": base / "spool", "keep_hours": 0}
+        tree["destination"] = {"kind": "dicomweb", "url": "http://127.0.0.1:9"}
+        settings = GatewaySettings.model_validate(tree)
+        with started(settings, Pacs()) as running:
+            send(running.port, files)
+            with contextlib.suppress(ConnectionRefusedError):
+                send(running.port, files, calling=HEADER)
+            wait_until(lambda: running.journal.counts()["refused"] == len(files) - 1)
+            wait_until(lambda: running.journal.counts()["done"] == 1)
+            for page in ("metrics", "health"):
+                text = httpx.get(f"http://127.0.0.1:{running.metrics_port}/{page}").text
+                (out / page).write_text(text)
+            (out / "status").write_text(str(running.journal.troubles()))
+            running.tidy()
+        (out / "sent_to_service").write_bytes(b"".join(service.bodies))
+    left = sum(
+        path.is_file()
+        for folder in ("images", "objects", "incoming")
+        for path in (base / "spool" / folder).rglob("*")
+    )
+    named = sum(HEADER.encode() in data for data in stored)
+    return {"objects_named": named, "spool_left": left}
 
 
 def run_apart(name: str, config_file: str, settings: Sequence[str], log: Path) -> int:
