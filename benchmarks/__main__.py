@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("precision", "scale")
-RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
+RELIABILITY = ("archive", "exactness", "faults", "fuzz", "gateway", "kills", "privacy", "saves", "service")
 METHOD = ("bias", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1", "eta_calibration.study")
 
-LONG = ("kills", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")
+LONG = ("kills", "gateway", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")
 LONG += ("compare", "service", "serve", "retrieve")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*sorted((*SPEED, *RELIABILITY, *METHOD)))
         return 0
     for name in LONG:
-        options = ["--long"] if name in {"kills", "faults", "fuzz", "pll", "serve"} else []
+        options = ["--long"] if name in {"kills", "gateway", "faults", "fuzz", "pll", "serve"} else []
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
         if code:
             return code
