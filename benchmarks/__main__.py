@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("precision", "scale")
-RELIABILITY = ("archive", "exactness", "faults", "fuzz", "gateway", "kills", "privacy", "saves", "service")
+RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
+RELIABILITY += ("gateway",)
 METHOD = ("bias", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1", "eta_calibration.study")
 
-LONG = ("kills", "gateway", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")
-LONG += ("compare", "service", "serve", "retrieve")
+LONG = ("kills", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")
+LONG += ("compare", "service", "serve", "retrieve", "gateway")
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""
+_TIERED = {"kills", "faults", "fuzz", "gateway", "pll", "serve"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*sorted((*SPEED, *RELIABILITY, *METHOD)))
         return 0
     for name in LONG:
-        options = ["--long"] if name in {"kills", "gateway", "faults", "fuzz", "pll", "serve"} else []
+        options = ["--long"] if name in _TIERED else []
         code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
         if code:
             return code

@@ -44,8 +44,8 @@ def test_a_report_says_what_the_service_says_of_the_whole_image(
         item for data in pacs.stored
         if (item := dataset(data)).SOPClassUID == Comprehensive3DSRStorage
     ]  # fmt: skip
-    answer = client.post("/classify", files={"image": image}).json()
+    found = client.post("/classify", files={"image": image}).json()["findings"]
     said = [text for text in texts_of(report) if "score" in text]
-    assert [f"score {finding['score']:.3f}" in text
-            for finding, text in zip(answer["findings"], said, strict=True)] == [True, True]  # fmt: skip
+    for finding, text in zip(found, said, strict=True):
+        assert f"score {finding['score']:.3f}" in text
     assert report.PatientName == "Doe^Jane0"
