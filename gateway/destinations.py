@@ -1,11 +1,9 @@
 """Where objects go: STOW-RS or C-STORE. What was acknowledged is given back by UID."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import httpx
 from pydicom.uid import (
     Comprehensive3DSRStorage,
     ComprehensiveSRStorage,
@@ -15,7 +13,8 @@ from pydicom.uid import (
 )
 from pynetdicom import AE
 
-from medclip_dcl.files import read_keys
+from medclip_dcl.data.sources.dicomweb import DicomWeb
+from medclip_dcl.errors import ServiceError
 
 from .listener import client_context
 from .settings import DicomWebDestination, DimseDestination
@@ -29,7 +28,6 @@ SENT = (
 """SOP classes that are sent, in Explicit VR Little Endian."""
 
 _TIMEOUT_S = 60
-_STORED = {200, 202}  # 202: some were refused
 _DUPLICATE = 0x0111  # the object is there already
 
 
@@ -49,39 +47,23 @@ class Destination(Protocol):
         ...
 
 
-class DicomWeb:
-    """STOW-RS."""
+class Stow:
+    """STOW-RS, all objects of an image in one request."""
 
     def __init__(self, settings: DicomWebDestination) -> None:
-        self._headers = {"Accept": "application/dicom+json"}
-        if settings.key_file:
-            self._headers["Authorization"] = read_keys(Path(settings.key_file))[0]
-        self._url = f"{settings.url.rstrip('/')}/studies"
+        self._url = settings.url
+        self._key_file = Path(settings.key_file) if settings.key_file else None
+        with DicomWeb(self._url, self._key_file):
+            pass  # a key that cannot be read ends the start
 
     def send(self, objects: Mapping[str, Path]) -> Sequence[str]:
         """Send all in one request."""
-        mark = secrets.token_hex(16)
-        head = f"--{mark}\r\nContent-Type: application/dicom\r\n\r\n".encode()
-        parts = b"".join(head + path.read_bytes() + b"\r\n" for path in objects.values())
-        kind = f'multipart/related; type="application/dicom"; boundary={mark}'
         try:
-            reply = httpx.post(
-                self._url,
-                content=parts + f"--{mark}--\r\n".encode(),
-                headers={**self._headers, "Content-Type": kind},
-                timeout=_TIMEOUT_S,
-                trust_env=False,
-            )
-            if reply.status_code not in _STORED:
-                raise SendError(f"http_{reply.status_code}")
-            # Success without a word on an object is none: some archives answer 200 to anything.
-            items = reply.json().get("00081199", {}).get("Value", ())
-            stored = {item["00081155"]["Value"][0] for item in items}
-        except httpx.HTTPError as error:
-            raise SendError("unreachable") from error
-        except (ValueError, AttributeError, LookupError, TypeError) as error:
-            raise SendError("no_answer") from error
-        return [uid for uid in objects if uid in stored]
+            with DicomWeb(self._url, self._key_file) as archive:
+                archive.store({uid: path.read_bytes() for uid, path in objects.items()})
+        except ServiceError as error:
+            raise SendError(error.code) from error
+        return list(objects)
 
 
 class Dimse:
@@ -127,4 +109,4 @@ def open_destination(
     """Set up what the settings name; nothing is sent yet."""
     if isinstance(settings, DimseDestination):
         return Dimse(settings, our_title)
-    return DicomWeb(settings)
+    return Stow(settings)
