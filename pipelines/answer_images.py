@@ -15,8 +15,7 @@ from medclip_dcl.artifact import Artifact, ArtifactWriter
 from medclip_dcl.client import Client
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data import manifest
-from medclip_dcl.data.manifest import stamp_files
-from medclip_dcl.data.row_images import file_of
+from medclip_dcl.data.row_images import file_of, stamp_files
 from medclip_dcl.data.sources.dicomweb import DicomWeb
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.files import read_keys
@@ -31,7 +30,7 @@ def build(job: Job) -> None:
     if settings.archive and not settings.objects:
         raise ConfigError("answer.archive stores objects; name some in answer.objects")
     studies = job.open(manifest.ARTIFACT)
-    root = resolve_path(config.source.root, config)
+    root = manifest.images_root(config.source, lambda text: resolve_path(text, config))
     images = answers.list_images(studies)
     stamp = stamp_files(root, (file_of(image.path) for image in images))
     inputs: dict[str, Artifact | str] = {"manifest": studies, "images": stamp}

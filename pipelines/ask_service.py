@@ -42,7 +42,8 @@ def build(job: Job) -> None:
     """
     images = job.open(manifest.ARTIFACT)
     image, phrase = _choose(images, job.open(embeddings.ARTIFACT), job.open(sentences.ARTIFACT))
-    root = resolve_path(job.config.source.root, job.config)
+    config = job.config
+    root = manifest.images_root(config.source, lambda text: resolve_path(text, config))
     source = image_source(root, image["path"])
     picture = source.read_bytes() if isinstance(source, Path) else bytes(source)
     with _serving(model_package.ARTIFACT.at(job.work), embeddings.ARTIFACT.at(job.work)) as client:

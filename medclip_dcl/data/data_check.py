@@ -2,7 +2,7 @@
 
 `preflight.json` holds counts alone, no ids and no texts:
 
-    source      kind of the source, whether it has images, whether all were opened and read
+    source      kind of the source, whether it has images and patients, whether all were opened
     steps       per step: images, studies and patients that are left, and what the step asks
     lines       per code: what was found (`count`, of how many, `kind`, `meaning`)
     splits      per split, as the manifest assigns it: images, reports, patients
@@ -112,6 +112,11 @@ CODES: dict[str, tuple[str, str]] = {
 }
 """Code -> kind and meaning, beyond the reasons of manifest and gate."""
 
+NOT_BY_PATIENT = (
+    "Splits are not by patient: the source names no patients, and leakage between splits cannot be "
+    "excluded."
+)
+
 ANSWERS = ("present", "absent", "uncertain")
 """What a study may say about a finding; nothing said is none of them."""
 
@@ -184,6 +189,8 @@ def preflight_table(tree: Mapping[str, Any]) -> str:
     for item in tree["lines"]:
         share = f"{item['count']:>9} of {item['of']}"
         lines.append(f"{item['kind']:10} {item['code']:24}{share:20} {item['meaning']}")
+    if not tree["source"].get("by_patient", True):
+        lines += ["", NOT_BY_PATIENT]
     verdict = tree["verdict"]
     return "\n".join(lines) + (
         f"\n\nunusable {verdict['unusable_share']:.4f} (at most {verdict['max_unusable_share']}), "
@@ -422,6 +429,7 @@ def _describe(
         "source": {
             "kind": kind,
             "has_images": raw.has_images,
+            "by_patient": raw.by_patient,
             "all_images": facts["opened"] == facts["listed"],
             "all_reports": len(read) == len(chosen.texts),
         },

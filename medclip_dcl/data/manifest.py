@@ -4,21 +4,28 @@ One split per patient; patients with boxes never train.
 """
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.artifact import ArtifactType, json_digest
 from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.row_images import file_of
-from medclip_dcl.data.sources import dicom_folder, dicomweb, mimic_cxr, open_i, table
+from medclip_dcl.data.row_images import file_of, stamp_files
+from medclip_dcl.data.sources import (
+    dicom_folder,
+    dicomweb,
+    huggingface,
+    mimic_cxr,
+    open_i,
+    table,
+)
 from medclip_dcl.data.sources.labels import join_labels
 from medclip_dcl.data.sources.records import (
     LONGEST_REPORT,
@@ -35,7 +42,7 @@ from medclip_dcl.data.sources.records import (
     is_pointer,
 )
 from medclip_dcl.errors import StudyError
-from medclip_dcl.files import path_under, sha256_file
+from medclip_dcl.files import path_under, sha256_file, write_text
 from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sections import read_sections
@@ -107,6 +114,9 @@ BOXES = TableFormat(
 )
 """Boxes with their sentences (MS-CXR), one row per box."""
 
+DATASET = "dataset.json"
+"""What a dataset's own card says: name, commit, licence, terms (kind `huggingface`)."""
+
 REJECTS = TableFormat(
     "rejects.parquet",
     (
@@ -123,6 +133,7 @@ READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "table": table.read_mapped_table,
     "dicom": dicom_folder.read_dicom_folder,
     "dicomweb": dicomweb.read_dicomweb,
+    "huggingface": huggingface.read_huggingface,
 }
 """`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
 
@@ -244,7 +255,8 @@ class Source:
     def inputs(self) -> dict[str, str]:
         """Digests of the tables and a stamp of the report and image files."""
         digests = {name: sha256_file(path) for name, path in self.raw.tables.items()}
-        return digests | {"files": stamp(self.raw)}
+        card = {"card": json_digest(self.raw.card)} if self.raw.card else {}
+        return digests | {"files": stamp(self.raw)} | card
 
 
 def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
@@ -264,6 +276,12 @@ def read_source(settings: SourceConfig, resolve: Resolve) -> Source:
     raw.tables["boxes"] = find_file("boxes", settings.boxes, root, resolve)
     read = read_boxes(raw.tables["boxes"], raw.images, settings.box_columns, settings.box_form)
     return Source(raw, read)
+
+
+def images_root(settings: SourceConfig, resolve: Resolve) -> Path:
+    """Give the folder that the image paths of a manifest are relative to."""
+    is_copied = settings.kind == "huggingface" and settings.materialise
+    return huggingface.ROWS.at(resolve("${WORK}")) if is_copied else resolve(settings.root)
 
 
 def split_patients(source: Source, chosen: Selection, settings: SourceConfig) -> dict[str, str]:
@@ -307,6 +325,8 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
     write_table(folder, STUDY_LABELS, labels)
     write_table(folder, BOXES, shown)
     write_table(folder, REJECTS, rejects)
+    if source.raw.card:
+        write_text(folder / DATASET, json.dumps(source.raw.card, indent=1, sort_keys=True) + "\n")
     return {
         "images": len(images),
         "reports": len(reports),
@@ -317,6 +337,7 @@ def write_manifest(folder: Path, source: Source, settings: SourceConfig) -> dict
         "splits": dict(sorted(Counter(row["split"] for row in reports).items())),
         "split_conflicts": sum(len(splits) > 1 for splits in source.raw.splits.values()),
         **source.raw.counts,
+        **({} if source.raw.by_patient else {"splits_by_patient": False}),
         "rejected": len(rejects),
         "reasons": dict(sorted(Counter(item.reason for item in chosen.rejects).items())),
     }
@@ -350,25 +371,6 @@ def stamp(raw: RawStudies) -> str:
     return hashlib.sha256(f"{texts}{images}".encode()).hexdigest()
 
 
-def stamp_files(root: Path, paths: Iterable[str]) -> str:
-    """Name the state of files without reading them: a hash of names, sizes and times of change."""
-    digest = hashlib.sha256()
-
-    def state(file: str) -> str:
-        try:
-            facts = (root / file).stat()
-        except (OSError, ValueError):
-            return "missing"
-        return f"{facts.st_size}\0{facts.st_mtime_ns}"
-
-    of_rows = lru_cache(state)  # many images are in one file
-    for path in paths:
-        file = file_of(path)
-        found = state(file) if file == path else of_rows(file)
-        digest.update(f"{path}\0{found}\n".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
 def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
     """Give the code of the reason why an image cannot be used, or nothing."""
     if settings.images_per_study == "all":
@@ -377,7 +379,7 @@ def _fault(image: ImageRecord, root: Path, settings: SourceConfig) -> str:
         if image.view.upper() not in {view.upper() for view in settings.frontal_views}:
             return "lateral"
     elif not settings.keep_blank_views and (
-        settings.kind != "table" or settings.columns.get("view")
+        settings.kind not in {"table", "huggingface"} or settings.columns.get("view")
     ):
         return "no_view"  # a table without a column of views holds frontal images alone
     if file_of(image.path) != image.path:

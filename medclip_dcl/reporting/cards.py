@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import DatasetCard, DatasetCardData, ModelCard, ModelCardData
 
 from medclip_dcl import model_package
-from medclip_dcl.artifact import Artifact
+from medclip_dcl.artifact import Artifact, read_object
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.evaluation import results
 from medclip_dcl.likelihood import eta
@@ -82,6 +82,10 @@ def data_facts(sources: Sources, card: CardConfig) -> Facts:
         "source": listed.fingerprint["settings"].get("source", {}).get("kind", ""),
         "is_generated": sources.is_generated,
         "splits": count_splits(listed),
+        "by_patient": listed.summary.get("splits_by_patient", True),
+        "dataset": read_object(listed, manifest.DATASET, manifest.ARTIFACT)
+        if manifest.DATASET in listed.files
+        else {},
         "labels": _labels(listed),
         "rejected": listed.summary.get("reasons", {}),
         "stages": {item.kind: _scalars(item.summary) for item in stages},

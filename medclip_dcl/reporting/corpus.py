@@ -24,6 +24,7 @@ def describe_data(sources: Sources) -> View | None:
     boxes = read_table(found[0].path, manifest.BOXES, ["image_id"])
     return {
         "splits": count_splits(found[0]),
+        "by_patient": found[0].summary.get("splits_by_patient", True),
         "boxes": len(boxes),
         "boxed_images": len(boxes["image_id"].unique()),
         "rejects": _rejects(sources),

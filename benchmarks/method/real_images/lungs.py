@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from torch.nn import functional
 
-from medclip_dcl.config import Config, resolve_path
+from medclip_dcl.config import Config
 from medclip_dcl.data.grayscale import GreyImage, square
 from medclip_dcl.data.images import Decoder
 from medclip_dcl.data.row_images import image_source
@@ -71,7 +71,7 @@ def read_lung_images(config: Config) -> list[LungImage]:
         StudyError: the source cannot be read.
     """
     source = read_source(config)
-    root = resolve_path(config.source.root, config)
+    root = source.raw.root
     boxes: dict[str, dict[str, np.ndarray]] = {}
     for row in source.boxes.rows:
         box = np.array([[row["x"], row["y"], row["width"], row["height"]]])

@@ -30,10 +30,12 @@ BoxColumn = Literal[
 class SourceConfig(Section):
     """Where raw studies come from (`build_manifest`)."""
 
-    kind: Literal["mimic_cxr", "open_i", "table", "dicom", "dicomweb"] = "mimic_cxr"
+    kind: Literal["mimic_cxr", "open_i", "table", "dicom", "dicomweb", "huggingface"] = "mimic_cxr"
     """`mimic_cxr`: MIMIC-CXR or MIMIC-CXR-JPG with its tables; `open_i`: Open-i's XML and PNG,
     or its CSV form; `table`: any CSV, Parquet or JSONL table; `dicom`: a folder of DICOM files
-    without tables or reports; `dicomweb`: an archive, whose images are fetched into `root`."""
+    without tables or reports; `dicomweb`: an archive, whose images are fetched into `root`;
+    `huggingface`: a dataset of a hub, or a folder of `save_to_disk`, Parquet, images or webdataset,
+    whose columns are mapped as a table's."""
     # The manifest depends on the files, whose digests are its inputs, and not on where they lie.
     root: Annotated[str, NO_EFFECT] = "${WORK}/studies"
     """Folder that every image path of the source is relative to."""
@@ -45,6 +47,19 @@ class SourceConfig(Section):
     table: str | dict[Literal["train", "validate", "test"], str] = ""
     """The mapped table, relative to `root` (kind `table`): .csv, .parquet, .jsonl, or .json that
     lists objects or names each; or .gz. Or one for each split: `{train: a.csv, test: b.csv}`."""
+    name: str = ""
+    """Dataset of a hub, OWNER/NAME, that is downloaded into `root` (kind `huggingface`); empty:
+    `root` holds it. `HF_TOKEN` is the token for one whose terms have to be accepted."""
+    revision: str = ""
+    """Commit of that dataset, 40 hexadecimal digits."""
+    config: str = ""
+    """Name of the dataset's configuration (kind `huggingface`); empty: it has one."""
+    splits: dict[Literal["train", "validate", "test", "any"], str] = Field(default_factory=dict)
+    """Our split -> the dataset's (kind `huggingface`); patients of `any` are split by hash, and
+    splits that are not named are left out. Empty: by their names; a single one is `any`."""
+    materialise: bool = False
+    """Whether rows are copied once to Arrow files, artifact `rows` (kind `huggingface`), from which
+    images are read by memory map. Folders of images and webdataset need it."""
     columns: dict[Column, str | dict[str, str]] = Field(default_factory=dict)
     """Role -> name of a column of the mapped table (kind `table`); a role that is left out has no
     column, `a.b` is field `b` of column `a`, `{a}-{b}` joins two columns, `=word` is the same in
@@ -208,6 +223,8 @@ class RawStudies:
     tables: dict[str, Path] = field(default_factory=dict)  # files whose change makes a new manifest
     boxes: BoxTable | None = None  # where the source's own tables have boxes
     counts: dict[str, int] = field(default_factory=dict)  # what else was counted, for the summary
+    by_patient: bool = True  # whether the source names patients, so that no split shares one
+    card: dict[str, str] = field(default_factory=dict)  # name, commit, licence, terms of a dataset
 
     @property
     def reports_root(self) -> Path:

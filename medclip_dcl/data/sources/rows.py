@@ -56,14 +56,14 @@ def _read(path: Path, columns: Sequence[str], image: str, root: Path, fallback: 
             heads = [head for head, _ in _split(names, [*wanted, image], path)]
             light = [leaf for head in heads for leaf in _leaves(file, head, raw=False)]
             found = file.read(columns=light, use_threads=False)
-            table = _take(found, file.schema_arrow, wanted, path)
+            table = take_columns(found, file.schema_arrow, wanted, path)
             if not image:
                 return table
             images = list(_parquet_images(file, path, image, root))
     else:
         whole = open_arrow(path) if suffix == ".arrow" else read_any(path, fallback)
         whole.validate(full=suffix == ".arrow")
-        table = _take(whole, whole.schema, wanted, path)
+        table = take_columns(whole, whole.schema, wanted, path)
         if not image:
             return table
         ((head, fields),) = _split(whole.column_names, [image], path)
@@ -95,7 +95,14 @@ def _field(array: pa.Array, fields: Sequence[str], column: str, path: Path) -> p
         raise no_column(path.name, [column], []) from None
 
 
-def _take(table: pa.Table, schema: pa.Schema, wanted: Sequence[str], path: Path) -> pa.Table:
+def take_images(table: pa.Table, image: str, path: Path) -> pa.Array:
+    """Take the column of images of a table that is in memory, bytes included."""
+    ((head, fields),) = _split(table.column_names, [image], path)
+    return _field(pa.concat_arrays(table.column(head).chunks), fields, image, path)
+
+
+def take_columns(table: pa.Table, schema: pa.Schema, wanted: Sequence[str], path: Path) -> pa.Table:
+    """Take columns by dotted name, with the names of ClassLabels, which `schema` has."""
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = features.get("info", {}).get("features", {})
     columns = {}

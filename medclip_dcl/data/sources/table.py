@@ -69,21 +69,17 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         StudyError: a file cannot be read, lacks a column, or holds a split, a label, a box or a
             size of an image that is none.
     """
-    names: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _ROLES}
-    boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
+    names, boxed, of_labels = _mapped(settings)
     _require_columns(names, boxed, settings, has_splits=all(file.split for file in files))
-    pattern, image = names.pop("path"), names.pop("image")
-    named = settings.columns.get("labels") if not settings.labels else None
-    of_labels = [named] if isinstance(named, str) and named else [*dict(named or {}).values()]
-    wanted = [part for name in (pattern, *names.values(), *boxed.values()) for part in _parts(name)]
+    wanted, image = mapped_columns(settings)
+    pattern = names.pop("path")
+    del names["image"]
     found = _Found(settings)
     labels: list[pa.Table] = []
     tables: dict[str, Path] = {}
     stamped: list[str] = []
     for file in files:
-        table = read_columns(
-            file.path, [*wanted, *of_labels], image, root, settings.fallback_encoding
-        )
+        table = read_columns(file.path, wanted, image, root, settings.fallback_encoding)
         columns = {
             role: _values(table, name, file.path.name, listed=role in _OF_IMAGES)
             for role, name in names.items()
@@ -95,11 +91,12 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         lists = {role: table.column(name) for role, name in boxed.items() if name}
         for row in range(table.num_rows):
             found.add(file, row, columns, where, lists)
-        labels += [table.select(list(dict.fromkeys(of_labels)))] if named else []
+        labels += [table.select(of_labels)] if of_labels else []
         if where and any(_in_rows(value) for value in where):  # too large to be hashed at each run
             stamped.append(file.path.resolve().relative_to(root.resolve()).as_posix())
         else:
-            tables["table" if len(files) == 1 else file.path.name] = file.path
+            name = f"{file.name}/{file.path.name}"
+            tables["table" if len(files) == 1 else name] = file.path
     has_reports = bool(names["findings"] or names["impression"] or names["report"])
     found_labels = None
     if labels:
@@ -119,6 +116,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         tables=tables,
         boxes=found.boxes if boxed["boxes"] else None,
         counts=dict(found.counts),
+        by_patient=settings.subject != "none",
     )
 
 
@@ -142,6 +140,23 @@ def _values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> l
         return _FIELD.sub(lambda match: columns[match[1]][row].strip(), name)
 
     return [made(row) for row in range(table.num_rows)]
+
+
+def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
+    """Name the columns that the settings map, and that of images."""
+    names, boxed, of_labels = _mapped(settings)
+    image = names.pop("image")
+    found = [part for name in (*names.values(), *boxed.values()) for part in _parts(name)]
+    return list(dict.fromkeys([*found, *of_labels])), image
+
+
+def _mapped(settings: SourceConfig) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    # Role -> column, of rows and of boxes; columns of labels.
+    names: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _ROLES}
+    boxed: dict[str, str] = {role: str(settings.columns.get(role, "")) for role in _BOXES}
+    named = "" if settings.labels else settings.columns.get("labels", "")
+    of_labels = [named] if isinstance(named, str) else list(dict.fromkeys(named.values()))
+    return names, boxed, [name for name in of_labels if name]
 
 
 def _cells(column: pa.ChunkedArray, file: str, name: str) -> list[_Cell]:
