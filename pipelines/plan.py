@@ -48,6 +48,7 @@ from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import (
     TrainStep,
     configure_performance,
+    settle_precision,
     slow_start,
     start_accelerator,
 )
@@ -365,7 +366,7 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
 
 def _activations(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
     # Bytes that autograd keeps, without the weights, and the regions of an image.
-    settings, px = config.train, config.model.image.input_px
+    settings, px = settle_precision(config.train), config.model.image.input_px
     pairs = min(local, _MOST_PAIRS)
     kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 

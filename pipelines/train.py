@@ -12,6 +12,7 @@ torchrun report every code but 0 as 1: the run is resumable all the same.
 import sys
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,22 @@ from medclip_dcl.training import checkpoint
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import needs_claims
 from medclip_dcl.training.publishing import package_model
-from medclip_dcl.training.trainer import TrainInputs, TrainResult, start_accelerator, train
+from medclip_dcl.training.trainer import (
+    TrainInputs,
+    TrainResult,
+    settle_precision,
+    start_accelerator,
+    train,
+)
 
 from .job import Job, Stopped, job_main
 
 
 def build(job: Job) -> None:
     """Train unless the published model has the same fingerprint, then publish."""
-    accelerator = start_accelerator(job.config.train, job.work)
+    settings = settle_precision(job.config.train)
+    job = replace(job, config=job.config.model_copy(update={"train": settings}))
+    accelerator = start_accelerator(settings, job.work)
     try:
         _build(job, accelerator)
     finally:

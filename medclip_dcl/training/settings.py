@@ -57,8 +57,10 @@ class TrainConfig(Section):
     """AdamW weight decay; none for biases, norms and gamma."""
     freeze_batchnorm: bool = False
     """Whether batch norms keep the statistics that they were loaded with."""
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    """Autocast of the encoders; the loss is always float32."""
+    precision: Literal["no", "bf16", "fp16", "auto"] = "no"
+    """Autocast of the encoders; similarity and loss are always float32. `auto`: `bf16` where the
+    processor or GPU multiplies in it, else `no`; the model records which, and a run that is
+    resumed needs the same."""
     compile_backend: Literal["none", "inductor", "aot_eager"] = "none"
     """Compiles both encoders: `inductor` is torch's own and needs a C++ compiler, or Triton on a
     GPU; `aot_eager` traces alone, to see whether a model can be compiled. Rounding differs from

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -155,6 +155,19 @@ class TrainResult:
     tokenizer: PreTrainedTokenizerBase
 
 
+def settle_precision(settings: TrainConfig) -> TrainConfig:
+    """Replace `precision: auto` by what this machine is fast in: `bf16` or `no`."""
+    if settings.precision != "auto":
+        return settings
+    if torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # an older torch may not say
+        known: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        fast = any(known.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return settings.model_copy(update={"precision": "bf16" if fast else "no"})
+
+
 def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accelerator:
     """Join the processes of the run; `work` receives trackers' files, None: nothing is tracked.
 
@@ -163,7 +176,7 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
             is not installed.
     """
     accelerator = Accelerator(
-        mixed_precision=settings.precision,
+        mixed_precision=settle_precision(settings).precision,
         cpu=not torch.accelerator.is_available(),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         **tracker_options(settings, work),

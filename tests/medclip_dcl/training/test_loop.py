@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from benchmarks.fixtures.batches import pair_batch
 from benchmarks.fixtures.films import tiny_dual_encoder
@@ -16,7 +17,7 @@ from medclip_dcl.training.dataset import ImageTextBatch
 from medclip_dcl.training.logging import TIMINGS, MetricsLog, TrainLogger, read_metrics
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import CLIP_NORM, Trainer
+from medclip_dcl.training.trainer import CLIP_NORM, Trainer, settle_precision
 
 TREE = {
     "global_batch": 6,
@@ -51,7 +52,7 @@ def run(
     if kind == "sigmoid":
         encoder.add_bias(-math.log(5))
     objective = ContrastiveObjective(ObjectiveConfig.model_validate({"kind": kind}), 0)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, mixed_precision=loop_settings.precision)
     store = CheckpointStore(folder, {"fingerprint": 1}, loop_settings.steps)
     folder.mkdir(exist_ok=True)
     loop = Trainer(accelerator, encoder, objective, store, loop_settings, seed=0)
@@ -123,6 +124,41 @@ def test_the_named_metric_chooses_the_published_step(
     assert folders == {f"step-{kept:08d}" for kept in ({best, 27, 30} if choose else {30})}
     saved = CheckpointStore(tmp_path, {"fingerprint": 1}, 30).weights(best)
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
+
+
+def test_a_run_in_bfloat16_that_was_cut_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(step: int) -> ImageTextBatch:
+        if step == 7:
+            raise KeyboardInterrupt
+        return good_batch(step)
+
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # one precision a process, else
+    settings = {"precision": "bf16", "steps": 9, "save_every_steps": 3}
+    _, expected = run(tmp_path / "whole", **settings).published()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", cut, **settings)
+    _, weights = run(tmp_path / "cut", **settings).published()
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    _, plain = run(tmp_path / "plain", steps=9).published()
+    assert any(not torch.equal(plain[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("known", "found"),
+    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "no")],
+)
+def test_auto_is_bfloat16_where_the_processor_multiplies_in_it(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], found: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    settings = TrainConfig.model_validate({**TREE, "precision": "auto"})
+    assert settle_precision(settings) == TrainConfig.model_validate({**TREE, "precision": found})
+    plain = TrainConfig.model_validate(TREE)
+    assert settle_precision(plain) is plain
 
 
 @pytest.mark.parametrize("kind", ["debiased", "sigmoid"])
