@@ -86,7 +86,7 @@ def _cleaned(tags: Dataset) -> Dataset:
         del tags.SpecificCharacterSet
     for name, rule in _COPIED.items():
         raw = _raw(tags, name)
-        if name in VERBATIM:
+        if name in VERBATIM or name in _UIDS:  # those were checked above
             if len(raw) > _LONGEST_IDENTITY:
                 raise ImageError("no_identity", f"{name} exceeds {_LONGEST_IDENTITY} bytes")
             _put(found, name, raw)
@@ -336,9 +336,7 @@ _COPIED: dict[str, _Rule] = {
     "StudyDescription": _line(64),
     "ReferringPhysicianName": _person,
     "PatientAge": _like(r"\d{3}[DWMY]"),
-    "SOPClassUID": _like(_UID),
-    "SOPInstanceUID": _like(_UID),
-    "SeriesInstanceUID": _like(_UID),
+    **dict.fromkeys(_UIDS, str),
     "FrameOfReferenceUID": _like(_UID),
     "Laterality": _one_of("R", "L"),
     "PatientOrientation": _like(_ORIENTATION),

@@ -161,3 +161,9 @@ def test_an_image_without_ids_is_refused(decoder: Decoder) -> None:
     with pytest.raises(ImageError) as refused:
         decoder.separate(dicom_bytes(ramp()))
     assert refused.value.code == "no_identity"
+
+
+def test_a_uid_under_a_wrong_representation_is_still_one(decoder: Decoder) -> None:
+    tag = b"\x20\x00\x0e\x00"
+    damaged = radiograph().replace(tag + b"UI", tag + b"DS")
+    assert header_of(decoder, damaged).SeriesInstanceUID == CLEAN["SeriesInstanceUID"]

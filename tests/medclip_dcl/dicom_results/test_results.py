@@ -264,6 +264,16 @@ def test_identity_verbatim_everything_else_valid_or_absent(name: str, decoder: D
     assert as_expected(DIRTY_HEADERS[name], decoder, WITHOUT_REPORT)
 
 
+def test_the_bytes_of_a_name_are_those_of_the_image(decoder: Decoder) -> None:
+    name = "Yamada^Tarou=山田^太郎=やまだ^たろう"
+    data = radiograph(SpecificCharacterSet=["", "ISO 2022 IR 87"], PatientName=name)
+    raw = name.encode("iso2022_jp")
+    assert raw.split(b"=")[1] in data
+    for item in results_of(data, decoder, settings=WITHOUT_REPORT):
+        assert raw.split(b"=")[1] in item.data
+        assert read(item).PatientName == name
+
+
 def test_there_are_31_dirty_headers() -> None:
     assert len(DIRTY_HEADERS) == 31
 
