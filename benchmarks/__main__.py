@@ -8,7 +8,7 @@ from collections.abc import Sequence
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("precision", "scale")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
-RELIABILITY += ("gateway",)
+RELIABILITY += ("gateway", "hospital")
 METHOD = ("bias", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1", "eta_calibration.study")
 
