@@ -3,13 +3,9 @@
 import io
 import json
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pydicom
@@ -18,6 +14,7 @@ from dicomweb_client.api import DICOMwebClient
 
 from benchmarks.fixtures.dicom import ramp
 from benchmarks.fixtures.hospital import radiograph
+from benchmarks.fixtures.orthanc import Orthanc, missing, running
 from benchmarks.fixtures.published import publish
 from medclip_dcl.answers import (
     ANSWERS,
@@ -40,7 +37,6 @@ from pipelines.answer_images import main
 from pipelines.build_manifest import main as build_manifest
 
 COUNT = 5
-PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
 LIMITS = ImagesConfig(max_reject_share=0.5, workers=1)
 
 
@@ -158,52 +154,17 @@ def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def orthanc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running Orthanc, empty."""
-    if shutil.which("Orthanc") is None or not PLUGIN.exists():
-        pytest.skip("no Orthanc: apt-get install orthanc orthanc-dicomweb")
-    folder = tmp_path_factory.mktemp("orthanc")
-    with socket.socket() as http, socket.socket() as dicom:
-        http.bind(("127.0.0.1", 0))
-        dicom.bind(("127.0.0.1", 0))
-        ports = http.getsockname()[1], dicom.getsockname()[1]
-    settings = {
-        "StorageDirectory": str(folder / "storage"),
-        "IndexDirectory": str(folder / "storage"),
-        "HttpPort": ports[0],
-        "DicomPort": ports[1],
-        "RemoteAccessAllowed": False,
-        "AuthenticationEnabled": False,
-        "OverwriteInstances": False,
-        "Plugins": [str(PLUGIN)],
-        "DicomWeb": {"Enable": True, "Root": "/dicom-web/"},
-    }
-    (folder / "orthanc.json").write_text(json.dumps(settings))
-    url = f"http://127.0.0.1:{ports[0]}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(["Orthanc", str(folder / "orthanc.json")], stderr=log)
-    try:
-        for _ in range(600):
-            try:
-                httpx.get(f"{url}/instances", trust_env=False)
-                break
-            except httpx.HTTPError:
-                assert process.poll() is None, (folder / "log").read_text()[-1000:]
-                time.sleep(0.05)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-def count(orthanc: str) -> int:
-    return int(httpx.get(f"{orthanc}/statistics", trust_env=False).json()["CountInstances"])
+def orthanc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orthanc]:
+    if missing():
+        pytest.skip(f"not installed: apt-get install {missing()}")
+    with running(tmp_path_factory.mktemp("pacs") / "orthanc") as pacs:
+        yield pacs
 
 
 def test_a_pacs_worth_of_images_is_answered_and_stored_back(
-    orthanc: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    orthanc: Orthanc, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"{orthanc}/dicom-web"
+    url = orthanc.web
     files = {f"1.2.{number}.2": image(number) for number in range(2)}
     with DicomWeb(url) as web:
         web.store(files)
@@ -225,7 +186,7 @@ def test_a_pacs_worth_of_images_is_answered_and_stored_back(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     made = lines[-1]["stored"]
     assert 4 <= made <= 6
-    assert count(orthanc) == 2 + made
+    assert len(orthanc.uids()) == 2 + made
     (report,) = DICOMwebClient(url).search_for_instances(
         search_filters={"Modality": "SR", "PatientID": "P1"}
     )
@@ -235,15 +196,15 @@ def test_a_pacs_worth_of_images_is_answered_and_stored_back(
     shutil.rmtree(tmp_path / "work" / "answers")
     assert build_manifest(["--config", str(config)]) == 0
     assert main(["--config", str(config)]) == 0
-    assert count(orthanc) == 2 + made
+    assert len(orthanc.uids()) == 2 + made
     assert {path: path.stat().st_mtime_ns for path in fetched.values()} == times
 
 
-def test_objects_come_back_as_they_were_stored(orthanc: str, answers: Artifact) -> None:
+def test_objects_come_back_as_they_were_stored(orthanc: Orthanc, answers: Artifact) -> None:
     (name,) = [name for name in answers.files if name.startswith("objects-")]
     rows = pa.ipc.open_file(str(answers.file(name))).read_all().to_pylist()
     assert len(rows) == COUNT - 1
-    with DicomWeb(f"{orthanc}/dicom-web") as web:
+    with DicomWeb(orthanc.web) as web:
         for row in rows[2:]:  # the archive may have the first two already, with their own time
             web.store({row["sop_instance_uid"]: row["file"]})
             data = pydicom.dcmread(io.BytesIO(row["file"]))
