@@ -20,7 +20,6 @@ from medclip_dcl.data.boxes import read_boxes
 from medclip_dcl.data.row_images import file_of, stamp_files
 from medclip_dcl.data.sources import (
     dicom_folder,
-    dicomweb,
     huggingface,
     mimic_cxr,
     open_i,
@@ -127,12 +126,19 @@ REJECTS = TableFormat(
 )
 """What was left out, one row per image or study and reason."""
 
+
+def _read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
+    from medclip_dcl.data.sources.dicomweb import read_dicomweb  # httpx: the service has none
+
+    return read_dicomweb(root, settings, resolve)
+
+
 READERS: dict[str, Callable[[Path, SourceConfig, Resolve], RawStudies]] = {
     "mimic_cxr": mimic_cxr.read_mimic_cxr,
     "open_i": lambda root, _settings, _resolve: open_i.read_open_i(root),
     "table": table.read_mapped_table,
     "dicom": dicom_folder.read_dicom_folder,
-    "dicomweb": dicomweb.read_dicomweb,
+    "dicomweb": _read_dicomweb,
     "huggingface": huggingface.read_huggingface,
 }
 """`source.kind` -> its reader: root, settings, and what turns path settings into paths."""
