@@ -14,7 +14,7 @@ from pipelines import build_manifest, split_sentences
 from pipelines.stages import stages_of
 
 ROOT = Path(__file__).parents[2]
-OTHER = {"serve.yaml"}
+OTHER = {"gateway.yaml", "serve.yaml"}
 CONFIGS = sorted(
     path
     for path in [
