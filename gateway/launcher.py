@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medclip_dcl.client import Client
-from medclip_dcl.errors import ConfigError, MedclipError
+from medclip_dcl.errors import ArtifactUnwritable, ConfigError, MedclipError
 from medclip_dcl.files import read_keys
 
+from .catch_up import CatchingUp
 from .destinations import Destination, open_destination
 from .journal import Journal
 from .listener import Intake, Listener
@@ -39,7 +40,7 @@ _DIGEST = re.compile(r"[0-9a-f]{4,64}")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m gateway") -> int:
-    """Run a command; exit code 0, or 2 where the configuration is at fault."""
+    """Run a command; exit code 0, 2 where the configuration is at fault, 4 where the spool is."""
     parser = argparse.ArgumentParser(
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,6 +56,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m gateway") -> 
     except MedclipError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return error.exit_code
+    except (OSError, sqlite3.Error) as error:
+        reason = type(error).__name__
+        print(f"gateway: the spool cannot be used ({reason}); is its disk full?", file=sys.stderr)
+        return ArtifactUnwritable.exit_code
     return 0
 
 
@@ -108,6 +113,9 @@ def started(settings: GatewaySettings, destination: Destination | None = None) -
         workers.start()
         stack.callback(workers.stop)
         stack.callback(listener.close)
+        if settings.catch_up:
+            catching_up = CatchingUp(settings.catch_up, journal, intake, workers)
+            stack.callback(catching_up.stop)
         yield Gateway(settings, spool, journal, listener.port, metrics.server_port)
 
 
