@@ -17,6 +17,7 @@ from medclip_dcl.schemas import ClassifyAnswer
 
 from .destinations import Destination, SendError
 from .journal import Entry, Journal
+from .listener import ACCEPTED
 from .monitoring import Monitor, log, log_fault
 from .settings import MEBIBYTE, GatewaySettings
 from .spool import Spool
@@ -169,6 +170,8 @@ class Workers:
         tags = read_dataset(io.BytesIO(header.data_set), False, True)  # cleaned: codes are codes
         if tags.get("PresentationIntentType") == "FOR PROCESSING":
             raise ImageError("for_processing", "the image is not for presentation")
+        if tags.SOPClassUID not in ACCEPTED:  # the listener takes no others; catch-up may find some
+            raise ImageError("sop_class", "the image is neither CR nor DX for presentation")
         for name, allowed, code in (
             ("ViewPosition", self._settings.views, "view"),
             ("BodyPartExamined", self._settings.body_parts, "body_part"),

@@ -1,8 +1,10 @@
 """The round trip with a real PACS: DICOMweb and DIMSE out, TLS, strangers, cut, too large."""
 
+import datetime as dt
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -155,13 +157,23 @@ def certificates(folder: Path) -> dict[str, TlsFiles]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
-def test_tls_wants_a_certificate_and_dimse_goes_out(tmp_path, service, pacs: Orthanc) -> None:
+def test_tls_wants_a_certificate_dimse_goes_out_and_missed_images_are_fetched(
+    tmp_path, service, pacs: Orthanc
+) -> None:
     files = certificates(tmp_path / "tls")
     destination = {"kind": "dimse", "ae_title": "ORTHANC", "host": "127.0.0.1", "port": pacs.port}
     given = {"tls": files["gateway"], "report_class": "comprehensive"}
+    given["catch_up"] = {"url": pacs.web, "every_s": 0.2}
+    today = f"{dt.datetime.now().astimezone():%Y%m%d}"
+    capture = "1.2.840.10008.5.1.4.1.1.7"
+    for missed in (
+        radiograph(8, StudyDate=today),
+        radiograph(9, StudyDate=today, SOPClassUID=capture),
+    ):  # the second is not for us
+        pacs.upload(missed)
+    before = set(pacs.instances())
     with launcher.started(settings(tmp_path, service, destination, **given)) as gateway:
         ours = client_context(files["gateway"])
-        before = set(pacs.instances())
         with orthanc.silent_connection(gateway.port):  # says nothing, and keeps nobody out
             assert send(gateway.port, [radiograph(6)], tls=ours) == [0]
         for context in (client_context(files["stranger"]), None):
@@ -169,7 +181,12 @@ def test_tls_wants_a_certificate_and_dimse_goes_out(tmp_path, service, pacs: Ort
                 send(gateway.port, [radiograph(7)], tls=context, linger_s=2)
         with pytest.raises(ConnectionRefusedError, match="rejected"):
             send(gateway.port, [radiograph(7)], tls=ours, calling="STRANGER")
-        wait_until(lambda: gateway.journal.counts()["done"] == 1)
+        wait_until(lambda: gateway.journal.counts()["done"] == 2)
+        time.sleep(0.5)  # it looks again, and knows them
+        assert sum(gateway.journal.counts().values()) == 3
+        assert gateway.journal._rows("select code from images where state = 'refused'") == [
+            ("sop_class",)
+        ]
         made = pacs.datasets(set(pacs.instances()) - before)
-        assert len(made) == 3
+        assert len(made) == 6
         assert "1.2.840.10008.5.1.4.1.1.88.33" in {item.SOPClassUID for item in made}
