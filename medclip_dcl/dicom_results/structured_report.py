@@ -19,7 +19,7 @@ from pydicom.sr.coding import Code
 
 from medclip_dcl.schemas import FindingAnswer, Rectangle
 
-from .identifiers import finding_code, label_of, plain, private_code
+from .identifiers import finding_code, label_of, make_uid, plain, private_code
 from .instance import NAME, NOTICE, Answered
 
 _BOUNDED_BY = Code("75958009", "SCT", "Bounded by")
@@ -36,7 +36,7 @@ def structured_report(answered: Answered) -> Dataset:
     """Make the report of an answer; `Answered.encode` puts in whose it is."""
     image = _reference(answered.image)
     device = sr.DeviceObserverIdentifyingAttributes(
-        uid=answered.uid("device"),
+        uid=make_uid("device", answered.answer.model),
         name=NAME,
         manufacturer_name=NAME,
         model_name=NAME,
