@@ -230,7 +230,8 @@ def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, A
     Rows have study_id, text and text_key, in order of study_id. Shares of the summary are of
     sentences as they occur, repeats included.
     """
-    readings = {row["text_key"]: read_report(row["text"]) for row in rows}
+    texts = {row["text_key"]: row["text"] for row in rows}  # most sentences repeat: read each once
+    readings = {key: read_report(text) for key, text in texts.items()}
     said = {key: report_labels_of([reading]) for key, reading in readings.items()}
     reports = {
         study: report_labels_of(readings[row["text_key"]] for row in group)
