@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data.row_images import open_arrow, stamp_files, within_lists
@@ -152,8 +153,8 @@ def _copy_rows(
         pass
     with write_artifact(work, ROWS, fingerprint) as writer:
         rows = {
-            split: _copy_split(writer.directory, root, kind, split, columns, image, settings)
-            for split in found
+            split: _copy_split(writer.directory, root, kind, split, names, settings)
+            for split, names in found.items()
         }
         writer.commit({"rows": sum(rows.values()), "splits": len(rows)})
     return work
@@ -164,15 +165,14 @@ def _copy_split(
     root: Path,
     kind: str,
     split: str,
-    columns: Sequence[str],
-    image: str,
+    names: Sequence[str],
     settings: SourceConfig,
 ) -> int:
+    columns, image = mapped_columns(settings)
     shards = sorted(folder.glob(f"{split}-*.arrow"))  # of a run that was killed
     done = sum(open_arrow(shard).num_rows for shard in shards)
     try:
-        dataset = _stream(root, kind, split, settings)
-        batches = _batches(dataset.skip(done), kind, columns, image, root)
+        batches = _batches(_stream(root, kind, split, names, done, settings), columns, image, root)
         for number in itertools.count(len(shards)):
             table = next(batches, None)
             if table is None:
@@ -188,18 +188,44 @@ def _copy_split(
     raise AssertionError
 
 
-def _stream(root: Path, kind: str, split: str, settings: SourceConfig) -> Any:
-    library = _datasets()
-    if kind == "arrow":
-        saved = library.load_from_disk(str(root))
-        dataset = saved if isinstance(saved, library.Dataset) else saved[split]
-        dataset = dataset.to_iterable_dataset()
-    else:
-        name = settings.config or None
-        dataset = library.load_dataset(str(root), name=name, split=split, streaming=True)
+def _stream(
+    root: Path, kind: str, split: str, names: Sequence[str], skip: int, settings: SourceConfig
+) -> Iterator[tuple[pa.Table, pa.Schema]]:
+    """Give rows some at a time, with the schema that knows their features."""
+    if kind in _IN_PLACE:
+        yield from _file_rows([path_under(root, name) for name in names], skip)
+        return
+    name = settings.config or None
+    dataset = _datasets().load_dataset(str(root), name=name, split=split, streaming=True)
     if dataset.features is not None:
         dataset = dataset.cast(without_decoding(dataset.features))
-    return dataset
+    schema = None if dataset.features is None else dataset.features.arrow_schema
+    # The last row of a tar file has its columns in another order, which Arrow refuses.
+    by_row = kind == "webdataset"
+    for batch in dataset.skip(skip).with_format(None if by_row else "arrow").iter(_BATCH):
+        table = pa.table(batch, schema=schema) if by_row else batch
+        yield table, schema or table.schema
+
+
+def _file_rows(paths: Sequence[Path], skip: int) -> Iterator[tuple[pa.Table, pa.Schema]]:
+    for path in paths:
+        if path.suffix == ".arrow":
+            whole = open_arrow(path)
+            for start in range(min(skip, len(whole)), len(whole), _BATCH):
+                yield whole.slice(start, _BATCH), whole.schema
+            skip = max(0, skip - len(whole))
+            continue
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if skip < rows:
+                    for batch in file.iter_batches(_BATCH, [group], use_threads=False):
+                        if skip < batch.num_rows:
+                            table = pa.Table.from_batches([batch.slice(skip)])
+                            yield table, file.schema_arrow
+                        skip = max(0, skip - batch.num_rows)
+                else:
+                    skip -= rows
 
 
 def without_decoding(features: Any) -> Any:
@@ -224,14 +250,10 @@ def without_decoding(features: Any) -> Any:
 
 
 def _batches(
-    dataset: Any, kind: str, columns: Sequence[str], image: str, root: Path
+    rows: Iterator[tuple[pa.Table, pa.Schema]], columns: Sequence[str], image: str, root: Path
 ) -> Iterator[pa.Table]:
-    schema = None if dataset.features is None else dataset.features.arrow_schema
-    # The last row of a tar file has its columns in another order, which Arrow refuses.
-    by_row = kind == "webdataset"
-    for batch in dataset.with_format(None if by_row else "arrow").iter(_BATCH):
-        table = pa.table(batch, schema=schema) if by_row else batch
-        kept = take_columns(table, schema or table.schema, columns, root)
+    for table, schema in rows:
+        kept = take_columns(table, schema, columns, root)
         if image:
             found = take_images(table, image, root)
             flat = within_lists(found, lambda values: _with_bytes(values, root))

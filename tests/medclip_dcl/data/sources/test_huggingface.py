@@ -21,6 +21,7 @@ from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources import huggingface
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ConfigError, HubError, StudyError
+from medclip_dcl.reporting.cards import data_card
 
 SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
 COLUMNS = {"image": "image", "subject_id": "who", "report": "text", "labels": {"Edema": "label"}}
@@ -188,12 +189,13 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
         image_source(root, paths["p0"])
 
 
+@pytest.mark.parametrize("form", ["images", "parquet"])
 def test_a_killed_copy_goes_on_with_the_next_file(
-    tmp_path: Path, forms: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, forms: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface, "_SHARD_BYTES", 1)
     monkeypatch.setattr(huggingface, "_BATCH", 1)
-    whole, root = read(tmp_path / "whole", forms / "images", materialise=True)
+    whole, root = read(tmp_path / "whole", forms / form, materialise=True)
     write, left = huggingface._write_shard, 2
 
     def dying(path: Path, *rest: Any) -> int:
@@ -207,19 +209,19 @@ def test_a_killed_copy_goes_on_with_the_next_file(
     with monkeypatch.context() as patched:
         patched.setattr(huggingface, "_write_shard", dying)
         with pytest.raises(KeyboardInterrupt):
-            read(tmp_path / "cut", forms / "images", materialise=True)
+            read(tmp_path / "cut", forms / form, materialise=True)
     written: list[str] = []
     monkeypatch.setattr(
         huggingface, "_write_shard", lambda path, *r: written.append(path.name) or write(path, *r)
     )
-    resumed, again = read(tmp_path / "cut", forms / "images", materialise=True)
+    resumed, again = read(tmp_path / "cut", forms / form, materialise=True)
     assert len(written) == 4  # of six
     names = sorted(path.name for path in root.glob("*.arrow"))
     assert names == sorted(path.name for path in again.glob("*.arrow"))
     assert all((root / name).read_bytes() == (again / name).read_bytes() for name in names)
     assert resumed.raw.images == whole.raw.images
     written.clear()
-    read(tmp_path / "cut", forms / "images", materialise=True)
+    read(tmp_path / "cut", forms / form, materialise=True)
     assert written == []
 
 
@@ -318,3 +320,19 @@ def test_rows_whose_types_differ_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="cannot be read"):
         read(tmp_path / "work", tmp_path / "set", materialise=True, columns=columns)
     assert pa.types.is_struct(huggingface._IMAGE)
+
+
+def test_terms_and_missing_patients_reach_manifest_and_card(tmp_path: Path, forms: Path) -> None:
+    anonymous = {"columns": COLUMNS | {"subject_id": ""}, "subject": "none"}
+    source, _ = read(tmp_path, forms / "parquet", **anonymous)
+    settings = SourceConfig(kind="huggingface", columns={"image": "image"})
+    (tmp_path / "manifest").mkdir()
+    summary = manifest.write_manifest(tmp_path / "manifest", source, settings)
+    assert summary["splits_by_patient"] is False
+    dataset = json.loads((tmp_path / "manifest" / manifest.DATASET).read_text())
+    assert dataset == {"licence": "other, use-agreement", "terms": "Share nothing."}
+    facts = {"terms": "", "splits": {}, "labels": {}, "rejected": {}, "stages": {}, "digests": {}}
+    page = data_card(facts | {"source": "huggingface", "dataset": dataset, "by_patient": False})
+    assert "| terms | Share nothing. |" in page
+    assert "Splits are not by patient" in page
+    assert "not by patient" not in data_card(facts | {"source": "table", "by_patient": True})
