@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
-SPEED += ("precision", "scale")
+SPEED += ("sources", "precision", "scale")
 RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
 RELIABILITY += ("gateway", "hospital")
 METHOD = ("bias", "compare", "demo", "labeler", "method")
