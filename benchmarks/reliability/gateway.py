@@ -56,8 +56,9 @@ TIERS = {
     "normal": (20, 24, 12, 4, 4),
     "long": (30, 120, 60, 20, 1),
 }
-_PRELOADED = ("gateway.launcher", "benchmarks.reliability.faults", "benchmarks.fixtures.orthanc")
-_PRELOADED += ("medclip_dcl.dicom_results.structured_report",)
+PRELOADED = ("gateway.launcher", "benchmarks.reliability.faults", "benchmarks.fixtures.orthanc")
+PRELOADED += ("medclip_dcl.dicom_results.structured_report",)
+"""What the process that gateways are forked from has imported."""
 _FAR = 1 << 40  # call that fails; the counter is set to just before it
 
 
@@ -401,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         has_compiler = stack.enter_context(failing_disk(base))
-        forkserver.context(_PRELOADED)
+        forkserver.context(PRELOADED)
         pacs = stack.enter_context(orthanc.running(base / "pacs"))
         service = stack.enter_context(orthanc.stub_service())
         service.rows, service.columns = ROWS, COLUMNS

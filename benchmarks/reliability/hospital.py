@@ -1,17 +1,26 @@
 """Answers as DICOM objects: time and size for a full-size radiograph, dirty and damaged headers.
 
-python -m benchmarks.hospital [--quick]
+Then the gateway: its listener against Orthanc, and what kills lose or double.
+
+    python -m benchmarks.hospital [--quick]
+
+The gateway's figures need the Debian packages orthanc, orthanc-dicomweb and dcmtk.
 """
 
 import argparse
+import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from pydicom.uid import ImplicitVRLittleEndian
 
+from benchmarks.fixtures import forkserver, orthanc
 from benchmarks.fixtures.hospital import (
     ANSWERED_AT,
     DIRTY_HEADERS,
@@ -21,6 +30,8 @@ from benchmarks.fixtures.hospital import (
     results_of,
 )
 from benchmarks.record import finish
+from benchmarks.reliability.gateway import COLUMNS, PRELOADED, ROWS, Bench, kills
+from benchmarks.speed import listener
 from medclip_dcl.data.dicom.header import separate
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.dicom_results.results import encode_results
@@ -96,6 +107,22 @@ def count_failures(decoder: Decoder, files: int) -> dict[str, float]:
     return figures
 
 
+def measure_gateway(*, quick: bool) -> dict[str, float]:
+    """Bytes a second of the listener over Orthanc's, and what kills lose or double."""
+    if missing := orthanc.missing():
+        print(f"not installed: {missing}; the gateway is not measured")
+        return {}
+    forkserver.context(PRELOADED)
+    with ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        figures = listener.compare(base / "listener", *((1, 3) if quick else (5, 8)))
+        pacs = stack.enter_context(orthanc.running(base / "pacs"))
+        service = stack.enter_context(orthanc.stub_service(ROWS, COLUMNS))
+        bench = Bench(base / "kills", pacs, service)
+        found = kills(bench, "quick" if quick else "normal", random.Random(0))
+    return figures | {name: found[name] for name in ("lost", "doubled")}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hospital")
@@ -106,9 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = {name: as_expected(dirty, decoder) for name, dirty in DIRTY_HEADERS.items()}
         figures |= count_failures(decoder, 200 if quick else 2000)
     figures["headers_as_expected"] = sum(found.values())
+    of_gateway = measure_gateway(quick=quick)
+    figures |= of_gateway
     bars = {name: (f"<= {most:g}", figures[name] <= most) for name, most in BARS.items()}
     bars["damaged_failures"] = ("0", figures["damaged_failures"] == 0)
     bars["headers_as_expected"] = (f"{len(found)} of {len(found)}", all(found.values()))
+    if of_gateway:
+        ratio = figures["listener_over_orthanc"]
+        bars["listener_over_orthanc"] = (">= 0.5", ratio >= 0.5)
+        bars |= {name: ("0", figures[name] == 0) for name in ("lost", "doubled")}
     for name, value in figures.items():
         print(f"{name:22} {value:9.3f}  {bars.get(name, ('', True))[0]}")
     for name in (name for name, met in found.items() if not met):
