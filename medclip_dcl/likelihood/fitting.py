@@ -144,6 +144,7 @@ _WEIGHT_DECAY = 0.01  # of matrices; none for biases and norms
 _SAVE_EVERY_S = 1.0  # at least, between saved states: what a kill can lose
 _SAVING_SHARE = 0.02  # of the time of a fit, at most, is spent on saving
 _CLIP_NORM = 1.0
+_ENCODED_AT_ONCE = 4096  # sentences
 _DRAWS = 4  # lengths in one step: more would make small matrices, fewer a noisier step
 _CARD = Path(__file__).with_name("card.jinja")
 
@@ -444,7 +445,12 @@ def _small_bert(texts: Sequence[str], settings: LanguageModelConfig, seed: int) 
 
 
 def _corpus(loaded: LanguageModel, texts: Sequence[str]) -> tuple[Corpus, int]:
-    encodings = encode_sentences(loaded.tokenizer, texts)
+    distinct = list(dict.fromkeys(texts))  # repeats share an encoding, which takes kilobytes
+    known: dict[str, Encoding] = {}
+    for start in range(0, len(distinct), _ENCODED_AT_ONCE):
+        part = distinct[start : start + _ENCODED_AT_ONCE]
+        known |= zip(part, encode_sentences(loaded.tokenizer, part), strict=True)
+    encodings = [known[text] for text in texts]
     kept = [item for item in encodings if len(item.ids) <= _MAX_TOKENS]
     if not kept:
         raise ReportError(
