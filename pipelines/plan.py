@@ -37,6 +37,7 @@ from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
 from medclip_dcl.models.image_encoder import CHANNELS
+from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
 from medclip_dcl.tables import read_table
@@ -340,6 +341,8 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
     local = settings.global_batch // settings.processes
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
     encoder = DualEncoder(config.model, text)  # some backbones look at numbers while being built
+    if config.model.lora.rank:
+        add_adapters(encoder, config.model.lora, config.seed)
     plain = {"compile_backend": "none"}  # compilation changes no size that is counted here
     configure_performance(encoder, settings.model_copy(update=plain))
     mode = FakeTensorMode()
@@ -412,6 +415,8 @@ def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -
     settings = config.train.model_copy(update=alone)
     accelerator = start_accelerator(settings)
     encoder = build_dual_encoder(config.model, text, config.seed)
+    if config.model.lora.rank:
+        add_adapters(encoder, config.model.lora, config.seed)
     loss = ObjectiveConfig(directions=config.objective.directions)
     objective = ContrastiveObjective(loss, 0)
     step = TrainStep(accelerator, encoder, objective, settings, config.seed)

@@ -117,6 +117,19 @@ class SimilarityConfig(Section):
     """Initial scale of the score; paper: gamma = sqrt(14), learned; it stays in [1, 100]."""
 
 
+class LoraConfig(Section):
+    """Low-rank adapters, trained in place of an encoder's weights, merged on publishing."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """Rank of the adapters, which are scaled by 2; 0: none. Needs peft."""
+    encoders: Literal["both", "image", "text"] = "both"
+    """Encoders that have them."""
+    targets: tuple[str, ...] = ()
+    """Ends of the names of the linear layers that have one, such as `q_proj`; empty: all."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that are dropped in training."""
+
+
 class ModelConfig(Section):
     """Both encoders and the similarity."""
 
@@ -130,6 +143,8 @@ class ModelConfig(Section):
     """Text encoder."""
     similarity: SimilarityConfig = SimilarityConfig()
     """Similarity."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters."""
 
     @model_validator(mode="after")
     def _one_start(self) -> "ModelConfig":

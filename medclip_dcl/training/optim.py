@@ -72,12 +72,25 @@ def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
     return frozenset(group for group, steps in until.items() if step < steps)
 
 
+def adapted(encoder: nn.Module) -> frozenset[str]:
+    """Name the parameters of a `DualEncoder` in whose place adapters learn: they never do."""
+    names = [name for name, _ in encoder.named_parameters()]
+    groups = {param_group_of(name) for name in names if ".lora_" in name}
+    return frozenset(
+        name for name in names if param_group_of(name) in groups and ".lora_" not in name
+    )
+
+
 def freeze(encoder: nn.Module, frozen: frozenset[ParamGroup]) -> None:
-    """Let gradients reach all of a `DualEncoder` but the frozen groups; gamma is left alone."""
+    """Let gradients reach all of a `DualEncoder` but the frozen groups; gamma is left alone.
+
+    Of an encoder with adapters they reach these.
+    """
+    kept = adapted(encoder)
     for name, parameter in encoder.named_parameters():
         group = param_group_of(name)
         if group is not ParamGroup.SCALE:
-            parameter.requires_grad_(group not in frozen)
+            parameter.requires_grad_(group not in frozen and name not in kept)
 
 
 def set_training_mode(
@@ -103,7 +116,10 @@ def build_optimizer(encoder: nn.Module, settings: TrainConfig) -> AdamW:
     """
     # Few groups: the fused update is one kernel for each.
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    kept = adapted(encoder)
     for name, parameter in encoder.named_parameters():
+        if name in kept:
+            continue
         if parameter.requires_grad or param_group_of(name) is not ParamGroup.SCALE:
             peak = peak_learning_rate(name, settings)
             decay = settings.weight_decay if parameter.ndim > 1 else 0.0

@@ -40,6 +40,7 @@ from medclip_dcl.inference import Finding
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.model_package import PackagedConfig
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
+from medclip_dcl.models.lora import add_adapters, merged
 from medclip_dcl.models.settings import ModelConfig
 from medclip_dcl.models.towers import Start, read_start
 from medclip_dcl.progress import Progress
@@ -246,6 +247,7 @@ def train(
         logger = TrainLogger(accelerator, encoder, trainer.optimizer, settings, log, start, say)
         finished = trainer.run(dataset.batch, logger, validation, metrics)
     step, weights = trainer.published()
+    weights = merged(weights)
     side = encoder.image.grid(config.model.image.input_px)
     return TrainResult(
         finished=finished,
@@ -296,6 +298,9 @@ def _build_encoder(
         say(warning=warning)
     for part, report in begun.fill(encoder).items():
         say(weights=part, layout=report.layout, **report.counts)
+    if config.model.lora.rank:
+        layers = add_adapters(encoder, config.model.lora, config.seed)
+        say(lora_rank=config.model.lora.rank, lora_layers=layers)
     if accelerator.num_processes > 1 and accelerator.device.type == "cuda":
         # One process sees the statistics of the whole batch; so do many.
         encoder.image = nn.SyncBatchNorm.convert_sync_batchnorm(encoder.image)  # type: ignore[no-untyped-call]

@@ -33,6 +33,7 @@ from benchmarks.fixtures.corpus import (
 )
 from medclip_dcl import load, model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.tables import write_table
@@ -452,3 +453,25 @@ def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
         for name in ("loss", "uncorrected_loss", "mean_eta", "mates", "gamma_squared"):
             assert together[name] == pytest.approx(alone[name], rel=1e-5), name
     assert json.loads((two / "model" / "model.json").read_text())["training"]["processes"] == 2
+
+
+def test_a_vit_with_adapters_is_trained_published_and_asked(corpus: Path, tmp_path: Path) -> None:
+    work = copy_of(corpus, tmp_path)
+    vit = {
+        "model_type": "dinov2",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 8,
+    }
+    image = {"kind": "vit", "backbone": vit, "input_px": 32}
+    model = {"image": image, "lora": {"rank": 2}, "similarity": {"dim": 16}}
+    assert train(work, train={"steps": 2}, model=model) == 0
+    published = read_model_package(model_package.ARTIFACT.at(work))
+    assert not [name for name in published.weights() if "lora" in name or "base_layer" in name]
+    assert published.card["preprocessing"]["channel_mean"] == []
+    predictor = load(published.path)
+    square = np.arange(40 * 40, dtype=np.uint16).reshape(40, 40)
+    (found,) = predictor.ground(GreyImage(square, 11, "png"), ["There is an effusion."])
+    assert found.grid.shape == (4, 4)
+    assert np.isfinite(found.grid).all()
