@@ -12,6 +12,8 @@ so has a small class around any other, such as one of open_clip or BioViL:
     def build(weights: str) -> Theirs:       # evaluate.adapter.model: my_module:build
         ...
 
+CLIP, SigLIP and BiomedCLIP need no class: `evaluate.adapter.model: transformers` reads a folder.
+
 A model without regions gives one of each image: (images, 1, 1, dim). Vectors need not have
 unit length. The two sides must be in one space.
 
@@ -24,6 +26,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -33,6 +36,7 @@ from jaxtyping import Float, Int, UInt8
 from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
+from transformers import AutoConfig
 
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.data.heatmaps import axis_weights, upsample
@@ -45,8 +49,16 @@ from medclip_dcl.inference import (
     margins,
     prompt_texts,
 )
-from medclip_dcl.models.settings import SimilarityConfig
+from medclip_dcl.models.dual_encoder import build_dual_encoder
+from medclip_dcl.models.image_encoder import to_input
+from medclip_dcl.models.settings import (
+    ImageEncoderConfig,
+    ModelConfig,
+    SimilarityConfig,
+    TextEncoderConfig,
+)
 from medclip_dcl.models.similarity import image_sentence_scores
+from medclip_dcl.models.towers import fetch_weights, read_start
 from medclip_dcl.progress import Progress
 
 # Images in one forward pass: without gradients it fits wherever the model was trained.
@@ -302,6 +314,10 @@ def evaluated_model(predictor: Predictor) -> EvaluatedModel:
 _ADAPTED_GAMMA_SQUARED = 100.0
 
 
+PAIR = "transformers"
+"""`evaluate.adapter.model` of a folder with a pair of encoders."""
+
+
 def adapter_digest(config: Config) -> str:
     """Name the model of `evaluate.adapter`: SHA-256 of the callable's name and its weights."""
     digest = hashlib.sha256(config.evaluate.adapter.model.encode())
@@ -317,6 +333,12 @@ def load_adapter(config: Config) -> EvaluatedModel:
     """Build the model that `evaluate.adapter` names; ConfigError where that is impossible."""
     settings = config.evaluate.adapter
     weights = _adapter_weights(config)
+    if settings.model == PAIR:
+        if weights is None:
+            raise ConfigError(f"evaluate.adapter.model {PAIR} needs evaluate.adapter.weights")
+        pair = PairEncoders(weights, pooled=settings.similarity == "global")
+        similarity = SimilarityConfig(kind=settings.similarity)
+        return EvaluatedModel(adapter_digest(config), pair, similarity, pair.gamma_squared)
     encoders = _callable(settings.model)(*([] if weights is None else [str(weights)]))
     for name in ("embed_images", "embed_sentences"):
         if not callable(getattr(encoders, name, None)):
@@ -328,9 +350,51 @@ def load_adapter(config: Config) -> EvaluatedModel:
     return EvaluatedModel(adapter_digest(config), encoders, similarity, _ADAPTED_GAMMA_SQUARED)
 
 
+class PairEncoders:
+    """CLIP, SigLIP, MedSigLIP or BiomedCLIP as it is, at its own input size.
+
+    Scored globally, an image has the one vector that the model gives it; else its patches.
+    """
+
+    def __init__(self, folder: Path, *, pooled: bool) -> None:
+        image = ImageEncoderConfig(
+            kind="vit", pretrained=str(folder), regions="pooled" if pooled else "patches"
+        )
+        asked = ModelConfig(image=image, text=TextEncoderConfig(max_tokens=512))
+        begun = read_start(asked, None, folder, whole=True)
+        self._px: int = AutoConfig.for_model(**begun.settings.image.backbone).image_size
+        sized = begun.settings.image.model_copy(update={"input_px": self._px})
+        settings = begun.settings.model_copy(update={"image": sized})
+        model = build_dual_encoder(settings, begun.text_config, seed=0)
+        begun.fill(model)
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = model.to(self._device).eval()
+        self._tokens = partial(
+            begun.tokenizer,
+            padding=True,
+            truncation=True,
+            max_length=begun.settings.text.max_tokens,
+            return_tensors="pt",
+        )
+        self.gamma_squared = float(model.gamma.detach() ** 2)
+
+    def embed_images(
+        self, images: UInt8[np.ndarray, "images size size"]
+    ) -> Float[Tensor, "images rows columns dim"]:
+        """Give the region vectors of prepared images."""
+        return self._model.encode_images(to_input(images, self._px).to(self._device))
+
+    def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
+        """Give the vectors of sentences."""
+        tokens = self._tokens(list(texts)).to(self._device)
+        return self._model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
+
+
 def _callable(name: str) -> Callable[..., Any]:
     if not all(name.partition(":")):
-        raise ConfigError(f"evaluate.adapter.model is {name!r}; it must read module:callable")
+        raise ConfigError(
+            f"evaluate.adapter.model is {name!r}; it must read module:callable, or {PAIR}"
+        )
     if "" not in sys.path:
         sys.path.insert(0, "")  # a module in the current folder, as `python -m` finds it
     try:
@@ -349,7 +413,7 @@ def _callable(name: str) -> Callable[..., Any]:
 def _adapter_weights(config: Config) -> Path | None:
     if not config.evaluate.adapter.weights:
         return None
-    path = resolve_path(config.evaluate.adapter.weights, config)
+    path = fetch_weights(resolve_path(config.evaluate.adapter.weights, config))
     if not path.exists():
         raise ConfigError(f"evaluate.adapter.weights names {path}, which does not exist")
     return path

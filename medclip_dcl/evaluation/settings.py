@@ -12,12 +12,14 @@ class AdapterConfig(Section):
     """A model that was not trained here, evaluated in the same way (`evaluate`)."""
 
     model: str = ""
-    """`module:callable` that builds it; empty: the config's own model. The module's code runs
-    as it is: name what you trust."""
+    """`module:callable` that builds it, whose code runs as it is: name what you trust;
+    `transformers` for a folder of CLIP, SigLIP or BiomedCLIP; empty: the config's own model."""
     weights: str = ""
-    """File or folder that the callable is given, and that names the model in the results."""
+    """File or folder that is read, and that names the model in the results; with `transformers`
+    also OWNER/NAME@REVISION of a hub."""
     similarity: Literal["lse", "nl", "lse_nl", "mean", "global"] = "global"
-    """How its regions and a sentence become one score, as `model.similarity.kind`."""
+    """How its regions and a sentence become one score, as `model.similarity.kind`; `global` with
+    `transformers`: the model's own vector of the image."""
 
 
 class EvaluateConfig(Section):
