@@ -26,7 +26,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -362,20 +361,16 @@ class PairEncoders:
         )
         asked = ModelConfig(image=image, text=TextEncoderConfig(max_tokens=512))
         begun = read_start(asked, None, folder, whole=True)
-        self._px: int = AutoConfig.for_model(**begun.settings.image.backbone).image_size
+        sizes: dict[str, Any] = dict(begun.settings.image.backbone)
+        self._px: int = AutoConfig.for_model(**sizes).image_size
         sized = begun.settings.image.model_copy(update={"input_px": self._px})
         settings = begun.settings.model_copy(update={"image": sized})
         model = build_dual_encoder(settings, begun.text_config, seed=0)
         begun.fill(model)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = model.to(self._device).eval()
-        self._tokens = partial(
-            begun.tokenizer,
-            padding=True,
-            truncation=True,
-            max_length=begun.settings.text.max_tokens,
-            return_tensors="pt",
-        )
+        self._tokenizer: Any = begun.tokenizer
+        self._max_tokens = begun.settings.text.max_tokens
         self.gamma_squared = float(model.gamma.detach() ** 2)
 
     def embed_images(
@@ -386,7 +381,13 @@ class PairEncoders:
 
     def embed_sentences(self, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
         """Give the vectors of sentences."""
-        tokens = self._tokens(list(texts)).to(self._device)
+        tokens = self._tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=self._max_tokens,
+            return_tensors="pt",
+        ).to(self._device)
         return self._model.encode_sentences(tokens["input_ids"], tokens["attention_mask"])
 
 
