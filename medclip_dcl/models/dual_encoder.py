@@ -34,12 +34,17 @@ class DualEncoder(nn.Module):
 
     def forward(
         self,
-        pixels: Float[Tensor, "images 1 height width"],
-        input_ids: Int[Tensor, "texts tokens"],
-        attention_mask: Int[Tensor, "texts tokens"],
+        images: Float[Tensor, "images channels height width"],
+        texts: Int[Tensor, "texts tokens"] | Float[Tensor, "texts states"],
+        attention_mask: Int[Tensor, "texts tokens"] | None = None,
     ) -> tuple[Float[Tensor, "images rows columns dim"], Float[Tensor, "texts dim"]]:
-        """Encode images and sentences in one call, as a distributed wrapper needs it."""
-        return self.encode_images(pixels), self.encode_sentences(input_ids, attention_mask)
+        """Encode images and sentences in one call, as a distributed wrapper needs it.
+
+        Without a mask they are features, of `image` and `text.pooled`, and are mapped alone.
+        """
+        if attention_mask is None:
+            return self._map_regions(images), _unit(self.text.projection(texts))
+        return self.encode_images(images), self.encode_sentences(texts, attention_mask)
 
     def encode_images(
         self, pixels: Float[Tensor, "images 1 height width"]
@@ -48,8 +53,7 @@ class DualEncoder(nn.Module):
 
         The vectors are float32 at least, whatever autocast does elsewhere.
         """
-        cells = self.image(pixels).permute(0, 2, 3, 1)
-        return _unit(self.region_projection(cells))
+        return self._map_regions(self.image(pixels))
 
     def encode_sentences(
         self,
@@ -69,6 +73,9 @@ class DualEncoder(nn.Module):
     ) -> Float[Tensor, "texts images"]:
         """Score unit vectors: f in [-1, 1]; the logit of the losses is gamma**2 * f."""
         return image_sentence_scores(regions.flatten(1, 2), sentences, self.similarity)
+
+    def _map_regions(self, maps: Tensor) -> Tensor:
+        return _unit(self.region_projection(maps.permute(0, 2, 3, 1)))
 
     def add_bias(self, value: float) -> None:
         """Add the bias of the sigmoid loss to the parameters."""
