@@ -8,9 +8,11 @@ Only images and word pieces are cut to this process's share. Everything small is
 the whole batch: it is a function of the step, so nothing of it needs to be gathered.
 """
 
+import hashlib
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.likelihood.eta import EtaCache
 from medclip_dcl.losses.place import encode_zones
 from medclip_dcl.losses.relations import encode_claims, encode_labels, encode_truth
+from medclip_dcl.retrieval.embeddings import map_array
 from medclip_dcl.rng import RngStream, generator_for
 from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text.labeler.labels import (
@@ -255,6 +258,10 @@ class ImageTextBatch:
     """Third of the lung that each sentence names."""
     text_vectors: Float[Tensor, "batch dim"] | None = None
     """Unit vector of each sentence, by which texts are compared."""
+    image_features: Float[Tensor, "local channels rows columns"] | None = None
+    """What a frozen encoder gives for each image, in place of a crop."""
+    text_features: Float[Tensor, "local width"] | None = None
+    """What a frozen encoder gives for each sentence."""
 
     def to(self, device: torch.device) -> "ImageTextBatch":
         """Copy the batch to a device."""
@@ -286,6 +293,11 @@ class TokenTable:
         )
         self._padding = int(tokenizer.pad_token_id)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all word pieces."""
+        return hashlib.sha256(self._starts.tobytes() + self._flat.tobytes()).hexdigest()
+
     def padded(
         self, texts: Int[np.ndarray, " local"]
     ) -> tuple[Int[Tensor, "local tokens"], Int[Tensor, "local tokens"]]:
@@ -298,11 +310,42 @@ class TokenTable:
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(real.astype(np.int64))
 
 
+class SplitFeatures:
+    """Features of one split, mapped into memory."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self._images = _Rows(folder, f"{split}-images")
+        self._texts = _Rows(folder, f"{split}-texts")
+
+    def images(
+        self, images: Int[np.ndarray, " local"]
+    ) -> Float[Tensor, "local channels rows columns"]:
+        """Give the maps of images of the corpus, float32."""
+        return self._images.of(images)
+
+    def texts(self, texts: Int[np.ndarray, " local"]) -> Float[Tensor, "local width"]:
+        """Give the states of distinct texts of the corpus, float32."""
+        return self._texts.of(texts)
+
+
+class _Rows:
+    # Rows of arrays that lie in several files, all but the last of one length.
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._shards = [map_array(file, np.float16) for file in sorted(folder.glob(f"{name}-*"))]
+
+    def of(self, rows: Int[np.ndarray, " local"]) -> Tensor:
+        size = len(self._shards[0])
+        found = [self._shards[row // size][row % size] for row in rows.tolist()]
+        return torch.from_numpy(np.stack(found)).float()
+
+
 class ImageTextDataset:
     """Makes the batch of any step, by whichever thread asks.
 
     `seed` is that of the augmentation, None: every image is seen in the middle, as it is. `mine`
-    are this process's slots in the global batch, `input_px` the side of the crops.
+    are this process's slots in the global batch, `input_px` the side of the crops. Where the
+    encoders are frozen, their `features` stand for crops and word pieces.
     """
 
     def __init__(
@@ -315,7 +358,9 @@ class ImageTextDataset:
         input_px: int,
         seed: int | None,
         mine: slice,
+        features: SplitFeatures | None = None,
     ) -> None:
+        self._features = features
         self._corpus, self.supervision, self._prepared = corpus, supervision, prepared
         self._tokens, self._sampler = tokens, sampler
         self._input_px, self._seed, self._mine = input_px, seed, mine
@@ -334,11 +379,13 @@ class ImageTextDataset:
             generator = generator_for(self._seed, RngStream.VIEW, step)
             views = draw_crops(generator, slots, self._slack)
         images = self._corpus.image_rows[rows.images[mine]].tolist()
-        crops = np.empty((len(images), 1, self._input_px, self._input_px), dtype=np.uint8)
-        for out, image, top, left in zip(
-            crops, images, views.top[mine], views.left[mine], strict=True
-        ):
-            cut(self._prepared.pixels(image), int(top), int(left), out[0])
+        features, side = self._features, 0 if self._features else self._input_px
+        crops = np.empty((len(images), 1, side, side), dtype=np.uint8)
+        if features is None:
+            for out, image, top, left in zip(
+                crops, images, views.top[mine], views.left[mine], strict=True
+            ):
+                cut(self._prepared.pixels(image), int(top), int(left), out[0])
         ids, mask = self._tokens.padded(texts[mine])
         return ImageTextBatch(
             step=step,
@@ -355,6 +402,8 @@ class ImageTextDataset:
             labels=_rows(self.supervision.labels, rows.reports),
             zones=_rows(self.supervision.zones, texts),
             text_vectors=_rows(self.supervision.text_vectors, texts),
+            image_features=None if features is None else features.images(rows.images[mine]),
+            text_features=None if features is None else features.texts(texts[mine]),
         )
 
 

@@ -165,8 +165,11 @@ class ContrastiveObjective:
 
         `network` is what is called: the encoder itself, or its distributed wrapper.
         """
-        pixels = jitter(batch.crops, batch.brightness, batch.contrast)
-        regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
+        if batch.image_features is None:
+            pixels = jitter(batch.crops, batch.brightness, batch.contrast)
+            regions, sentences = network(pixels, batch.input_ids, batch.attention_mask)
+        else:
+            regions, sentences = network(batch.image_features, batch.text_features)
         return self(encoder, regions, sentences, batch)
 
     def __call__(

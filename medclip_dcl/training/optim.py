@@ -65,6 +65,8 @@ def peak_learning_rate(name: str, settings: TrainConfig) -> float:
 
 def frozen_groups(settings: TrainConfig, step: int) -> frozenset[ParamGroup]:
     """List what a step, from 0, leaves as it is; a pure function, as the learning rate is."""
+    if settings.cache_features:
+        return frozenset({ParamGroup.IMAGE, ParamGroup.TEXT})
     until = {
         ParamGroup.IMAGE: settings.image_frozen_steps,
         ParamGroup.TEXT: settings.text_frozen_steps,

@@ -50,11 +50,14 @@ from medclip_dcl.training.dataset import (
     Corpus,
     ImageTextBatch,
     ImageTextDataset,
+    SplitFeatures,
     TokenTable,
     prefetch,
     read_corpus,
     read_supervision,
 )
+from medclip_dcl.training.feature_cache import ARTIFACT as FEATURES
+from medclip_dcl.training.feature_cache import cache_features
 from medclip_dcl.training.logging import (
     MetricsLog,
     TrainLogger,
@@ -218,6 +221,8 @@ def train(
         device = accelerator.device
         space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
     data = _Data(config, inputs, begun.tokenizer, accelerator, space)
+    if config.train.cache_features:
+        data = replace(data, features=_cache_features(data, encoder, folder.parent, say))
     corpus, dataset, sampler = data.split("train")
     validation, metrics = data.validation()
     threshold = 1.0
@@ -276,6 +281,7 @@ def slow_start(model: ModelConfig, settings: TrainConfig) -> str:
     """
     rate = settings.image_learning_rate or settings.learning_rate
     is_frozen = settings.steps is not None and settings.image_frozen_steps >= settings.steps
+    is_frozen |= settings.cache_features
     if model.pretrained or model.image.pretrained or is_frozen or rate >= _LEAST_RANDOM_RATE:
         return ""
     return (
@@ -307,6 +313,28 @@ def _build_encoder(
     return encoder
 
 
+def _cache_features(
+    data: "_Data", encoder: DualEncoder, work: Path, say: Callable[..., None]
+) -> Path:
+    if data.config.model.lora.rank:
+        raise ConfigError(
+            "train.cache_features leaves both encoders as they are, and adapters would change "
+            "them; set model.lora.rank to 0"
+        )
+    if data.accelerator.is_main_process:
+        names = ["train", "validate"] if data.config.train.validate_every_steps else ["train"]
+        inputs = {
+            name: getattr(data.inputs, name) for name in ("manifest", "prepared", "sentences")
+        }
+        splits = {name: data.corpus(name) for name in names}
+        artifact = cache_features(
+            work, encoder, data.config.model, data.prepared, inputs, splits, data.accelerator.device
+        )
+        say(features=artifact.summary, seconds=artifact.origin["seconds"])
+    data.accelerator.wait_for_everyone()
+    return FEATURES.at(work)
+
+
 @dataclass(frozen=True)
 class _Data:
     """What a run reads, split by split."""
@@ -316,18 +344,25 @@ class _Data:
     tokenizer: PreTrainedTokenizerBase
     accelerator: Accelerator
     space: TextSpace | None
+    features: Path | None = None
+    """Folder of the features of frozen encoders."""
 
     @cached_property
-    def _prepared(self) -> PreparedImages:
+    def prepared(self) -> PreparedImages:
         return PreparedImages(self.inputs.prepared)
 
     @cached_property
     def _eta(self) -> EtaCache:
         return EtaCache(self.inputs.eta_cache)
 
+    def corpus(self, split: str) -> tuple[Corpus, TokenTable]:
+        inputs = self.inputs
+        corpus = read_corpus(inputs.manifest, self.prepared, inputs.sentences, self._eta, split)
+        return corpus, TokenTable(self.tokenizer, corpus.texts, self.config.model.text.max_tokens)
+
     def split(self, split: str) -> tuple[Corpus, ImageTextDataset, ImageTextSampler]:
         config, inputs, settings = self.config, self.inputs, self.config.train
-        corpus = read_corpus(inputs.manifest, self._prepared, inputs.sentences, self._eta, split)
+        corpus, tokens = self.corpus(split)
         trains = split == "train"
         # Validation batches are drawn once, from a seed of their own, and not augmented.
         seed = config.seed if trains else seed_for(config.seed, RngStream.VALIDATION) % 2**31
@@ -340,7 +375,6 @@ class _Data:
         )
         local = settings.global_batch // settings.processes
         start = self.accelerator.process_index * local
-        tokens = TokenTable(self.tokenizer, corpus.texts, config.model.text.max_tokens)
         supervision = read_supervision(
             config.objective, corpus, inputs.manifest, inputs.claims, inputs.truth
         )
@@ -350,12 +384,13 @@ class _Data:
         dataset = ImageTextDataset(
             corpus=corpus,
             supervision=supervision,
-            prepared=self._prepared,
+            prepared=self.prepared,
             tokens=tokens,
             sampler=sampler,
             input_px=config.model.image.input_px,
             seed=config.seed if trains else None,
             mine=slice(start, start + local),
+            features=None if self.features is None else SplitFeatures(self.features, split),
         )
         return corpus, dataset, sampler
 
@@ -373,7 +408,7 @@ class _Data:
             corpus,
             self.inputs.manifest,
             self.inputs.claims,
-            self._prepared,
+            self.prepared,
             self.inputs.findings,
             partial(TokenTable, self.tokenizer, max_tokens=self.config.model.text.max_tokens),
         )

@@ -475,3 +475,24 @@ def test_a_vit_with_adapters_is_trained_published_and_asked(corpus: Path, tmp_pa
     (found,) = predictor.ground(GreyImage(square, 11, "png"), ["There is an effusion."])
     assert found.grid.shape == (4, 4)
     assert np.isfinite(found.grid).all()
+
+
+def test_maps_train_on_features_that_are_computed_once(corpus: Path, tmp_path: Path) -> None:
+    work = copy_of(corpus, tmp_path)
+    cached = {"cache_features": True, "steps": 6, "validate_every_steps": 3}
+    assert train(work, train=cached) == 0
+    header = work / "features" / "artifact.json"
+    made = header.stat().st_mtime_ns
+    weights = read_model_package(model_package.ARTIFACT.at(work)).weights()
+    losses = [line["loss"] for line in read_metrics(work / "checkpoints") if line.get("loss")]
+    # Frozen encoders that see what the service shows learn the same, within half precision.
+    rows = json.loads(header.read_text())["summary"]
+    assert rows["train_images"] == 30  # every fourth of 24 studies has two
+    shutil.rmtree(work / "model")
+    assert train(work, train=cached | {"learning_rate": 2e-2}) == 0
+    assert header.stat().st_mtime_ns == made  # another rate, the same features
+    again = read_model_package(model_package.ARTIFACT.at(work)).weights()
+    moved = {name for name in weights if not torch.equal(weights[name], again[name])}
+    assert moved == {name for name in weights if "projection" in name or name == "gamma"}
+    assert len(losses) >= 6
+    assert train(work, train=cached, model={"lora": {"rank": 2}}) == 2
