@@ -221,8 +221,7 @@ def train(
         device = accelerator.device
         space = TextSpace(config.objective, encoder.text, checkpoint, table, device)
     data = _Data(config, inputs, begun.tokenizer, accelerator, space)
-    if config.train.cache_features:
-        data = replace(data, features=_cache_features(data, encoder, folder.parent, say))
+    data = _with_features(data, encoder, folder.parent, say)
     corpus, dataset, sampler = data.split("train")
     validation, metrics = data.validation()
     threshold = 1.0
@@ -252,13 +251,12 @@ def train(
         logger = TrainLogger(accelerator, encoder, trainer.optimizer, settings, log, start, say)
         finished = trainer.run(dataset.batch, logger, validation, metrics)
     step, weights = trainer.published()
-    weights = merged(weights)
     side = encoder.image.grid(config.model.image.input_px)
     return TrainResult(
         finished=finished,
         state=trainer.state,
         figures=logger.latest,
-        weights=weights,
+        weights=merged(weights),
         published_step=step,
         grid=(side, side),
         corpus=corpus,
@@ -313,9 +311,11 @@ def _build_encoder(
     return encoder
 
 
-def _cache_features(
+def _with_features(
     data: "_Data", encoder: DualEncoder, work: Path, say: Callable[..., None]
-) -> Path:
+) -> "_Data":
+    if not data.config.train.cache_features:
+        return data
     if data.config.model.lora.rank:
         raise ConfigError(
             "train.cache_features leaves both encoders as they are, and adapters would change "
@@ -332,7 +332,7 @@ def _cache_features(
         )
         say(features=artifact.summary, seconds=artifact.origin["seconds"])
     data.accelerator.wait_for_everyone()
-    return FEATURES.at(work)
+    return replace(data, features=FEATURES.at(work))
 
 
 @dataclass(frozen=True)
