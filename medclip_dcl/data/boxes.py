@@ -182,7 +182,7 @@ def _csv_rows(
 
 
 def _from_edges(row: _Row) -> _Row:
-    # Right and bottom -> width and height; what is no number is refused later.
+    # Right and bottom -> width and height; anything but numbers is refused later.
     with suppress(ValueError):
         x, y, right, bottom = (float(value) for value in row[3:7])
         return (*row[:5], str(right - x), str(bottom - y), *row[7:])
