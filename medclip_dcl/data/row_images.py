@@ -142,25 +142,25 @@ _lock = threading.Lock()
 
 def _from_parquet(path: str, size: int, changed_ns: int, column: str, row: int) -> Any:
     with _lock:
-        starts = _groups(path, size, changed_ns)
+        _, starts = _parquet(path, size, changed_ns)
         group = int(np.searchsorted(starts, row, "right")) - 1
         values = _group(path, size, changed_ns, column, group)
     return values[row - int(starts[group])]
 
 
-@lru_cache(256)
-def _groups(path: str, _size: int, _changed_ns: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    # The first row of each row group.
-    facts = pq.read_metadata(path)
-    rows = [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
-    return np.cumsum([0, *rows], dtype=np.int64)[:-1]
+@lru_cache(16)
+def _parquet(path: str, _size: int, _changed_ns: int) -> tuple[pq.ParquetFile, Any]:
+    # An open file, and the first row of each of its row groups.
+    file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    return file, np.cumsum([0, *rows], dtype=np.int64)[:-1]
 
 
 @lru_cache(_KEPT_GROUPS)
-def _group(path: str, _size: int, _changed_ns: int, column: str, group: int) -> pa.ChunkedArray:
-    with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-        head, fields = split_column(file.schema_arrow.names, column) or (column, [])
-        table = file.read_row_group(group, columns=[head], use_threads=False)
+def _group(path: str, size: int, changed_ns: int, column: str, group: int) -> pa.ChunkedArray:
+    file, _ = _parquet(path, size, changed_ns)
+    head, fields = split_column(file.schema_arrow.names, column) or (column, [])
+    table = file.read_row_group(group, columns=[head], use_threads=False)
     return pa.chunked_array([take_field(chunk, fields) for chunk in table.column(0).chunks])
 
 
