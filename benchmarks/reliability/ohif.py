@@ -38,20 +38,7 @@ VERSION = "3.13.2"
 _WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 _PATIENCE_S = 60.0
 _BLACK_AFTER_S = 15.0
-_CONFIG = """window.config = {
-  routerBasename: null, extensions: [], modes: [], customizationService: {}, showStudyList: true,
-  defaultDataSourceName: 'pacs', maxNumberOfWebWorkers: 1, disableConfirmationPrompts: true,
-  dataSources: [{
-    namespace: '@ohif/extension-default.dataSourcesModule.dicomweb', sourceName: 'pacs',
-    configuration: {
-      friendlyName: 'Orthanc', name: 'orthanc', qidoRoot: '/dicom-web', wadoRoot: '/dicom-web',
-      wadoUriRoot: '/dicom-web', qidoSupportsIncludeField: false, imageRendering: 'wadors',
-      thumbnailRendering: 'wadors', enableStudyLazyLoad: true, supportsFuzzyMatching: false,
-      supportsWildcard: true, omitQuotationForMultipartRequest: true,
-      bulkDataURI: {enabled: true}, dicomUploadEnabled: false,
-    },
-  }],
-};"""
+_CONFIG = Path(__file__).parents[2] / "docker/hospital/ohif.js"
 
 
 @contextmanager
@@ -68,7 +55,7 @@ def viewer(pages: Path, pacs: orthanc.Orthanc) -> Iterator[str]:
                 found = web.get(self.path, headers={"Accept": self.headers.get("Accept", "*/*")})
                 kind, data, status = found.headers["Content-Type"], found.content, found.status_code
             elif path == "/app-config.js":
-                kind, data, status = "text/javascript", _CONFIG.encode(), 200
+                kind, data, status = "text/javascript", _CONFIG.read_bytes(), 200
             else:
                 file = (pages / path.lstrip("/")).resolve()
                 if not (file.is_file() and file.is_relative_to(pages)):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
+import httpx
+import pydicom
+
+from benchmarks.fixtures import orthanc
 from benchmarks.speed import proxy
 from benchmarks.speed.serve.models import publish_paper_size
 from tests.docker.clients import (
@@ -30,6 +35,7 @@ from tests.docker.clients import (
 from tests.docker.engine import ROOT, Engine
 
 PAGE = ROOT / "docs/deployment/containers.md"
+TUTORIAL = ROOT / "docs/tutorials/pacs.md"
 CANARIES = ("CANARYFILE", "CANARYQUERY", "CANARYHOST", "CANARYPHRASE")
 DASHBOARD = "docker/watch/grafana/dashboards/medclip.json"
 LARGEST_IMAGE_GB = 1.5
@@ -111,6 +117,7 @@ def run(engine: Engine, report: Report, *, full: bool) -> None:
     report.equal("keys in the logs", logs.count(key), 0)
     if full:
         _watching(engine, report, headers | keyed, body)
+        _hospital(engine, report)
         _overload(engine, report, key)
     engine.shell(page.pop("Stop"))
     report.equal("page: containers after down", engine.containers("cpu"), [])
@@ -418,6 +425,35 @@ def _asked(engine: Engine, what: str, part: str = "result") -> list[Any]:
     except (ValueError, KeyError):
         return []
     return given
+
+
+def _hospital(engine: Engine, report: Report) -> None:
+    """An image that is sent to the PACS comes back with its answers, and the viewer has both."""
+    if shutil.which("npm") is None:
+        report.that("hospital: skipped, there is no npm", True)
+        return
+    page = TUTORIAL.read_text().partition("## In containers")[2]
+    (start,) = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    engine.shell(start)
+    report.equal("page: gateway, PACS and viewer", len(engine.containers("gateway")), 1)
+    image = engine.image.read_bytes()
+    statuses = orthanc.send(4242, [image], calling="CHECK", called="ORTHANC")
+    report.equal("the PACS takes the image", statuses, [0])
+    study = pydicom.dcmread(engine.image, stop_before_pixels=True).StudyInstanceUID
+    series = f"http://127.0.0.1:8090/dicom-web/studies/{study}/series"
+    end, found = time.monotonic() + 60, set()
+    while time.monotonic() < end and not {"SR", "OT"} <= found:
+        time.sleep(1)
+        found = {item["00080060"]["Value"][0] for item in httpx.get(series).json()}
+    report.that("answers in the PACS, by the viewer's address", {"SR", "OT"} <= found, found)
+    report.equal("the viewer's address stores nothing", httpx.post(series).status_code, 403)
+    pages = httpx.get("http://127.0.0.1:8090/viewer").text
+    report.that("the viewer's pages", "app-config.js" in pages)
+    status = engine.inside("gateway", "python -m gateway status --config /etc/medclip/gateway.yaml")
+    report.that("the gateway counts it as done", '"done": 1' in status, status)
+    logs = engine.shell("docker compose logs gateway 2>&1")
+    report.equal("UIDs in the gateway's log", logs.count(study), 0)
+    engine.shell("docker compose rm --stop --force gateway orthanc viewer")
 
 
 def _same_dashboard(engine: Engine, report: Report, dashboard: dict[str, Any]) -> None:

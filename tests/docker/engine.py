@@ -35,7 +35,9 @@ _TORCH_PORT = 8901
 _BRIDGE = re.compile("docker|br-|podman")
 _GRAFANA = "grafana-foundation-sdk==1769699998!10.1.0"
 _CLEAN = "rm -rf /var/lib/apt/lists/* /var/cache/apt /usr/share/doc/*"
+_BUILT = ("cpu", "gateway", "orthanc")
 _BASES = {
+    "debian:bookworm-slim": "FROM debian",
     "python:3.11-slim": """
         FROM debian
         RUN {install} python3.11-venv && ln -s /usr/bin/python3.11 /usr/local/bin/python && {clean}
@@ -313,7 +315,8 @@ class Engine:
             )
             self._environment["TORCH_INDEX"] = f"http://127.0.0.1:{_TORCH_PORT}/simple/"
         if self.name == "docker":
-            here = "services: {cpu: {build: {network: host}}}\n"
+            built = ", ".join(f"{name}: {{build: {{network: host}}}}" for name in _BUILT)
+            here = f"services: {{{built}}}\n"
         (self.work / "here.yaml").write_text(here)
 
     def _make_bases(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import gateway.settings
 from api.auth import is_loopback
 from api.settings import ServeSettings, read_settings
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 SERVICES = ("cpu", "gpu", "proxy")
 WATCHERS = ("prometheus", "grafana")
+HOSPITAL = ("gateway", "orthanc", "viewer")
 PINNED = re.compile(r"^([\w.-]+)==([\w.]+)", re.MULTILINE)
 
 
@@ -47,7 +49,8 @@ def environment(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def test_there_are_two_kinds_of_service_and_one_proxy(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == {*SERVICES, *WATCHERS}
+    assert set(compose["services"]) == {*SERVICES, *WATCHERS, *HOSPITAL}
+    assert all(compose["services"][name]["profiles"] == ["hospital"] for name in HOSPITAL)
     assert compose["services"]["cpu"]["profiles"] == ["cpu"]
     assert compose["services"]["gpu"]["profiles"] == ["gpu"]
     assert compose["services"]["proxy"]["profiles"] == ["cpu", "gpu"]
@@ -55,7 +58,7 @@ def test_there_are_two_kinds_of_service_and_one_proxy(compose: dict[str, Any]) -
     assert device["capabilities"] == ["gpu"]
 
 
-@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS])
+@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])
 def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
     assert service["read_only"] is True
@@ -74,7 +77,7 @@ def test_every_container_is_hardened(compose: dict[str, Any], name: str) -> None
     assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"}
 
 
-@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS])
+@pytest.mark.parametrize("name", [*SERVICES, *WATCHERS, *HOSPITAL])
 def test_every_folder_of_the_host_is_mounted_read_only(compose: dict[str, Any], name: str) -> None:
     bound = [item for item in compose["services"][name]["volumes"] if item["type"] == "bind"]
     assert bound
@@ -82,14 +85,18 @@ def test_every_folder_of_the_host_is_mounted_read_only(compose: dict[str, Any], 
     assert "docker.sock" not in str(bound)
 
 
-def test_proxy_and_grafana_alone_are_published_and_on_loopback(compose: dict[str, Any]) -> None:
+def test_what_people_open_is_published_on_loopback_and_nothing_else(
+    compose: dict[str, Any],
+) -> None:
     services = compose["services"]
     published = {name: item["ports"] for name, item in services.items() if "ports" in item}
-    assert set(published) == {"proxy", "grafana"}
+    assert set(published) == {"proxy", "grafana", "orthanc", "viewer"}
+    assert services["orthanc"]["ports"] == ["127.0.0.1:4242:4242"]  # DICOM, not its own pages
     assert all(is_loopback(port.split(":")[0]) for ports in published.values() for port in ports)
     for name, networks in {
         "cpu": {"inside"},
         "gpu": {"inside"},
+        "gateway": {"inside"},
         "prometheus": {"inside", "watching"},
     }.items():
         assert set(services[name]["networks"]) == networks
@@ -180,7 +187,8 @@ def test_the_builder_sees_code_alone(dockerfile: list[tuple[str, str]]) -> None:
         for source in rest.split()[:-1]
     }
     locks = {"docker/tools.lock", "docker/${DEVICE}.lock"}
-    assert copied - locks - {"pipelines"} == allowed - {
+    of_gateway = {"gateway", "docker/hospital/gateway.lock"}
+    assert copied - locks - {"pipelines"} == allowed - of_gateway - {
         "docker/*.lock", "pipelines/__init__.py", "pipelines/cli.py", "pipelines/doctor.py"
     }  # fmt: skip
     assert locks <= copied
@@ -200,3 +208,13 @@ def test_the_proxy_gives_deadlines_and_repeats_nothing() -> None:
     assert given["server_tokens"] == "off"
     assert given["proxy_request_buffering"] == "off"  # else who has no key fills the memory
     assert given["proxy_max_temp_file_size"] == "0"
+
+
+def test_the_gateway_s_settings_are_valid_and_its_image_has_the_versions_of_the_lock() -> None:
+    settings = gateway.settings.read_settings(DOCKER / "hospital/gateway.yaml", {})
+    assert settings.plain  # said, since the network is that of the containers alone
+    assert str(settings.spool) == "/spool"
+    locked = set(PINNED.findall((ROOT / "requirements.lock").read_text()))
+    own = set(PINNED.findall((DOCKER / "hospital/gateway.lock").read_text()))
+    assert own <= locked
+    assert "torch" not in {name for name, _ in own}
