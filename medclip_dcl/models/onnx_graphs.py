@@ -86,7 +86,8 @@ def write_graph(part: ModelPart, file: Path) -> None:
     """Write a part as an ONNX graph with its weights."""
     with torch.no_grad(), _quiet():
         program = torch.onnx.export(
-            _Call(part.model, part.method).eval(),  # or the exporter warns: the call is a module, too
+            # The call is a module of its own: without `eval` the exporter warns of training.
+            _Call(part.model, part.method).eval(),
             part.cases[0],
             dynamo=True,
             opset_version=_OPSET,
