@@ -82,8 +82,11 @@ def test_what_is_no_dicom_cannot_be_taken_apart(decoder: Decoder) -> None:
         {"photometric": "MONOCHROME1", "PixelSpacing": ["0", "0"]},
         {"WindowCenter": ["2000", "100"], "WindowWidth": ["800", "50"]},
         {
-            "RescaleSlope": "2.5", "RescaleIntercept": "-1024", "RescaleType": "US",
-            "PixelPaddingValue": ("US", 0), "PixelPaddingRangeLimit": ("US", 40),
+            "RescaleSlope": "2.5",
+            "RescaleIntercept": "-1024",
+            "RescaleType": "US",
+            "PixelPaddingValue": ("US", 0),
+            "PixelPaddingRangeLimit": ("US", 40),
         },
         {"syntax": pydicom.uid.ImplicitVRLittleEndian},
         {"syntax": pydicom.uid.DeflatedExplicitVRLittleEndian},

@@ -330,8 +330,11 @@ def test_without_highdicom_the_extra_is_named(
 FACES: dict[str, dict[str, Any]] = {
     "inverted": {"photometric": "MONOCHROME1", "WindowCenter": "2000", "WindowWidth": "800"},
     "spaced": {
-        "ImagerPixelSpacing": ["0.14", "0.14"], "PixelSpacing": ["0", "0"],
-        "RescaleSlope": "2", "RescaleIntercept": "-5", "BodyPartExamined": "CHEST",
+        "ImagerPixelSpacing": ["0.14", "0.14"],
+        "PixelSpacing": ["0", "0"],
+        "RescaleSlope": "2",
+        "RescaleIntercept": "-5",
+        "BodyPartExamined": "CHEST",
     },
     "japanese": {"SpecificCharacterSet": ["", "ISO 2022 IR 87"], "PatientName": "A^B=山田^太郎"},
     "bare": {name: ... for name in CLEAN if not name.endswith("UID")},
