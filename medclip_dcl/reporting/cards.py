@@ -97,7 +97,7 @@ def _architecture(model: SavedModel) -> Facts:
     grid = model.card.get("grid", {})
     resnet = f"ResNet, depths {list(image.depths)}, widths {list(image.widths)}"
     return {
-        "image encoder": json.dumps(image.backbone) if image.kind == "backbone" else resnet,
+        "image encoder": json.dumps(image.backbone) if image.backbone else resnet,
         "input": f"{image.input_px} x {image.input_px} pixels",
         "regions": f"{grid.get('rows', '?')} x {grid.get('columns', '?')}",
         "text encoder": f"BERT, at most {text.max_tokens} word pieces",
