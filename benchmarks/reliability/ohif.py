@@ -178,10 +178,9 @@ def _texts(page: Page, url: str, kind: str) -> list[str]:
     page.open(url, width=1600, height=900)
     thumbnails = "[...document.querySelectorAll('[data-cy^=study-browser-thumbnail]')]"
     page.until(f"{thumbnails}.some((item) => item.innerText.includes('findings'))", _PATIENCE_S)
-    # The notice and the guided tour of a first visit.
-    page.js(
-        "[...document.querySelectorAll('button, span')].filter((item) => "
-        "/^(Skip all|Confirm and hide)$/.test(item.innerText)).forEach((item) => item.click())"
+    page.js(  # the notice of a first visit
+        "[...document.querySelectorAll('button')].filter((item) => "
+        "item.innerText === 'Confirm and hide').forEach((item) => item.click())"
     )
     page.js(
         f"{thumbnails}.find((item) => item.innerText.includes('findings'))"

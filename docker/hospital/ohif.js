@@ -1,6 +1,6 @@
 // OHIF on the PACS of the same address; nothing is asked elsewhere.
 window.config = {
-  routerBasename: null, extensions: [], modes: [], customizationService: {}, showStudyList: true,
+  routerBasename: null, extensions: [], modes: [], customizationService: {'ohif.tours': {$set: []}}, showStudyList: true,
   defaultDataSourceName: 'pacs', maxNumberOfWebWorkers: 1, disableConfirmationPrompts: true,
   dataSources: [{
     namespace: '@ohif/extension-default.dataSourcesModule.dicomweb', sourceName: 'pacs',
