@@ -73,7 +73,6 @@ REMOVED: dict[str, str] = {
     "model.image.channels": "images have one channel",
     "model.image.stem": "its cifar stem is in examples/image_only",
     "model.similarity.learn_gamma": "gamma is learned",
-    "model.text.pooling": "the state of [CLS] is projected",
     "objective.keep_share": "set objective.remove_share to 1 less it",
     "objective.sigmoid_bias": "it is learned",
     "objective.similarity_threshold": "set objective.remove_share; the threshold is measured",
