@@ -1,8 +1,8 @@
 """HTTP on one connection: uvicorn's protocol over llhttp, held to bounds; large bodies unparsed.
 
 A body of many megabytes with a stated length needs no parser. The application may ask for it
-whole (`READ_BODY` in the scope's extensions): the socket is then read into one buffer, which costs
-half the CPU time of passing it on piece by piece.
+whole (`READ_BODY` in the scope's extensions): the socket is then read into one buffer instead of
+being passed on piece by piece.
 """
 
 import asyncio
