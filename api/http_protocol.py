@@ -21,6 +21,7 @@ memory that the body takes more, before they are taken, and raises to refuse the
 
 _LARGE = 256 * 1024
 _LONGEST_HEAD = 16 * 1024  # bytes of the request line and all headers
+_LONGEST_BLANK = 2  # one empty line before a request is allowed (RFC 9112, 2.2); llhttp skips any
 _MOST_PIPELINED = 8
 _GROWTH = 4  # memory of a body at most, over what has arrived of it
 
@@ -30,6 +31,7 @@ class ServiceProtocol(HttpToolsProtocol):
 
     _head = 0  # bytes of the head that is arriving
     _in_head = False
+    _blank = 0  # bytes of empty lines before it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
@@ -42,8 +44,10 @@ class ServiceProtocol(HttpToolsProtocol):
         # with an earlier body is not counted; such a piece has 256 KiB at most.
         if self._in_head:
             self._head += len(data)
-        if self._head > _LONGEST_HEAD:
-            self.send_400_response("The head of the request is too long.")
+        elif (self.cycle is None or not self.cycle.more_body) and not data.strip(b"\r\n"):
+            self._blank += len(data)
+        if self._head > _LONGEST_HEAD or self._blank > _LONGEST_BLANK:
+            self.send_400_response("The head of the request is too long, or empty.")
             return
         super().data_received(data)
 
@@ -51,7 +55,7 @@ class ServiceProtocol(HttpToolsProtocol):
         """Begin a request."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise ValueError("too many requests wait for earlier ones on this connection")
-        self._head, self._in_head = 0, True
+        self._head, self._in_head, self._blank = 0, True, 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:

@@ -151,6 +151,15 @@ def test_a_head_of_more_than_16_kib_is_refused(
         assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
 
 
+def test_one_empty_line_before_a_request_is_skipped_and_two_are_refused(
+    wire: socket.socket,
+) -> None:
+    wire.sendall(b"\r\n" + head(3) + b"abc")
+    assert answer(wire) == "parsed 3"
+    wire.sendall(b"\r\n\r\n")
+    assert wire.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 400"
+
+
 def test_few_requests_may_wait_for_an_earlier_one(wire: socket.socket) -> None:
     wire.sendall(head(3) + 20 * head(0))
     assert b"HTTP/1.1 400" in b"".join(iter(lambda: wire.recv(4096), b""))
