@@ -53,8 +53,8 @@ class TrainConfig(Section):
     """First steps in which the text encoder stays as it is."""
     cache_features: bool = False
     """Whether both encoders stay as they are and are run once, over every image as the service sees
-    it, so that the maps into the shared space train on features in minutes. There is no crop and
-    no jitter then; features take two bytes a number in `features`."""
+    it, so that the maps into the shared space train on features in minutes, without
+    crop and jitter; features take two bytes a number in `features`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2000
     """Linear warm-up before cosine decay; paper: 2000."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
