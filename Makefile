@@ -6,8 +6,9 @@ INSTALLED := .venv/installed
 PIP = $(BIN)/pip install --quiet --no-compile --constraint requirements.lock
 COMPILE = $(BIN)/python -m compileall -qq --workers 0 .venv/lib || true # pip itself takes one core
 CONFIG ?= configs/demo.yaml
+MUTATION := build/mutation/lib
 
-.PHONY: demo test check docs serve bench bench-compare long containers lock clean
+.PHONY: demo test check docs serve bench bench-compare long mutants containers lock clean
 .DEFAULT_GOAL := demo
 
 $(RUNTIME): requirements.lock pyproject.toml setup.py
@@ -47,6 +48,12 @@ bench-compare: $(INSTALLED) ## make bench-compare BASE=commit: speed of this che
 
 long: $(INSTALLED) ## the counts that take hours; results are kept in benchmarks/results
 	$(BIN)/python -m benchmarks --long
+
+mutants: $(INSTALLED) ## make mutants ROOM=name: share of wrong changes to its code that its tests notice
+	test -d $(MUTATION)/cosmic_ray || { \
+	  $(BIN)/python -m pip install --quiet --target $(MUTATION) 'pip>=25.1' && \
+	  PYTHONPATH=$(MUTATION) $(BIN)/python -m pip install --quiet --target $(MUTATION) --group mutants; }
+	$(BIN)/python -m benchmarks.mutation $(addprefix --room ,$(ROOM)) $(MUTANTS)
 
 docs: $(INSTALLED) ## tables and figures from the code, then the site
 	$(BIN)/python -m tests.house.documents
