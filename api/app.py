@@ -64,12 +64,12 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
     )
     app.state.serving = ModelManager(settings, metrics)
     add_handlers(app)
-    room = settings.max_bodies_mb * MEBIBYTE
     app.add_middleware(
         RequestMiddleware,
         settings=settings,
         auth=read_auth(settings),
-        limiter=ConcurrencyLimiter(settings.queue, room, metrics),
+        limiter=ConcurrencyLimiter(settings.queue, metrics),
+        memory=app.state.serving.body_memory,
         metrics=metrics,
     )
     app.include_router(viewer.pages)

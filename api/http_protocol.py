@@ -1,8 +1,8 @@
 """HTTP on one connection: uvicorn's protocol over llhttp, held to bounds; large bodies unparsed.
 
 A body of many megabytes with a stated length needs no parser. The application may ask for it
-whole (`READ_BODY` in the scope's extensions): the socket is then read into one buffer instead of
-being passed on piece by piece.
+whole (`READ_BODY` in the scope's extensions): the socket is then read into memory of the
+application's instead of being passed on piece by piece.
 """
 
 import asyncio
@@ -15,15 +15,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 READ_BODY = "medclip.read_body"
 """Extension of a scope whose body is large: `ReadBody`."""
 
-ReadBody = Callable[[Callable[[int], None]], Awaitable[bytearray | None]]
-"""Gives the whole body, or None where the client has left. Its argument is called with the bytes of
-memory that the body takes more, before they are taken, and raises to refuse them."""
+ReadBody = Callable[[memoryview, Callable[[int], None]], Awaitable[bool]]
+"""Reads the whole body into memory of its length; False: the client has left. The second argument
+is called with the bytes of each piece that has come, and raises to refuse the body."""
 
-_LARGE = 256 * 1024
+LARGE = 256 * 1024
+"""Bytes from which a body is large."""
+
 _LONGEST_HEAD = 16 * 1024  # bytes of the request line and all headers
 _LONGEST_BLANK = 2  # one empty line before a request is allowed (RFC 9112, 2.2); llhttp skips any
 _MOST_PIPELINED = 8
-_GROWTH = 4  # memory of a body at most, over what has arrived of it
+_PIECE = 2**20
 
 
 class ServiceProtocol(HttpToolsProtocol):
@@ -74,9 +76,9 @@ class ServiceProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._answers  # type: ignore[assignment]
         lengths = [int(value) for name, value in self.headers if name == b"content-length"]
-        if lengths and lengths[0] >= _LARGE and not self.pipeline:
-            body = _LargeBody(self, lengths[0])
-            self.scope["extensions"] = {READ_BODY: body.read}  # type: ignore[dict-item]
+        if lengths and lengths[0] >= LARGE and not self.pipeline:
+            read = _LargeBody(self).read
+            self.scope["extensions"] = {READ_BODY: read}  # type: ignore[dict-item]
 
     def on_response_complete(self) -> None:
         """Go on to the next request."""
@@ -95,34 +97,30 @@ class ServiceProtocol(HttpToolsProtocol):
 
 
 class _LargeBody(asyncio.BufferedProtocol):
-    """Reads a body of known length into one buffer, in place of the connection's protocol."""
+    """Reads a body of known length into memory, in place of the connection's protocol."""
 
-    def __init__(self, connection: ServiceProtocol, length: int) -> None:
+    def __init__(self, connection: ServiceProtocol) -> None:
         self._connection, self._cycle = connection, connection.cycle
-        self._length = length
-        self._buffer = bytearray()
-        self._filled = 0
 
-    async def read(self, hold: Callable[[int], None]) -> bytearray | None:
-        self._buffer, self._cycle.body = self._cycle.body, bytearray()
-        self._filled = len(self._buffer)
-        self._hold = hold
+    async def read(self, memory: memoryview, hold: Callable[[int], None]) -> bool:
+        begun, self._cycle.body = self._cycle.body, bytearray()
+        self._memory, self._hold, self._filled = memory, hold, len(begun)
         self._done: asyncio.Future[bool] = self._connection.loop.create_future()
         hold(self._filled)
+        memory[: self._filled] = begun
         if self._cycle.disconnected:
-            return None
-        if self._filled == self._length:
+            return False
+        if self._filled == len(memory):
             self._cycle.message_event.clear()  # its messages have been read here
-            return self._buffer
+            return True
         if self._cycle.waiting_for_100_continue:
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._cycle.waiting_for_100_continue = False
-        self._grow()
         self._connection.transport.set_protocol(self)
         self._connection.flow.resume_reading()
         try:
             if not await self._done:
-                return None
+                return False
         except BaseException:
             self._cycle.keep_alive = False  # nobody will find the beginning of the next request
             raise
@@ -130,24 +128,23 @@ class _LargeBody(asyncio.BufferedProtocol):
             self._connection.transport.set_protocol(self._connection)
         self._connection.begin_next_request()
         self._cycle.message_event.clear()
-        return self._buffer
+        return True
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
-        return memoryview(self._buffer)[self._filled :]
+        return self._memory[self._filled : self._filled + _PIECE]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._done.done():  # refused, and not yet known to who waits: what comes is overwritten
+            return
+        try:
+            self._hold(nbytes)
+        except Exception as refusal:  # noqa: BLE001 (whatever it is, the reader is to hear of it)
+            self._done.set_exception(refusal)
+            return
         self._filled += nbytes
-        if self._done.done():  # refused, and not yet known to who waits
-            self._filled -= nbytes
-        elif self._filled == self._length:
+        if self._filled == len(self._memory):
             self._connection.flow.pause_reading()  # until the next request can be parsed
             self._done.set_result(True)
-        elif self._filled == len(self._buffer):
-            try:
-                self._grow()
-            except Exception as refusal:  # noqa: BLE001 (whatever it is, the reader is to hear of it)
-                self._filled = 0
-                self._done.set_exception(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)
@@ -162,13 +159,6 @@ class _LargeBody(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._connection.resume_writing()
-
-    def _grow(self) -> None:
-        size = min(self._length, _GROWTH * max(self._filled, _LARGE))
-        self._hold(size - self._filled)
-        larger = bytearray(size)
-        larger[: self._filled] = self._buffer
-        self._buffer = larger
 
 
 class _HeadWithBody:

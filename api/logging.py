@@ -15,6 +15,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from starlette.types import Scope
 
+from medclip_dcl.data.images import SharedBytes
+
 LOGGER = logging.getLogger("medclip.service")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -37,7 +39,7 @@ class RequestState:
     """Time on the monotonic clock after which nobody waits, seconds."""
     timings: dict[str, float] = field(default_factory=dict)
     """Stage -> milliseconds spent in it."""
-    image: memoryview = field(default_factory=lambda: memoryview(b""))
+    image: memoryview | SharedBytes | None = None
     """Content of a large file that was taken out of the form."""
 
 

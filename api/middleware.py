@@ -10,11 +10,10 @@ from typing import Any, Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth import Auth
+from .bodies import Body, BodyMemory
 from .errors import ApiError, error_response
-from .http_protocol import READ_BODY, ReadBody
 from .logging import Metrics, RequestState, log, log_fault, state_of
-from .settings import MEBIBYTE, ServeSettings
-from .uploads import set_image_aside
+from .settings import ServeSettings
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # What a log line may call a method: a client can make up others.
@@ -36,15 +35,13 @@ _ENCODED = tuple((name.lower().encode(), value.encode()) for name, value in _HEA
 
 
 class ConcurrencyLimiter:
-    """Places for questions that have arrived whole, and room for bodies that are arriving.
+    """Places for questions that have arrived whole; `count`: questions that are inside at once.
 
-    A slow sender holds no place, only the bytes that it has sent. `count`: questions that are
-    inside at once; `room`: bytes of all bodies that are held at once.
+    A slow sender holds no place, only the bytes that it has sent.
     """
 
-    def __init__(self, count: int, room: int, metrics: Metrics) -> None:
+    def __init__(self, count: int, metrics: Metrics) -> None:
         self._free = count
-        self._room = room
         self._metrics = metrics
 
     @property
@@ -65,17 +62,6 @@ class ConcurrencyLimiter:
         self._free += 1
         self._metrics.inside.dec()
 
-    def hold(self, size: int) -> bool:
-        """Take room for so many bytes of a body; whether there was room."""
-        if size > self._room:
-            return False
-        self._room -= size
-        return True
-
-    def release(self, size: int) -> None:
-        """Give the room of a body back, bytes."""
-        self._room += size
-
 
 class RequestMiddleware:
     """ASGI middleware that admits a request, or answers it at once, and logs it in either case."""
@@ -86,13 +72,14 @@ class RequestMiddleware:
         settings: ServeSettings,
         auth: Auth,
         limiter: ConcurrencyLimiter,
+        memory: BodyMemory,
         metrics: Metrics,
     ) -> None:
         self._app = app
         self._settings = settings
-        self._max_body_bytes = settings.max_body_mb * MEBIBYTE
         self._auth = auth
         self._limiter = limiter
+        self._memory = memory
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,30 +131,27 @@ class RequestMiddleware:
         if named.get(b"content-encoding", b"identity").lower() != b"identity":
             return "content_encoding"
         declared = named.get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._max_body_bytes:
+        if not declared.isdigit() or int(declared) > self._memory.most_bytes:
             return "body_too_large"
         return "overloaded" if scope["method"] == "POST" and self._limiter.is_full else None
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gather a body, which holds no place while it arrives, and answer it in a place."""
         state = state_of(scope)
-        body = _Body(receive, self._max_body_bytes, self._limiter)
-        whole_at_once: ReadBody | None = scope.get("extensions", {}).get(READ_BODY)
+        body, started = Body(self._memory), time.monotonic()
         try:
-            message = await body.gathered(self._settings.body_deadline_s, whole_at_once)
-            self._metrics.note(state.timings, "receive", time.monotonic() - body.started)
+            async with asyncio.timeout(self._settings.body_deadline_s):
+                message = await body.gather(scope, receive)
+            self._metrics.note(state.timings, "receive", time.monotonic() - started)
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")
-        except ApiError as refusal:
+        except (ApiError, TimeoutError) as refusal:
             body.release()
-            state.code = refusal.code
-            await error_response(refusal.code, state.request_id)(scope, receive, send)
+            state.code = refusal.code if isinstance(refusal, ApiError) else "body_deadline"
+            await error_response(state.code, state.request_id)(scope, receive, send)
             return
         state.deadline = time.monotonic() + self._settings.deadline_s
-        form, state.image = set_image_aside(
-            message.get("body", b""), dict(scope["headers"]).get(b"content-type", b"")
-        )
-        messages = iter([{**message, "body": form}])
+        messages = iter([message])
 
         async def whole() -> Message:
             return next(messages, None) or await receive()
@@ -175,6 +159,7 @@ class RequestMiddleware:
         try:
             await self._app(scope, whole, send)
         finally:
+            state.image = None
             body.release()
             if body.size:
                 self._limiter.leave()
@@ -196,56 +181,6 @@ class RequestMiddleware:
             ms=round(1000 * seconds, 1),
             **{name: fact for name, fact in facts.items() if fact},
         )
-
-
-class _Body:
-    """A body that is counted as it arrives, and must have arrived in time."""
-
-    def __init__(self, receive: Receive, max_bytes: int, limiter: ConcurrencyLimiter) -> None:
-        self.started = time.monotonic()
-        self.size = 0
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._limiter = limiter
-        self._held = 0
-
-    async def gathered(self, deadline_s: float, read: ReadBody | None) -> Message:
-        """Give the whole body as one ASGI message, or the message that the client has left.
-
-        Raises:
-            ApiError: it is too large or too slow, or there is no room for it.
-        """
-        pieces: list[bytes] = []
-        try:
-            async with asyncio.timeout(deadline_s):
-                if read is not None:
-                    body = await read(self._hold)
-                    if body is None:
-                        return {"type": "http.disconnect"}
-                    return {"type": "http.request", "body": body, "more_body": False}
-                while True:
-                    message = await self._receive()
-                    if message["type"] != "http.request":
-                        return message
-                    pieces.append(message.get("body", b""))
-                    self._hold(len(pieces[-1]))
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError as error:
-            raise ApiError("body_deadline") from error
-        return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
-
-    def release(self) -> None:
-        self._limiter.release(self._held)
-        self._held = 0
-
-    def _hold(self, size: int) -> None:
-        self.size += size
-        if self.size > self._max_bytes:
-            raise ApiError("body_too_large")
-        if not self._limiter.hold(size):
-            raise ApiError("overloaded")
-        self._held += size
 
 
 def _request_id(scope: Scope) -> str:

@@ -25,10 +25,11 @@ from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
 from .batching import MicroBatcher, WorkerSlots
+from .bodies import BodyMemory
 from .errors import ApiError
 from .logging import Metrics, log, log_fault
 from .memory import give_memory_back
-from .settings import ServeSettings
+from .settings import MEBIBYTE, ServeSettings
 
 _IDLE_S = 10.0
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
@@ -111,6 +112,7 @@ class ModelManager:
 
     Attributes:
         current: what requests are answered with from here on.
+        body_memory: where large bodies arrive.
     """
 
     def __init__(self, settings: ServeSettings, metrics: Metrics) -> None:
@@ -121,6 +123,9 @@ class ModelManager:
             MicroBatcher(settings.batch, metrics),
             WorkerSlots("search", _SEARCHES, metrics),
             index_state="loading" if settings.index else "no_index",
+        )
+        self.body_memory = BodyMemory(
+            settings.max_bodies_mb * MEBIBYTE, settings.max_body_mb * MEBIBYTE
         )
         self._settings = settings
         self._metrics = metrics
@@ -154,6 +159,7 @@ class ModelManager:
             used_at = self.current.decode_slots.used_at
             if given_at < used_at < time.monotonic() - _IDLE_S:
                 given_at = time.monotonic()
+                self.body_memory.give_back()
                 await asyncio.to_thread(give_memory_back)
 
     async def reload_if_changed(self) -> None:

@@ -1,6 +1,5 @@
 """The parts of a form, as dependencies of routes: images, phrases, a box, findings."""
 
-import re
 from typing import Annotated
 
 from fastapi import Depends, File, Form, Request, UploadFile
@@ -8,7 +7,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import SquareImage
+from medclip_dcl.data.images import SharedBytes, SquareImage
 from medclip_dcl.inference import Finding, parse_prompts
 
 from .errors import ApiError
@@ -16,47 +15,17 @@ from .logging import state_of
 from .model_manager import CurrentState
 from .settings import MAX_FINDINGS, MAX_PHRASES, MAX_TEXT_CHARS
 
-_LARGE = 256 * 1024
-_LONGEST_HEAD = 4096
-_BOUNDARY = re.compile(
-    rb"^multipart/form-data;\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))\s*$"
-)
-
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _BOX = TypeAdapter(tuple[_Number, _Number, _Number, _Number])
 
 
-def set_image_aside(
-    body: bytes | bytearray, content_type: bytes
-) -> tuple[bytes | bytearray, memoryview]:
-    """Take a large file out of a form, so that its bytes are not copied field by field.
-
-    Gives the form without the beginning of that file's content, and what was taken out: nothing
-    where there is no large file. Whatever the parser makes of the form, only a prefix of one
-    file's content is missing; and it is clear whose, since a form with two files is refused
-    (`max_files` in api.app).
-    """
-    found = _BOUNDARY.search(content_type)
-    if len(body) < _LARGE or found is None:
-        return body, memoryview(b"")
-    delimiter = b"--" + (found[1] or found[2])
-    place = 0 if body.startswith(delimiter) else -1
-    while place >= 0:
-        start = body.find(b"\r\n\r\n", place, place + _LONGEST_HEAD) + 4
-        end = body.find(b"\r\n" + delimiter, start)
-        if start < 4 or end < 0:
-            break
-        if end - start >= _LARGE and b"filename=" in body[place:start]:
-            return body[:start] + body[end:], memoryview(body)[start:end]
-        place = end + 2
-    return body, memoryview(b"")
-
-
-async def _read(request: Request, upload: UploadFile) -> bytes | memoryview:
+async def _read(request: Request, upload: UploadFile) -> bytes | memoryview | SharedBytes:
     await upload.seek(0)  # a form may be read for two purposes
     rest = await upload.read()
     aside = state_of(request.scope).image
-    return b"".join((aside, rest)) if rest or not aside else aside
+    if aside is None or not rest:
+        return aside or rest
+    return (aside.view.tobytes() if isinstance(aside, SharedBytes) else aside.tobytes()) + rest
 
 
 _ImageFile = Annotated[UploadFile, File(description="an image: DICOM, PNG or JPEG")]

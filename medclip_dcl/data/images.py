@@ -2,7 +2,9 @@
 
 import atexit
 import contextlib
+import fcntl
 import json
+import mmap
 import os
 import queue
 import socket
@@ -91,13 +93,16 @@ IDENTITY_REASONS: dict[str, str] = {
 }
 """Reason code -> what it means, of images for which no DICOM object can be made."""
 
+KEPT_BYTES = 32 << 20
+"""Memory for images is used again for the next one, unless one took more than this."""
+
 PREAMBLE = 132
 """Bytes that tell the format: of DICOM the preamble, of JPEG and PNG a few of them."""
 
 _RASTERS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_SEALS = 0x01 | 0x02 | 0x04 | 0x10  # no other seal, shrinking, growing, writer (linux/fcntl.h)
 _START_S = 120.0  # of an import of the decoders on a busy machine
 _GRACE_S = 5.0
-_KEPT_BYTES = 32 << 20  # a shared buffer that held more is given back
 _KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG")
 _QUIET_VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -147,6 +152,51 @@ class SeparatedImage(NamedTuple):
     """A DICOM file that holds the pixels, what they mean, and no identity."""
 
 
+@dataclass(frozen=True, eq=False)
+class SharedMemory:
+    """Memory that this process writes and decode workers can only read."""
+
+    handle: int
+    """Of a nameless file; whoever gives the memory up closes it."""
+    map: mmap.mmap
+
+    @classmethod
+    def of_size(cls, size: int) -> Self:
+        """Lay out `size` bytes, which the system gives as they are written; Linux alone can."""
+        handle = os.memfd_create("images", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(handle, size)
+            memory = cls(handle, mmap.mmap(handle, size))
+            # A worker that an image has taken over can neither change it nor cut it short, which
+            # would end this process where it reads on.
+            fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(handle)
+            raise
+        return memory
+
+
+@dataclass(frozen=True)
+class SharedBytes:
+    """An image file in shared memory, of which workers need no copy."""
+
+    memory: SharedMemory
+    start: int
+    stop: int
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes."""
+        return memoryview(self.memory.map)[self.start : self.stop]
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+ImageSource = Path | bytes | memoryview | SharedBytes
+"""The path of a regular file, or the whole file."""
+
+
 # A pool of its own because no executor of the standard library fits: a worker must be killed at its
 # deadline and replaced without harm to the others, must have a memory cap and no inherited file,
 # and must not import the caller's main module. What goes wrong in one costs one image.
@@ -160,7 +210,7 @@ class Decoder:
         for worker in self._all:
             self._idle.put(worker)
 
-    def open(self, source: Path | bytes | memoryview) -> GreyImage:
+    def open(self, source: ImageSource) -> GreyImage:
         """Read an image from the path of a regular file, or from the whole file.
 
         Raises:
@@ -173,9 +223,7 @@ class Decoder:
             facts[name] = tuple(facts[name]) if facts[name] else None  # JSON has no tuples
         return GreyImage(pixels, **facts)
 
-    def square(
-        self, source: Path | bytes | memoryview, size_px: int, *, equalize: bool
-    ) -> SquareImage:
+    def square(self, source: ImageSource, size_px: int, *, equalize: bool) -> SquareImage:
         """Give `grayscale.square` of what `open` gives, made in the worker; raises as `open`."""
         facts, pixels = self._ask(source, {"size_px": size_px, "equalize": equalize})
         height, width = facts["shape"]
@@ -183,7 +231,7 @@ class Decoder:
             pixels, height, width, facts["constant"], facts["source"], facts["inverted"]
         )
 
-    def separate(self, source: Path | bytes | memoryview) -> SeparatedImage:
+    def separate(self, source: ImageSource) -> SeparatedImage:
         """Take a DICOM image apart into its cleaned header and the image without identity.
 
         Raises as `open`, and with the codes of `IDENTITY_REASONS`.
@@ -204,7 +252,7 @@ class Decoder:
         self.close()
 
     def _ask(
-        self, source: Path | bytes | memoryview, request: dict[str, Any]
+        self, source: ImageSource, request: dict[str, Any]
     ) -> tuple[dict[str, Any], npt.NDArray[Any]]:
         with _checked(source, self._settings.max_bytes) as checked:
             worker = self._idle.get()
@@ -229,17 +277,20 @@ class _Worker:
         self._closed = False
 
     def ask(
-        self, request: dict[str, Any], image: int | bytes | memoryview
+        self, request: dict[str, Any], image: "int | bytes | memoryview | SharedBytes"
     ) -> tuple[dict[str, Any], npt.NDArray[Any] | None]:
         try:
             channel = self._started()
             channel.settimeout(self._settings.deadline_s)
-            if not isinstance(image, int):  # bytes go by the shared buffer, longer than they are
-                send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
-                if len(image) > _KEPT_BYTES:
-                    self._buffer.clear()
-            else:
+            if isinstance(image, int):
                 send(channel, request, image)
+            elif isinstance(image, SharedBytes):
+                place = {"start": image.start, "bytes": len(image)}
+                send(channel, request | place, image.memory.handle)
+            else:  # they go by the shared buffer, which is longer than they are
+                send(channel, {**request, "bytes": len(image)}, self._buffer.write(image))
+                if len(image) > KEPT_BYTES:
+                    self._buffer.clear()
             facts, answer = receive(channel)
             if answer is None:
                 return facts, None
@@ -337,14 +388,15 @@ def is_dicom(data: bytes) -> bool:
 
 @contextlib.contextmanager
 def _checked(
-    source: Path | bytes | memoryview, max_bytes: int
-) -> Iterator[int | bytes | memoryview]:
+    source: ImageSource, max_bytes: int
+) -> Iterator[int | bytes | memoryview | SharedBytes]:
     """Look at size and first bytes of what is to be read; a path becomes a descriptor.
 
     The worker gets that descriptor: a file that is exchanged meanwhile is not what it reads.
     """
     if not isinstance(source, Path):
-        _require(bytes(source[:PREAMBLE]), len(source), max_bytes)
+        view = source.view if isinstance(source, SharedBytes) else source
+        _require(bytes(view[:PREAMBLE]), len(view), max_bytes)
         yield source
         return
     try:

@@ -29,7 +29,7 @@ class Caller:
 
 
 def test_places_are_as_many_as_were_made() -> None:
-    limiter = ConcurrencyLimiter(2, 100, Metrics())
+    limiter = ConcurrencyLimiter(2, Metrics())
     assert [limiter.take(), limiter.take(), limiter.take()] == [True, True, False]
     limiter.leave()
     assert limiter.take()

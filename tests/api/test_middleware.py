@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.types import Message
 
 from api.auth import Auth
+from api.bodies import BodyMemory
 from api.errors import ERRORS, add_handlers, error_response
 from api.logging import Metrics
 from api.middleware import ConcurrencyLimiter, RequestMiddleware
@@ -20,13 +21,14 @@ OPEN = Auth(None, frozenset())
 
 
 def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> FastAPI:
-    metrics = Metrics()
+    metrics, served = Metrics(), ServeSettings(model="m", **settings)
     app = FastAPI()
     app.add_middleware(
         RequestMiddleware,
-        settings=ServeSettings(model="m", **settings),
+        settings=served,
         auth=OPEN,
-        limiter=limiter or ConcurrencyLimiter(1, ROOM, metrics),
+        memory=BodyMemory(ROOM, served.max_body_mb << 20),
+        limiter=limiter or ConcurrencyLimiter(1, metrics),
         metrics=metrics,
     )
     add_handlers(app)
@@ -106,7 +108,7 @@ def test_a_slow_body_is_given_up() -> None:
 
 
 def test_without_a_place_nothing_is_read() -> None:
-    limiter = ConcurrencyLimiter(1, ROOM, Metrics())
+    limiter = ConcurrencyLimiter(1, Metrics())
     assert limiter.take()
     status, body = ask(app_with(limiter), [3600.0])
     assert (status, b"overloaded" in body) == (503, True)
@@ -115,7 +117,7 @@ def test_without_a_place_nothing_is_read() -> None:
 
 
 def test_places_are_given_back_after_faults() -> None:
-    limiter = ConcurrencyLimiter(1, ROOM, Metrics())
+    limiter = ConcurrencyLimiter(1, Metrics())
     app = app_with(limiter)
     for _ in range(3):
         status, body = ask(app, [b""], path="/fault")

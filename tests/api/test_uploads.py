@@ -1,4 +1,5 @@
 import asyncio
+import mmap
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -6,8 +7,9 @@ import pytest
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from api.bodies import find_large_file
 from api.errors import ApiError
-from api.uploads import parse_box, parse_findings, set_image_aside
+from api.uploads import parse_box, parse_findings
 from medclip_dcl.data.images import SquareImage
 from medclip_dcl.errors import QueryError
 
@@ -60,8 +62,7 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_what_is_set_aside_is_a_prefix_of_one_part_and_nothing_else_changes(body: bytes) -> None:
-    form, aside = set_image_aside(body, KIND)
-    assert len(form) + len(aside) == len(body)
+    form, aside = without_large_file(body)
     whole, rest = parsed(body), parsed(form)
     if isinstance(whole, str) or not aside:
         assert rest == whole
@@ -76,21 +77,30 @@ def test_what_is_set_aside_is_a_prefix_of_one_part_and_nothing_else_changes(body
     assert sum(here != there for (_, here), (_, there) in zip(whole, rest, strict=True)) == 1
 
 
-def test_a_large_image_is_set_aside_without_a_copy() -> None:
+def without_large_file(body: bytes) -> tuple[bytes, bytes]:
+    start, end = find_large_file(body, len(body), KIND) or (0, 0)
+    return body[:start] + body[end:], body[start:end]
+
+
+def test_a_large_image_is_found_between_fields() -> None:
     body = BODIES["image between fields"]
-    form, aside = set_image_aside(body, KIND)
-    assert aside == IMAGE
-    assert aside.obj is body
-    assert len(form) < 500
-    assert set_image_aside(body, b'multipart/form-data; boundary="xyz"') == (form, aside)
+    start, end = find_large_file(body, len(body), KIND) or (0, 0)
+    assert body[start:end] == IMAGE
+    assert (start, end) == find_large_file(body, len(body), b'multipart/form-data; boundary="xyz"')
+    mapped = mmap.mmap(-1, 2 * len(body))
+    mapped[: len(body)] = body
+    assert find_large_file(mapped, len(body), KIND) == (start, end)
+    mapped[len(body) :] = body  # of an earlier request, longer than this one
+    cut = body[: end + 2]
+    assert find_large_file(mapped, len(cut), KIND) is None
 
 
 @pytest.mark.parametrize("kind", [b"", b"text/plain", b"multipart/form-data", KIND + b"; a=b"])
 def test_what_is_no_plain_form_stays_as_it_is(kind: bytes) -> None:
     body = BODIES["image alone"]
-    assert set_image_aside(body, kind) == (body, b"")
+    assert find_large_file(body, len(body), kind) is None
     unended = body.removesuffix(b"\r\n" + END)
-    assert set_image_aside(unended, KIND) == (unended, b"")
+    assert find_large_file(unended, len(unended), KIND) is None
 
 
 @pytest.mark.parametrize("text", ["\ud800", "[" * 100_000, "[NaN, 1, 2, 3]", '["1", 2, 3, 4]'])

@@ -1,0 +1,125 @@
+"""Large bodies arrive in memory that decode workers read, and others use after them."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from api.bodies import Body, BodyMemory
+from api.errors import ApiError
+from api.http_protocol import LARGE, READ_BODY
+from api.logging import RequestState
+from benchmarks.fixtures.dicom import dicom_bytes, ramp
+from medclip_dcl.data.images import KEPT_BYTES, Decoder, ImagesConfig, SharedBytes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
+
+MOST = 2 * KEPT_BYTES
+KIND = b"multipart/form-data; boundary=xyz"
+HEAD = b'--xyz\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+END = b"\r\n--xyz--\r\n"
+
+
+def gathered(body: bytes, memory: BodyMemory) -> tuple[bytes, RequestState, Body]:
+    """Send a body whole: what goes to the form's parser, the request's state, and the account."""
+
+    async def read(into: memoryview, hold: Callable[[int], None]) -> bool:
+        hold(len(body))
+        into[:] = body
+        return True
+
+    state = RequestState("id")
+    scope: dict[str, Any] = {
+        "headers": [(b"content-length", str(len(body)).encode()), (b"content-type", KIND)],
+        "extensions": {READ_BODY: read},
+        "state": {"request": state},
+    }
+    counted = Body(memory)
+
+    async def nothing() -> Any:
+        raise AssertionError("the body is read whole")
+
+    return asyncio.run(counted.gather(scope, nothing))["body"], state, counted
+
+
+def test_workers_read_an_image_where_it_arrived() -> None:
+    memory = BodyMemory(MOST, MOST)
+    with Decoder(ImagesConfig(), 1) as decoder:
+        for seed in (0, 1):  # the second in the memory of the first, which was longer
+            image = dicom_bytes(ramp(600 - seed, 400))
+            form, state, counted = gathered(HEAD + image + END, memory)
+            assert form == HEAD + END
+            assert isinstance(state.image, SharedBytes)
+            assert bytes(state.image.view) == image
+            assert np.array_equal(decoder.open(state.image).pixels, decoder.open(image).pixels)
+            assert counted.size == len(HEAD + image + END)
+            counted.release()
+            state.image = None
+
+
+def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
+    memory = BodyMemory(MOST, MOST)
+    first, second = memory.lend(LARGE), memory.lend(LARGE)
+    assert first is not None
+    assert second is not None
+    assert first.handle != second.handle
+    image, handle = SharedBytes(first, 0, 9), first.handle
+    del first
+    third = memory.lend(LARGE)
+    assert third is not None
+    assert third.handle not in (handle, second.handle)  # somebody may still read the first
+    del image
+    again = memory.lend(LARGE)
+    assert again is not None
+    assert again.handle == handle
+
+
+def test_memory_goes_back_to_the_system_when_idle_and_where_a_body_was_very_large() -> None:
+    memory = BodyMemory(MOST, MOST)
+    handles = []
+    for size in (LARGE, KEPT_BYTES + 1):
+        lent = memory.lend(size)
+        assert lent is not None
+        handles.append(lent.handle)
+        del lent
+    memory.give_back()
+    for handle in set(handles):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handle)
+
+
+def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
+    lent = BodyMemory(MOST, MOST).lend(LARGE)
+    assert lent is not None
+    lent.map[:3] = b"abc"
+    assert os.pread(lent.handle, 3, 0) == b"abc"
+    with pytest.raises(PermissionError):
+        os.pwrite(lent.handle, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(lent.handle, 1)
+
+
+def test_bodies_of_which_too_many_are_held_arrive_in_pieces() -> None:
+    memory = BodyMemory(MOST, MOST)
+    held = [memory.lend(LARGE) for _ in range(32)]
+    assert None not in held
+    assert memory.lend(LARGE) is None
+
+
+def test_room_is_for_all_bodies_together_and_given_back() -> None:
+    memory = BodyMemory(3 * LARGE, MOST)
+    body = HEAD + bytes(LARGE) + END
+    counts = [gathered(body, memory)[2] for _ in range(2)]
+    with pytest.raises(ApiError) as refused:
+        gathered(body, memory)
+    assert refused.value.code == "overloaded"
+    for count in counts:
+        count.release()
+    gathered(body, memory)
+    with pytest.raises(ApiError) as refused:
+        gathered(body, BodyMemory(MOST, LARGE))
+    assert refused.value.code == "body_too_large"
