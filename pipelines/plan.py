@@ -27,6 +27,7 @@ import typer
 from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, PreTrainedConfig
+from transformers.initialization import no_init_weights
 
 from medclip_dcl.artifact import Artifact, ArtifactType, open_artifact
 from medclip_dcl.config import Config, resolve_path
@@ -340,7 +341,8 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
     settings, px = config.train, config.model.image.input_px
     local = settings.global_batch // settings.processes
     longest = min(config.model.text.max_tokens, text.max_position_embeddings)
-    encoder = DualEncoder(config.model, text)  # some backbones look at numbers while being built
+    with no_init_weights():  # not on `meta`: some backbones look at numbers while being built
+        encoder = DualEncoder(config.model, text)
     if config.model.lora.rank:
         add_adapters(encoder, config.model.lora, config.seed)
     plain = {"compile_backend": "none"}  # compilation changes no size that is counted here
