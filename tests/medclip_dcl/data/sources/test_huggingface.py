@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.fixtures.dataset_hub import COMMIT, DatasetHub, running_dataset_hub
 from benchmarks.fixtures.dicom import raster_bytes
+from benchmarks.fixtures.hub import COMMIT, DatasetHub, running_dataset_hub
 from medclip_dcl.data import manifest
 from medclip_dcl.data.manifest import images_root, read_source
 from medclip_dcl.data.row_images import image_source
