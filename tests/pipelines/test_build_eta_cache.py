@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.fixtures.corpus import commit_tables
 from benchmarks.fixtures.reports import write_reports
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, scoring
 from medclip_dcl.likelihood.eta import EtaCache
-from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -38,19 +39,12 @@ def config_file(tmp_path: Path) -> Path:
         }
         for index, row in enumerate(distinct)
     ]
-    seal(tmp_path / "work", scoring.ARTIFACT, scoring.LIKELIHOODS, rows)
+    commit_tables(tmp_path / "work", scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
     return path
 
 
 def corpus_of(config_file: Path) -> Artifact:
     return open_artifact(config_file.parent / "work" / "sentences", sentences.ARTIFACT)
-
-
-def seal(work: Path, kind, form, rows) -> Artifact:
-    made = make_fingerprint(kind, {"rows": len(rows)}, {})
-    with write_artifact(kind.at(work), kind, made) as writer:
-        write_table(writer.directory, form, rows)
-        return writer.commit({})
 
 
 def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
@@ -164,7 +158,8 @@ def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, capsys):
 
 def test_likelihoods_of_other_sentences_are_refused(config_file, capsys):
     rows = [{"text_key": "0" * 32, "pll_nats": -1.0, "tokens": 1, "count": 1}]
-    seal(config_file.parent / "work", scoring.ARTIFACT, scoring.LIKELIHOODS, rows)
+    work = config_file.parent / "work"
+    commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
     run(config_file, code=4)
     assert "differ" in capsys.readouterr().err
 
@@ -173,7 +168,7 @@ def test_a_positive_likelihood_ends_with_4(config_file):
     path = config_file.parent / "work"
     keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
     rows = [{"text_key": key, "pll_nats": 0.5, "tokens": 1, "count": 1} for key in keys]
-    seal(path, scoring.ARTIFACT, scoring.LIKELIHOODS, rows)
+    commit_tables(path, scoring.ARTIFACT, {scoring.LIKELIHOODS: rows})
     run(config_file, code=4)
 
 
@@ -193,7 +188,7 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
         }
         for row in distinct
     ]
-    seal(work, labels.ARTIFACT, labels.SENTENCE_CLAIMS, rows)
+    commit_tables(work, labels.ARTIFACT, {labels.SENTENCE_CLAIMS: rows})
     run(config_file, "source=labels", code=2)
     reports = read_table(work / "manifest", manifest.REPORTS)
     studies = reports["study_id"].to_pylist()
@@ -201,10 +196,8 @@ def test_labels_give_the_share_of_studies_that_a_sentence_fits(config_file):
         {"study_id": study, **dict.fromkeys(LABELS), "No Finding": int(index % 10 == 0)}
         for index, study in enumerate(studies)
     ]
-    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": True}) as writer:
-        write_table(writer.directory, manifest.REPORTS, reports)
-        write_table(writer.directory, manifest.STUDY_LABELS, rows_of_labels)
-        writer.commit({})
+    tables = {manifest.REPORTS: reports, manifest.STUDY_LABELS: rows_of_labels}
+    commit_tables(work, manifest.ARTIFACT, tables, labels=True)
     found = {row["text_key"]: row["eta"] for row in rows_of(run(config_file, "source=labels"))}
     training = [
         index for index, split in enumerate(reports["split"].to_pylist()) if split == "train"

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.corpus import commit_tables, write_config
 from benchmarks.fixtures.evaluated import write_evaluated
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import PROMPTS, publish
 from medclip_dcl import model_package
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.evaluation import results
 from medclip_dcl.inference import load
 from medclip_dcl.model_package import ScoreCalibration, read_calibration
-from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.tables import read_table
 from pipelines import evaluate
 from pipelines.calibrate_scores import main
 
@@ -59,12 +59,7 @@ def flip(work: Path, split: str) -> None:
     for row in tables[manifest.STUDY_LABELS]:
         if split_of[row["study_id"]] == split:
             row["Pneumonia"] = 1 - row["Pneumonia"]
-    with write_artifact(
-        folder, manifest.ARTIFACT, make_fingerprint(manifest.ARTIFACT, {"flip": split}, {})
-    ) as writer:
-        for form, rows in tables.items():
-            write_table(writer.directory, form, rows)
-        writer.commit({})
+    commit_tables(work, manifest.ARTIFACT, tables, flip=split)
 
 
 def test_a_finding_with_images_enough_gets_its_probability_and_others_their_reason(

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
-from medclip_dcl.tables import read_table, write_table
+from benchmarks.fixtures.corpus import commit_tables
+from medclip_dcl.artifact import open_artifact
+from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from pipelines.read_claims import main
@@ -32,12 +33,7 @@ def config_file(tmp_path: Path) -> Path:
         for study, texts in REPORTS.items()
         for position, text in enumerate(texts)
     ]
-    path = sentences.ARTIFACT.at(tmp_path)
-    with write_artifact(
-        path, sentences.ARTIFACT, make_fingerprint(sentences.ARTIFACT, {}, {})
-    ) as writer:
-        write_table(writer.directory, sentences.SENTENCES, rows)
-        writer.commit({})
+    commit_tables(tmp_path, sentences.ARTIFACT, {sentences.SENTENCES: rows})
     config = tmp_path / "config.yaml"
     config.write_text(f"work: {tmp_path}\n")
     return config

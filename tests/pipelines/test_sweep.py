@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
-from medclip_dcl.artifact import make_fingerprint, write_artifact
+from benchmarks.fixtures.corpus import commit_tables, write_config
+from benchmarks.fixtures.evaluated import write_untrained
 from medclip_dcl.config import load_config, read_yaml
 from medclip_dcl.data import manifest
-from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.tables import read_table
 from pipelines.job import Job
 from pipelines.sweep import (
     CONFIG_FILE,
@@ -42,11 +41,7 @@ GRID = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    work = write_evaluated(tmp_path_factory.mktemp("corpus") / "work")
-    for name in ("model", "eta_cache"):  # those of a run are its own
-        shutil.rmtree(work / name)
-    (work / "prompts.yaml").write_text(PROMPTS)
-    return work
+    return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
 
 
 def arguments_of(work, grid, **train):
@@ -215,14 +210,10 @@ def test_a_grid_that_cannot_run_is_refused_first(made, grid, words, capsys):
 
 def test_a_point_that_reads_labels_where_there_are_none_is_refused_first(corpus, tmp_path, capsys):
     work = shutil.copytree(corpus, tmp_path / "work")
-    fixed = make_fingerprint(manifest.ARTIFACT, {}, {})
     old = work / "manifest"
     tables = {form: read_table(old, form) for form in (manifest.IMAGES, manifest.REPORTS)}
     tables |= {form: form.schema.empty_table() for form in (manifest.STUDY_LABELS, manifest.BOXES)}
-    with write_artifact(old, manifest.ARTIFACT, fixed) as writer:
-        for form, table in tables.items():
-            write_table(writer.directory, form, table)
-        writer.commit({})
+    commit_tables(work, manifest.ARTIFACT, tables)
     grid = {"axes": {"objective.negatives": ["all", "remove_labels"]}}
     assert main(arguments_of(work, grid)) == 2
     assert "no study of the source has labels" in capsys.readouterr().err

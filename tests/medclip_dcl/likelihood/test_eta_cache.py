@@ -4,25 +4,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from benchmarks.fixtures.corpus import commit_tables
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactCorrupt, ConfigError, ScoreError
 from medclip_dcl.likelihood import eta
 from medclip_dcl.likelihood.eta import EtaCache, read_given_table
-from medclip_dcl.tables import write_table
 from medclip_dcl.text.sentences import text_key
 
 TEXTS = ("No effusion is seen.", "The lungs are clear.", "Heart size is normal.")
 
 
 def seal(folder, keys, etas):
-    fingerprint = make_fingerprint(eta.ARTIFACT, {}, {})
     rows = [
         {"text_key": key, "eta": eta, "pll_nats": None, "tokens": None, "count": 1}
         for key, eta in zip(keys, etas, strict=True)
     ]
-    with write_artifact(folder, eta.ARTIFACT, fingerprint) as writer:
-        write_table(writer.directory, eta.ETA, rows)
-        return writer.commit({})
+    return commit_tables(folder, eta.ARTIFACT, {eta.ETA: rows})
 
 
 def test_etas_are_found_by_key_in_the_order_asked(tmp_path):

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import ETA, KINDS, read_tiny_corpus, write_corpus
+from benchmarks.fixtures.corpus import ETA, KINDS, commit_tables, read_tiny_corpus, write_corpus
 from benchmarks.fixtures.evaluated import write_texts
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta
 from medclip_dcl.reporting.correction import audit_batches, describe_eta
 from medclip_dcl.reporting.settings import ReportConfig
 from medclip_dcl.reporting.sources import find_sources
-from medclip_dcl.tables import read_table, write_table
+from medclip_dcl.tables import read_table
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.sentences import text_key
 from medclip_dcl.training.dataset import Corpus, read_supervision
@@ -57,15 +57,10 @@ def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
 
 def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
     work = write_texts(tmp_path / "work")
-    folder = eta.ARTIFACT.at(work)
-    rows = read_table(folder, eta.ETA).to_pylist()
-    fingerprint = make_fingerprint(
-        eta.ARTIFACT, {"eta": {"source": "constant", "eta_max": 0.2}}, {}
-    )
-    with write_artifact(folder, eta.ARTIFACT, fingerprint) as writer:
-        bare = [{**row, "pll_nats": None, "tokens": None} for row in rows]
-        write_table(writer.directory, eta.ETA, bare)
-        writer.commit({})
+    rows = read_table(eta.ARTIFACT.at(work), eta.ETA).to_pylist()
+    bare = [{**row, "pll_nats": None, "tokens": None} for row in rows]
+    settings = {"source": "constant", "eta_max": 0.2}
+    commit_tables(work, eta.ARTIFACT, {eta.ETA: bare}, eta=settings)
     view = describe_eta(sources(work))
     assert "How likely." not in [chart["title"] for chart in view["charts"]]
 
@@ -76,12 +71,7 @@ def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
     forms = (manifest.IMAGES, manifest.REPORTS, manifest.BOXES, manifest.REJECTS)
     tables = {form: read_table(folder, form).to_pylist() for form in forms}
     tables[manifest.STUDY_LABELS] = []
-    with write_artifact(
-        folder, manifest.ARTIFACT, make_fingerprint(manifest.ARTIFACT, {}, {})
-    ) as writer:
-        for form, rows in tables.items():
-            write_table(writer.directory, form, rows)
-        writer.commit({})
+    commit_tables(work, manifest.ARTIFACT, tables)
     view = describe_eta(sources(work))
     assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.fixtures.corpus import commit_tables
 from benchmarks.method.eta_calibration.__main__ import main
-from medclip_dcl.artifact import make_fingerprint, write_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import scoring
-from medclip_dcl.tables import write_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 from medclip_dcl.text.labeler.labels import FINDINGS
@@ -37,14 +36,6 @@ WORDS = {
     "Consolidation": "consolidation",
 }
 FORMS = ("There is {}.", "{} is present.", "Again seen is {}.", "{} is noted.")
-
-
-def seal(work, kind, form, rows):
-    with write_artifact(
-        kind.at(work), kind, make_fingerprint(kind, {"rows": len(rows)}, {})
-    ) as writer:
-        write_table(writer.directory, form, rows)
-        writer.commit({})
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +70,7 @@ def config_file(tmp_path_factory):
                     "text_key": text_key(text),
                 }
             )
-    seal(work, sentences.ARTIFACT, sentences.SENTENCES, rows)
+    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: rows})
     reported = {row["study_id"] for row in rows}
     has = {
         name: sum(row[name] or 0 for row in labels if row["study_id"] in reported) / len(reported)
@@ -94,10 +85,8 @@ def config_file(tmp_path_factory):
         }
         for key, (_, name) in sorted(share_of.items())
     ]
-    seal(work, scoring.ARTIFACT, scoring.LIKELIHOODS, scores)
-    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": True}) as writer:
-        write_table(writer.directory, manifest.STUDY_LABELS, labels)
-        writer.commit({})
+    commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: scores})
+    commit_tables(work, manifest.ARTIFACT, {manifest.STUDY_LABELS: labels}, labels=True)
     path = work.parent / "config.yaml"
     path.write_text(f"work: {work}\neta: {{eta_max: 0.25}}\n")
     given = work.parent / "given.csv"
@@ -176,17 +165,14 @@ def test_missing_likelihoods_end_with_4_and_name_the_job(config_file, tmp_path, 
 def test_evidence_that_is_not_there_is_named(config_file, tmp_path, capsys):
     work = tmp_path / "work"
     shutil.copytree(config_file.parent / "work", work)
-    with write_artifact(labels.ARTIFACT.at(work), labels.ARTIFACT, {"claims": False}) as writer:
-        write_table(writer.directory, labels.SENTENCE_CLAIMS, [])
-        write_table(writer.directory, labels.REPORT_CLAIMS, [])
-        writer.commit({})
+    none = {labels.SENTENCE_CLAIMS: [], labels.REPORT_CLAIMS: []}
+    commit_tables(work, labels.ARTIFACT, none, claims=False)
     run(config_file, f"work={work}", code=4)
     assert "read_claims" in capsys.readouterr().err
-    with write_artifact(manifest.ARTIFACT.at(work), manifest.ARTIFACT, {"labels": False}) as writer:
-        writer.commit({})
+    commit_tables(work, manifest.ARTIFACT, {}, labels=False)
     run(config_file, f"work={work}", evidence="labels", code=2)
     assert "'labels'" in capsys.readouterr().err
-    seal(work, scoring.ARTIFACT, scoring.LIKELIHOODS, [])
+    commit_tables(work, scoring.ARTIFACT, {scoring.LIKELIHOODS: []})
     run(config_file, f"work={work}", code=4)
     assert "score_sentences" in capsys.readouterr().err
 
