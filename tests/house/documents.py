@@ -18,6 +18,8 @@ from pydicom.uid import UID, ExplicitVRLittleEndian
 from pynetdicom.sop_class import Verification
 
 import medclip_dcl
+from api.errors import ERRORS, IMAGE_STATUS
+from api.settings import ServeSettings
 from gateway import destinations, listener
 from gateway.settings import GatewaySettings
 from medclip_dcl import errors
@@ -138,6 +140,14 @@ def errors_table() -> str:
     return "\n".join(rows)
 
 
+def refusals_table() -> str:
+    """One row per failure that the service answers with."""
+    of_images = [(IMAGE_STATUS.get(code, 422), code, line) for code, line in images.REASONS.items()]
+    of_requests = [(status, code, line) for code, (status, line) in ERRORS.items()]
+    rows = [_row(str(status), f"`{code}`", line) for status, code, line in of_requests + of_images]
+    return "\n".join(["| status | code | meaning |", "|---|---|---|", *rows])
+
+
 def conformance_table() -> str:
     """SOP classes of the gateway, and the transfer syntaxes that it receives."""
     rows = [_row("SOP class", "UID", "role"), "|---|---|---|"]
@@ -162,6 +172,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "artifacts": (CONTRACT, artifacts_text),
     "columns": (CONTRACT, columns_table),
     "errors": ("medclip_dcl/README.md", errors_table),
+    "api_settings": ("api/README.md", lambda: settings_table(ServeSettings)),
+    "api_errors": ("api/README.md", refusals_table),
     "gateway_settings": ("gateway/README.md", lambda: settings_table(GatewaySettings)),
     "gateway_dicom": ("gateway/README.md", conformance_table),
 }
