@@ -14,7 +14,6 @@ from .identifiers import label_of
 from .instance import NOTICE, Answered, referenced
 
 _LAYER = "FINDINGS"
-_MODALITY_TABLE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept", "RescaleType")
 _WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")
 
 
