@@ -122,7 +122,7 @@ def test_model_and_index_are_exchanged_as_a_pair_without_a_failed_request(tmp_pa
 
 
 def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_again(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     work = write_corpus(tmp_path / "work")
     config_file = write_config(tmp_path / "config.yaml", work)
@@ -140,16 +140,24 @@ def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_aga
 
         ask()
         publish(work / "model", seed=1)
+        shutil.copytree(work, tmp_path / "calm")
         wait_for(service, "swap_refused")  # no index of this model yet
         assert killed_at_shard(config_file, draft, 5, meanwhile=ask) == -signal.SIGKILL
         assert (draft / "pooled-00005.npy").is_file()
+        first_shard = (draft / "pooled-00000.npy").stat().st_mtime_ns
         ask()
         assert len(reply) > 5
         assert reply == [reply[0]] * len(reply)
+        capfd.readouterr()
         assert build_index.main(["--config", str(config_file), *SHARDS]) == 0
+        assert '"state": "resumed"' in capfd.readouterr().out
+        assert (work / "index/pooled-00000.npy").stat().st_mtime_ns == first_shard
         wait_for(service, "swapped")
         ask()
     after = digests(work)
+    calm = write_config(tmp_path / "calm.yaml", tmp_path / "calm")
+    assert build_index.main(["--config", str(calm), *SHARDS]) == 0
+    assert digests(tmp_path / "calm") == after  # as if nothing had happened
     assert not set(before) & set(after)
     (*_, first), (*_, last) = reply[0], reply[-1]
     assert [reply[0], reply[-1]] == [[*before, first], [*after, last]]

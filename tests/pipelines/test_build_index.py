@@ -1,13 +1,10 @@
 import json
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
-from benchmarks.fixtures.killed import SHARDS, killed_at_shard
-from benchmarks.fixtures.milvus import milvus_server
+from benchmarks.fixtures.milvus import milvus_file
 from benchmarks.fixtures.published import publish
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.inference import load
@@ -19,6 +16,18 @@ from pipelines.build_index import main
 STUDIES = 10
 
 
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    work = write_corpus(tmp_path / "work", STUDIES)
+    publish(work / "model")
+    return work
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, work: Path) -> Path:
+    return write_config(tmp_path / "config.yaml", work)
+
+
 def run(config_file: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     assert main(["--config", str(config_file), *words]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -26,11 +35,8 @@ def run(config_file: Path, capsys: pytest.CaptureFixture[str], *words: str) -> d
 
 
 def test_the_index_is_made_reused_and_made_anew_for_another_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = write_corpus(tmp_path / "work", STUDIES)
-    config_file = write_config(tmp_path / "config.yaml", work)
-    publish(work / "model")
     assert run(config_file, capsys)["state"] == "made"
     assert run(config_file, capsys)["state"] == "reused"
 
@@ -39,18 +45,19 @@ def test_the_index_is_made_reused_and_made_anew_for_another_model(
     images = index.artifact.summary["images"]
     assert images == STUDIES + -(-STUDIES // 4)
     vector = model.embed_sentences([KINDS[0][1]])[0]
-    (hit,) = index.search(Query("text", 1, vector=vector))
+    question = Query("text", 1, vector=vector)
+    (hit,) = index.search(question)
     assert hit.texts == (KINDS[0][1],)
 
     publish(work / "model", seed=1)
     assert run(config_file, capsys)["state"] == "made"
     assert open_artifact(ARTIFACT.at(work), ARTIFACT).digest != index.artifact.digest
+    assert [*index.search(question)] == [hit]  # its files are open, whatever bears their names now
 
 
-def test_splits_choose_what_is_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    work = write_corpus(tmp_path / "work", STUDIES)
-    config_file = write_config(tmp_path / "config.yaml", work)
-    publish(work / "model")
+def test_splits_choose_what_is_indexed(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = run(
         config_file, capsys, "--set", 'index.splits=["test"]', "--set", "index.pictures=false"
     )
@@ -58,42 +65,10 @@ def test_splits_choose_what_is_indexed(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["--config", str(config_file), "--set", "index.splits=[]"]) == 2
 
 
-def test_the_old_index_serves_while_a_build_is_killed_and_its_end_is_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work = write_corpus(tmp_path / "work", 40)
-    config_file = write_config(tmp_path / "config.yaml", work)
-    publish(work / "model")
-    run(config_file, capsys, *SHARDS)
-    model = load(work / "model", "cpu")
-    question = Query("image", 5, vector=model.embed_sentences([KINDS[0][1]])[0])
-    before = RetrievalIndex.open(ARTIFACT.at(work), model.digest).search(question)
-
-    publish(work / "model", seed=1)
-    shutil.copytree(work, tmp_path / "calm")
-    draft = work / ".index.draft"
-    assert killed_at_shard(config_file, draft, 5) == -signal.SIGKILL
-    assert (draft / "pooled-00005.npy").is_file()
-    old = RetrievalIndex.open(ARTIFACT.at(work), model.digest)
-    assert old.search(question) == before
-    first = (draft / "pooled-00000.npy").stat().st_mtime_ns
-    assert run(config_file, capsys, *SHARDS)["state"] == "resumed"
-    assert (ARTIFACT.at(work) / "pooled-00000.npy").stat().st_mtime_ns == first
-    assert old.search(question) == before  # its files are open, whatever bears their names now
-
-    calm = write_config(tmp_path / "calm.yaml", tmp_path / "calm")
-    run(calm, capsys, *SHARDS)
-    ends = [open_artifact(ARTIFACT.at(folder), ARTIFACT) for folder in (work, tmp_path / "calm")]
-    assert ends[0].digest == ends[1].digest
-
-
 def test_an_engine_is_filled_before_the_index_is_published(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work = write_corpus(tmp_path / "work", STUDIES)
-    config_file = write_config(tmp_path / "config.yaml", work)
-    publish(work / "model")
-    with milvus_server(tmp_path / "engine") as uri:
+    with milvus_file(tmp_path) as uri:
         run(config_file, capsys, "--set", f"retrieval.uri={uri}")
         model = load(work / "model", "cpu")
         plain = RetrievalIndex.open(ARTIFACT.at(work), model.digest)
@@ -103,6 +78,6 @@ def test_an_engine_is_filled_before_the_index_is_published(
             question = Query(target, 5, vector=vector)
             assert engine.search(question) == plain.search(question)
     publish(work / "model", seed=1)
-    gone = ["--set", f"retrieval.uri={uri}", "--set", "retrieval.timeout_s=1"]
+    gone = ["--set", "retrieval.uri=http://127.0.0.1:9", "--set", "retrieval.timeout_s=1"]
     assert main(["--config", str(config_file), *gone]) == 1
     assert open_artifact(ARTIFACT.at(work), ARTIFACT).digest == plain.artifact.digest

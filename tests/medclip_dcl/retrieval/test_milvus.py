@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.fixtures.embeddings import MODEL_DIGEST, HashedEncoder, build
-from benchmarks.fixtures.milvus import milvus_server
+from benchmarks.fixtures.milvus import milvus_file, milvus_server
 from medclip_dcl.errors import ConfigError, EngineError
 from medclip_dcl.retrieval.embeddings import InMemoryIndex, Shards
 from medclip_dcl.retrieval.index import open_vectors
@@ -44,20 +44,12 @@ def index(folder: Path) -> RetrievalIndex:
     return RetrievalIndex.open(folder, MODEL_DIGEST)
 
 
-@pytest.fixture(scope="module", params=["path", "server"])
+@pytest.fixture(scope="module", params=[milvus_file, milvus_server], ids=["path", "server"])
 def retrieval(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RetrievalConfig]:
-    folder = tmp_path_factory.mktemp("engine")
-    if request.param == "path":
-        from milvus_lite.server_manager import server_manager_instance
-
-        uri = str(folder / "vectors.db")
+    with request.param(tmp_path_factory.mktemp("engine")) as uri:
         yield RetrievalConfig(uri=uri)
-        server_manager_instance.release_server(uri)
-    else:
-        with milvus_server(folder) as uri:
-            yield RetrievalConfig(uri=uri)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +85,7 @@ def test_the_engine_finds_the_rows_of_a_direct_scan_by_each_road(tmp_path: Path)
     vectors = rng.standard_normal((20_000, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     resident = InMemoryIndex(Shards([vectors], len(vectors)))
-    with milvus_server(tmp_path) as uri, Milvus(RetrievalConfig(uri=uri)) as engine:
+    with milvus_file(tmp_path) as uri, Milvus(RetrievalConfig(uri=uri)) as engine:
         engine.fill("rows", Shards([vectors[:15_000], vectors[15_000:]], 15_000), lambda _: None)
         nearest = engine.nearest("rows", len(vectors))
         direction = vectors[7]
