@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
+from benchmarks.fixtures.evaluated import write_untrained
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
@@ -23,11 +23,7 @@ DEADLINE_S = 120
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    work = write_evaluated(tmp_path_factory.mktemp("corpus") / "work")
-    for name in ("model", "eta_cache"):  # those of a run are its own
-        shutil.rmtree(work / name)
-    (work / "prompts.yaml").write_text(PROMPTS)
-    return work
+    return write_untrained(tmp_path_factory.mktemp("corpus") / "work")
 
 
 def config_of(work, rows, seeds, processes=1, **sections):
@@ -143,7 +139,7 @@ def test_a_killed_table_goes_on_where_it_was(corpus, tmp_path):
     table.kill()  # its worker hears of it, saves and ends
     table.join()
     assert not (own / NOTE).exists()
-    assert main(["--config", str(config_file)]) == 0
+    assert main([*arguments, "--set", "table1.processes=1"]) == 0
     assert "go on" in (own / LOG).read_text()
     whole = shutil.copytree(corpus, tmp_path / "whole")
     assert main(["--config", str(config_of(whole, ["dcl_05"], [0], train=loop))]) == 0

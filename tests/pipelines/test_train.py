@@ -26,17 +26,17 @@ from transformers import ConvNextConfig, ConvNextForImageClassification
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import (
     KINDS,
+    commit_tables,
     read_tiny_corpus,
     write_config,
     write_corpus,
     write_eta,
 )
 from medclip_dcl import load, model_package
-from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.likelihood import eta
 from medclip_dcl.model_package import read_model_package, subject_hash
-from medclip_dcl.tables import write_table
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.train import main
 
@@ -64,6 +64,11 @@ def copy_of(corpus: Path, folder: Path) -> Path:
     return shutil.copytree(corpus, folder / "work")
 
 
+@pytest.fixture
+def work(corpus: Path, tmp_path: Path) -> Path:
+    return copy_of(corpus, tmp_path)
+
+
 def train(work: Path, **sections: Mapping[str, Any]) -> int:
     return main(["--config", str(write_config(work / "config.yaml", work, **sections))])
 
@@ -85,9 +90,9 @@ def wait_until(happened: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def wait_for_step(work: Path, step: int) -> None:
+def steps_logged(work: Path) -> int:
     log = work / "checkpoints" / "metrics.jsonl"
-    wait_until(lambda: log.is_file() and log.read_bytes().count(b"\n") >= step)
+    return log.read_bytes().count(b"\n") if log.is_file() else 0
 
 
 def test_a_run_publishes_a_model_that_says_what_it_is(whole_run: Path) -> None:
@@ -125,10 +130,7 @@ def test_decisions_are_levelled_over_validation_images_where_they_suffice(
     assert [item.finding for item in offsets.findings] == [f.name for f in predictor.findings]
 
 
-def test_training_learns_and_shuffled_reports_do_not(
-    whole_run: Path, corpus: Path, tmp_path: Path
-) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_training_learns_and_shuffled_reports_do_not(whole_run: Path, work: Path) -> None:
     assert train(work, train={**LONG, "shuffle_reports": True}) == 0
 
     def last(folder: Path) -> float:
@@ -140,10 +142,9 @@ def test_training_learns_and_shuffled_reports_do_not(
 
 
 def test_epochs_count_the_training_studies_and_a_low_rate_on_random_weights_is_named(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24 training studies in batches of 8: 3 steps a pass, 5 in one and two thirds."""
-    work = copy_of(corpus, tmp_path)
     settings = {"steps": None, "epochs": 1.6, "warmup_steps": 0, "learning_rate": 1e-5}
     assert train(work, train=settings) == 0
     assert "starts from random weights and learns at 1e-05" in capsys.readouterr().out
@@ -165,11 +166,10 @@ def test_a_second_run_of_the_same_recipe_reuses_the_model(
     )
 
 
-def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path: Path) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, work: Path, tmp_path: Path) -> None:
     arguments = ["--config", str(write_config(work / "config.yaml", work, train=LONG))]
     process = forkserver.start("pipelines.train", arguments, tmp_path / "log")
-    wait_for_step(work, 30)
+    wait_until(lambda: steps_logged(work) >= 30)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -180,9 +180,8 @@ def test_a_killed_run_goes_on_bit_by_bit(whole_run: Path, corpus: Path, tmp_path
 
 
 def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
-    whole_run: Path, corpus: Path, tmp_path: Path
+    whole_run: Path, work: Path
 ) -> None:
-    work = copy_of(corpus, tmp_path)
     config_file = write_config(work / "config.yaml", work, train=LONG)
     words = f"{LAUNCH} -m pipelines.train --config {config_file}".split()
     launcher = subprocess.Popen(
@@ -191,7 +190,7 @@ def test_sigterm_to_the_launcher_leaves_no_orphan_and_a_run_that_goes_on(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for_step(work, 30)
+    wait_until(lambda: steps_logged(work) >= 30)
     (child,) = children_of(launcher.pid)
     asked = time.monotonic()
     launcher.terminate()
@@ -214,32 +213,31 @@ def stop_after(
     work: Path, step: int, number: int = signal.SIGTERM, **sections: Mapping[str, Any]
 ) -> int:
     """Train in this process and send it a signal once a step is logged."""
+    ended = threading.Event()
 
     def interrupt() -> None:
-        wait_for_step(work, step)
-        os.kill(os.getpid(), number)
+        wait_until(lambda: ended.is_set() or steps_logged(work) >= step)
+        if not ended.is_set():  # else it would end the tests
+            os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     code = train(work, **sections)
+    ended.set()
     thread.join()
     return code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_step_saves_and_exits_with_75(
-    corpus: Path, tmp_path: Path, number: int
-) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path, number: int) -> None:
     assert stop_after(work, 5, number, train=LONG) == 75
     (newest, *_) = sorted((work / "checkpoints").glob("step-*"), reverse=True)
     assert int(newest.name.removeprefix("step-")) == len(figures(work)) < STEPS
 
 
 def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = copy_of(corpus, tmp_path)
     assert stop_after(work, 5, train=LONG) == 75
     capfd.readouterr()
     assert train(work, train={**LONG, "learning_rate": 0.5}) == 4
@@ -252,34 +250,28 @@ def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
 
 
 def test_a_run_that_ended_before_it_could_publish_publishes_the_same(
-    whole_run: Path, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    work = copy_of(corpus, tmp_path)
-    with (work / ".model.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert train(work, train=LONG) == 4
-    assert "being written by another process" in capfd.readouterr().err
-    assert train(work, train=LONG) == 0
-    assert f'"from_step": {STEPS}' in capfd.readouterr().out
-    assert digest(work) == digest(whole_run)
-
-
-def test_a_missing_eta_is_named(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = copy_of(corpus, tmp_path)
-    kind = eta.ARTIFACT
-    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
-        write_table(writer.directory, eta.ETA, [])
-        writer.commit({})
+    whole, work = (copy_of(corpus, tmp_path / name) for name in ("whole", "cut"))
+    assert train(whole) == 0
+    with (work / ".model.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert train(work) == 4
+    assert "being written by another process" in capfd.readouterr().err
+    assert train(work) == 0
+    assert '"from_step": 12' in capfd.readouterr().out
+    assert digest(work) == digest(whole)
+
+
+def test_a_missing_eta_is_named(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    commit_tables(work, eta.ARTIFACT, {eta.ETA: []})
     assert train(work) == 4
     assert "8 sentences have no eta" in capfd.readouterr().err
 
 
 def test_a_run_that_breaks_stops_with_the_studies_of_its_last_batch(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = copy_of(corpus, tmp_path)
     settings = {"learning_rate": 1e30, "weight_decay": 0.0}
     assert train(work, train={**LONG, **settings}) == 1
     output = capfd.readouterr().err
@@ -299,9 +291,8 @@ BEST = {
 
 @pytest.mark.parametrize("metric", ["validation_loss", "validation_recall_at_10"])
 def test_the_best_checkpoint_is_kept_and_published(
-    metric: str, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    metric: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = copy_of(corpus, tmp_path)
     settings = {**BEST, "best_metric": metric, "shuffle_reports": True}
     assert train(work, train=settings) == 0
     *_, progress = capfd.readouterr().err.splitlines()
@@ -320,10 +311,9 @@ def test_the_best_checkpoint_is_kept_and_published(
 
 
 def test_a_rival_compares_texts_and_its_log_says_what_it_removes(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One in four of the other studies is of a kind, and says one of its two sentences."""
-    work = copy_of(corpus, tmp_path)
     texts = read_tiny_corpus(work)
     kinds = [next(k for k, (_, *said) in enumerate(KINDS) if text in said) for text in texts.texts]
     table = pa.table({"text_key": texts.text_keys, "vector": np.eye(4)[kinds].tolist()})
@@ -341,10 +331,7 @@ def test_a_rival_compares_texts_and_its_log_says_what_it_removes(
     assert log[0]["effective_negatives"] == pytest.approx(7 * (1 - log[0]["negatives_removed"]))
 
 
-def test_the_bias_of_the_sigmoid_loss_is_learned_logged_and_published(
-    corpus: Path, tmp_path: Path
-) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_the_bias_of_the_sigmoid_loss_is_learned_logged_and_published(work: Path) -> None:
     assert train(work, objective={"kind": "sigmoid"}) == 0
     log = read_metrics(work / "checkpoints")
     # AdamW's first steps are as long as the rate, which warms up from 5e-3 to 1e-2.
@@ -356,9 +343,8 @@ def test_the_bias_of_the_sigmoid_loss_is_learned_logged_and_published(
 
 
 def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = copy_of(corpus, tmp_path)
     sizes = {"num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16]}
     released = ConvNextForImageClassification(ConvNextConfig(**sizes))
     torch.save(released.state_dict(), tmp_path / "released.bin")
@@ -385,16 +371,14 @@ def test_any_backbone_can_be_trained_from_others_weights_and_loaded(
 
 
 def test_the_validation_settings_may_change_only_where_they_choose_no_model(
-    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    work = copy_of(corpus, tmp_path)
     assert stop_after(work, 2, train=BEST) == 75
     assert train(work, train={**BEST, "validate_images": 4}) == 4
     assert "settings.train.validate_images: 8 -> 4" in capfd.readouterr().err
 
 
-def test_figures_go_to_a_tracker_as_well(corpus: Path, tmp_path: Path) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_figures_go_to_a_tracker_as_well(work: Path) -> None:
     assert train(work, train={"trackers": ["tensorboard"], "validate_every_steps": 6}) == 0
     reported = scalars(work / "trackers")
     for line in read_metrics(work / "checkpoints"):
@@ -455,8 +439,7 @@ def test_two_processes_follow_the_loss_curve_of_one(tmp_path: Path) -> None:
     assert json.loads((two / "model" / "model.json").read_text())["training"]["processes"] == 2
 
 
-def test_a_vit_with_adapters_is_trained_published_and_asked(corpus: Path, tmp_path: Path) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_a_vit_with_adapters_is_trained_published_and_asked(work: Path) -> None:
     vit = {
         "model_type": "dinov2",
         "hidden_size": 16,
@@ -477,8 +460,7 @@ def test_a_vit_with_adapters_is_trained_published_and_asked(corpus: Path, tmp_pa
     assert np.isfinite(found.grid).all()
 
 
-def test_maps_train_on_features_that_are_computed_once(corpus: Path, tmp_path: Path) -> None:
-    work = copy_of(corpus, tmp_path)
+def test_maps_train_on_features_that_are_computed_once(work: Path) -> None:
     cached = {"cache_features": True, "steps": 6, "validate_every_steps": 3}
     assert train(work, train=cached) == 0
     header = work / "features" / "artifact.json"
