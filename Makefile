@@ -28,7 +28,7 @@ demo: $(RUNTIME) ## the whole story on generated studies, then a report
 	@test -t 1 || $(BIN)/medclip show $(CONFIG)
 
 test: $(INSTALLED) ## all tests but those of `make check`, in two processes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/house
 
 check: $(INSTALLED) ## format, lint, types, layers, conventions, the package
 	$(BIN)/ruff format --check .
