@@ -72,20 +72,6 @@ def test_findings_are_those_of_the_library(client: httpx.Client, folder: Path) -
     assert answer.json()["model"] == model.digest
 
 
-def test_another_engine_answers_alike_and_is_named(folder: Path) -> None:
-    with running(folder, engine="onnxruntime", index="") as service, service.client() as client:
-        facts, answer = client.get("/model").json(), client.post("/classify", files=image())
-        (line,) = [line for line in service.lines() if line["event"] == "engine"]
-    assert (facts["engine"], facts["precision"]) == ("onnxruntime", "float32")
-    assert (line["engine"], line["precision"]) == ("onnxruntime", "float32")
-    expected = load(folder / "model", "cpu").classify(open_image(png()))
-    np.testing.assert_allclose(
-        [item["score"] for item in answer.json()["findings"]],
-        [item.score for item in expected],
-        atol=1e-5,
-    )
-
-
 @pytest.mark.parametrize("name", ["image", "other"])
 def test_a_form_with_two_images_is_refused_so_none_is_taken_for_the_other(
     name: str, client: httpx.Client

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.service import png, running
+from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Predictor, load
 from medclip_dcl.models import engines
@@ -185,3 +187,16 @@ def test_openvino_asks_no_network(package: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket.socket, "connect", refuses)
     monkeypatch.setattr(socket, "getaddrinfo", refuses)
     assert load(package, "cpu", "openvino").embed_images(images(1)).isfinite().all()
+
+
+def test_the_service_answers_alike_and_names_its_engine(package: Path) -> None:
+    with running(package.parent, engine="onnxruntime", index="") as service:
+        with service.client() as client:
+            facts = client.get("/model").json()
+            answer = client.post("/classify", files={"image": ("image", png())}).json()
+        (line,) = [line for line in service.lines() if line["event"] == "engine"]
+    assert (facts["engine"], facts["precision"]) == ("onnxruntime", "float32")
+    assert (line["engine"], line["precision"]) == ("onnxruntime", "float32")
+    expected = load(package, "cpu").classify(open_image(png()))
+    found = [item["score"] for item in answer["findings"]]
+    np.testing.assert_allclose(found, [item.score for item in expected], atol=1e-5)
