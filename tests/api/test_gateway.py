@@ -5,10 +5,9 @@ from pathlib import Path
 import httpx
 from pydicom.uid import Comprehensive3DSRStorage
 
-from benchmarks.fixtures.orthanc import dataset, radiograph, send, wait_until
+from benchmarks.fixtures.orthanc import dataset, gateway_settings, radiograph, send, wait_until
 from benchmarks.fixtures.service import Service
 from gateway.launcher import started
-from gateway.settings import GatewaySettings
 
 
 class Pacs:
@@ -30,14 +29,7 @@ def test_a_report_says_what_the_service_says_of_the_whole_image(
     service: Service, client: httpx.Client, tmp_path: Path
 ) -> None:
     image, pacs = radiograph(rows=96, columns=64, PhotometricInterpretation="MONOCHROME1"), Pacs()
-    settings = GatewaySettings.model_validate(
-        {
-            "port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]},
-            "service": service.url, "spool": tmp_path / "spool",
-            "destination": {"kind": "dicomweb", "url": "http://127.0.0.1:9"},
-        }
-    )  # fmt: skip
-    with started(settings, pacs) as gateway:
+    with started(gateway_settings(tmp_path, service.url), pacs) as gateway:
         assert send(gateway.port, [image]) == [0]
         wait_until(lambda: gateway.journal.counts()["done"] == 1)
     (report,) = [

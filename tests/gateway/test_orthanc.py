@@ -11,10 +11,10 @@ import pytest
 from pynetdicom import AE, evt
 
 from benchmarks.fixtures import orthanc
-from benchmarks.fixtures.orthanc import Orthanc, radiograph, send, stub_service, wait_until
+from benchmarks.fixtures.orthanc import Orthanc, gateway_settings, radiograph, send, wait_until
 from gateway import launcher
 from gateway.listener import client_context
-from gateway.settings import GatewaySettings, TlsFiles
+from gateway.settings import TlsFiles
 
 pytestmark = pytest.mark.skipif(
     bool(orthanc.missing()), reason=f"not installed: {orthanc.missing()}"
@@ -32,24 +32,12 @@ def pacs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service():
-    with stub_service() as stub:
-        yield stub
-
-
-def settings(folder: Path, service, destination, **given) -> GatewaySettings:
-    tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
-    tree |= {"service": service.url, "destination": destination, "spool": folder / "spool"}
-    return GatewaySettings.model_validate(tree | given)
-
-
-@pytest.fixture(scope="module")
 def gateway(tmp_path_factory, service, pacs: Orthanc):
     folder = tmp_path_factory.mktemp("gateway")
     callers = {"MODALITY": ["127.0.0.0/8"], "ELSEWHERE": ["10.0.0.0/8"]}
     given = {"callers": callers, "max_bytes_mb": 4}
     with launcher.started(
-        settings(folder, service, {"kind": "dicomweb", "url": pacs.web}, **given)
+        gateway_settings(folder, service.url, {"kind": "dicomweb", "url": pacs.web}, **given)
     ) as gateway:
         yield gateway
 
@@ -172,7 +160,7 @@ def test_tls_wants_a_certificate_dimse_goes_out_and_missed_images_are_fetched(
     ):  # the second is not for us
         pacs.upload(missed)
     before = set(pacs.instances())
-    with launcher.started(settings(tmp_path, service, destination, **given)) as gateway:
+    with launcher.started(gateway_settings(tmp_path, service.url, destination, **given)) as gateway:
         ours = client_context(files["gateway"])
         with orthanc.silent_connection(gateway.port):  # says nothing, and keeps nobody out
             assert send(gateway.port, [radiograph(6)], tls=ours) == [0]

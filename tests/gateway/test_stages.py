@@ -8,12 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.fixtures.orthanc import radiograph, send, stub_service, wait_until
+from benchmarks.fixtures.orthanc import gateway_settings, radiograph, send, wait_until
 from gateway import launcher, stages
 from gateway.destinations import SendError
-from gateway.settings import GatewaySettings
-
-UNREACHABLE = {"kind": "dicomweb", "url": "http://127.0.0.1:9/dicom-web"}
 
 
 class Pacs:
@@ -35,17 +32,9 @@ class Pacs:
         return taken
 
 
-@pytest.fixture(scope="module")
-def service():
-    with stub_service() as stub:
-        yield stub
-
-
 @contextmanager
 def running(folder: Path, service, pacs: Pacs, **given):
-    tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
-    tree |= {"service": service.url, "destination": UNREACHABLE, "spool": folder / "spool"}
-    settings = GatewaySettings.model_validate(tree | given)
+    settings = gateway_settings(folder, service.url, **given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "FIRST_WAIT_S", 0.05)
         with launcher.started(settings, pacs) as gateway:
