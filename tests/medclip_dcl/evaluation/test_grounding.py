@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import jaccard_score
 
-from benchmarks.fixtures.oracle import oracle, shown
+from benchmarks.fixtures.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 from medclip_dcl.errors import MetricError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, Window
@@ -24,21 +24,11 @@ from medclip_dcl.evaluation.grounding import (
 from medclip_dcl.evaluation.results import GROUNDINGS
 from medclip_dcl.evaluation.retrieval import evaluate_boxes
 
-# Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
-IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
 SAMPLING = BootstrapOptions(20, 0)
 
 
-def unit(image, word, row, column):
-    cell = np.array([[column * 20.0, row * 10.0, 20.0, 10.0]])
-    return BoxedSentence(image, word.capitalize(), f"{word.capitalize()}.", word, cell)
-
-
-UNITS = [unit(0, "fluid", 0, 1), unit(1, "cyst", 2, 3), unit(2, "fluid", 3, 0)]
-
-
 def test_a_heatmap_in_its_box_stands_out():
-    outcome, rows = evaluate_grounding(oracle(), IMAGES, UNITS, 80, SAMPLING)
+    outcome, rows = evaluate_grounding(oracle(), BOXED_IMAGES, BOXED, 80, SAMPLING)
     assert outcome.figures["pointing"].value == 1.0
     assert outcome.figures["cnr"].value == outcome.figures["cnr_signed"].value > 1
     assert outcome.chance["pointing"] == pytest.approx(1 / 16)
@@ -49,15 +39,15 @@ def test_a_heatmap_in_its_box_stands_out():
 
 
 def test_a_box_elsewhere_lowers_every_figure_and_turns_the_sign():
-    wrong = [unit(0, "fluid", 3, 3), unit(1, "cyst", 0, 0)]
-    figures = evaluate_grounding(oracle(), IMAGES, wrong, 80, SAMPLING)[0].figures
+    wrong = [boxed(0, "fluid", 3, 3), boxed(1, "cyst", 0, 0)]
+    figures = evaluate_grounding(oracle(), BOXED_IMAGES, wrong, 80, SAMPLING)[0].figures
     assert figures["pointing"].value == 0.0
     assert figures["cnr_signed"].value < 0 < figures["cnr"].value
 
 
 def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
     large = shown({(0, 1): "fluid"}, size_px=(400, 800))
-    box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", UNITS[0].boxes * 10)
+    box = BoxedSentence(0, "Fluid", "Fluid.", "fluid", BOXED[0].boxes * 10)
     whole, bounded = (
         evaluate_grounding(oracle(), large, [box], longest, SAMPLING)[0].figures
         for longest in (800, 200)

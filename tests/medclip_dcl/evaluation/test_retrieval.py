@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.fixtures.oracle import oracle, shown
+from benchmarks.fixtures.oracle import BOXED, BOXED_IMAGES, boxed, oracle, shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.grounding import BoxedSentence
 from medclip_dcl.evaluation.results import BOX_ANSWERS, RANKS
@@ -126,20 +126,8 @@ def test_recall_of_both_directions_is_the_mean_of_six():
     assert groups["there"]["own_recall_at_1"].value == 0.0
 
 
-# Images of 40 x 80 pixels (rows x columns) under a 4 x 4 grid: cells are 10 high and 20 wide.
-BOXED_IMAGES = shown({(0, 1): "fluid"}, {(2, 3): "cyst"}, {(3, 0): "fluid"})
-
-
-def unit(image, word, row, column):
-    cell = np.array([[column * 20.0, row * 10.0, 20.0, 10.0]])
-    return BoxedSentence(image, word.capitalize(), f"{word.capitalize()}.", word, cell)
-
-
-UNITS = [unit(0, "fluid", 0, 1), unit(1, "cyst", 2, 3), unit(2, "fluid", 3, 0)]
-
-
 def test_each_box_finds_its_sentence_and_back():
-    outcome, rows, ranks, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, UNITS, SAMPLING)
+    outcome, rows, ranks, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
     assert (outcome.pool["sentence_to_box"], outcome.pool["box_to_sentence"]) == (3, 2)
     assert outcome.pool["box_to_sentence.own"] == 3
     for direction in ("box_to_sentence", "sentence_to_box"):
@@ -157,27 +145,27 @@ def test_each_box_finds_its_sentence_and_back():
 
 
 def test_the_boxes_of_one_sentence_on_one_image_are_its_own():
-    two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([UNITS[0].boxes] * 2))
-    _, _, ranks, _ = evaluate_boxes(oracle(), BOXED_IMAGES, [two, UNITS[1]], SAMPLING)
+    two = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.vstack([BOXED[0].boxes] * 2))
+    _, _, ranks, _ = evaluate_boxes(oracle(), BOXED_IMAGES, [two, BOXED[1]], SAMPLING)
     assert {row["own_rank"] for row in ranks} == {1}
 
 
 def test_a_sentence_that_many_boxes_bear_is_one_item():
-    units = [unit(0, "fluid", 0, 1), unit(1, "fluid", 0, 0), unit(2, "fluid", 0, 0)]
-    units.append(unit(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
+    units = [boxed(0, "fluid", 0, 1), boxed(1, "fluid", 0, 0), boxed(2, "fluid", 0, 0)]
+    units.append(boxed(1, "cyst", 0, 1))  # a clear cell: all sentences tie, so it ranks last
     _, rows, _, _ = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
     assert rows[-1]["sentence_rank"] == 2
 
 
 def test_a_box_on_the_wrong_image_misses():
-    units = [unit(1, "fluid", 2, 3), unit(0, "cyst", 0, 1)]
+    units = [boxed(1, "fluid", 2, 3), boxed(0, "cyst", 0, 1)]
     outcome, rows, _, _ = evaluate_boxes(oracle(), BOXED_IMAGES, units, SAMPLING)
     assert [row["sentence_rank"] for row in rows] == [2, 2]
     assert outcome.groups["sentence_to_box"]["median_rank"].value == 2.0
 
 
 def test_the_gallery_ranks_the_true_sentence_of_each_box():
-    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, UNITS, SAMPLING)
+    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
     gallery = ["Dust.", "Fluid.", "Cyst.", "Bone."]
     outcome = evaluate_gallery(oracle(), vectors, rows, gallery, [1, 2, None], SAMPLING)
     assert outcome.figures["recall_at_1"].value == 1.0
@@ -189,7 +177,7 @@ def test_the_gallery_ranks_the_true_sentence_of_each_box():
 
 
 def test_a_gallery_without_a_true_sentence_says_so():
-    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, UNITS, SAMPLING)
+    _, rows, _, vectors = evaluate_boxes(oracle(), BOXED_IMAGES, BOXED, SAMPLING)
     outcome = evaluate_gallery(oracle(), vectors, rows, ["Dust."], [None] * 3, SAMPLING)
     assert "no box has its sentence" in outcome.absent
     assert outcome.figures["recall_at_1"].value is None
