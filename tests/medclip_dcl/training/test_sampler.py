@@ -71,6 +71,37 @@ def test_sentences_of_a_study_are_drawn_equally_often() -> None:
     assert all(abs(count - share) < 5 * (share * 0.75) ** 0.5 for count in counts.values())
 
 
+def test_a_number_below_one_picks_a_member_in_equal_parts() -> None:
+    index = RaggedIndex(np.array([1, 0, 1, 1]), 2)  # study 0 has member 1; study 1 has 0, 2 and 3
+    studies, uniform = np.array([0, 1, 1, 1, 1]), np.array([0.99, 0.0, 0.33, 0.34, 0.99])
+    assert index.pick(studies, uniform).tolist() == [1, 0, 0, 2, 3]
+    assert len(RaggedIndex(np.array([], dtype=np.int64), 0)) == 0
+
+
+@pytest.mark.parametrize("owners", [[0, 2], [0, 1, 2, 3]], ids=["study 1 has none", "no study 3"])
+def test_every_study_has_a_member_and_every_member_a_study(owners: list[int]) -> None:
+    with pytest.raises(AssertionError, match=r"has no member|belongs to no study"):
+        RaggedIndex(np.array(owners), 3)
+
+
+def test_image_and_sentence_of_a_study_are_drawn_independently() -> None:
+    two_each = RaggedIndex(np.repeat(np.arange(4), 2), 4)
+    drawn = ImageTextSampler(two_each, two_each, 4, 0, False)
+    rows = [drawn.draw(step) for step in range(250)]
+    pairs = Counter(
+        pair for row in rows for pair in zip(row.images % 2, row.sentences % 2, strict=True)
+    )
+    # A quarter of 1000 each; five standard deviations.
+    assert len(pairs) == 4
+    assert all(abs(count - 250) < 5 * (1000 * 3 / 16) ** 0.5 for count in pairs.values())
+
+
+def test_two_studies_exchange_their_reports_in_the_shuffled_control() -> None:
+    one_each = RaggedIndex(np.arange(2), 2)
+    rows = ImageTextSampler(one_each, one_each, 2, 0, True).draw(0)
+    assert (rows.studies + rows.reports).tolist() == [1, 1]
+
+
 def test_the_shuffled_control_gives_every_image_one_and_the_same_foreign_report() -> None:
     sentence_of = np.repeat(np.arange(STUDIES), 1 + np.arange(STUDIES) % 4)
     drawn = sampler(shuffle_reports=True)
