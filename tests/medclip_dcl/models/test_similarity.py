@@ -133,14 +133,49 @@ def test_blocks_of_images_change_neither_score_nor_gradient(
 ) -> None:
     config = SimilarityConfig(kind=kind)
     monkeypatch.setattr(similarity, "_LARGEST_KEPT", kept)
+    computed, scores = [], similarity._scores
+    monkeypatch.setattr(
+        similarity, "_scores", lambda x, *rest: computed.append(len(x)) or scores(x, *rest)
+    )
     results = []
-    for block in (1 << 18, 2 * 4 * 7):  # all five images at once, or two in a block
+    # All five images at once, two in a block, or one: a block is never less than an image.
+    for block, images in ((1 << 18, [5]), (2 * 4 * 7, [2, 2, 1]), (1, [1, 1, 1, 1, 1])):
         monkeypatch.setitem(similarity._BLOCK, "cpu", block)
         x, y = unit(5, 7, 5).requires_grad_(), unit(4, 5, seed=1).requires_grad_()
+        computed.clear()
         f = image_sentence_scores(x, y, config)
         results.append((f, *torch.autograd.grad(f.square().sum(), (x, y))))
-    for whole, blocked in zip(*results, strict=True):
-        torch.testing.assert_close(blocked, whole, atol=1e-13, rtol=0)
+        assert computed[: len(images)] == images
+        again = [] if kept else images  # for the backward pass, where they were not kept
+        assert sorted(computed[len(images) :]) == sorted(again)
+    for other in results[1:]:
+        for whole, blocked in zip(results[0], other, strict=True):
+            torch.testing.assert_close(blocked, whole, atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounding_leaves_no_score_beyond_one(kind: str) -> None:
+    v = unit(200, 8, dtype=torch.float32)
+    assert (v * v).sum(dim=1).max() > 1  # a unit vector's product with itself, rounded
+    f = image_sentence_scores(v[:, None], torch.cat([v, -v]), SimilarityConfig(kind=kind))
+    assert f.max() == 1
+    assert f.min() == -1
+    h = region_scores(v[:, None, None], torch.cat([v, -v]))
+    assert (h.max(), h.min()) == (1, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sentence_gives_no_score(kind: str) -> None:
+    f = image_sentence_scores(unit(3, 4, 5), unit(0, 5), SimilarityConfig(kind=kind))
+    assert f.shape == (0, 3)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x, y = unit(2, 4, 3).requires_grad_(), unit(3, 3, seed=1).requires_grad_()
+    f = image_sentence_scores(x, y, SimilarityConfig(kind="lse_nl"))
+    (first,) = torch.autograd.grad(f.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
 
 
 @pytest.mark.parametrize("kind", KINDS)
