@@ -66,6 +66,25 @@ def test_usual_place_of_an_effusion_is_below_and_can_be_switched_off() -> None:
     assert mask_of(effusion)[:2, 2:].all()
 
 
+@pytest.mark.parametrize(
+    ("finding", "rows", "columns"),
+    [
+        ("Cardiomegaly", (8, 17), (5, 15)),  # the heart: below the middle, more to the left
+        ("Enlarged Cardiomediastinum", (3, 11), (5, 14)),
+        ("Pleural Effusion", (10, 19), (0, 19)),
+        ("Pneumothorax", (0, 10), (0, 19)),
+        ("Edema", (4, 15), (2, 17)),
+    ],
+)
+def test_usual_places_are_rectangles_of_a_frontal_image(
+    finding: str, rows: tuple[int, int], columns: tuple[int, int]
+) -> None:
+    mask = mask_of(says(finding), grid=(20, 20), usual_places=True)
+    expected = torch.zeros(20, 20, dtype=torch.bool)
+    expected[rows[0] : rows[1] + 1, columns[0] : columns[1] + 1] = True
+    assert torch.equal(mask, expected)
+
+
 def test_side_counts_only_where_the_report_agrees() -> None:
     sentence = says("Lung Opacity", side="left")
     assert mask_of(sentence, says("Lung Opacity", side="left")).any()
