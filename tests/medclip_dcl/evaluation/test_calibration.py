@@ -5,9 +5,18 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from medclip_dcl.evaluation.calibration import calibrate_finding, fit_curve
+from benchmarks.fixtures.oracle import shown
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
+from medclip_dcl.evaluation.calibration import (
+    calibrate_finding,
+    calibrate_findings,
+    evaluate_probabilities,
+    fit_curve,
+)
+from medclip_dcl.evaluation.classification import UNKNOWN
 from medclip_dcl.evaluation.settings import ProbabilitiesConfig
-from medclip_dcl.model_package import Curve
+from medclip_dcl.inference import Finding
+from medclip_dcl.model_package import Curve, FindingCalibration, ScoreCalibration
 
 
 def drawn(images: int, slope: float, intercept: float) -> tuple[np.ndarray, np.ndarray]:
@@ -88,6 +97,70 @@ def test_a_score_that_falls_with_the_finding_is_not_turned_round():
     found = calibrate_finding("edema", logits, truth, 6, ProbabilitiesConfig(least_per_class=1))
     assert found.curve is None
     assert "does not rise" in found.reason
+
+
+def test_a_score_that_is_the_same_for_all_images_fits_no_curve():
+    constant, truth = np.full(6, 2.0), np.array([True] * 3 + [False] * 3)
+    found = calibrate_finding("edema", constant, truth, 6, ProbabilitiesConfig(least_per_class=3))
+    assert found.curve is None
+    assert "does not rise" in found.reason
+
+
+@pytest.mark.parametrize("method", ["platt", "temperature"])
+def test_a_curve_that_one_image_far_off_turns_round_is_not_kept(method: str):
+    # 12 of 16 pairs are in order, but the straight line through the log odds falls.
+    logits, truth = np.array([1.0, 1, 1, -100, 0, 0, 0, 0]), np.array([True] * 4 + [False] * 4)
+    settings = ProbabilitiesConfig(least_per_class=4, method=method)
+    found = calibrate_finding("edema", logits, truth, 8, settings)
+    assert found.curve is None
+    assert found.reason == f"no rising {method} curve fits the validation images"
+    assert found.fitted_error is None
+
+
+FLUID, CYST = (Finding(name, (name,), ("normal",)) for name in ("fluid", "cyst"))
+
+
+def test_findings_are_fitted_on_the_images_whose_truth_is_known():
+    settings = ProbabilitiesConfig(least_per_class=1)
+    logits = np.array([[0.0, 1, 2, 3, 9], [3.0, 2, 1, 0, 9]])
+    truth = np.array([[0, 0, 1, 1, UNKNOWN], [0, 0, 1, 1, UNKNOWN]], dtype=np.int8)
+    fluid, cyst = calibrate_findings((FLUID, CYST), logits, truth, list("aabbc"), settings)
+    expected = calibrate_finding("fluid", logits[0, :4], truth[0, :4] == 1, 2, settings)
+    assert fluid == expected
+    assert (fluid.patients, fluid.images_with, fluid.images_without) == (2, 2, 2)
+    assert cyst.curve is None
+
+
+def test_probabilities_are_compared_with_the_truth_by_hand():
+    # The curve halves the logit: 2 log 3 becomes 3 to 1, where the score has 9 to 1.
+    def calibrated(name, curve):
+        about = {"reason": "" if curve else "too few", "images_with": 5, "images_without": 5}
+        return FindingCalibration(
+            finding=name, curve=curve, patients=5, score_error=None, fitted_error=None, **about
+        )
+
+    calibration = ScoreCalibration(
+        truth="exact",
+        settings=ProbabilitiesConfig(),
+        inputs={},
+        findings=(calibrated("fluid", Curve(slope=0.5)), calibrated("cyst", None)),
+    )
+    images, own, sampling = shown({}, {}, {}), (FLUID, CYST), BootstrapOptions(0, 0)
+    logits = 2 * np.log(3) * np.array([[1.0, -1.0, 1.0]] * 2)
+    truth = np.array([[1, 0, UNKNOWN]] * 2, dtype=np.int8)
+    data = logits, truth, images, sampling
+    outcome, said = evaluate_probabilities(calibration, (own, own), *data)
+    assert said[0] == pytest.approx([0.75, 0.25, 0.75])
+    assert said[1] == [None] * 3
+    assert outcome.absent == ""
+    assert outcome.pool == {"images": 3, "findings": 1}
+    found = {name: figure.value for name, figure in outcome.groups["fluid"].items()}
+    expected = {"calibration_error": 0.25, "brier": 0.25**2}
+    expected |= {"score_calibration_error": 0.1, "score_brier": 0.1**2}
+    assert found == pytest.approx(expected)
+    assert "calibrate_scores" in evaluate_probabilities(None, (own, own), *data)[0].absent
+    other, _ = evaluate_probabilities(calibration, ((CYST,), own), logits[:1], truth[:1], *data[2:])
+    assert other.absent == "no finding that was asked for has a calibration"
 
 
 def test_a_curve_that_falls_or_leaves_the_scale_cannot_be_written():

@@ -9,6 +9,7 @@ from benchmarks.fixtures.oracle import oracle, shown
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.evaluation.classification import (
     UNKNOWN,
+    balance,
     class_figures,
     evaluate_classes,
     evaluate_findings,
@@ -36,6 +37,8 @@ def test_a_model_that_knows_the_answer_has_an_area_of_one():
     assert outcome.figures["mean_auc"].value == 1.0
     assert outcome.groups["cyst"]["auc"].n == 3
     assert outcome.absent == ""
+    assert set(outcome.chance.values()) == {0.5}
+    assert outcome.pool == {"images": 4, "findings": 2}
     assert [row["truth"] for row in rows] == [1, 0, 0, 1, 0, 1, 0, None]
     assert set(rows[0]) == set(SCORES.schema.names)
     assert all(0 <= row["score"] <= 1 for row in rows)
@@ -181,6 +184,18 @@ GROUP_MARGINS = np.array([[0.9, 0.1, 0.8, 0.2, 0.1, 0.9, 0.3, 0.7]])
 GROUP_TRUTH = np.array([[1, 0, 1, 0, 1, 0, 1, 0]], dtype=np.int8)
 VIEWS = ["PA"] * 4 + ["AP"] * 4
 OWNERS = [f"p{number}" for number in range(8)]
+
+
+def test_a_balanced_share_has_as_many_images_with_a_finding_as_without() -> None:
+    truth = np.array([[1, 1, 1, 0, 0, 0, 0, UNKNOWN], [1, 0, 0, 0, 0, 0, 0, 0]], dtype=np.int8)
+    assert balance(truth, 0, np.random.default_rng(0)) is truth
+    for most, counts in ((4, (2, 1)), (5, (2, 1)), (1000, (3, 1))):
+        drawn = balance(truth, most, np.random.default_rng(0))
+        for state, chosen, count in zip(truth, drawn, counts, strict=True):
+            assert [(chosen == value).sum() for value in (0, 1)] == [count, count]
+            assert (chosen[chosen != UNKNOWN] == state[chosen != UNKNOWN]).all()
+    others = [balance(truth, 2, np.random.default_rng(seed))[0].tolist() for seed in range(20)]
+    assert len(set(map(tuple, others))) > 1
 
 
 def test_each_group_has_the_figures_of_its_own_images_and_the_gap_is_between_them() -> None:

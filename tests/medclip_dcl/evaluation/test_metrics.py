@@ -100,6 +100,22 @@ def test_lengths_of_scores_must_agree():
         accuracy(np.zeros(3), truth(1, 0))
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_data_that_are_not_one_of_each_per_image_are_refused():
+    square = np.zeros((2, 2))
+    with pytest.raises(MetricError, match="one of each per image"):
+        roc_auc(square, square > 0)
+    for probability, positive, bins in (
+        (square, square > 0, 10),
+        (np.zeros(3), truth(1, 0), 10),
+        (np.zeros(2), truth(1, 0), 0),
+    ):
+        with pytest.raises(MetricError, match="one of each per image, and a bin"):
+            calibration_error(probability, positive, bins=bins)
+    with pytest.raises(MetricError, match="differ in shape"):
+        best_ranks(np.zeros((2, 3)), np.ones((2, 1), dtype=bool))
+
+
 WEIGHTS = np.array([[1, 1, 1, 1], [2, 0, 1, 1], [0, 0, 4, 0]])
 
 
