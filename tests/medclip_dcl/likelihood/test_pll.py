@@ -163,6 +163,38 @@ def test_an_empty_or_overlong_sentence_is_refused():
     assert pseudo_log_likelihood(model, tokenizer, []).shape == (0,)
 
 
+def test_a_sentence_may_fill_all_positions_that_a_model_has():
+    tokenizer = tiny_tokenizer()
+    # RoBERTa begins to count behind its padding: of 40 positions it has 39 for tokens.
+    for model, positions in ((tiny_bert(), 64), (FAMILIES["roberta"]().train(False), 39)):
+        longest = "no " * (positions - 2)
+        assert pseudo_log_likelihood(model, tokenizer, [longest]).isfinite().all()
+        with pytest.raises(ScoreError, match=f"{positions + 1} word pieces.* {positions}; cut it"):
+            pseudo_log_likelihood(model, tokenizer, [longest + "no"])
+
+
+def test_sentences_are_cut_to_the_tokens_that_are_asked_for_and_no_further():
+    tokenizer = tiny_tokenizer()
+    whole, short = "No focal consolidation.", "No effusion."
+    cut = encode_sentences(tokenizer, [whole, short], max_tokens=5)
+    assert [len(item.ids) for item in cut] == [5, 5]
+    assert [len(item.ids) for item in encode_sentences(tokenizer, [whole, short])] == [6, 5]
+    assert cut[0].words == (-1, 0, 1, 2, -1)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_tokenizers_without_words_or_without_a_mask_are_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ScoreError, match="use a fast one"):
+        encode_sentences(Slow(), ["No effusion."])
+    tokenizer = tiny_tokenizer()
+    tokenizer.mask_token = None
+    with pytest.raises(ScoreError, match="no mask token"):
+        pseudo_log_likelihood(tiny_bert(), tokenizer, ["No effusion."])
+
+
 def test_a_model_that_returns_nan_is_refused():
     model, tokenizer = tiny_bert(), tiny_tokenizer()
     model.cls.predictions.bias.data[3] = torch.nan
