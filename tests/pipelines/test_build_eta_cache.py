@@ -71,6 +71,29 @@ def test_eta_is_exactly_the_capped_formula(config_file, a, k, eta_max):
     assert (capped > 0) == (a == 0.5)
 
 
+@pytest.mark.parametrize("k", [40, 0.1], ids=["most are 0", "all differ"])
+def test_the_summary_describes_eta_by_sentence_and_by_occurrence(config_file, k):
+    artifact = run(config_file, "a=0.5", f"k={k}", "eta_max=0.4")
+    values, counts = zip(*((row["eta"], row["count"]) for row in rows_of(artifact)), strict=True)
+    assert max(counts) > min(counts)  # else weights would not show
+    is_capped = [value == 0.4 for value in values]
+    expected = {
+        "sentences": len(values),
+        "capped_share": np.mean(is_capped),
+        "capped_share_weighted": np.average(is_capped, weights=counts),
+        "eta_mean": np.mean(values),
+        "eta_mean_weighted": np.average(values, weights=counts),
+        "eta_zero_share": sum(value == 0 for value in values) / len(values),
+        "eta_median": np.median(values),
+        "eta_p5": np.percentile(values, 5),
+        "eta_p95": np.percentile(values, 95),
+    }
+    found = {name: artifact.summary[name] for name in expected}
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert artifact.summary["source"] == "pll"
+    assert found["eta_zero_share"] > 0 if k == 40 else found["eta_p5"] < found["eta_p95"]
+
+
 def test_no_sentence_is_missing_and_the_reader_finds_all(config_file):
     rows = rows_of(run(config_file))
     keys = distinct_sentences(corpus_of(config_file))["text_key"].to_pylist()
