@@ -77,18 +77,16 @@ def _room(name: str, room: Mapping[str, Any], arguments: argparse.Namespace) -> 
     mutants, total = drawn(arguments.seed, known)
     tests = [path for item in room["tests"] for path in _test_files(item)]
     digest = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in tests)).hexdigest()
+    tests += room.get("pytest", [])
     done = _finished(digest)
     left = [mutant for mutant in mutants if _key(mutant) not in done]
-    if left and _baseline(tests) is None:
-        return 1  # the second run, with libraries imported, is the one that is timed
-    limit_s = _baseline(tests) if left else 0.0
+    limit_s = _baseline(tests, _baseline_key(room, digest), done) if left else 0.0
     if limit_s is None:
         return 1
     with Progress(name, len(mutants), "mutant", done=len(mutants) - len(left)) as progress:
         for mutant in left:
-            record = _run_mutant(mutant, tests, limit_s)
-            with DONE.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record | {"key": _key(mutant), "tests": digest}) + "\n")
+            record = _run_mutant(mutant, tests, limit_s) | {"mutant": mutant.identity}
+            _keep(record | {"key": _key(mutant), "tests": digest})
             done[_key(mutant)] = record
             progress.advance()
     _report(name, arguments, total, [(mutant, done[_key(mutant)]) for mutant in mutants])
@@ -112,20 +110,36 @@ def _run_mutant(mutant: Mutant, tests: Sequence[str], limit_s: float) -> dict[st
     return {"outcome": outcome, "by": failed[0] if failed else "", "seconds": round(seconds, 2)}
 
 
-def _baseline(tests: Sequence[str]) -> float | None:
+def _baseline(
+    tests: Sequence[str], key: str, done: Mapping[str, Mapping[str, Any]]
+) -> float | None:
     """Run the tests without a mutant, import what they did, and give a mutant's time limit."""
-    code, seconds = _forked(tests, 1500, write_bytecode=True)
-    if code:
-        print("\n".join([*_log_lines()[-15:], "these tests fail without a mutant"]))
-        return None
+    if key not in done:
+        code, seconds = _forked(tests, 1500, write_bytecode=True)
+        if code:
+            print("\n".join([*_log_lines()[-15:], "these tests fail without a mutant"]))
+            return None
+        record = {"outcome": "baseline", "by": "", "seconds": seconds, "key": key, "tests": ""}
+        _keep(record | {"imported": IMPORTED.read_text("utf-8").split()})
+        done = _finished("")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in json.loads(IMPORTED.read_text("utf-8")):
+        for name in done[key]["imported"]:
             with contextlib.suppress(
                 BaseException
             ):  # whatever a library raises is its tests' fault
                 importlib.import_module(name)
-    return 10 + 5 * seconds
+    return float(10 + 5 * done[key]["seconds"])
+
+
+def _baseline_key(room: Mapping[str, Any], digest: str) -> str:
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in room["modules"])
+    return hashlib.sha256(f"{digest}{text}".encode()).hexdigest()
+
+
+def _keep(record: Mapping[str, Any]) -> None:
+    with DONE.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def _forked(
@@ -178,7 +192,7 @@ def _become_pytest(tests: Sequence[str], cpu_s: int, write_bytecode: bool) -> No
         code = int(pytest.main([*_PYTEST, *tests]))
         if write_bytecode:
             names = [name for name in sys.modules if name.split(".")[0] not in _OURS]
-            IMPORTED.write_text(json.dumps([name for name in names if name not in before]), "utf-8")
+            IMPORTED.write_text("\n".join(name for name in names if name not in before), "utf-8")
     except BaseException:  # noqa: BLE001 (nothing may return from here: this is a fork)
         traceback.print_exc()
     finally:

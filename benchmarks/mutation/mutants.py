@@ -4,6 +4,7 @@ Annotations are left as they are: a mutant there fails at import and would flatt
 """
 
 import hashlib
+import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,14 +126,16 @@ def _candidates(module: str, source: str) -> Iterator[_Candidate]:
 
 
 def _apply(candidate: _Candidate, source: str) -> Mutant | None:
-    """Make the mutant, unless it is not Python or the same program."""
+    """Make the mutant, unless it is the same program, not Python, or such as a linter finds."""
     from cosmic_ray.mutating import mutate_code
 
     operator = _operators()[candidate.operator]
     mutated = mutate_code(source, operator, candidate.occurrence)
     try:
-        compile(mutated, candidate.module, "exec")
-    except (SyntaxError, TypeError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SyntaxWarning)  # `is` with a literal
+            compile(mutated, candidate.module, "exec")
+    except SyntaxError:
         return None
     before, after = _difference(source.splitlines(), mutated.splitlines())
     if before == after:
