@@ -43,7 +43,8 @@ def test_a_batch_is_a_function_of_seed_and_step_alone() -> None:
     forward, backward = sampler(), sampler()
     ahead = [forward.draw(step) for step in range(20)]
     behind = [backward.draw(step) for step in reversed(range(20))][::-1]
-    for one, other in zip(ahead, behind, strict=True):
+    begun_there = [sampler().draw(step) for step in range(20)]  # as a resumed run does
+    for one, other in zip(2 * ahead, [*behind, *begun_there], strict=True):
         assert np.array_equal(one.studies, other.studies)
         assert np.array_equal(one.images, other.images)
         assert np.array_equal(one.sentences, other.sentences)
@@ -76,6 +77,7 @@ def test_a_number_below_one_picks_a_member_in_equal_parts() -> None:
     studies, uniform = np.array([0, 1, 1, 1, 1]), np.array([0.99, 0.0, 0.33, 0.34, 0.99])
     assert index.pick(studies, uniform).tolist() == [1, 0, 0, 2, 3]
     assert len(RaggedIndex(np.array([], dtype=np.int64), 0)) == 0
+    assert len(RaggedIndex(np.arange(1000), 1000)) == 1000
 
 
 @pytest.mark.parametrize("owners", [[0, 2], [0, 1, 2, 3]], ids=["study 1 has none", "no study 3"])
