@@ -160,6 +160,23 @@ def conformance_table() -> str:
     return "\n".join([*rows, "", f"What is sent is written in {written}."])
 
 
+def mutants_table() -> str:
+    """One row per room and draw: how many of its mutants its tests notice."""
+    head = ("room", "draw", "mutants", "noticed", "change nothing", "survived", "score", "")
+    rows = [_row(*head), "|---" * len(head) + "|"]
+    kept = json.loads((RESULTS / "mutants.json").read_text("utf-8"))
+    for room, draws in kept["rooms"].items():
+        for _, found in sorted(draws.items()):
+            draw = "first" if found["without_seed"] is None else "fresh"
+            noticed = found["killed"] + found["timeout"]
+            counts = (found["drawn"], noticed, found["equivalent"], found["survived"])
+            score = f"{found['score']:.0%}"
+            rows.append(
+                _row(room, draw, *map(str, counts), score, "met" if found["met"] else "missed")
+            )
+    return "\n".join(rows)
+
+
 BATCHES = (32, 64, 128, 256, 512, 1024, 4096)
 """Global batches of the table of false negatives."""
 
@@ -174,6 +191,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "errors": ("medclip_dcl/README.md", errors_table),
     "api_settings": ("api/README.md", lambda: settings_table(ServeSettings)),
     "api_errors": ("api/README.md", refusals_table),
+    "mutants": ("docs/results/reliability.md", mutants_table),
     "gateway_settings": ("gateway/README.md", lambda: settings_table(GatewaySettings)),
     "gateway_dicom": ("gateway/README.md", conformance_table),
 }
