@@ -262,6 +262,9 @@ class ImageEncoder(nn.Module):
 
     def _patches(self, pixels: Tensor) -> Tensor:
         side = pixels.shape[-1] // self.stride
+        # One channel times three scales is a product that OpenVINO folds into the patches' weights,
+        # which then do not fit the one channel: its MultiplyConvolutionFusion throws.
+        pixels = pixels.expand(-1, len(self._scale), -1, -1)
         answer = self.backbone(pixels * self._scale + self._shift)
         states: Tensor = answer.last_hidden_state
         if self._settings.regions == "pooled":

@@ -17,7 +17,8 @@ from medclip_dcl.data.images import open_image
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.inference import Predictor, load
 from medclip_dcl.models import engines
-from medclip_dcl.models.settings import EngineName, Precision
+from medclip_dcl.models.image_encoder import ImageEncoder
+from medclip_dcl.models.settings import EngineName, ImageEncoderConfig, Precision
 
 PHRASES = ("Pleural effusion", "No signs of pneumonia in the right lower lobe", "The heart")
 
@@ -81,6 +82,21 @@ def test_bfloat16_is_near_and_is_not_float32(name: EngineName, package: Path) ->
     away = max(farthest(theirs, ours, 2))
     assert 1e-5 < away < engines.TOLERANCE["bfloat16"]
     assert theirs.embed_images(images(1)).dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")  # of tracing, which is quicker than our export
+@torch.no_grad()
+def test_openvino_runs_a_vision_transformer() -> None:
+    """One grey channel times three scales must not be folded into the weights of patches."""
+    openvino = pytest.importorskip("openvino")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8}
+    tree = {"kind": "vit", "backbone": {"model_type": "dinov2", **sizes}, "input_px": 32}
+    encoder = ImageEncoder(ImageEncoderConfig.model_validate(tree)).eval()
+    pixels = torch.linspace(-2, 2, 2048).view(2, 1, 32, 32)
+    graph = openvino.convert_model(encoder, example_input=pixels, input=[2, 1, 32, 32])
+    run = openvino.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    (answer,) = run([pixels.numpy()]).values()
+    np.testing.assert_allclose(answer, encoder(pixels), atol=2e-6)
 
 
 def test_auto_takes_the_fastest_that_is_installed(
