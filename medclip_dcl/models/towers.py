@@ -243,6 +243,8 @@ def _describe_text(
     pooling: str = settings.pooling
     if pooling == "auto":
         pooling = _OWN_POOLINGS.get(config.model_type, "cls")
+        if config.model_type == "modernbert":
+            pooling = config.classifier_pooling
         if (file := folder / "1_Pooling" / CONFIG).is_file():
             tree = _read_json(file)
             said = [name for name, is_on in tree.items() if is_on is True]

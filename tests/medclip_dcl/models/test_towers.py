@@ -20,6 +20,8 @@ from transformers import (
     Dinov2Model,
     DINOv3ViTConfig,
     DINOv3ViTModel,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
@@ -95,6 +97,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
         "clip": CLIPModel(CLIPConfig(**sides, projection_dim=24)),
         "siglip": SiglipModel(SiglipConfig(**sides)),
         "roberta": RobertaModel(RobertaConfig(**TEXT)),
+        # A window of two words on each side, so that layers with and without one differ.
+        "modernbert": ModernBertForMaskedLM(
+            ModernBertConfig(
+                **{**TEXT, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 4},
+                global_attn_every_n_layers=2,
+                classifier_pooling="mean",
+            )
+        ),
     }
     for parameter in made["dinov2"].parameters():  # position embeddings start as zeros
         parameter.data.normal_(std=0.3)
@@ -165,6 +175,39 @@ def test_another_size_interpolates_positions_as_transformers_does(folders, bert,
     torch.testing.assert_close(encoder.image(ours), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["dinov2", "dinov3", "vit", "clip", "siglip"])
+@torch.no_grad()
+def test_a_bright_patch_is_the_peak_of_its_heatmap(folders, bert, name) -> None:
+    _, encoder = start(folders[name][0], bert, vit(48))  # 4 x 4 positions become 6 x 6
+    shades = torch.tensor([-2.0, 2.0]).view(2, 1, 1, 1).expand(2, 1, 48, 48)
+    black, white = encoder.encode_images(shades)
+    sentence = (white - black).mean(dim=(0, 1))  # brightness, wherever it is
+    for row, column in ((0, 0), (1, 4), (5, 2)):
+        pixels = shades[:1].clone()
+        pixels[0, 0, row * 8 : row * 8 + 8, column * 8 : column * 8 + 8] = 2.0
+        heat = (encoder.encode_images(pixels)[0] - black) @ sentence
+        assert divmod(int(heat.argmax()), 6) == (row, column)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "first"),
+    [
+        ("dinov2", "embeddings.position_embeddings", 1),
+        ("siglip", "vision_model.embeddings.position_embedding.weight", 0),
+    ],
+)
+@torch.no_grad()
+def test_a_resized_position_stays_in_its_corner(folders, bert, tmp_path, name, key, first) -> None:
+    folder, model = folders[name]
+    positions = model.state_dict()[key].clone()
+    positions.view(-1, 16)[first + 3] += torch.arange(16.0)  # top right of 4 x 4
+    moved = changed(folder, tmp_path / name, **{key: positions})
+    before, after = (
+        start(at, bert, vit(48))[1].encode_images(images(48)[0][:1] * 0) for at in (folder, moved)
+    )
+    assert divmod(int((after - before)[0].norm(dim=-1).argmax()), 6) == (0, 5)
+
+
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 @torch.no_grad()
 def test_a_whole_model_gives_its_own_vectors_and_scale(folders, name) -> None:
@@ -213,6 +256,25 @@ def test_text_is_pooled_as_asked_and_cut_at_what_the_encoder_reads(folders, pool
         ),
         "eos": torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)]),
     }[pooling]
+    torch.testing.assert_close(encoder.text.pooled(ids, mask), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("pooling", ["auto", "cls", "eos"])
+@torch.no_grad()
+def test_modernbert_is_read_without_its_head(folders, pooling) -> None:
+    folder, model = folders["modernbert"]
+    text = {"pretrained": "given", "pooling": pooling}
+    begun, encoder = start(None, folder, {**RESNET, "text": text})
+    assert begun.settings.text.max_tokens == 12
+    assert begun.fill(encoder)["text"].unexpected == (
+        *("decoder.bias", "head.dense.weight", "head.norm.weight"),
+    )
+    ids, mask = tokens(begun)
+    states = model.model(ids, mask).last_hidden_state
+    lengths = mask.sum(dim=1)
+    last = torch.stack([row[length - 1] for row, length in zip(states, lengths, strict=True)])
+    mean = (states * mask.unsqueeze(-1)).sum(dim=1) / lengths.unsqueeze(-1)
+    expected = {"auto": mean, "cls": states[:, 0], "eos": last}[pooling]  # its config says mean
     torch.testing.assert_close(encoder.text.pooled(ids, mask), expected, **TOLERANCE)
 
 
