@@ -37,7 +37,8 @@ from medclip_dcl.training.validation import evaluating
 ARTIFACT = ArtifactType("features", 1, "train")
 
 _SHARD_BYTES = 2**26
-_PER_PASS = 32
+PER_PASS = 32
+"""Images or sentences of one pass of an encoder."""
 
 
 def cache_features(
@@ -117,8 +118,8 @@ def _write(folder: Path, name: str, count: int, encode: Callable[[np.ndarray], T
             file = folder / shard_name(name, shard)
             if not file.is_file():  # finished before a kill
                 parts = [
-                    encode(np.arange(begin, min(begin + _PER_PASS, stop))).half().cpu()
-                    for begin in range(start, stop, _PER_PASS)
+                    encode(np.arange(begin, min(begin + PER_PASS, stop))).half().cpu()
+                    for begin in range(start, stop, PER_PASS)
                 ]
                 features = torch.cat(parts)
                 if not bool(features.isfinite().all()):
