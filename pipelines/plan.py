@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,7 +38,7 @@ from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.eta import correction, same_correction
 from medclip_dcl.likelihood.settings import HEADS
 from medclip_dcl.models.dual_encoder import DualEncoder, build_dual_encoder
-from medclip_dcl.models.image_encoder import CHANNELS
+from medclip_dcl.models.image_encoder import CHANNELS, ImageEncoder
 from medclip_dcl.models.lora import add_adapters
 from medclip_dcl.models.pretrained import weights_file
 from medclip_dcl.models.towers import describe_image, fetch_weights, read_start
@@ -45,7 +46,9 @@ from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.training.checkpoint import KEEP_CHECKPOINTS
 from medclip_dcl.training.dataset import ImageTextBatch
+from medclip_dcl.training.feature_cache import PER_PASS
 from medclip_dcl.training.objective import ContrastiveObjective
+from medclip_dcl.training.optim import freeze, frozen_groups
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
 from medclip_dcl.training.trainer import (
     TrainStep,
@@ -81,13 +84,16 @@ class MemoryEstimate:
     moments: int
     """AdamW's two numbers a parameter."""
     activations: int
-    """What the forward pass keeps for the backward pass, at the longest sentences."""
+    """What the forward pass keeps for the backward pass, at the longest sentences; with cached
+    features the most that the encoders hold while they make them, where that is more."""
     batches: int
-    """Images in use, read ahead and being read."""
+    """Images, or their features, in use, read ahead and being read."""
     parameters: int
     """Their number."""
     regions: int
     """Regions of one image."""
+    features: int
+    """Bytes of one image's features and one sentence's on disk; 0: none are cached."""
 
     @property
     def total(self) -> int:
@@ -268,9 +274,9 @@ def _hours(
         if settings.processes > 1:
             words += f", times {settings.processes}: on machines like this, none slowed by others"
     hours = steps * settings.global_batch / rate / 3600
-    return Finding(
-        "hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), validation and saving apart"
-    )
+    apart = "the features, which are made once, " if settings.cache_features else ""
+    apart += "validation and saving apart"
+    return Finding("hours", "ok", f"{hours:.3g} at {rate:.3g} images/s ({words}), {apart}")
 
 
 def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
@@ -284,12 +290,14 @@ def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
         needs["prepared"] = images * config.images.size_px**2
         vectors = config.model.similarity.dim * (2 * need.regions + 4)
         needs["index"] = images * (vectors + _THUMBNAIL * config.index.pictures)
+        if need.features:
+            needs["features"] = images * need.features
     if (said := _made(config, sentences.ARTIFACT)) is None:
         unknown.append("sentences to eta_cache")
     else:
         needs["sentences to eta_cache"] = _SENTENCE * len(sentences.distinct_sentences(said))
     for name in list(needs):
-        if name in {"prepared", "index", "model"} and (work / name).is_dir():
+        if name in {"prepared", "index", "model", "features"} and (work / name).is_dir():
             del needs[name]  # it is there
     total = sum(needs.values())
     listed = ", ".join(f"{name} {_gb(size)}" for name, size in needs.items())
@@ -356,23 +364,46 @@ def estimate_training_memory(config: Config, text: PreTrainedConfig) -> MemoryEs
             setattr(module, name, mode.from_tensor(buffer))
     with mode:
         encoder.train()
+        inputs, held = _inputs(encoder, config, min(local, _MOST_PAIRS), longest)
+        features = settings.cache_features * sum(item[0].numel() for item in inputs)
+        freeze(encoder, frozen_groups(settings, (settings.steps or sys.maxsize) - 1))
         trained = [item for item in encoder.parameters() if item.requires_grad]
-        activations, regions = _activations(encoder, config, local, longest)
+        activations, regions = _activations(encoder, config, local, inputs)
         return MemoryEstimate(
             parameters=sum(item.numel() for item in encoder.parameters()),
             weights=_bytes_of([*encoder.parameters(), *encoder.buffers()]),
             gradients=_bytes_of(trained),
             moments=2 * _bytes_of(trained),
-            activations=activations,
-            batches=3 * local * px * px,
+            activations=max(activations, held),
+            batches=3 * local * (4 * features or px * px),
             regions=regions,
+            features=2 * features,
         )
 
 
-def _activations(encoder: DualEncoder, config: Config, local: int, longest: int) -> tuple[int, int]:
+def _inputs(
+    encoder: DualEncoder, config: Config, pairs: int, longest: int
+) -> tuple[tuple[Tensor, ...], int]:
+    # What a step sees: pixels and word pieces, or features; and what making these holds at most.
+    px = config.model.image.input_px
+    if not config.train.cache_features:
+        ids = torch.ones(pairs, longest, dtype=torch.int64)
+        return (torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids)), 0
+    ids = torch.ones(PER_PASS, longest, dtype=torch.int64)
+    tracker = import_module("torch.distributed._tools.mem_tracker").MemTracker()
+    tracker.track_external(encoder)
+    with tracker, torch.no_grad():
+        made = encoder.image(torch.empty(PER_PASS, CHANNELS, px, px)), encoder.text.pooled(ids, ids)
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    held = peak["Total"] - _bytes_of([*encoder.parameters(), *encoder.buffers()])
+    return tuple(item.new_empty(pairs, *item.shape[1:]) for item in made), held
+
+
+def _activations(
+    encoder: DualEncoder, config: Config, local: int, inputs: tuple[Tensor, ...]
+) -> tuple[int, int]:
     # Bytes that autograd keeps, without the weights, and the regions of an image.
-    settings, px = settle_precision(config.train), config.model.image.input_px
-    pairs = min(local, _MOST_PAIRS)
+    settings, pairs = settle_precision(config.train), len(inputs[0])
     kept: dict[int, UntypedStorage] = {}  # held, so that no two of them share an address
 
     def address(tensor: Tensor) -> int:  # tensors without content have no data pointer
@@ -384,16 +415,13 @@ def _activations(encoder: DualEncoder, config: Config, local: int, longest: int)
         return tensor
 
     weights = {address(item) for item in encoder.parameters()}
-    ids = torch.ones(pairs, longest, dtype=torch.int64)
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(
             "cpu", dtype=_DTYPES[settings.precision], enabled=settings.precision != "no"
         ),
     ):
-        regions, sentences = encoder(
-            torch.empty(pairs, CHANNELS, px, px), ids, torch.ones_like(ids)
-        )
+        regions, sentences = encoder(*inputs)
         scores = encoder.score(regions, sentences[:1].repeat(settings.global_batch, 1))
     del scores
     needed = sum(item.nbytes() for storage, item in kept.items() if storage not in weights)
@@ -432,7 +460,7 @@ def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -
 
     pairs = share if torch.accelerator.is_available() else min(_FIRST_PAIRS, share)
     while True:
-        batch = _random_batch(config, text, pairs)
+        batch = _random_batch(config, text, pairs, encoder.image)
         timed(batch)  # the first step of a size warms caches and allocators
         times = [timed(batch)]
         if pairs == share or times[0] > seconds / _SLOW_SHARE:
@@ -443,10 +471,18 @@ def measure_throughput(config: Config, text: PreTrainedConfig, seconds: float) -
     return pairs / statistics.median(times), pairs
 
 
-def _random_batch(config: Config, text: PreTrainedConfig, pairs: int) -> ImageTextBatch:
+def _random_batch(
+    config: Config, text: PreTrainedConfig, pairs: int, image: ImageEncoder
+) -> ImageTextBatch:
     generator = torch.Generator().manual_seed(0)
     px, width = config.model.image.input_px, min(_PIECES, text.max_position_embeddings)
-    ones = torch.ones(pairs)
+    ones, features = torch.ones(pairs), {}
+    if config.train.cache_features:
+        side = image.grid(px)
+        features = {
+            "image_features": torch.randn(pairs, image.width, side, side, generator=generator),
+            "text_features": torch.randn(pairs, text.hidden_size, generator=generator),
+        }
     ids = torch.randint(text.vocab_size, (pairs, width), generator=generator)
     return ImageTextBatch(
         step=0,
@@ -461,6 +497,7 @@ def _random_batch(config: Config, text: PreTrainedConfig, pairs: int) -> ImageTe
         sentence_codes=None,
         report_codes=None,
         labels=None,
+        **features,
     )
 
 
