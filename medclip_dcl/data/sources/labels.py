@@ -39,8 +39,12 @@ _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 _WEIGHT = {0: 0, -1: 1, 1: 2}
 
 
-def read_row_labels(table: pa.Table, file: str, settings: SourceConfig) -> list[Labels]:
+def read_row_labels(
+    table: pa.Table, file: str, settings: SourceConfig, counts: dict[str, int]
+) -> list[Labels]:
     """Read the labels of every row by `source.columns.labels`; without it, by CheXpert's names.
+
+    Names in lists that stand for no finding are counted, as `unknown_labels`, each once.
 
     Raises:
         StudyError: a column is missing, or holds something else than labels.
@@ -55,7 +59,7 @@ def read_row_labels(table: pa.Table, file: str, settings: SourceConfig) -> list[
         )
     table = table.flatten()  # `gold.Edema` is a field of `gold`
     if isinstance(named, str):
-        return _listed(table, named, file, settings.label_names)
+        return _listed(table, named, file, settings.label_names, counts)
     columns = {
         finding: _codes(take_rows(table, file, [column])[column], column, file)
         for finding, column in named.items()
@@ -95,7 +99,7 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     """
     table = read_any(path, settings.fallback_encoding)
     ids = take_rows(table, path.name, [settings.label_id])[settings.label_id]
-    rows = read_row_labels(table, path.name, settings)
+    rows = read_row_labels(table, path.name, settings, raw.counts)
     study_of = {image.path: image.study_id for image in raw.images if image.path}
     study_of |= {image.image_id: image.study_id for image in raw.images}
     study_of |= {name: name for name in study_of.values()}
@@ -136,14 +140,20 @@ def _kind(word: str) -> str:
 
 
 def _listed(
-    table: pa.Table, column: str, file: str, given: Mapping[str, Sequence[str]]
+    table: pa.Table,
+    column: str,
+    file: str,
+    given: Mapping[str, Sequence[str]],
+    counts: dict[str, int],
 ) -> list[Labels]:
     default = {finding: (finding, *_OTHER_NAMES.get(finding, ())) for finding in LABELS}
     names = {
         finding: {_key(name) for name in known} for finding, known in (given or default).items()
     }
-    lists = _lists(table, column, file, set().union(*names.values()))
+    all_names = set().union(*names.values())
+    lists = _lists(table, column, file, all_names)
     ever = set().union(*(listed for listed in lists if listed))
+    counts["unknown_labels"] = len(ever - all_names - _NOT_SORTED)
     # A finding that no row lists is not labelled: the lists may not know it.
     known = {finding: keys for finding, keys in names.items() if keys & ever}
     if missing := sorted(set(given) - set(known)) or ([] if known else list(LABELS)):

@@ -101,7 +101,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     found_labels = None
     if labels:
         joined = pa.concat_tables(labels, promote_options="permissive")
-        read = read_row_labels(joined, files[0].path.name, settings)
+        read = read_row_labels(joined, files[0].path.name, settings, found.counts)
         found_labels = label_table(found.study_of_row, read)
     return RawStudies(
         root,

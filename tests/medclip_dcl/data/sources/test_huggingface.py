@@ -88,9 +88,12 @@ def read(work: Path, root: Path, **changes: Any) -> tuple[manifest.Source, Path]
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a socket was opened")
+    """No connection, and no image opened outside the gate either."""
 
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a socket or an image was opened")
+
+    monkeypatch.setattr("PIL.Image.open", refuse)
     for name in ("connect", "connect_ex", "bind"):
         monkeypatch.setattr(socket.socket, name, refuse)
 

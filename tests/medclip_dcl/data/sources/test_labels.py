@@ -130,6 +130,14 @@ def test_one_name_may_stand_for_two_findings(tmp_path: Path) -> None:
     assert found == {"s1": dict.fromkeys(names, 1), "s2": dict.fromkeys(names, 0)}
 
 
+def test_names_of_no_finding_are_counted_once_each(tmp_path: Path) -> None:
+    lists = [["Edema", "pacemaker"], ["PACEMAKER", "rib"], ["No Indexing"], None]
+    labels_of(tmp_path, {"found": lists}, "found")
+    columns = {"study_id": "study", "subject_id": "who", "report": "text", "labels": "found"}
+    source = SourceConfig(kind="table", root=str(tmp_path), table="t.parquet", columns=columns)
+    assert read_source(source, Path).raw.counts == {"unknown_labels": 2}
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

@@ -65,6 +65,19 @@ def test_bytes_paths_and_neither(tmp_path: Path) -> None:
     assert {image.image_id for image in kept.images} == set(paths)
 
 
+def test_addresses_and_files_elsewhere_are_missing_images(tmp_path: Path) -> None:
+    """Nothing is fetched, and nothing outside the folder is read."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "out.png").write_bytes(picture(0))
+    (tmp_path / "set/link.png").symlink_to(tmp_path / "out.png")
+    paths = ["http://127.0.0.1:9/a.png", "../out.png", str(tmp_path / "out.png"), "link.png"]
+    content = [{"who": str(n), "x": {"bytes": None, "path": path}} for n, path in enumerate(paths)]
+    source = read(tmp_path / "set", content, columns={"image": "x"})
+    kept = select(source.raw, SourceConfig(kind="table", columns={"image": "x"}))
+    assert kept.images == []
+    assert [item.reason for item in kept.rejects] == ["missing_image"] * 4
+
+
 def test_lists_are_exploded_with_what_is_parallel_to_them(tmp_path: Path) -> None:
     content = [
         {"who": "a", "x": [picture(0), picture(1)], "v": ["PA", "LATERAL"], "f": "one"},
