@@ -146,6 +146,7 @@ class RequestMiddleware:
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")
         except (ApiError, TimeoutError) as refusal:
+            state.image = None
             body.release()
             state.code = refusal.code if isinstance(refusal, ApiError) else "body_deadline"
             await error_response(state.code, state.request_id)(scope, receive, send)
