@@ -4,8 +4,15 @@ Nothing is imported before it is asked for (PEP 562): a decode worker, or a loop
 wants a loss alone, does not pay for the rest.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Once imported, onnxruntime (1.29 and newer) and openvino write an id of this machine and send
+# facts about it and its models to their makers, unless this stands first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # it then has a stub
 
 if TYPE_CHECKING:
     from medclip_dcl.data.images import open_image

@@ -1,8 +1,11 @@
 """Engines answer as PyTorch does, or are refused; their graphs are kept, and nothing is sent."""
 
 import logging
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -216,3 +219,13 @@ def test_the_service_answers_alike_and_names_its_engine(package: Path) -> None:
     expected = load(package, "cpu").classify(open_image(png()))
     found = [item["score"] for item in answer["findings"]]
     np.testing.assert_allclose(found, [item.score for item in expected], atol=1e-5)
+
+
+def test_no_engine_keeps_an_id_of_this_machine_to_report_with(tmp_path: Path) -> None:
+    for name in ("onnxruntime", "openvino"):
+        pytest.importorskip(name)
+    # a process of its own: they write it when they are first imported, and not where CI is set
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-c", "import medclip_dcl, onnxruntime, openvino"]
+    subprocess.run(command, env=environment, cwd=Path(__file__).parents[3], check=True)
+    assert list(tmp_path.rglob("*")) == []
