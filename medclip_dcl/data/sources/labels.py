@@ -11,7 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from medclip_dcl.data.sources.records import RawStudies, SourceConfig, read_any, strings, take_rows
+from medclip_dcl.data.sources.records import (
+    RawStudies,
+    SourceConfig,
+    only_columns,
+    read_any,
+    strings,
+    take_rows,
+)
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
@@ -54,8 +61,8 @@ def read_row_labels(
     }
     if not named:
         raise StudyError(
-            f"{file} has no column of CheXpert's names, only {table.column_names[:40]}; name the "
-            "columns of labels in source.columns.labels"
+            f"{file} has no column of CheXpert's names{only_columns(file, table.column_names)}; "
+            "name the columns of labels in source.columns.labels"
         )
     table = table.flatten()  # `gold.Edema` is a field of `gold`
     if isinstance(named, str):

@@ -281,11 +281,19 @@ def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, l
 
 def no_column(file: str, missing: Sequence[str], there: Sequence[str]) -> StudyError:
     """Say that a table lacks columns, and which it has."""
-    only = f", only {list(there[:40])}" if there else ""
     return StudyError(
-        f"table {file} has no column {list(missing)}{only}; "
+        f"table {file} has no column {list(missing)}{only_columns(file, there)}; "
         "name its columns in source.columns, source.box_columns or source.label_id"
     )
+
+
+def only_columns(file: str, there: Sequence[str]) -> str:
+    """Name the columns that a table has; count a CSV's: without a header its first row is data."""
+    if not there:
+        return ""
+    if ".csv" in file.lower():
+        return f" among its {len(there)}"
+    return f", only {list(there[:40])}"
 
 
 def read_any(path: Path, fallback: str = "") -> pa.Table:

@@ -166,7 +166,7 @@ def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="0 have a study"):
         labels_of(tmp_path, {}, None, labels="l.csv")
     (tmp_path / "l.csv").write_text("study_id,oedema\ns1,1\n")
-    with pytest.raises(StudyError, match=r"no column of CheXpert's names, only \['study_id', 'oed"):
+    with pytest.raises(StudyError, match=r"no column of CheXpert's names among its 2;"):
         labels_of(tmp_path, {}, None, labels="l.csv")
 
 

@@ -99,6 +99,18 @@ def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes, mes
         read_rows(tmp_path / "t.csv", ["id", "text"])
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("t.csv", "among its 2;"), ("t.jsonl", "only ['Doe^Jane', 'other']")]
+)
+def test_columns_are_named_unless_they_may_be_a_row(tmp_path: Path, name: str, words: str) -> None:
+    lines = {"t.csv": "Doe^Jane,other\n1,2\n", "t.jsonl": '{"Doe^Jane": "1", "other": "2"}\n'}
+    (tmp_path / name).write_text(lines[name])
+    with pytest.raises(StudyError) as refused:
+        read_rows(tmp_path / name, ["id"])
+    assert words in str(refused.value)
+    assert ("Doe" in str(refused.value)) == (name == "t.jsonl")
+
+
 def test_broken_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text('[{"id": "1"},\n{"id": ')
     with pytest.raises(StudyError, match="cannot be read"):
