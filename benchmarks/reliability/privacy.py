@@ -1,27 +1,32 @@
 """Canaries in headers, file names, tables and reports: do they turn up where they must not?
 
-    python -m benchmarks.reliability.privacy [--quick] [--strict]
+    python -m benchmarks.privacy [--quick] [--strict] [--keep FOLDER]
 
-A small generated archive is spoilt with words that no image or report holds by nature. Then
-every job of the story, the check and the broken sources run as processes of their own, and
-everything that they wrote is searched: logs, errors, artifacts (tables decoded), pages. Images
-with canaries also go through the gateway: its log, metrics and status are searched, and what it
-sent to the service.
+A small generated archive is spoilt with words that no image or report holds by nature, in every
+text element of DICOM's dictionary. Then every command of `medclip` runs on it, sources of each kind
+are read, and images go through the service, the gateway and an archive. Everything that was
+written is searched in every encoding, inside of containers: logs, errors, artifacts, pages,
+exports, caches, temporary files. A control hides each canary in each encoding and container.
 
-    PHISENTINEL    in DICOM headers, preambles, names of files, cells of tables, broken
-                   reports: may stand nowhere
-    PHISENTWORD    in the text of sound reports: may stand where the contract keeps texts, and
-                   in no log, no error and no page written with `report.private`
+    PHISENTINEL    and its Chinese neighbour: in DICOM headers, names of files and folders, cells of
+                   tables, broken reports, the service's key
+    PHISENTWORD    in the text of sound reports, and in what the service is asked
 
-`--strict` ends with 1 where a bar is missed. One tier: seconds of CPU, most of them imports.
+`ALLOWED` lists where each may stand, and why. The archive needs orthanc and orthanc-dicomweb;
+without them it is left out. `--strict` ends with 1 where a bar is missed.
 """
 
 import argparse
 import contextlib
+import csv
 import gzip
 import importlib
+import io
+import json
 import os
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -31,179 +36,312 @@ from pathlib import Path
 import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydicom import dcmread
-from pydicom.dataset import Dataset
-from pydicom.sequence import Sequence as Items
+from PIL import Image, PngImagePlugin
 
-from benchmarks.fixtures.orthanc import radiograph, send, stub_service, wait_until
+from benchmarks.fixtures.canaries import (
+    HEADER,
+    NATIVE,
+    READ_TAGS,
+    SLICES,
+    UNREAD_TAGS,
+    WORD,
+    not_found,
+    search,
+    spoil_header,
+    spoil_tag,
+)
+from benchmarks.fixtures.corpus import TINY_DEMO
+from benchmarks.fixtures.forkserver import forget
+from benchmarks.fixtures.hub import TOKEN, running_hub
+from benchmarks.fixtures.orthanc import (
+    free_port,
+    missing,
+    radiograph,
+    running,
+    send,
+    stub_service,
+    wait_until,
+)
 from benchmarks.record import finish
 from gateway.destinations import SendError
 from gateway.launcher import started
 from gateway.monitoring import silence_libraries
 from gateway.settings import GatewaySettings
 from medclip_dcl.config import load_config
+from pipelines.__main__ import COMMANDS
+from pipelines.__main__ import main as medclip
 
-HEADER, WORD = "PHISENTINEL", "PHISENTWORD"
-_SHORTEST = 8
-"""Letters of a canary that tell it; a vocabulary may hold it in pieces."""
 CONFIG = "configs/demo.yaml"
-SMALL = (
-    "generate.patients=40",
-    "generate.coverage_images=1",
-    "generate.size_px=64",
-    "generate.test_share=0.2",
-    "generate.workers=1",
-    "source.max_reject_share=0.9",
-    "images.max_reject_share=0.9",
-    "images.workers=1",
-    "images.size_px=64",
-    "model.image.input_px=56",
-    "language_model.steps=2",
-    "likelihood.workers=1",
-    "train.steps=4",
-    "train.global_batch=8",
-    "train.warmup_steps=1",
-    "train.save_every_steps=2",
-    "evaluate.retrieval_pool=8",
-    "evaluate.bootstrap=4",
-)
-TEXT_PLACES = (
-    "manifest/reports.parquet",
-    "manifest/boxes.parquet",
-    "sentences/sentences.parquet",
-    "index/texts.parquet",
-    "results/gallery.parquet",
-    "service_answers.json",
-    "report.html",
-    "language_model/",
-    "model/",
-)
-"""Where texts of reports may stand; the last two hold a vocabulary learned from them."""
-NAMES_PLACE = "folder/manifest/images.parquet"
-"""Where names of files may stand, in column `path`: how a folder's images are found again."""
-
-_TAGS = {
-    "PatientName": f"{HEADER}^DOE",
-    "PatientID": f"{HEADER}1",
-    "OtherPatientIDs": f"{HEADER}2",
-    "PatientAddress": HEADER,
-    "PatientComments": HEADER,
-    "AccessionNumber": HEADER,
-    "InstitutionName": HEADER,
-    "InstitutionAddress": HEADER,
-    "ReferringPhysicianName": f"{HEADER}^A",
-    "OperatorsName": f"{HEADER}^B",
-    "StationName": HEADER,
-    "StudyDescription": HEADER,
-    "SeriesDescription": HEADER,
-    "ProtocolName": HEADER,
-    "ImageComments": HEADER,
-    "DerivationDescription": HEADER,
-    "StudyID": HEADER,
-    "DeviceSerialNumber": HEADER,
+_TEXTS = "report texts are what this artifact is for"
+_VOCABULARY = "word pieces learned from reports"
+_ANSWER = "the answer that was asked for"
+_IDENTITY = "DICOM objects for the archive bear the identity of their image"
+ALLOWED: dict[str, dict[str, str]] = {
+    "text": {
+        "*/manifest/reports.parquet:*": _TEXTS,
+        "*/manifest/boxes.parquet:*": _TEXTS,
+        "*/sentences/sentences.parquet:*": _TEXTS,
+        "*/index/texts.parquet:text": _TEXTS,
+        "*/results/gallery.parquet:*": _TEXTS,
+        "*/dataset/*.parquet:*": _TEXTS,
+        "*/rows/*:*": _TEXTS,
+        "work/report.html": "a page that is not private",
+        "*/language_model/tokenizer.json": _VOCABULARY,
+        "*/model/text/tokenizer.json": _VOCABULARY,
+        "exported/*/tokenizer.json": _VOCABULARY,
+        "hub/*tokenizer.json": "--allow-vocabulary was given",
+        "*/service_answers.json": _ANSWER,
+        "asked/*": _ANSWER,
+    },
+    "header": {
+        "*/manifest/images.parquet:path": "how images are found again",
+        "*/rows/*.arrow:image": "a copy of a dataset's own images, file names included",
+        "*/answers/objects-*.arrow:file": _IDENTITY,
+        "objects/*.dcm*": f"{_IDENTITY}, and the name of the file that was asked about",
+        "asked/report.json": "names of those files",
+        "archive/*": "a copy of the archive's own files",
+    },
 }
+"""Kind of canary -> places where it may stand -> why."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Spoil an archive, run everything on it, and search what came out.
 
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0; 1 where a job ended otherwise than it should, or with `--strict` where a canary
-        was found.
+    Gives 1 where a command ended otherwise than it should, or with `--strict` a bar is missed.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.privacy")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.privacy")
     parser.add_argument("--quick", action="store_true", help="the same; there is one tier")
     parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--keep", type=Path, help="an empty folder that keeps everything")
     arguments = parser.parse_args(argv)
     begun = time.monotonic()
-    story = load_config(Path(CONFIG)).jobs
-    for name in (*story, "check_data"):  # once, for all the processes that are forked below
-        importlib.import_module(f"pipelines.{name}")
+    missed = not_found()
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        figures = _run_everything(base, story) | gateway(base)
-        found = search(base)
-        for name, indices in found.items():
-            print(f"{name:18}{len(indices):4}  {', '.join(indices[:6])}")
-    figures |= {name: len(indices) for name, indices in found.items()}
+        base = arguments.keep.absolute() if arguments.keep else Path(folder)
+        commands = Commands(base)
+        figures = _run_everything(commands) | gateway(commands)
+        found = search(base / "out", ALLOWED)
+        files = sum(path.is_file() for path in (base / "out").rglob("*"))
+    for name, places in found.items():
+        print(f"{name:14}{len(places):4}  {', '.join(places[: 60 if 'leaks' in name else 3])}")
+    print(*missed, sep="\n")
+    figures |= {name: len(places) for name, places in found.items()}
+    figures |= {"files_searched": files, "encodings_missed": len(missed)}
+    not_run = {name for panel in COMMANDS.values() for name in panel} - commands.ran
+    print("commands that were not run:", *sorted(not_run))
+    figures |= {"commands": len(commands.ran), "commands_not_run": len(not_run)}
+    figures["wrong_ends"] = len(commands.wrong)
     figures["seconds"] = time.monotonic() - begun
-    bars = {
-        name: (bar, met)
-        for name, bar, met in (
-            ("header_leaks", "0", not found["header_leaks"]),
-            ("text_leaks", "0", not found["text_leaks"]),
-            ("texts_kept", ">= 1", bool(found["texts_kept"])),
-            ("burned_in", ">= 1", figures["burned_in"] >= 1),
-            ("objects_named", ">= 1", figures["objects_named"] >= 1),
-            ("spool_left", "0", not figures["spool_left"]),
-        )
-    }
+    least = ("header_kept", "text_kept", "burned_in", "objects_named")
+    most = ("header_leaks", "text_leaks", "spool_left", "encodings_missed", "commands_not_run")
+    bars = {name: (">= 1", figures[name] >= 1) for name in least}
+    bars |= {name: ("0", figures[name] == 0) for name in most}
     finish("privacy", figures, bars)
     unmet = arguments.strict and not all(met for _, met in bars.values())
     return int(unmet or figures["wrong_ends"] > 0)
 
 
-def _run_everything(base: Path, story: Sequence[str]) -> dict[str, float]:
-    """Run the story, the check and the broken sources; count jobs, ends and rejects."""
-    work, logs = base / "out/work", base / "out/logs"
-    logs.mkdir(parents=True)
-    studies = f"generate.root={base / 'studies'}"
-    root = f"source.root={base / 'studies'}"
-    ends: list[bool] = []
+class Commands:
+    """Runs commands of `medclip` in forked processes whose output goes to files."""
 
-    def job(
-        name: str, expected: int, *settings: str, log: str = "", config_file: str = CONFIG
-    ) -> None:
-        words = (f"work={work}", studies, root, *SMALL, *settings)
-        code = run_apart(name, config_file, words, logs / f"{log or name}.log")
-        ends.append(code == expected)
+    def __init__(self, base: Path) -> None:
+        self.base, self.out = base, base / "out"
+        self.ran: set[str] = set()
+        self.wrong: list[str] = []
+        for name in ("home", "tmp", "logs", "asked"):
+            (self.out / name).mkdir(parents=True, exist_ok=True)
+        self.environment = {"HOME": str(self.out / "home"), "TMPDIR": str(self.out / "tmp")}
+        self.environment |= {"XDG_CACHE_HOME": str(self.out / "home/cache"), "COLUMNS": "200"}
+
+    def start(self, words: Sequence[str], log: Path, **environment: str) -> int:
+        """Fork a process that runs a command; gives its id."""
+        self.ran.add(words[0])
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                with log.open("wb") as stream:
+                    os.dup2(stream.fileno(), 1)
+                    os.dup2(stream.fileno(), 2)
+                os.environ |= {**self.environment, **environment}
+                tempfile.tempdir = None
+                forget("huggingface_hub")  # it reads the environment when it is imported
+                code = medclip(list(words))
+                sys.stdout.flush()
+                sys.stderr.flush()
+            except BaseException:  # noqa: BLE001 (whatever it is, its trace is searched too)
+                sys.excepthook(*sys.exc_info())
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        return child
+
+    def run(self, *words: str, expected: int = 0, log: str = "", **environment: str) -> None:
+        """Run a command to its end; a wrong one is printed and counted."""
+        path = self.out / (log or f"logs/{words[0]}.log")
+        child = self.start(words, path, **environment)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code != expected:
-            print(f"{log or name} ended with {code}, not {expected}:")
-            print((logs / f"{log or name}.log").read_text(errors="replace")[-2000:])
+            self.wrong.append(log or words[0])
+            print(f"{log or words[0]} ended with {code}, not {expected}:")
+            print(path.read_text(errors="replace")[-2000:], flush=True)
 
-    job(story[0], 0)
+
+def _run_everything(commands: Commands) -> dict[str, float]:
+    """Run every command of the CLI but the gateway's; count plants and rejects."""
+    base = commands.base
+    story = load_config(Path(CONFIG)).jobs
+    for name in ("check_data", "answer_images", "export_dataset", *story):  # once, for all forks
+        importlib.import_module(f"pipelines.{name}")
+    run, out = commands.run, commands.out
+    work = out / "work"
+    roots = (f"work={work}", f"generate.root={base / 'studies'}", f"source.root={base / 'studies'}")
+
+    def options(*settings: str, config_file: str = CONFIG) -> list[str]:
+        words = (*roots, *TINY_DEMO, *settings) if config_file == CONFIG else settings
+        return ["--config", config_file, *(w for setting in words for w in ("--set", setting))]
+
+    def refused(name: str, log: str, *settings: str, config_file: str = CONFIG) -> None:
+        words = options(*settings, config_file=config_file)
+        run(name, *words, expected=3, log=f"logs/{log}.log")
+
+    run(story[0], *options())
     planted = spoil(base / "studies")
-    job("build_manifest", 3, "source.max_reject_share=0", log="too_many_rejects")
-    job("check_data", 3, "check.max_unusable_share=0")
-    for name in story[1:-1]:
-        job(name, 0)
-    job(
-        "prepare_images", 3, "images.max_reject_share=0", "images.size_px=48", log="too_many_images"
-    )
-    job(story[-1], 0, "report.private=true", log="private_report")
+    refused("build_manifest", "too_many_rejects", "source.max_reject_share=0")
+    refused("check_data", "check", "check.max_unusable_share=0")
+    # a sweep would draw the spoilt studies again
+    shared = options('answer.objects=["sr","pr","sc"]', f"jobs={json.dumps(story[1:])}")
+    for name in (*story[1:-1], "answer_images", "export_dataset"):
+        run(name, *shared)
+    refused("prepare_images", "too_many_images", "images.max_reject_share=0", "images.size_px=48")
+    run(story[-1], *options("report.private=true"), log="logs/private_report.log")
     (work / "report.html").rename(work / "private.html")
-    job(story[-1], 0)
+    _run_tools(commands, work, shared)
+    _ask_the_service(commands, work)
     for kind, config_file in broken_sources(base).items():
-        job(
-            "build_manifest",
-            3,
-            f"work={base / 'out' / kind}",
-            log=kind,
-            config_file=str(config_file),
-        )
-    job("build_manifest", 0, f"work={base / 'out/folder'}", "source.kind=dicom", log="folder")
-    burned = pq.read_table(work / "prepared/rejects.parquet").to_pylist()
+        own = f"work={out / kind}"
+        refused("build_manifest", kind, own, config_file=str(config_file))
+    for name, settings in sound_sources(base).items():
+        for stage in ("build_manifest", "prepare_images", "split_sentences", "export_dataset"):
+            if (name, stage) != ("folder", "split_sentences"):
+                own = options(f"work={out / name}", *settings)
+                run(stage, *own, log=f"logs/{name}_{stage}.log")
+    if not missing():
+        _answer_an_archive(commands, options)
+    rejects = pq.read_table(work / "prepared/rejects.parquet").to_pylist()
     return {
-        "jobs": len(ends),
-        "wrong_ends": ends.count(False),
         "planted": planted,
-        "burned_in": sum(row["reason"] == "burned_in" for row in burned),
+        "burned_in": sum(row["reason"] == "burned_in" for row in rejects),
     }
 
 
-def gateway(base: Path) -> dict[str, float]:
+def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
+    run, out = commands.run, commands.out
+    grid = commands.base / "little.yaml"
+    grid.write_text("axes: {train.learning_rate: [0.001]}\nseeds: [0]\n")
+    run("doctor", *shared)
+    run("plan", *shared, "--seconds", "0")
+    run("bound")
+    run("sweep", *shared, "--grid", str(grid))
+    table = (
+        "table1.seeds=[0]",
+        'table1.rows=["dcl_05","dcl_10"]',
+        "table1.processes=1",
+        "table1.tune_by=",
+    )
+    run("table1", *shared, *(word for setting in table for word in ("--set", setting)))
+    (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
+    run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")
+    for form in ("transformers", "onnx"):
+        target = str(out / "exported" / form)
+        run("export", str(work), "--to", form, "--out", target, log=f"logs/export_{form}.log")
+    with running_hub() as hub:
+        own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        own |= {"HF_HUB_OFFLINE": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        words = ("--repo", "someone/images", "--allow-vocabulary")
+        run("push_model", *shared, *words, **own)
+        for name, data in hub.files.items():
+            path = out / "hub" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (out / "hub/asked").write_text("\n".join(hub.asked))
+    run("run", *shared[1:2], *shared[2:], "--set", 'jobs=["write_report"]')
+    run("demo", *shared[2:], "--set", 'jobs=["write_report"]')
+    run("show", str(work), "--no-open")
+
+
+def _ask_the_service(commands: Commands, work: Path) -> None:
+    run, out, base = commands.run, commands.out, commands.base
+    key = base / "key"
+    key.write_text(f"{HEADER * 4}\n")
+    key.chmod(0o600)
+    port = free_port()
+    tree = {"model": str(work / "model"), "index": str(work / "index"), "port": port}
+    (base / "serve.yaml").write_text(json.dumps(tree | {"key_file": str(key), "watch_s": 0}))
+    url = f"http://127.0.0.1:{port}"
+    image = base / f"{HEADER}.dcm"
+    image.write_bytes(radiograph(7))
+    spoil_header(image, 7)
+    service = commands.start(["serve", "--config", str(base / "serve.yaml")], out / "logs/serve")
+    headers = {"Authorization": f"Bearer {HEADER * 4}"}
+    with httpx.Client(base_url=url, trust_env=False, headers=headers) as client:
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return client.get("/ready").status_code == httpx.codes.OK
+            return False
+
+        wait_until(ready, 240)
+        where = ("--url", url, "--key-file", str(key))
+        questions = {
+            "classify": (str(image), "--explain"),
+            "ground": (str(image), f"{WORD} on the left"),
+            "retrieve": ("--target", "image", "--text", f"{WORD} nodule"),
+        }
+        for name, words in questions.items():
+            run("ask", name, *words, *where, log=f"asked/{name}.json")
+        run("ask", "ground", str(base / f"no {HEADER}"), WORD, *where, expected=1)
+        words = ("--out", str(out / "objects"), *where)
+        run("report", str(image), *words, log="asked/report.json")
+        texts = [f"{HEADER}{WORD}" * 100, "\0", ""]
+        answers = [client.get(f"/{HEADER}?{HEADER}={WORD}"), client.get("/metrics")]
+        answers += [client.post("/v1/retrieve", json={HEADER: text, WORD: text}) for text in texts]
+        files = {"image": (f"{HEADER}.dcm", b"DICM" + HEADER.encode() * 99, HEADER)}
+        for route in ("classify", "ground", "retrieve", "health"):
+            data = {"phrases": f"{WORD}" * 300, HEADER: WORD, "k": HEADER}
+            answers.append(client.post(f"/v1/{route}", files=files, data=data))
+    pages = [f"{answer.status_code} {dict(answer.headers)} {answer.text}" for answer in answers]
+    (out / "service_pages").write_text("\n".join(pages))
+    os.kill(service, signal.SIGTERM)
+    os.waitpid(service, 0)
+
+
+def _answer_an_archive(commands: Commands, options: Callable[..., list[str]]) -> None:
+    """Let a PACS hold spoilt images; read it as a source, and store answers in it."""
+    out = commands.out
+    with running(commands.base / "pacs") as pacs:
+        for number in range(3):
+            path = commands.base / f"archived{number}.dcm"
+            path.write_bytes(radiograph(number, ViewPosition="PA"))
+            spoil_header(path, number)
+            pacs.upload(path.read_bytes())
+        settings = (f"work={out / 'web'}", "source.kind=dicomweb", f"source.archive={pacs.web}")
+        own = options(*settings, f"source.root={out / 'archive'}", "source.boxes=")
+        commands.run("build_manifest", *own, log="logs/web_manifest.log")
+        shutil.copytree(out / "work/model", out / "web/model")
+        answer = ('answer.objects=["sr","sc"]', f"answer.archive={pacs.web}")
+        words = [word for setting in answer for word in ("--set", setting)]
+        commands.run("answer_images", *own, *words, log="logs/web_answers.log")
+
+
+def gateway(commands: Commands) -> dict[str, float]:
     """Send spoilt images through the gateway; keep what it said and what the service was sent.
 
-    Args:
-        base: folder with `out` below it.
-
-    Returns:
-        Objects that were stored, each with the patient's name, and files left in the spool.
+    Gives the objects that were stored with the patient's name, and files left in the spool.
     """
-    out, stored = base / "out/gateway", []
+    base, out, stored = commands.base, commands.out / "gateway", []
     out.mkdir()
     images = {
         "answered": {},
@@ -214,7 +352,7 @@ def gateway(base: Path) -> dict[str, float]:
     for number, (name, tags) in enumerate(images.items()):
         path = base / f"{name}.dcm"
         path.write_bytes(radiograph(number, **tags))
-        _spoil_image(path, burned_in=False)
+        spoil_header(path, number)
         files.append(path.read_bytes())
 
     class Pacs:
@@ -231,76 +369,39 @@ def gateway(base: Path) -> dict[str, float]:
         stub_service() as service,
     ):
         tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
-        tree |= {"service": service.url, "spool": base / "spool", "keep_hours": 0}
+        tree |= {"service": service.url, "spool": str(base / "spool"), "keep_hours": 0}
         tree["destination"] = {"kind": "dicomweb", "url": "http://127.0.0.1:9"}
         settings = GatewaySettings.model_validate(tree)
-        with started(settings, Pacs()) as running:
-            send(running.port, files)
+        with started(settings, Pacs()) as running_gateway:
+            send(running_gateway.port, files)
             with contextlib.suppress(ConnectionRefusedError):
-                send(running.port, files, calling=HEADER)
-            wait_until(lambda: running.journal.counts()["refused"] == len(files) - 1)
-            wait_until(lambda: running.journal.counts()["done"] == 1)
+                send(running_gateway.port, files, calling=HEADER)
+            wait_until(lambda: running_gateway.journal.counts()["refused"] == len(files) - 1)
+            wait_until(lambda: running_gateway.journal.counts()["done"] == 1)
             for page in ("metrics", "health"):
-                text = httpx.get(f"http://127.0.0.1:{running.metrics_port}/{page}").text
+                text = httpx.get(f"http://127.0.0.1:{running_gateway.metrics_port}/{page}").text
                 (out / page).write_text(text)
-            (out / "status").write_text(str(running.journal.troubles()))
-            running.tidy()
+            running_gateway.tidy()
         (out / "sent_to_service").write_bytes(b"".join(service.bodies))
-    left = sum(
-        path.is_file()
-        for folder in ("images", "objects", "incoming")
-        for path in (base / "spool" / folder).rglob("*")
-    )
+    (base / "gateway.yaml").write_text(json.dumps(tree))
+    for name in ("status", "retry"):
+        words = ("gateway", name, "--config", str(base / "gateway.yaml"))
+        commands.run(*words, log=f"gateway/{name}.log")
+    folders = ("images", "objects", "incoming")
+    left = sum(path.is_file() for name in folders for path in (base / "spool" / name).rglob("*"))
+    shutil.copytree(base / "spool", out / "spool")
     named = sum(HEADER.encode() in data for data in stored)
     return {"objects_named": named, "spool_left": left}
 
 
-def run_apart(name: str, config_file: str, settings: Sequence[str], log: Path) -> int:
-    """Run a job in a forked process whose output goes to a file.
-
-    Args:
-        name: its name.
-        config_file: path of the recipe.
-        settings: overrides.
-        log: file that receives both of its streams.
-
-    Returns:
-        Its exit code.
-    """
-    options = [word for setting in settings for word in ("--set", setting)]
-    main_of: Callable[[list[str]], int] = importlib.import_module(f"pipelines.{name}").main
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            with log.open("wb") as stream:
-                os.dup2(stream.fileno(), 1)
-                os.dup2(stream.fileno(), 2)
-            code = main_of(["--config", config_file, *options])
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except BaseException:  # noqa: BLE001 (whatever it is, its trace is searched too)
-            sys.excepthook(*sys.exc_info())
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def spoil(root: Path) -> int:
-    """Put canaries wherever a hospital's archive might hold something that must not travel.
-
-    Args:
-        root: a generated tree.
-
-    Returns:
-        Places that were spoilt.
-    """
+    """Put canaries wherever a hospital's archive might hold what must not travel; counts them."""
     images, reports = sorted(root.rglob("*.dcm")), sorted(root.rglob("s*.txt"))
     rng = random.Random(0)
     for number, path in enumerate(images):
-        _spoil_image(path, burned_in=number % 5 == 3)
+        spoil_header(path, number, burned_in=number % 5 == 3)
+    for path, tag in zip(images[10:], READ_TAGS, strict=False):
+        spoil_tag(path, tag)
     images[5].write_bytes(images[5].read_bytes()[:-700])
     images[6].write_bytes(f"version https://git-lfs.github.com/spec/v1\noid {HEADER}\n".encode())
     images[7].write_bytes(b"\0" * 128 + b"DICM" + HEADER.encode() * 50)
@@ -310,34 +411,58 @@ def spoil(root: Path) -> int:
     reports[0].write_bytes(f" FINDINGS: {HEADER} caf".encode() + b"\xe9\n")
     reports[1].write_text(f" TECHNIQUE: {HEADER}\n", encoding="utf-8")
     reports[2].write_text(f"version https://git-lfs.github.com/spec/v1\noid {HEADER}\n")
-    for name in (f"{HEADER}^DOE.txt", f"{HEADER}.dcm", f"files/p10/{HEADER}.dcm"):
+    names = (f"{HEADER}^DOE.txt", f"{HEADER}.dcm", f"files/p10/{HEADER}.dcm")
+    for name in (*names, f"{HEADER} {NATIVE}/p10/a.dcm", f"files/{NATIVE}.txt"):
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
         (root / name).write_bytes(images[0].read_bytes())
     for path in root.glob("*-metadata.csv.gz"):
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
         blank = "," * (lines[0].count(",") - 4)
-        lines = [f"{lines[0]},note", *(f"{line},{HEADER}" for line in lines[1:])]
+        lines = [f"{lines[0]},note", *(f"{line},{HEADER} {NATIVE}" for line in lines[1:])]
         lines += [f"{HEADER} DOE,10000000,50000000,AP,PA{blank},", f"x,{HEADER}/..,5,AP,PA{blank},"]
         path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
     for path in root.glob("MS_CXR*.csv"):
         lines = path.read_text(encoding="utf-8").splitlines()
         lines = [f"{lines[0]},rater", *(f"{line},{HEADER}" for line in lines[1:])]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return len(images) * (len(_TAGS) + 4) + len(reports) // 3 + 10
+    return len(images) * (len(UNREAD_TAGS) // SLICES + 24) + len(READ_TAGS) + len(reports) // 3 + 12
 
 
-def _spoil_image(path: Path, *, burned_in: bool) -> None:
-    data = dcmread(path)
-    for keyword, value in _TAGS.items():
-        setattr(data, keyword, value)
-    step = Dataset()
-    step.RequestedProcedureDescription = HEADER
-    data.RequestAttributesSequence = Items([step])
-    data.private_block(0x0009, HEADER, create=True).add_new(1, "LO", HEADER)
-    data.preamble = (HEADER.encode() * 12)[:128]
-    data.file_meta.SourceApplicationEntityTitle = HEADER
-    if burned_in:
-        data.BurnedInAnnotation = "YES"
-    data.save_as(path)
+def sound_sources(base: Path) -> dict[str, tuple[str, ...]]:
+    """Write a sound source of every other kind, canaries in all that is not mapped.
+
+    Gives its settings by name. `dicomweb` needs an archive.
+    """
+    folder = base / f"{HEADER} {NATIVE}"
+    (folder / "data").mkdir(parents=True)
+    rows = []
+    for number in range(6):
+        notes = PngImagePlugin.PngInfo()
+        notes.add_text(HEADER, f"{HEADER} {NATIVE}")
+        notes.add_itxt("Comment", HEADER, zip=True)
+        picture = io.BytesIO()
+        pixels = Image.effect_noise((80, 90), 60 + number)
+        pixels.save(picture, "PNG", pnginfo=notes)
+        name = f"{HEADER}{number}.png"
+        (folder / name).write_bytes(picture.getvalue())
+        text = f"FINDINGS: {WORD} nodule number {number} on the left. The heart is enlarged."
+        row = {"who": f"p{number}", "text": text, "file": name, "note": f"{HEADER} {NATIVE}"}
+        rows.append(row | {"image": {"bytes": picture.getvalue(), "path": name}})
+    with (folder / "t.csv").open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["who", "text", "file", "note"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "data/train-00000-of-00001.parquet")
+    columns = '"subject_id": "who", "report": "text", '
+    hub = (f"source.root={folder / 'data'}", "source.kind=huggingface", "source.boxes=")
+    hub += ("source.columns={" + columns + '"image": "image"}', "source.test_share=0.3")
+    table = (f"source.root={folder}", "source.kind=table", "source.table=t.csv", "source.boxes=")
+    return {
+        "folder": ("source.kind=dicom",),
+        "table": (*table, "source.columns={" + columns + '"path": "file"}'),
+        "hub_rows": hub,
+        "hub_copied": (*hub, "source.materialise=true"),
+    }
 
 
 def broken_sources(base: Path) -> dict[str, Path]:
@@ -382,53 +507,6 @@ def _recipe(folder: Path, source: str) -> Path:
     path = folder / "config.yaml"
     path.write_text(f"work: {folder}\nsource: {{{source}}}\n", encoding="utf-8")
     return path
-
-
-def search(base: Path) -> dict[str, list[str]]:
-    """Find canaries in everything that was written.
-
-    Args:
-        base: folder with `out` below it.
-
-    Returns:
-        `header_leaks`, `text_leaks`, and `texts_kept` where texts belong -> places.
-    """
-    found: dict[str, list[str]] = {"header_leaks": [], "text_leaks": [], "texts_kept": []}
-    header, word = HEADER[:_SHORTEST].lower(), WORD[:_SHORTEST].lower()
-    searched = 0
-    for path in sorted(item for item in (base / "out").rglob("*") if item.is_file()):
-        relative = path.relative_to(base / "out").as_posix()
-        content = f"{relative}\n{readable(path)}".lower()
-        if relative == NAMES_PLACE:
-            content = str(pq.read_table(path).drop_columns(["path"]).to_pylist()).lower()
-        searched += 1
-        if header in content:
-            found["header_leaks"].append(relative)
-        if word in content:
-            here = relative.removeprefix("work/")
-            kept = any(here.startswith(allowed) for allowed in TEXT_PLACES)
-            found["texts_kept" if kept else "text_leaks"].append(relative)
-    print(f"{searched} files searched")
-    return found
-
-
-def readable(path: Path) -> str:
-    """Give the content of a file as text, tables decoded.
-
-    Args:
-        path: any file.
-
-    Returns:
-        Its bytes as Latin-1, and after them every cell of it where it is a table.
-    """
-    text = path.read_bytes().decode("latin-1")
-    if path.suffix == ".parquet":
-        return text + str(pq.read_table(path).to_pylist())
-    if path.suffix == ".arrow":
-        with pa.memory_map(str(path)) as stream:
-            table = pa.ipc.open_file(stream).read_all()
-        return text + str(table.schema) + str(table.to_pylist())
-    return text
 
 
 if __name__ == "__main__":

@@ -1,52 +1,74 @@
-"""The search for canaries finds them wherever an artifact could hold one."""
+"""The search for canaries finds each in every encoding and container, and knows what is allowed."""
 
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
+from pydicom import dcmread
+from pydicom.datadict import DicomDictionary
 
-from benchmarks.reliability.privacy import HEADER, NAMES_PLACE, WORD, search
-
-
-def write_to(base: Path, name: str) -> Path:
-    path = base / "out" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def table(word: str) -> pa.Table:
-    return pa.table({"id": ["a"] * 500, "path": [word] * 500})
-
-
-@pytest.mark.parametrize("form", ["parquet", "arrow", "log", "json", "name"])
-def test_header_canary_is_found_in_every_form(tmp_path: Path, form: str) -> None:
-    path = write_to(tmp_path, f"work/x/t.{form}")
-    if form == "parquet":
-        pq.write_table(table(HEADER), path, compression="zstd")
-    elif form == "arrow":
-        with pa.ipc.new_file(path, table(HEADER).schema) as writer:
-            writer.write_table(table(HEADER))
-    elif form == "name":
-        write_to(tmp_path, f"work/x/{HEADER}.bin").write_bytes(b"\0")
-    else:
-        path.write_bytes(b"\xff" + HEADER.lower().encode() + b"\xff")
-    assert len(search(tmp_path)["header_leaks"]) == 1
+from benchmarks.fixtures.canaries import (
+    HEADER,
+    NATIVE,
+    SLICES,
+    TEXT_VRS,
+    UNREAD_TAGS,
+    WORD,
+    found_in,
+    not_found,
+    search,
+    spoil_header,
+)
+from benchmarks.fixtures.orthanc import radiograph
+from benchmarks.reliability.privacy import ALLOWED
+from medclip_dcl.data.images import open_image
 
 
-def test_words_of_reports_may_stand_where_texts_are_kept_alone(tmp_path: Path) -> None:
-    for name in ("work/sentences/sentences.parquet", "work/claims/claims.parquet"):
-        pq.write_table(table(WORD), write_to(tmp_path, name))
-    write_to(tmp_path, "logs/job.log").write_text(WORD)
-    found = search(tmp_path)
-    assert found["texts_kept"] == ["work/sentences/sentences.parquet"]
-    assert found["text_leaks"] == ["logs/job.log", "work/claims/claims.parquet"]
-    assert found["header_leaks"] == []
+def test_every_canary_is_found_in_every_encoding_and_container() -> None:
+    assert not_found() == []
+
+
+def test_ordinary_text_is_no_canary() -> None:
+    assert found_in(b"phi sentinel, sentinels, PHI; 50484953 %50%48%49%53 UEhJU0VO") == {}
+
+
+def test_names_of_files_and_members_are_searched(tmp_path: Path) -> None:
+    (tmp_path / HEADER.lower()).write_bytes(b"\0")
+    (tmp_path / NATIVE).write_bytes(b"\0")
+    assert len(search(tmp_path, ALLOWED)["header_leaks"]) == 2
+
+
+def test_texts_may_stand_where_they_are_kept_alone(tmp_path: Path) -> None:
+    for name in ("sentences/sentences.parquet", "claims/claims.parquet"):
+        (tmp_path / "work" / name).parent.mkdir(parents=True)
+        pq.write_table(pa.table({"text": [WORD] * 500}), tmp_path / "work" / name)
+    (tmp_path / "job.log").write_text(WORD)
+    found = search(tmp_path, ALLOWED)
+    assert found["text_kept"] == ["work/sentences/sentences.parquet:text [plain]"]
+    leaks = ["job.log [plain]", "work/claims/claims.parquet:text [plain]"]
+    assert found["text_leaks"] == leaks
 
 
 def test_names_of_files_may_stand_in_the_column_of_paths_alone(tmp_path: Path) -> None:
-    pq.write_table(table(HEADER), write_to(tmp_path, NAMES_PLACE))
-    assert search(tmp_path)["header_leaks"] == []
-    columns = {"id": [HEADER], "path": ["a"]}
-    pq.write_table(pa.table(columns), write_to(tmp_path, NAMES_PLACE))
-    assert search(tmp_path)["header_leaks"] == [NAMES_PLACE]
+    path = tmp_path / "folder/manifest/images.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"path": [HEADER], "note": ["a"]}), path)
+    assert search(tmp_path, ALLOWED)["header_leaks"] == []
+    pq.write_table(pa.table({"path": ["a"], "note": [HEADER]}), path)
+    leaks = ["folder/manifest/images.parquet:note [plain]"]
+    assert search(tmp_path, ALLOWED)["header_leaks"] == leaks
+
+
+def test_a_spoilt_image_opens_and_every_text_vr_holds_a_canary(tmp_path: Path) -> None:
+    planted = set()
+    for number in range(SLICES):
+        path = tmp_path / f"{number}.dcm"
+        path.write_bytes(radiograph(number))
+        spoil_header(path, number)
+        planted |= set(dcmread(path).keys())
+    open_image(path)
+    assert set(UNREAD_TAGS) <= planted
+    assert {DicomDictionary[tag][0] for tag in UNREAD_TAGS} >= TEXT_VRS - {"UN"}
+    name = dcmread(path).PatientName
+    assert all(found_in(str(group).encode()) for group in (name.alphabetic, name.ideographic))
+    assert found_in(str(name.phonetic).encode())
