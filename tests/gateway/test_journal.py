@@ -1,6 +1,8 @@
 """Where an image is on its way, across restarts."""
 
+import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,14 @@ def journal(file: Path):
     journal = Journal(file)
     yield journal
     journal.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of day, seconds, to be set by the test."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
 
 
 def next_of(journal: Journal):
@@ -65,6 +75,56 @@ def test_a_failure_holds_up_one_image_alone_and_later_makes_it_stuck(journal: Jo
     assert journal.retry() == 1
     assert {item.digest for item in journal.waiting(time.time(), 9)} == {"a", "b"}
     assert journal.entry("a").attempts == 0
+    assert (journal.entry("c"), journal.state("c")) == (None, None)
+
+
+def test_an_image_is_given_up_when_it_has_failed_for_so_long(
+    journal: Journal, clock: list[float]
+) -> None:
+    journal.add("a", "1", "CR")
+    for clock[0], is_stuck in ((1100, False), (1159, False), (1160, True)):
+        assert journal.failed(journal.entry("a"), "fault", 0, give_up_s=60) == is_stuck
+    assert journal.troubles() == [("a", "stuck", "fault", 3)]
+    clock[0] = 1200
+    journal.retry()
+    assert not journal.failed(journal.entry("a"), "fault", 0, give_up_s=60)  # counted from here
+    journal.answered("a", "{}", 1201)
+    assert (journal.entry("a").attempts, journal.entry("a").failing_since) == (0, None)
+
+
+def test_images_are_taken_up_in_the_order_in_which_they_wait(
+    journal: Journal, clock: list[float]
+) -> None:
+    assert (journal.oldest_waiting_s(), journal.next_wait_s(1000)) == (0, None)
+    for clock[0], digest in ((1000, "c"), (1010, "b"), (1020, "a")):
+        journal.add(digest, digest, "CR")
+    assert [entry.digest for entry in journal.waiting(1020, 2)] == ["c", "b"]
+    assert (journal.oldest_waiting_s(), journal.next_wait_s(1020)) == (20, None)
+    journal.failed(journal.entry("c"), "fault", not_before=1050, give_up_s=FOREVER_S)
+    journal.failed(journal.entry("b"), "fault", not_before=1080, give_up_s=FOREVER_S)
+    assert [entry.digest for entry in journal.waiting(1049, 9)] == ["a"]
+    assert (journal.next_wait_s(1020), journal.next_wait_s(1050)) == (30, 30)
+    assert [entry.digest for entry in journal.waiting(1080, 9)] == ["a", "c", "b"]
+    journal.refused("c", "view")
+    assert (journal.oldest_waiting_s(), journal.next_wait_s(1020)) == (10, 60)
+    clock[0] = 900  # somebody has set the clock back
+    assert journal.oldest_waiting_s() == 0
+
+
+def test_threads_share_a_journal(journal: Journal) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(journal.add, "a", "1", "CR").result()
+    assert journal.state("a") == "received"
+
+
+def test_a_step_that_fails_has_changed_nothing_and_holds_nothing_up(journal: Journal) -> None:
+    journal.add("a", "1", "CR")
+    journal.answered("a", "{}", 1.0)
+    with pytest.raises(sqlite3.Error):
+        journal.built("a", ["1.1", object()])
+    assert (journal.state("a"), journal.unsent("a")) == ("answered", [])
+    journal.built("a", ["1.1"])
+    assert (journal.state("a"), journal.unsent("a")) == ("built", ["1.1"])
 
 
 def test_stuck_images_go_on_from_where_they_were(journal: Journal) -> None:
@@ -77,16 +137,23 @@ def test_stuck_images_go_on_from_where_they_were(journal: Journal) -> None:
     assert journal.state("a") == "answered"
 
 
-def test_what_was_forgotten_is_new_again(journal: Journal) -> None:
+def test_what_was_forgotten_is_new_again(journal: Journal, clock: list[float]) -> None:
     journal.add("abc", "1", "CR")
     journal.refused("abc", "view")
     assert journal.older(0, in_spool=True) == ["abc"]
-    assert journal.older(60, in_spool=True) == []
+    clock[0] += 60
+    assert journal.older(60, in_spool=True) == ["abc"]
+    assert journal.older(61, in_spool=True) == []
     journal.out_of_spool(["abc"])
     assert journal.older(0, in_spool=True) == []
     assert journal.older(0, in_spool=False) == ["abc"]
     assert journal.forget("ab") == ["abc"]
     assert journal.state("abc") is None
+    journal.add("abc", "1", "CR")
+    journal.answered("abc", "{}", 1.0)
+    journal.built("abc", ["1.1"])
+    journal.forget("abc")
+    assert journal.unsent("abc") == []
 
 
 def test_an_image_with_the_content_of_another_is_done_with_it(journal: Journal) -> None:
