@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from medclip_dcl.artifact import make_fingerprint
-from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable
+from medclip_dcl.artifact import make_fingerprint, write_artifact
+from medclip_dcl.errors import ArtifactError, ArtifactStale, ArtifactUnwritable, CheckpointError
 from medclip_dcl.training.checkpoint import ARTIFACT, WEIGHTS, CheckpointStore, Snapshot
 
 STEPS = 100
@@ -44,9 +44,21 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_the_newest_are_kept_and_nothing_else_lies_about(tmp_path: Path) -> None:
-    for step in (10, 20, 30):
+    for step in (1, 2, 3):
         store(tmp_path).save(snapshot(step))
-    assert names(tmp_path) == ["step-00000020", "step-00000030"]
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_what_a_kill_left_of_a_removal_goes_with_the_next(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    kept.save(snapshot(1))
+    (tmp_path / ".going").mkdir()
+    (tmp_path / ".going" / WEIGHTS).touch()
+    kept.save(snapshot(2), keep=1)
+    assert names(tmp_path) == ["step-00000002"]
+    (tmp_path / ".going").mkdir()
+    kept.clear()
+    assert names(tmp_path) == []
 
 
 def test_no_checkpoint_means_a_new_run(tmp_path: Path) -> None:
@@ -73,6 +85,23 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path: Path, damage: str
     assert found.step == 10
 
 
+def test_whole_bytes_that_are_no_checkpoint_stop_the_run(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    whole = {name: kept.save(snapshot(1)) / name for name in ("optimizer.safetensors", WEIGHTS)}
+    parts = {name: file.read_bytes() for name, file in whole.items()} | {"state.json": b"{}"}
+    for number, (change, summary) in enumerate(
+        [({WEIGHTS: b"no tensors"}, {"step": 2}), ({"state.json": b"{"}, {"step": 2}), ({}, {})]
+    ):
+        folder = tmp_path / str(number)
+        fingerprint = make_fingerprint(ARTIFACT, {"rate": 0.1}, {"data": "d1"})
+        with write_artifact(folder / "step-00000002", ARTIFACT, fingerprint) as writer:
+            for name, content in (parts | change).items():
+                (writer.directory / name).write_bytes(content)
+            writer.commit(summary)
+        with pytest.raises(CheckpointError, match="step-00000002 cannot be read; remove it"):
+            store(folder).find()
+
+
 def test_what_a_kill_left_of_a_save_is_no_checkpoint_and_is_written_over(tmp_path: Path) -> None:
     kept = store(tmp_path)
     kept.save(snapshot(10))
@@ -92,7 +121,8 @@ def test_an_unfinished_run_begun_otherwise_is_refused_with_the_difference(tmp_pa
 
 
 def test_a_finished_run_of_another_recipe_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    store(tmp_path).save(snapshot(STEPS))
+    for step in (STEPS - 10, STEPS):
+        store(tmp_path).save(snapshot(step))
     other = store(tmp_path, rate=0.2)
     assert other.find()[0] is None
     other.save(snapshot(10))
@@ -125,16 +155,16 @@ def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
     assert best is not None
     assert all(torch.equal(best[name], value) for name, value in snapshot(10).weights.items())
     assert kept.weights(20) is None
+    assert store(tmp_path, rate=0.2).weights(10) is None  # another run's
     kept.save(snapshot(40), keep=1, pinned=30)
     assert names(tmp_path) == ["step-00000030", "step-00000040"]
 
 
 def test_two_trainers_in_one_folder_are_refused(tmp_path: Path) -> None:
-    with (
-        store(tmp_path).locked(),
-        pytest.raises(ArtifactError, match="another process trains"),
-        store(tmp_path).locked(),
-    ):
+    first, second = (CheckpointStore(tmp_path / "runs" / "one", {}) for _ in range(2))
+    with first.locked(), pytest.raises(ArtifactError, match="another process trains"):
+        second.locked().__enter__()
+    with second.locked():  # the first has ended
         pass
 
 
