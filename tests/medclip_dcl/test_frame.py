@@ -1,11 +1,13 @@
 """What bears an artifact's name is whole; what was written before a kill is found again."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.fixtures.users import PLAIN_USER, enterable_folder, plain_user
@@ -17,8 +19,11 @@ from medclip_dcl.artifact import (
     json_digest,
     make_fingerprint,
     open_artifact,
+    read_artifact_header,
+    read_object,
     write_artifact,
 )
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import (
     ArtifactCorrupt,
     ArtifactError,
@@ -48,6 +53,39 @@ def test_sealed_artifact_opens_with_what_was_written(tmp_path: Path) -> None:
     assert opened.summary == {"rows": 1}
 
 
+def test_a_fingerprint_names_settings_and_the_content_of_inputs(tmp_path: Path) -> None:
+    source = make(tmp_path / "source")
+    settings = {"images": ImagesConfig(size_px=64), "shares": (0.1, 0.2)}
+    tree = make_fingerprint(ARTIFACT, settings, {"source": source, "table": "ab12"})
+    assert (tree["kind"], tree["version"]) == ("thing", 1)
+    assert tree["inputs"] == {"source": source.digest, "table": "ab12"}
+    assert tree["settings"]["images"]["size_px"] == 64
+    assert tree["settings"]["shares"] == [0.1, 0.2]  # as it is read back
+
+
+def test_a_digest_is_the_sha256_of_sorted_json_in_ascii() -> None:
+    expected = hashlib.sha256(b'{"a":[1,null],"b":"\\u00e9"}').hexdigest()
+    assert json_digest({"b": "é", "a": [1, None]}) == expected
+
+
+def test_the_origin_has_versions_and_how_long_it_took(tmp_path: Path) -> None:
+    origin = make(tmp_path / "thing").origin
+    assert origin["packages"]["numpy"] == np.__version__
+    assert 0 <= origin["seconds"] < 60
+
+
+def test_an_object_is_read_or_its_file_is_named(tmp_path: Path) -> None:
+    for text, fault in (('{"a": 1}', ""), ("[1]", "holds no object"), ("{", "cannot be read")):
+        artifact = make(tmp_path / "thing", text)
+        if fault:
+            with pytest.raises(ArtifactCorrupt, match=rf"data.txt of .* {fault}"):
+                read_object(artifact, "data.txt", ARTIFACT)
+        else:
+            assert read_object(artifact, "data.txt", ARTIFACT) == {"a": 1}
+    with pytest.raises(ArtifactCorrupt, match=r"thing holds no 'other\.txt'"):
+        read_object(artifact, "other.txt", ARTIFACT)
+
+
 def test_digest_depends_on_content_alone(tmp_path: Path) -> None:
     one, two = make(tmp_path / "one", a=1), make(tmp_path / "two", a=2)
     other = make(tmp_path / "three", text="other", a=1)
@@ -71,6 +109,9 @@ def test_what_may_not_be_read_is_denied_by_name_and_not_called_damaged(name: str
         words = f"cannot be read by uid {PLAIN_USER}, .*chmod"
         with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
             open_artifact(folder / "thing", ARTIFACT)
+        if name in {HEADER, "."}:
+            with plain_user(), pytest.raises(ArtifactUnreadable, match=words):
+                read_artifact_header(folder / "thing")
         denied.chmod(mode)
         with plain_user():
             open_artifact(folder / "thing", ARTIFACT)
@@ -110,6 +151,32 @@ def test_tampered_header_is_detected(tmp_path: Path, field: str) -> None:
     header.write_text(json.dumps(tree))
     with pytest.raises(ArtifactCorrupt):
         open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+@pytest.mark.parametrize("name", ["digest", "fingerprint_digest"])
+def test_a_header_that_contradicts_itself_is_damaged(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "thing", a=1)
+    header = tmp_path / "thing" / HEADER
+    tree = json.loads(header.read_text()) | {name: "0" * 64}
+    del tree["checksum"]
+    tree["checksum"] = json_digest(tree)
+    header.write_text(json.dumps(tree, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(ArtifactCorrupt, match=r"header of .* is damaged; rerun make_thing"):
+        open_artifact(tmp_path / "thing", ARTIFACT)
+
+
+@pytest.mark.parametrize("text", ["", "{", "5\n", "[]\n", "{}\n", None])
+def test_a_header_that_is_none_is_damage_and_nothing_else(tmp_path: Path, text: str | None) -> None:
+    make(tmp_path / "thing")
+    header = tmp_path / "thing" / HEADER
+    if text is None:
+        header.unlink()
+    else:
+        header.write_text(text)
+        with pytest.raises(ArtifactCorrupt, match="rerun make_thing"):
+            open_artifact(tmp_path / "thing", ARTIFACT)
+    with pytest.raises(ArtifactCorrupt, match="rerun its job"):
+        read_artifact_header(tmp_path / "thing")
 
 
 def test_absent_artifact_names_the_job_that_makes_it(tmp_path: Path) -> None:
@@ -160,6 +227,22 @@ def test_draft_of_the_same_recipe_is_resumed_and_of_another_is_not(tmp_path: Pat
     with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})) as writer:
         assert not writer.resumed
         assert not (writer.directory / "part.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("note", "header"), [("{", None), ("[]", None), (None, "{}"), (None, "[]"), ("{", "{")]
+)
+def test_a_draft_that_does_not_say_what_it_is_of_is_begun_again(
+    tmp_path: Path, note: str | None, header: str | None
+) -> None:
+    draft = tmp_path / ".thing.draft"
+    draft.mkdir()
+    for name, text in (("fingerprint.json", note), (HEADER, header), ("part.txt", "half")):
+        if text is not None:
+            write_text(draft / name, text)
+    with write_artifact(tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+        assert not writer.resumed
+        assert not (draft / "part.txt").exists()
 
 
 def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path) -> None:
@@ -308,6 +391,15 @@ def test_between_two_renames_the_old_artifact_still_opens(
     assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}
 
 
+def test_an_old_artifact_that_a_kill_left_is_not_read_in_place_of_the_new(tmp_path: Path) -> None:
+    make(tmp_path / ".thing.retired", text="old")
+    new = make(tmp_path / "thing", text="new")
+    make(tmp_path / ".thing.retired", text="old")
+    assert open_artifact(tmp_path / "thing", ARTIFACT) == new
+    assert make(tmp_path / "thing", text="newer").file("data.txt").read_text() == "newer"
+    assert not (tmp_path / ".thing.retired").exists()
+
+
 def test_second_writer_is_refused(tmp_path: Path) -> None:
     fingerprint = make_fingerprint(ARTIFACT, {}, {})
     with (
@@ -329,3 +421,11 @@ def test_changed_parts_name_what_differs() -> None:
     old = {"settings": {"eta": {"a": 0.2, "k": 1}}, "inputs": {"sentences": "aa"}}
     new = {"settings": {"eta": {"a": 0.3, "k": 1}}, "inputs": {"sentences": "aa"}}
     assert fingerprint_changes(old, new) == ["settings.eta.a: 0.2 -> 0.3"]
+    old = {"a": 1, "b": {"c": 1}, "d": 4, "e": "x" * 58, "f": "x" * 59}
+    assert fingerprint_changes(old, {"a": 1, "b": 2, "g": {"h": 0}}) == [
+        'b: {"c": 1} -> 2',
+        "d: 4 -> null",
+        f'e: "{"x" * 58}" -> null',  # 60 characters; longer values are cut there
+        f'f: "{"x" * 56}... -> null',
+        'g: null -> {"h": 0}',
+    ]
