@@ -1,8 +1,25 @@
-"""Splits: one per patient, stable, strict."""
+"""Splits: one per patient, stable, strict. Selection: what is usable, and a reason for the rest."""
 
 import hashlib
+from pathlib import Path
 
-from medclip_dcl.data.manifest import assign_splits
+import pyarrow as pa
+import pytest
+
+from medclip_dcl.data import manifest
+from medclip_dcl.data.manifest import Source, assign_splits, images_root, labels_of, select
+from medclip_dcl.data.sources.records import (
+    LONGEST_REPORT,
+    BoxTable,
+    ImageRecord,
+    RawStudies,
+    Reject,
+    SourceConfig,
+    Study,
+    Text,
+)
+from medclip_dcl.errors import StudyError
+from medclip_dcl.tables import TableFormat, read_table
 
 PEOPLE = [f"p{number}" for number in range(4000)]
 
@@ -28,3 +45,191 @@ def test_split_says_nothing_of_another_hash_of_the_same_id() -> None:
     train = [name for name, split in splits.items() if split == "train"]
     low = [name for name in train if hashlib.sha256(name.encode()).digest()[0] < 256 * 0.05]
     assert abs(len(low) / len(train) - 0.05) < 0.02
+
+
+def test_shares_are_parts_of_a_hash_of_the_patient() -> None:
+    splits = assign_splits(PEOPLE[:200], {}, set(), 0.25, 0.5)
+    for name, split in splits.items():
+        first = hashlib.sha256(f"split {name}".encode()).digest()[0]  # 256 equal parts
+        assert split == ("test" if first < 128 else "validate" if first < 192 else "train")
+
+
+CLEAR = Text("Clear.", "", "")
+HEAD = b"\n FINDINGS: "
+CONFIG = SourceConfig(max_reject_share=1.0)
+
+
+def studies(tmp_path: Path, *images: ImageRecord, **more: object) -> RawStudies:
+    """Studies of the patients p1 to p9, s1 to s9, all clear; the files of images are there."""
+    for image in images:
+        (tmp_path / image.path).write_bytes(b"image")
+    reports = [Study(f"s{number}", f"p{number}", CLEAR) for number in range(1, 10)]
+    return RawStudies(tmp_path, list(images), **{"studies": reports} | more)  # type: ignore[arg-type]
+
+
+def image(name: str, number: int, *, patient: int = 0, view: str = "PA") -> ImageRecord:
+    return ImageRecord(name, f"s{number}", f"p{patient or number}", view, f"{name}.png")
+
+
+def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(
+    tmp_path: Path,
+) -> None:
+    raw = studies(
+        tmp_path,
+        image("d", 2),
+        image("c", 1, view="pa"),
+        image("b", 3, view="LL"),
+        image("a", 4, view=""),
+        image("f", 5, patient=6),
+        image("e", 5, patient=4),
+        image("c", 1),
+        rejects=[Reject("row-000007", "bad_id")],
+    )
+    chosen = select(raw, CONFIG)
+    assert [item.image_id for item in chosen.images] == ["c", "d"]
+    assert chosen.subjects == {"s1": "p1", "s2": "p2", "s5": "p5"}
+    assert [tuple(item) for item in chosen.rejects] == [
+        ("row-000007", "bad_id"),
+        ("b", "lateral"),
+        ("a", "no_view"),
+        ("c", "duplicate_id"),
+        ("f", "patient_conflict"),
+        ("e", "patient_conflict"),
+    ]
+    assert (chosen.candidates, chosen.lost) == (6, 4)  # of eight rows, two are of another view
+    alone = select(RawStudies(tmp_path, studies=raw.studies, has_images=False), CONFIG)
+    assert (alone.candidates, alone.lost, len(alone.texts)) == (9, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (HEAD + b"Clear.\r\nNo\reffusion.", "Clear.\nNo\neffusion."),
+        (b"\xef\xbb\xbf" + HEAD + b"Clear.", "Clear."),
+        (HEAD + b"Clear.\0", "not_utf8"),
+        (HEAD.ljust(LONGEST_REPORT, b"a"), "a" * (LONGEST_REPORT - len(HEAD))),
+        (HEAD.ljust(LONGEST_REPORT + 1, b"a"), "report_too_long"),
+        (b"../.git/annex/objects/x", "pointer_file"),
+        (None, "no_report"),
+    ],
+    ids=["lines", "mark", "zero", "long", "too long", "pointer", "none"],
+)
+def test_a_report_is_text_or_a_reason(tmp_path: Path, content: bytes | None, found: str) -> None:
+    if content is not None:
+        (tmp_path / "s1.txt").write_bytes(content)
+    reports = [Study("s1", "p1", "s1.txt"), Study("s2", "p2", CLEAR)]
+    chosen = select(RawStudies(tmp_path, studies=reports, has_images=False), CONFIG)
+    if "s1" in chosen.texts:
+        assert chosen.texts["s1"].findings == found
+    else:
+        assert chosen.rejects == [Reject("s1", found)]
+    assert chosen.texts["s2"] == CLEAR
+    assert chosen.lost == len(chosen.rejects)
+
+
+def test_sections_that_are_pointers_or_blank_are_no_report(tmp_path: Path) -> None:
+    reports = [
+        Study("s1", "p1", Text("", "version https://git-lfs.github.com/spec/v1", "")),
+        Study("s2", "p2", Text(" ", "\n", "")),
+        Study("s3", "p3", Text("", "", "Clear.")),
+    ]
+    chosen = select(RawStudies(tmp_path, studies=reports, has_images=False), CONFIG)
+    assert chosen.rejects == [Reject("s1", "pointer_file"), Reject("s2", "empty_report")]
+    assert list(chosen.texts) == ["s3"]
+
+
+def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_views(
+    tmp_path: Path,
+) -> None:
+    raw = studies(tmp_path, image("a", 1, view=""), image("b", 2, view="LL"))
+    for settings, kept in (
+        ({"keep_blank_views": True}, ["a"]),
+        ({"kind": "table"}, ["a"]),
+        ({"kind": "table", "columns": {"view": "side"}}, []),
+        ({"images_per_study": "all"}, ["a", "b"]),
+    ):
+        chosen = select(raw, SourceConfig(**settings))
+        assert [item.image_id for item in chosen.images] == kept
+
+
+def table(tmp_path: Path, form: TableFormat) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = read_table(tmp_path, form).to_pylist()
+    return rows
+
+
+def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
+    box = dict.fromkeys(manifest.BOXES.schema.names, 1) | {
+        "category": "edema",
+        "phrase": "edema",
+        "subject_id": "p1",
+    }
+    raw = studies(
+        tmp_path,
+        image("a", 1),
+        image("b", 2),
+        image("c", 3, view="LL"),
+        splits={"p1": {"train"}, "p2": {"train"}, "p9": {"train", "test"}},
+        by_patient=False,
+        counts={"frames": 7},
+        card={"name": "owner/set", "licence": "cc0"},
+    )
+    boxes = BoxTable([box | {"image_id": "a"}, box | {"image_id": "c"}], {"p1"}, unknown=4)
+    assert manifest.write_manifest(tmp_path, Source(raw, boxes), CONFIG) == {
+        "images": 2,
+        "reports": 2,
+        "patients": 2,
+        "labelled": 0,
+        "boxes": 1,
+        "boxes_without_image": 5,  # one of a lateral image, four of unknown ones
+        "splits": {"test": 1, "train": 1},
+        "split_conflicts": 1,
+        "frames": 7,
+        "splits_by_patient": False,
+        "rejected": 1,
+        "reasons": {"lateral": 1},
+    }
+    assert table(tmp_path, manifest.IMAGES)[0] == {
+        "image_id": "a",
+        "study_id": "s1",
+        "subject_id": "p1",
+        "split": "test",
+        "view": "PA",
+        "path": "a.png",
+    }
+    assert [row["split"] for row in table(tmp_path, manifest.REPORTS)] == ["test", "train"]
+    assert [row["image_id"] for row in table(tmp_path, manifest.BOXES)] == ["a"]
+    assert table(tmp_path, manifest.REJECTS) == [
+        {"id": "c", "stage": "build_manifest", "reason": "lateral"}
+    ]
+
+
+def test_rejects_are_counted_against_candidates(tmp_path: Path) -> None:
+    twice = [image("a", 1), image("b", 2), image("c", 3), image("a", 1)]
+    source = Source(studies(tmp_path, *twice), BoxTable([], set(), 0))
+    with pytest.raises(StudyError, match=r"1 of 4 rows .*'duplicate_id': 1.* 3 images and 3 rep"):
+        manifest.write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.24))
+    manifest.write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.25))
+    empty = Source(RawStudies(tmp_path), BoxTable([], set(), 0))
+    with pytest.raises(StudyError, match="0 of 0 rows are unusable"):
+        manifest.write_manifest(tmp_path, empty, CONFIG)
+
+
+def test_the_first_labels_of_a_study_count() -> None:
+    labels = pa.table({"study_id": ["s3", "s1", "s3", "s2"], "Edema": [1, 0, -1, 1]})
+    assert labels_of(labels, {"s1", "s3", "s4"}).to_pylist() == [
+        {"study_id": "s1", "Edema": 0},
+        {"study_id": "s3", "Edema": 1},
+    ]
+
+
+def test_images_are_read_where_they_are_unless_rows_were_copied() -> None:
+    for settings, folder in (
+        ({"kind": "huggingface", "materialise": True}, "/out/rows"),
+        ({"kind": "huggingface"}, "/data"),
+        ({"kind": "table", "materialise": True}, "/data"),
+    ):
+        found = images_root(
+            SourceConfig(root="/data", **settings),
+            lambda text: Path(text.replace("${WORK}", "/out")),
+        )
+        assert found == Path(folder)
