@@ -1,4 +1,6 @@
 import hashlib
+import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -120,7 +122,7 @@ def test_a_key_file_that_others_can_read_or_change_is_refused(key_file: Path, mo
         read_auth(ServeSettings(model="m", key_file=str(key_file)))
 
 
-@pytest.mark.parametrize("text", ["", "short\n", f"{KEY}\nshort\n", "schlüssel" * 5])
+@pytest.mark.parametrize("text", ["", "k" * 31, f"{KEY}\nshort\n", "schlüssel" * 5])
 def test_short_or_unreadable_keys_are_refused(key_file: Path, text: str) -> None:
     key_file.chmod(0o600)
     key_file.write_text(text, encoding="utf-8")
@@ -164,9 +166,27 @@ def test_anonymous_requests_must_ask_for_this_machine(host: str, admitted: bool)
     assert auth.refusal(scope(host=host)) == (None if admitted else "host_refused")
 
 
+def test_with_keys_hosts_are_checked_where_they_are_named(key_file: Path) -> None:
+    named = ("cxr.example", "[2001:db8::1]")
+    auth = read_auth(ServeSettings(model="m", key_file=str(key_file), allowed_hosts=named))
+    for host in ("cxr.example", "cxr.example:443", "[2001:db8::1]:443", "[2001:db8::1]"):
+        assert auth.refusal(scope(host=host, x_api_key=KEY)) is None
+        assert auth.refusal(scope(host=host)) == "unauthorized"
+    for host in ("localhost", "127.0.0.1:8000", "[2001:db8::2]:443", "example"):
+        assert auth.refusal(scope(host=host, x_api_key=KEY)) == "host_refused"
+        assert auth.refusal(scope("/health", host=host)) == "host_refused"
+    twice, without = scope(host="cxr.example"), scope()
+    twice["headers"] *= 2
+    without["headers"] = []
+    assert auth.refusal(twice) == auth.refusal(without) == "host_refused"
+    anyhow = read_auth(ServeSettings(model="m", key_file=str(key_file)))
+    assert anyhow.refusal(scope(host="evil.example", x_api_key=KEY)) is None
+
+
 @pytest.mark.parametrize(
     ("server", "admitted"),
     [
+        (None, True),
         (("127.0.0.1", 8000), True),
         (("::1", 8000), True),
         (("/run/service.sock", None), True),
@@ -206,7 +226,10 @@ def rewrite(path: Path, text: str, mode: int = 0o400) -> None:
     fresh.replace(path)
 
 
-def test_keys_are_exchanged_without_a_restart(key_file: Path) -> None:
+def test_keys_are_exchanged_without_a_restart(
+    key_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     auth = read_auth(ServeSettings(model="m", key_file=str(key_file)))
     newest = "n" * 32
     assert auth.refusal(scope(x_api_key=newest)) == "unauthorized"
@@ -214,6 +237,14 @@ def test_keys_are_exchanged_without_a_restart(key_file: Path) -> None:
     assert auth.refusal(scope(x_api_key=newest)) is None
     assert auth.refusal(scope(x_api_key=OTHER)) is None
     assert auth.refusal(scope(x_api_key=KEY)) == "unauthorized"
+    assert [record.msg for record in caplog.records] == ["keys_read"]
+    for mtime_s in (2**31, 1):  # a restored file may be older
+        key_file.chmod(0o600)
+        key_file.write_text(f"{KEY[::-1]}\n{mtime_s:040d}\n")
+        os.utime(key_file, (mtime_s, mtime_s))
+        assert auth.refusal(scope(x_api_key=KEY[::-1])) is None
+        assert auth.refusal(scope(x_api_key=f"{mtime_s:040d}")) is None
+        assert auth.refusal(scope(x_api_key=newest)) == "unauthorized"
 
 
 @pytest.mark.parametrize(
