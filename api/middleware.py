@@ -142,6 +142,8 @@ class RequestMiddleware:
         try:
             async with asyncio.timeout(self._settings.body_deadline_s):
                 message = await body.gather(scope, receive)
+            if message["type"] == "http.disconnect":  # its form would be called malformed
+                raise ApiError("client_gone")
             self._metrics.note(state.timings, "receive", time.monotonic() - started)
             if body.size and not self._limiter.take():
                 raise ApiError("overloaded")

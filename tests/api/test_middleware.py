@@ -1,16 +1,18 @@
 """The middleware, around a small app of their own."""
 
 import asyncio
+import logging
+import time
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from starlette.types import Message
 
 from api.auth import Auth
 from api.bodies import BodyMemory
 from api.errors import ERRORS, add_handlers, error_response
-from api.logging import Metrics
+from api.logging import Metrics, state_of
 from api.middleware import ConcurrencyLimiter, RequestMiddleware
 from api.settings import ServeSettings
 from medclip_dcl.data.images import REASONS
@@ -20,8 +22,10 @@ ROOM = 8 << 20
 OPEN = Auth(None, frozenset())
 
 
-def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> FastAPI:
-    metrics, served = Metrics(), ServeSettings(model="m", **settings)
+def app_with(
+    limiter: ConcurrencyLimiter | None = None, metrics: Metrics | None = None, **settings: Any
+) -> FastAPI:
+    metrics, served = metrics or Metrics(), ServeSettings(model="m", **settings)
     app = FastAPI()
     app.add_middleware(
         RequestMiddleware,
@@ -37,6 +41,14 @@ def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> Fast
     async def count(request: Request) -> int:
         return len(await request.body())
 
+    @app.api_route("/left", methods=["GET", "POST"])
+    async def left(request: Request) -> float:
+        return state_of(request.scope).deadline - time.monotonic()
+
+    @app.get("/framed")
+    async def framed() -> Response:
+        return Response(headers={"Cache-Control": "max-age=60"})
+
     @app.post("/fault")
     async def fault() -> None:
         raise ZeroDivisionError("a secret")
@@ -50,6 +62,17 @@ def app_with(limiter: ConcurrencyLimiter | None = None, **settings: Any) -> Fast
 
 def ask(app: FastAPI, pieces: list[bytes | float], path: str = "/count", **headers: str) -> Any:
     """Send a body piece by piece; a number is a pause in seconds. Status and JSON."""
+    sent = exchange(app, pieces, path, headers=list(headers.items()))
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def exchange(
+    app: FastAPI,
+    pieces: list[bytes | float],
+    path: str,
+    method: str = "POST",
+    headers: list[tuple[str, str]] = [],  # noqa: B006 (it is only read)
+) -> list[Message]:
     sent: list[Message] = []
     left = list(pieces)
 
@@ -66,13 +89,11 @@ def ask(app: FastAPI, pieces: list[bytes | float], path: str = "/count", **heade
 
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [
-            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
-        ],
+        "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers],
         "http_version": "1.1",
         "scheme": "http",
         "client": None,
@@ -81,7 +102,7 @@ def ask(app: FastAPI, pieces: list[bytes | float], path: str = "/count", **heade
         "asgi": {"version": "3.0"},
     }
     asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+    return sent
 
 
 MEBIBYTE = bytes(1 << 20)
@@ -138,3 +159,93 @@ def test_failures_that_pass_say_when_to_try_again() -> None:
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
     assert all(400 <= status < 600 and line for status, line in ERRORS.values())
+
+
+def headers_of(sent: list[Message]) -> list[tuple[str, str]]:
+    return [(name.decode(), value.decode()) for name, value in sent[0]["headers"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [
+        (["scan-7_b.C"], True),
+        (["a" * 64], True),
+        (["a" * 65], False),
+        (["a b"], False),
+        (["a\n"], False),
+        ([""], False),
+        ([], False),
+        (["a", "b"], False),
+    ],
+)
+def test_an_id_is_the_clients_where_it_is_one_plain_word(given: list[str], is_kept: bool) -> None:
+    asked = [("x-request-id", value) for value in given]
+    sent = exchange(app_with(), [b"abc"], "/count", headers=asked)
+    (found,) = (value for name, value in headers_of(sent) if name == "x-request-id")
+    if is_kept:
+        assert found == given[0]
+    else:
+        assert found not in given
+        assert int(found, 16).bit_length() <= 128  # a new UUID
+
+
+def test_every_answer_has_the_headers_of_safety_once() -> None:
+    for path, method, cached in (("/framed", "GET", "max-age=60"), ("/nowhere", "GET", "no-store")):
+        found = headers_of(exchange(app_with(), [], path, method))
+        named = dict(found)
+        assert len(named) == len(found)
+        assert named["cache-control"] == cached
+        assert named["x-content-type-options"] == "nosniff"
+        assert named["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_a_line_says_what_was_asked_and_how_it_went(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = Metrics()
+    app = app_with(metrics=metrics)
+    exchange(app, [b"ab", 0.05, b"c"], "/count", headers=[("x-request-id", "one")])
+    exchange(app, [b"abc"], "/count", headers=[("content-encoding", "gzip")])
+    exchange(app, [], "/secret", "SECRET")
+    counted, refused, unknown = (vars(record)["facts"] for record in caplog.records)
+    milliseconds = counted.pop("ms")
+    assert 50 <= counted.pop("timings")["receive"] <= milliseconds < 5000
+    assert counted == {"request_id": "one", "method": "POST", "route": "/count", "status": 200}
+    assert (refused["status"], refused["code"]) == (415, "content_encoding")
+    assert (unknown["method"], unknown["route"], unknown["status"]) == ("other", "unmatched", 404)
+    assert "secret" not in str(unknown).lower()
+    value = metrics.registry.get_sample_value
+    assert value("medclip_requests_total", {"route": "/count", "status": "200"}) == 1
+    assert value("medclip_refusals_total", {"code": "content_encoding"}) == 1
+    assert value("medclip_request_seconds_count", {"route": "/count"}) == 1
+    seconds = value("medclip_request_seconds_sum", {"route": "/count"})
+    assert seconds == pytest.approx(milliseconds / 1000, abs=1e-4)
+
+
+def test_the_deadline_is_counted_from_the_last_byte() -> None:
+    app = app_with(deadline_s=5)
+    for method, pieces in (("GET", []), ("POST", [b"a", 0.5, b"b"])):
+        left_s = float(exchange(app, pieces, "/left", method)[1]["body"])
+        assert 4.55 < left_s <= 5
+
+
+def test_questions_without_a_body_are_answered_when_all_places_are_taken() -> None:
+    limiter = ConcurrencyLimiter(1, Metrics())
+    app = app_with(limiter)
+    assert not limiter.is_full
+    assert limiter.take()
+    assert limiter.is_full
+    assert exchange(app, [], "/framed", "GET")[0]["status"] == 200
+    limiter.leave()
+    assert ask(app, [b""], content_encoding="Identity") == (200, b"0")
+    assert ask(app, [b"abc"], content_length="3") == (200, b"3")
+    assert not limiter.is_full
+
+
+def test_who_leaves_while_sending_leaves_nothing_behind_and_is_no_fault() -> None:
+    limiter, metrics = ConcurrencyLimiter(1, Metrics()), Metrics()
+    app = app_with(limiter, metrics)
+    status, body = ask(app, [bytes(6 << 20), 0.01])  # of eight MiB for all bodies
+    assert (status, b"client_gone" in body) == (499, True)
+    assert metrics.registry.get_sample_value("medclip_refusals_total", {"code": "client_gone"}) == 1
+    assert ask(app, [bytes(6 << 20)]) == (200, str(6 << 20).encode())
+    assert not limiter.is_full
