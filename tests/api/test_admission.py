@@ -6,7 +6,7 @@ import pytest
 
 from api.batching import WorkerSlots
 from api.errors import ApiError
-from api.logging import Metrics, RequestState
+from api.logging import Metrics, RequestState, state_of
 from api.middleware import ConcurrencyLimiter
 
 
@@ -29,10 +29,13 @@ class Caller:
 
 
 def test_places_are_as_many_as_were_made() -> None:
-    limiter = ConcurrencyLimiter(2, Metrics())
+    metrics = Metrics()
+    limiter = ConcurrencyLimiter(2, metrics)
     assert [limiter.take(), limiter.take(), limiter.take()] == [True, True, False]
+    assert metrics.registry.get_sample_value("medclip_inside") == 2
     limiter.leave()
-    assert limiter.take()
+    assert metrics.registry.get_sample_value("medclip_inside") == 1
+    assert [limiter.take(), limiter.take()] == [True, False]
 
 
 def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
@@ -57,10 +60,11 @@ def test_one_piece_of_work_at_a_time_in_the_order_of_asking() -> None:
 
 def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
     begun: list[str] = []
+    go = threading.Event()
 
     async def ask() -> None:
         turns = WorkerSlots("model", 1, Metrics())
-        long = asyncio.create_task(turns.run(Caller(), lambda: time.sleep(0.3)))
+        long = asyncio.create_task(turns.run(Caller(), lambda: go.wait(10)))
         await asyncio.sleep(0.05)
         with pytest.raises(ApiError) as late:
             await turns.run(Caller(left_s=0.05), lambda: begun.append("late"))
@@ -68,7 +72,12 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
         with pytest.raises(ApiError) as gone:
             await turns.run(Caller(gone=True), lambda: begun.append("gone"))
         assert gone.value.code == "client_gone"
-        await long
+        after = asyncio.create_task(turns.run(Caller(), lambda: begun.append("after")))
+        await asyncio.sleep(0.02)
+        assert begun == []  # who left has made no place
+        go.set()
+        await asyncio.gather(long, after)
+        assert begun.pop() == "after"
         assert await turns.run(Caller(), lambda: "next") == "next"
 
     asyncio.run(ask())
@@ -85,5 +94,37 @@ def test_a_device_without_memory_refuses_and_goes_on() -> None:
             await turns.run(Caller(), exhaust)
         assert (refusal.value.code, refusal.value.status_code) == ("out_of_memory", 503)
         assert await turns.run(Caller(), lambda: 1) == 1
+
+    asyncio.run(ask())
+
+
+def test_waiting_and_work_are_timed_apart() -> None:
+    async def ask() -> None:
+        turns, first, second = WorkerSlots("decode", 1, Metrics()), Caller(), Caller()
+        started = time.monotonic()
+        await asyncio.gather(
+            *(turns.run(caller, lambda: time.sleep(0.05)) for caller in (first, second))
+        )
+        assert 0.1 <= turns.used_at - started < 5
+        first_ms, second_ms = (state_of(caller.scope).timings for caller in (first, second))
+        assert 0 <= first_ms["decode_wait"] < second_ms["decode_wait"] < 5000
+        assert 50 <= first_ms["decode"] < 5000
+        assert 50 <= second_ms["decode"] < 5000
+
+    asyncio.run(ask())
+
+
+def test_closing_drops_what_has_not_begun_and_waits_for_nothing() -> None:
+    go, begun = threading.Event(), []
+
+    async def ask() -> None:
+        turns = WorkerSlots("model", 1, Metrics())
+        task = asyncio.create_task(turns.run(Caller(), lambda: begun.append(go.wait(5))))
+        await asyncio.sleep(0.02)
+        turns.close()
+        assert begun == []
+        go.set()
+        await task
+        assert begun == [True]
 
     asyncio.run(ask())

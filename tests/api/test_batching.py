@@ -153,6 +153,62 @@ class Cramped:
         return torch.zeros(len(images))
 
 
+class Broken:
+    """A model whose forward pass fails."""
+
+    def embed_images(self, _images: np.ndarray) -> Tensor:
+        raise ZeroDivisionError
+
+
+def test_a_fault_of_a_forward_pass_is_reported_to_all_and_the_queue_goes_on() -> None:
+    image = random_images(1)[0]
+
+    async def ask() -> list[object]:
+        batches = MicroBatcher(8, Metrics())
+        _, go = held(batches)
+        asked = [
+            asyncio.ensure_future(batches.submit(Caller(), model, image, lambda _: "fine"))
+            for model in (broken, broken, Cramped(8))
+        ]
+        await asyncio.sleep(0.02)
+        go.set()
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    broken = Broken()
+    first, second, fine = asyncio.run(ask())
+    assert isinstance(first, ZeroDivisionError)
+    assert isinstance(second, ZeroDivisionError)
+    assert fine == "fine"
+
+
+def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
+    image, metrics = random_images(1)[0], Metrics()
+
+    async def ask() -> None:
+        batches = MicroBatcher(8, metrics)
+        held_task, go = held(batches)
+        await asyncio.sleep(0.02)
+        leaving, staying = Caller(), Caller()
+        asked = [
+            asyncio.ensure_future(batches.submit(caller, Cramped(8), image, lambda _: None))
+            for caller in (leaving, staying)
+        ]
+        async with asyncio.timeout(10):
+            for event, left in ((lambda: None, 2), (leaving.left.set, 1), (go.set, 0)):
+                await asyncio.sleep(0.02)
+                event()
+                while metrics.registry.get_sample_value("medclip_waiting") != left:
+                    await asyncio.sleep(0.01)
+        await asyncio.gather(held_task, *asked, return_exceptions=True)
+        timings = state_of(staying.scope).timings
+        assert 40 <= timings["model_wait"] < 5000
+        assert 0 <= timings["model"] < 5000
+        assert list(state_of(leaving.scope).timings) == ["model_wait"]
+        batches.close()
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize(("room", "answers"), [(1, ["fine"] * 3), (0, ["out_of_memory"] * 3)])
 def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: list[str]) -> None:
     image, model = random_images(1)[0], Cramped(room)

@@ -82,6 +82,11 @@ def without_large_file(body: bytes) -> tuple[bytes, bytes]:
     return body[:start] + body[end:], body[start:end]
 
 
+@pytest.mark.parametrize("name", ["a large field", "no header", "a preamble", "small"])
+def test_small_files_and_fields_stay_in_the_form(name: str) -> None:
+    assert find_large_file(BODIES[name], len(BODIES[name]), KIND) is None
+
+
 def test_a_large_image_is_found_between_fields() -> None:
     body = BODIES["image between fields"]
     start, end = find_large_file(body, len(body), KIND) or (0, 0)
