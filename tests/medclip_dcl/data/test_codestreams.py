@@ -7,8 +7,11 @@ import pytest
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.codestreams import (
     Frame,
+    _code_length,
+    _mid_grey_blocks,
     read_jpeg,
     read_jpeg2000,
+    require_bits,
     require_size,
     require_tiles,
     require_whole,
@@ -145,3 +148,191 @@ def test_streams_that_are_not_examined_pass() -> None:
     for options in ({"progressive": True}, {"restart_marker_blocks": 4}):
         stream = raster_bytes(with_mid_grey(40), "jpeg", **options)
         require_whole(stream, decoded(stream), 8)
+
+
+def test_fill_bytes_and_an_interval_of_no_restarts_hide_no_cut() -> None:
+    whole = raster_bytes(NOISE, "jpeg", quality=90)
+    cut = whole[: len(whole) // 2] + END
+    for extra in (b"\xff", b"\xff\xdd\0\4\0\0"):
+        require_whole(whole[:2] + extra + whole[2:], decoded(whole), 8)
+        with pytest.raises(ImageError, match="truncated"):
+            require_whole(cut[:2] + extra + cut[2:], decoded(cut), 8)
+
+
+def test_the_code_of_nothing_more_is_as_long_as_its_table_says() -> None:
+    differences = bytes([0, 1, 5, 1, 1, 1, 1, 1, 1, *[0] * 7, *range(12)])
+    assert _code_length(differences) == 2  # T.81, table K.3: 00
+    rest = bytes([0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125, 1, 2, 3, 0, 4, 17])
+    assert _code_length(rest) == 4  # T.81, table K.5: 1010
+    assert _code_length(differences[:16] + bytes(range(1, 13))) == 0
+    assert _code_length(b"") == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "count"), [(None, 9), ((0, 0), 8), ((7, 8), 7), ((8, 8), 4), ((19, 19), 0)]
+)
+def test_blocks_of_mid_grey_are_counted_from_the_end(
+    place: tuple[int, int] | None, count: int
+) -> None:
+    image = np.full((20, 20), 128, dtype=np.uint8)  # three by three blocks
+    if place is not None:
+        image[place] = 127
+    assert _mid_grey_blocks(image, 128) == count
+
+
+# Streams made by hand, byte by byte
+
+
+def frame_header(rows: int = 31, columns: int = 47, components: int = 1) -> bytes:
+    """SOF0: length, precision, size, and three bytes for each component (T.81, B.2.2)."""
+    size = rows.to_bytes(2, "big") + columns.to_bytes(2, "big")
+    length = (8 + 3 * components).to_bytes(2, "big")
+    return b"\xff\xc0" + length + b"\x08" + size + bytes([components]) + b"\1\x11\0" * components
+
+
+START, COMMENT, SCAN = b"\xff\xd8", b"\xff\xfe\x00\x05abc", b"\xff\xda\x00\x02"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [b"", COMMENT, b"\xff\xff\xff", b"\xff\x01", b"\xff\xd0\xff\xd7", COMMENT * 999],
+    ids=["nothing", "comment", "fill", "TEM", "restarts", "many"],
+)
+def test_a_jpeg_frame_is_found_behind_other_segments(before: bytes) -> None:
+    assert read_jpeg(START + before + frame_header()) == Frame(31, 47, 1, 8, "dct")
+
+
+@pytest.mark.parametrize(
+    ("stream", "fault"),
+    [
+        (START + COMMENT * 1000 + frame_header(), "no JPEG frame header"),
+        (START + SCAN + frame_header(), "no JPEG frame header"),
+        (START + END + frame_header(), "no JPEG frame header"),
+        (START + b"\0" + frame_header(), "no JPEG frame header"),
+        (b"\xff\xd9" + frame_header(), "does not start"),
+        (START + frame_header()[:9], "ends in its frame header"),
+        (START + frame_header().replace(b"\x0b", b"\x0c"), "another length"),
+        (START + frame_header() + SCAN * 101, "more than 100 scans"),
+    ],
+)
+def test_a_jpeg_without_a_plain_frame_is_refused(stream: bytes, fault: str) -> None:
+    with pytest.raises(ImageError, match=fault):
+        read_jpeg(stream)
+
+
+def test_what_a_jpeg_frame_declares_is_read_as_it_stands() -> None:
+    assert read_jpeg(START + frame_header(258, 772, 3) + SCAN * 100) == Frame(258, 772, 3, 8, "dct")
+    assert read_jpeg(START + frame_header()[:10]) == Frame(31, 47, 1, 8, "dct")
+
+
+def image_size(
+    right: int = 10,
+    bottom: int = 7,
+    left: int = 0,
+    top: int = 0,
+    tiles: tuple[int, int, int, int] = (4, 4, 0, 0),
+) -> bytes:
+    """SOC and SIZ: the image's edges, width, height and origin of tiles (T.800, A.5.1)."""
+    numbers = b"".join(n.to_bytes(4, "big") for n in (right, bottom, left, top, *tiles))
+    return b"\xff\x4f\xff\x51\0\x29\0\0" + numbers + b"\0\1\x8b\1\1"
+
+
+def tile_part(number: int, length: int = 12) -> bytes:
+    return b"\xff\x90\0\x0a" + number.to_bytes(2, "big") + length.to_bytes(4, "big") + b"\0\1"
+
+
+def tile_parts(*numbers: int) -> bytes:
+    return b"".join(map(tile_part, numbers))
+
+
+def test_a_jpeg2000_image_is_what_its_edges_enclose() -> None:
+    stream = image_size(right=50, bottom=40, left=3, top=9)
+    assert read_jpeg2000(stream) == (Frame(31, 47, 1, 12, "j2k"), stream)  # signed, 12 bits
+    assert read_jpeg2000(stream[:44])[0].rows == 31
+    with pytest.raises(ImageError, match="size segment"):
+        read_jpeg2000(stream[:43])
+
+
+def test_every_tile_that_the_size_needs_must_be_there() -> None:
+    six = image_size()  # ten by seven in tiles of four by four: three across, two down
+    for found in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 1, 4, 2, 2)):
+        require_tiles(six + tile_parts(*found))
+        require_tiles(six + tile_parts(*found) + END)
+    require_tiles(six + tile_parts(0, 1, 2, 3, 4) + tile_part(5, 0) + b"to the end")
+    four = image_size(8, 8)
+    require_tiles(four + COMMENT + tile_parts(0, 1, 2, 3))
+    require_tiles(image_size(tiles=(4, 4, 2, 0)) + tile_parts(0, 1, 2, 3))  # eight columns of tiles
+    for stream, fault in (
+        (six + tile_parts(0, 1, 2, 3, 4), "lacks tiles"),
+        (six + tile_parts(0, 1, 2, 3, 4, 5, 6), "lacks tiles"),
+        (six + tile_parts(0, 1, 2, 3, 4) + END + tile_parts(5), "lacks tiles"),
+        (six + tile_parts(0, 1, 2, 3, 4) + tile_part(5, 13), "is cut"),
+        (six + tile_parts(0, 1, 2, 3, 4) + tile_part(5, 11), "is cut"),
+    ):
+        with pytest.raises(ImageError, match=f"truncated.*{fault}"):
+            require_tiles(stream)
+
+
+@pytest.mark.parametrize(
+    ("right", "bottom", "tiles", "fault"),
+    [
+        (10, 7, (0, 4, 0, 0), "impossible"),
+        (10, 7, (4, 0, 0, 0), "impossible"),
+        (10, 7, (4, 4, 11, 0), "impossible"),
+        (10, 7, (4, 4, 0, 8), "impossible"),
+        (65_536, 1, (1, 1, 0, 0), "more than 65535"),
+        (65_535, 1, (1, 1, 0, 0), "lacks tiles"),
+    ],
+)
+def test_tiles_that_cannot_be_are_refused(
+    right: int, bottom: int, tiles: tuple[int, int, int, int], fault: str
+) -> None:
+    with pytest.raises(ImageError, match=fault):
+        require_tiles(image_size(right, bottom, tiles=tiles) + tile_part(0))
+
+
+def box(kind: bytes, content: bytes = b"", form: str = "short") -> bytes:
+    if form == "long":
+        return b"\0\0\0\1" + kind + (16 + len(content)).to_bytes(8, "big") + content
+    length = 0 if form == "to the end" else 8 + len(content)
+    return length.to_bytes(4, "big") + kind + content
+
+
+SIGNATURE = box(b"jP  ", b"\r\n\x87\n")
+
+
+@pytest.mark.parametrize("form", ["short", "long", "to the end"])
+def test_the_stream_of_a_jp2_file_is_found_behind_other_boxes(form: str) -> None:
+    stream = image_size()
+    others = box(b"ftyp", b"jp2 ") + box(b"free", b"abc", "long") + box(b"free") * 60
+    file = SIGNATURE + others + box(b"jp2c", stream, form)
+    assert read_jpeg2000(file)[1] == stream
+    if form != "to the end":
+        assert read_jpeg2000(file + box(b"free", b"abc"))[1] == stream
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        box(b"free") * 63,
+        box(b"free", form="to the end"),
+        b"\0\0\0\7free",
+        b"\0\0\0\1free" + bytes(8),
+        b"\0\0\0\xfffree",
+    ],
+    ids=["many", "the last", "too short", "endless", "beyond"],
+)
+def test_a_jp2_file_whose_boxes_lead_astray_is_refused(others: bytes) -> None:
+    with pytest.raises(ImageError, match="no code stream"):
+        read_jpeg2000(SIGNATURE + others + box(b"jp2c", image_size()))
+
+
+def test_one_bit_for_each_pixel_is_the_least_of_lossless_jpeg() -> None:
+    frame = Frame(10, 10, 1, 12, "lossless")  # 100 pixels: 13 bytes
+    require_bits(frame, 13)
+    with pytest.raises(ImageError, match="truncated"):
+        require_bits(frame, 12)
+    for process in ("ls", "j2k"):
+        require_bits(Frame(10, 10, 1, 12, process), 1)
+    with pytest.raises(ImageError, match="not_greyscale"):
+        require_size(Frame(10, 10, 3, 8, "dct"), 10, 10, 1000)
