@@ -2,6 +2,8 @@
 
 import csv
 import io
+import os
+import socket
 import struct
 import subprocess
 import sys
@@ -17,7 +19,18 @@ from pydicom.dataset import Dataset
 
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
 from medclip_dcl.data.grayscale import GreyImage
-from medclip_dcl.data.images import REASONS, ImagesConfig, open_image
+from medclip_dcl.data.images import (
+    REASONS,
+    Closed,
+    ImagesConfig,
+    _read_array,
+    _SharedBuffer,
+    is_dicom,
+    nameless_file,
+    open_image,
+    receive,
+    send,
+)
 from medclip_dcl.errors import ImageError
 
 SV1, JPEG_LS, J2K, RLE = (f"1.2.840.10008.1.2.{tail}" for tail in ("4.70", "4.80", "4.90", "5"))
@@ -323,6 +336,74 @@ def test_random_bytes_give_a_picture_or_a_reason() -> None:
     assert 0 < len(codes) < 200
     assert set(codes) <= set(REASONS)
     assert np.array_equal(open_image(io.BytesIO(sound[0]).getvalue()).pixels, scaled(stored))
+
+
+def test_dicom_is_known_by_four_letters_behind_its_preamble() -> None:
+    assert is_dicom(bytes(128) + b"DICM")
+    for data in (bytes(127) + b"DICM", bytes(129) + b"DICM", b"DICM" + bytes(128), bytes(132), b""):
+        assert not is_dicom(data)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_messages_carry_a_header_and_one_descriptor() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    file = nameless_file()
+    os.write(file, b"pixels")
+    longest = {"a": "x" * (65_536 - len('{"a": ""}'))}
+    with ours, theirs:
+        send(ours, longest)
+        send(ours, {"b": [1]}, file)
+        assert receive(theirs) == (longest, None)
+        header, handle = receive(theirs)
+        assert header == {"b": [1]}
+        assert handle is not None
+        assert os.pread(handle, 9, 0) == b"pixels"
+        os.close(handle)
+        before = open_descriptors()
+        for astray in (b"\3\0\0\0abc", struct.pack("<I", 65_537)):
+            socket.send_fds(ours, [astray], [file])
+            with pytest.raises(Closed):
+                receive(theirs)
+            assert open_descriptors() == before
+        theirs.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            receive(theirs)
+        ours.sendall(b"\3\0")
+        ours.close()
+        with pytest.raises(Closed):  # in the middle of a message
+            receive(theirs)
+        with pytest.raises(Closed):
+            send(theirs, {"a": 1})
+        with pytest.raises(Closed):
+            send(theirs, {"a": 1}, file)
+    os.close(file)
+
+
+def test_a_buffer_is_written_again_from_its_beginning_until_it_is_given_back() -> None:
+    before, buffer = open_descriptors(), _SharedBuffer()
+    handle = buffer.write(b"a longer image")
+    assert buffer.write(memoryview(b"another")) == handle
+    assert os.pread(handle, 99, 0) == b"anotherr image"
+    buffer.clear()
+    buffer.clear()
+    assert open_descriptors() == before
+    assert os.pread(buffer.write(b"new"), 99, 0) == b"new"
+    buffer.clear()
+
+
+def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
+    file = nameless_file()
+    words = np.arange(6, dtype=np.uint16)
+    os.pwrite(file, words.tobytes(), 0)
+    copied = _read_array(file, (2, 3), np.uint16)
+    os.pwrite(file, bytes(12), 0)
+    assert np.array_equal(copied, words.reshape(2, 3))
+    with pytest.raises(Closed):
+        _read_array(file, (13,), np.uint8)
+    os.close(file)
 
 
 # Real DICOM files: every row of the test data's manifest behaves as it expects
