@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import pydicom.config
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.filereader import read_dataset
 from pydicom.tag import Tag
@@ -17,6 +18,9 @@ from medclip_dcl.schemas import ClassifyAnswer, FindingAnswer, Rectangle
 
 from .identifiers import SCHEME, make_uid
 from .settings import Kind, ResultsConfig
+
+# As the reader of images does: identity is copied as it is, whatever its length.
+pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
 
 NOTICE = "RESEARCH USE ONLY, not a medical device"
 """Stands in every object where a person can read it."""
