@@ -103,19 +103,19 @@ def _started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Pope
     # Signals are passed on to the stage: it saves, and says how to go on.
     stage = command[command.index("--config") - 1].rpartition(".")[2]
     environment = _environment(stage, **options.pop("env", {}))
-    process = subprocess.Popen(command, env=environment, text=True, **options)
-    held = {
-        signal.SIGTERM: lambda *_: process.terminate(),
-        # A terminal sends its Ctrl-C to the stage as well.
-        signal.SIGINT: signal.SIG_IGN if sys.stdin.isatty() else lambda *_: process.terminate(),
-    }
-    previous = {number: signal.signal(number, handler) for number, handler in held.items()}
-    try:
-        yield process
-    finally:
-        process.wait()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with subprocess.Popen(command, env=environment, text=True, **options) as process:
+        held = {
+            signal.SIGTERM: lambda *_: process.terminate(),
+            # A terminal sends its Ctrl-C to the stage as well.
+            signal.SIGINT: signal.SIG_IGN if sys.stdin.isatty() else lambda *_: process.terminate(),
+        }
+        previous = {number: signal.signal(number, handler) for number, handler in held.items()}
+        try:
+            yield process
+        finally:
+            process.wait()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def _run_plainly(command: Sequence[str], *, quiet: bool = False) -> int:

@@ -27,12 +27,6 @@ SMALL = [
 COMMAND = [sys.executable, "-m", "pipelines"]
 
 
-def run(words: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *words], cwd=ROOT, text=True, capture_output=True, check=False, **options
-    )
-
-
 def test_help_names_every_command_on_one_screen_and_loads_no_library(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,25 +92,26 @@ def test_completion_offers_stages() -> None:
         "COMP_WORDS": "medclip build_",
         "COMP_CWORD": "1",
     }
-    assert set(run([], env=asked).stdout.split()) == {
+    shown = subprocess.run(COMMAND, cwd=ROOT, text=True, stdout=subprocess.PIPE, env=asked)
+    assert set(shown.stdout.split()) == {
         "build_manifest", "build_eta_cache", "build_index"
     }  # fmt: skip
 
 
-def test_a_run_reports_json_then_reuses_and_can_be_quiet(tmp_path: Path) -> None:
+def test_a_run_reports_json_then_reuses_and_can_be_quiet(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = ["run", "demo", "--set", f"work={tmp_path}", *SMALL]
-    first = run(words)
-    assert first.returncode == 0, first.stderr
-    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert main(words) == 0
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["state"] for line in lines[:-1]] == ["made"] * 2
     assert lines[-1]["run"] == str(tmp_path)
-    quiet = run([*words, "--quiet"])
-    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    assert main([*words, "--quiet"]) == 0
+    assert capfd.readouterr() == ("", "")
 
     nothing = ["--set", f"work={tmp_path / 'nothing'}", "--set", 'jobs=["split_sentences"]']
-    failed = run([*words, "--quiet", *nothing])
-    assert failed.returncode == 4
-    assert failed.stderr.startswith("split_sentences: no ")
+    assert main([*words, "--quiet", *nothing]) == 4
+    assert capfd.readouterr().err.startswith("split_sentences: no ")
 
     shown = on_terminal([*COMMAND, *words])
     assert [line.split()[:3] for line in shown if "✓" in line] == [
