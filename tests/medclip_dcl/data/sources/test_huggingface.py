@@ -156,6 +156,20 @@ def test_a_single_split_is_split_by_patient(tmp_path: Path) -> None:
     assert read(tmp_path / "work", tmp_path / "one")[0].raw.splits == {}
 
 
+def test_a_config_of_several_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    lines = []
+    for name, number in (("frontal", 1), ("lateral", 2)):
+        split_of([number]).to_parquet(str(tmp_path / f"set/{name}.parquet"))
+        lines.append(f"- config_name: {name}\n  data_files: {name}.parquet\n")
+    (tmp_path / "set/README.md").write_text(f"---\nconfigs:\n{''.join(lines)}---\n")
+    source, _ = read(tmp_path / "work", tmp_path / "set", config="lateral")
+    assert [image.subject_id for image in source.raw.images] == ["p2"]
+    assert source.raw.card == {"config": "lateral"}
+    with pytest.raises(StudyError, match=r"source\.config"):
+        read(tmp_path / "work", tmp_path / "set")
+
+
 def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
     with pytest.raises(ConfigError, match="imagefolder"):
         read(tmp_path, forms / "images")
