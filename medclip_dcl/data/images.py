@@ -257,12 +257,19 @@ class Decoder:
         with _checked(source, self._settings.max_bytes) as checked:
             worker = self._idle.get()
             try:
-                facts, pixels = worker.ask(request, checked)
+                try:
+                    facts, pixels = worker.ask(request, checked)
+                except _WorkerDied:  # of this image, or by a killer of processes: once more
+                    facts, pixels = worker.ask(request, checked)
             finally:
                 self._idle.put(worker)
         if pixels is None:
             raise ImageError(facts["code"], facts["message"])
         return facts, pixels
+
+
+class _WorkerDied(ImageError):
+    pass
 
 
 class _Worker:
@@ -309,7 +316,7 @@ class _Worker:
             raise ImageError("deadline", "decoding exceeds images.deadline_s") from error
         except Closed as error:
             self.kill()
-            raise ImageError("worker_died", "the decode worker died on this image") from error
+            raise _WorkerDied("worker_died", "the decode worker died on this image") from error
         except BaseException:  # a stop in the middle of a message: the next one would not fit it
             self.kill()
             raise

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.fixtures.bombs import BOMBS
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
+from medclip_dcl.data import images
 from medclip_dcl.data.grayscale import square
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError, StudyError
@@ -45,7 +46,7 @@ def test_worker_that_hangs_is_killed_at_the_deadline_and_replaced() -> None:
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
-def test_worker_that_dies_on_an_image_is_replaced() -> None:
+def test_worker_that_is_killed_on_an_image_is_replaced_and_the_image_read() -> None:
     before = children()
     with Decoder(ImagesConfig(), 1) as decoder, ThreadPoolExecutor(1) as thread:
         decoder.open(dicom_bytes(ramp()))
@@ -54,9 +55,22 @@ def test_worker_that_dies_on_an_image_is_replaced() -> None:
         image = thread.submit(decoder.open, dicom_bytes(ramp()))
         time.sleep(0.3)
         os.kill(worker, signal.SIGKILL)
+        assert image.result().pixels.any()
+
+
+def test_image_on_which_two_workers_die_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def die(*_: object) -> None:
+        asked.append(1)
+        raise images.Closed
+
+    monkeypatch.setattr(images, "send", die)
+    with Decoder(ImagesConfig(), 1) as decoder:
         with pytest.raises(ImageError) as refused:
-            image.result()
-        assert refused.value.code == "worker_died"
+            decoder.open(dicom_bytes(ramp()))
+        monkeypatch.undo()
+        assert (refused.value.code, len(asked)) == ("worker_died", 2)
         assert decoder.open(dicom_bytes(ramp())).pixels.any()
 
 
