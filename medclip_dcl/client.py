@@ -13,7 +13,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -39,21 +40,21 @@ class Client:
     """
 
     def __init__(
-        self, url: str, key: str = "", *, timeout_s: float = 60, patience_s: float = 60
+        self, url: str, key: str | Path = "", *, timeout_s: float = 60, patience_s: float = 60
     ) -> None:
         """Set the connection up; nothing is sent yet.
 
         Args:
             url: address of the service, such as `http://127.0.0.1:8000`.
-            key: API key; empty where the service asks for none.
+            key: API key, or a file whose first key is read for each question, so that keys may
+                be rotated; empty where the service asks for none.
             timeout_s: limit of one attempt.
             patience_s: time within which a busy service is asked again.
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
-        headers = {"X-API-Key": key} if key else {}
         self._patience_s = patience_s
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        self._http = httpx.Client(base_url=url, auth=_Key(key), timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +148,22 @@ class Client:
             time.sleep(wait)
 
 
+class _Key(httpx.Auth):
+    """Sends a key; that of a file is the one that stands there now."""
+
+    def __init__(self, key: str | Path) -> None:
+        self._file = key if isinstance(key, Path) else None
+        self._key = read_keys(key)[0] if isinstance(key, Path) else key
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if self._file is not None:
+            with suppress(ConfigError):  # it is being written: the last one may still be good
+                self._key = read_keys(self._file)[0]
+        if self._key:
+            request.headers["X-API-Key"] = self._key
+        yield request
+
+
 def _bytes_of(image: Path | bytes) -> bytes:
     if isinstance(image, bytes):
         return image
@@ -177,7 +194,8 @@ def _read(reply: httpx.Response, kind: type[_Answer]) -> _Answer:
             "url that of medclip-dcl?",
         ) from error
     request = reply.headers.get("X-Request-ID", "")
-    raise ServiceError(code, f"status {reply.status_code}: {line} (request {request})")
+    status = reply.status_code
+    raise ServiceError(code, f"status {status}: {line} (request {request})", status)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.client") -> int:
@@ -187,8 +205,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m medclip_dcl.c
     """
     arguments = _parser(prog).parse_args(argv)
     try:
-        key = read_keys(arguments.key_file)[0] if arguments.key_file else ""
-        with Client(arguments.url, key) as client:
+        with Client(arguments.url, arguments.key_file or "") as client:
             answer = _question(client, arguments)
     except MedclipError as error:
         print(f"client: {error}", file=sys.stderr)

@@ -138,5 +138,9 @@ class ServiceError(_CodedError):
     """The service cannot be reached, or refuses a request of the client.
 
     `code` is what the service says went wrong; `unreachable`, `no_answer` or `no_url` where it
-    said nothing.
+    said nothing. `status` is that of its answer, 0 where there was none.
     """
+
+    def __init__(self, code: str, message: str, status: int = 0) -> None:
+        super().__init__(code, message)
+        self.status = status

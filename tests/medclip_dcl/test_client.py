@@ -19,7 +19,7 @@ from benchmarks.fixtures.hospital import radiograph
 from benchmarks.fixtures.service import FINDINGS, Service, running, store
 from medclip_dcl.answers import ANSWERS
 from medclip_dcl.client import Client, main
-from medclip_dcl.errors import ImageError, ServiceError
+from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 from medclip_dcl.tables import read_table
 from pipelines.answer_images import main as answer_images
 from pipelines.build_manifest import main as build_manifest
@@ -82,7 +82,7 @@ def test_every_question_is_answered(service: Service, folder: Path) -> None:
 def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -> None:
     with Client(service.url, "w" * 40) as stranger, pytest.raises(ServiceError) as refusal:
         stranger.ground(folder / "image.dcm", ["Effusion"])
-    assert refusal.value.code == "unauthorized"
+    assert (refusal.value.code, refusal.value.status) == ("unauthorized", 401)
     with Client(service.url, KEY) as client:
         with pytest.raises(ServiceError) as refusal:
             client.classify(b"no image")
@@ -93,6 +93,24 @@ def test_refusals_bear_the_code_of_the_service(service: Service, folder: Path) -
         with pytest.raises(ImageError) as missing:
             client.classify(folder / "nowhere.dcm")
         assert "nowhere" not in str(missing.value)
+
+
+def test_the_key_of_a_file_is_the_one_that_stands_there_now(
+    service: Service, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_text("w" * 40)
+    with Client(service.url, file) as client:
+        with pytest.raises(ServiceError, match="unauthorized"):
+            client.model()
+        file.write_text(KEY)
+        digest = client.model().digest
+        file.write_text("")  # half written
+        assert client.model().digest == digest
+        file.unlink()
+        with pytest.raises(ConfigError, match="cannot be read"):
+            Client(service.url, file)
 
 
 def test_nobody_at_the_address_is_said_so() -> None:
