@@ -23,7 +23,6 @@ from pathlib import Path
 
 from medclip_dcl.client import Client
 from medclip_dcl.errors import ArtifactUnwritable, ConfigError, MedclipError
-from medclip_dcl.files import read_keys
 
 from .catch_up import CatchingUp
 from .destinations import Destination, open_destination
@@ -101,7 +100,7 @@ def started(settings: GatewaySettings, destination: Destination | None = None) -
         for digest in spool.digests():  # a kill between file and journal, or a journal that is new
             journal.add(digest, "", "spool")
         monitor = Monitor(journal, spool)
-        key = read_keys(Path(settings.service_key_file))[0] if settings.service_key_file else ""
+        key = Path(settings.service_key_file) if settings.service_key_file else ""
         client = stack.enter_context(Client(settings.service, key))
         to = destination or open_destination(settings.destination, settings.ae_title)
         workers = Workers(settings, spool, journal, monitor, client, to)

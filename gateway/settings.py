@@ -88,7 +88,7 @@ class GatewaySettings(Section):
     service: Annotated[str, Field(pattern=r"^https?://")]
     """Address of the service."""
     service_key_file: str = ""
-    """File with the service's API key."""
+    """File with the service's API key; read for each image, so that keys can be rotated."""
     destination: Annotated[DicomWebDestination | DimseDestination, Field(discriminator="kind")]
     """Where answers go: `{kind: dicomweb, url, key_file}`, or `{kind: dimse, ae_title, host, port,
     tls}`."""

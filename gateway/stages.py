@@ -24,6 +24,7 @@ from .spool import Spool
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 600.0
 """Waiting time after the first failure of an image, which doubles, and the longest."""
+_OF_THE_SERVICE = 500
 _DISK_WAIT_S = 1.0
 _IDLE_S = 1.0
 
@@ -161,7 +162,7 @@ class Workers:
         try:
             answer = self._client.classify(image.stripped, explain=True)
         except ServiceError as error:
-            if error.code in REASONS:
+            if error.code in REASONS and error.status < _OF_THE_SERVICE:  # both know a `deadline`
                 raise ImageError(error.code, "the service refuses the image") from error
             raise _Failure(f"service_{error.code}") from error
         self._journal.answered(entry.digest, answer.model_dump_json(), time.time())

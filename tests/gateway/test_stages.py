@@ -111,6 +111,40 @@ def test_what_is_not_for_us_is_refused_and_never_asked(gateway, service, pacs, t
         assert (len(service.bodies), pacs.calls) == before
 
 
+def test_a_service_that_is_too_busy_for_an_image_is_asked_again(
+    gateway, service, monkeypatch
+) -> None:
+    monkeypatch.setattr(service, "status", 503)
+    monkeypatch.setattr(service, "code", "deadline")  # for which images are refused, too
+    assert send(gateway.port, [radiograph(20)]) == [0]
+    wait_until(lambda: state(gateway)[1])
+    assert state(gateway) == ("received", "service_deadline")
+    service.status = 200
+    wait_until(lambda: state(gateway) == ("done", ""))
+
+
+def test_an_image_that_takes_too_long_to_decode_is_refused(gateway, service, monkeypatch) -> None:
+    monkeypatch.setattr(service, "status", 422)
+    monkeypatch.setattr(service, "code", "deadline")
+    assert send(gateway.port, [radiograph(21)]) == [0]
+    wait_until(lambda: state(gateway) == ("refused", "deadline"))
+
+
+def test_a_rotated_key_is_read_without_a_restart(tmp_path, service, monkeypatch) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_text("a" * 32)
+    with running(tmp_path, service, Pacs(), service_key_file=str(file)) as gateway:
+        monkeypatch.setattr(service, "key", "b" * 32)
+        assert send(gateway.port, [radiograph(22)]) == [0]
+        wait_until(lambda: state(gateway)[1])
+        assert state(gateway) == ("received", "service_unauthorized")
+        file.write_text("")  # an editor has opened it
+        gateway.journal.retry()
+        file.write_text("b" * 32)
+        wait_until(lambda: state(gateway) == ("done", ""))
+
+
 def test_no_identity_reaches_the_service(gateway, service, pacs) -> None:
     del service.bodies[:]
     send(gateway.port, [radiograph(3, PatientComments="PHISENTINEL")])
