@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from medclip_dcl.data.sources.dicomweb import DicomWeb
-from medclip_dcl.errors import ImageError, ServiceError
+from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 
 from .journal import Journal
 from .listener import SUCCESS, Intake
@@ -28,10 +28,15 @@ class CatchingUp:
         self._intake, self._workers = intake, workers
         self._too_large: set[str] = set()
         self._stopped = threading.Event()
-        key_file = Path(settings.key_file) if settings.key_file else None
-        self._archive = DicomWeb(settings.url, key_file)
+        with self._archive():
+            pass  # a key that cannot be read ends the start
         self._thread = threading.Thread(target=self._run, name="catch-up", daemon=True)
         self._thread.start()
+
+    def _archive(self) -> DicomWeb:
+        """Connect for one look: the key is the one that stands in its file now."""
+        key_file = Path(self._settings.key_file) if self._settings.key_file else None
+        return DicomWeb(self._settings.url, key_file)
 
     def stop(self) -> None:
         """End after the image that is being fetched."""
@@ -39,15 +44,17 @@ class CatchingUp:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._archive as archive:
-            while not self._stopped.is_set():
-                try:
+        while not self._stopped.is_set():
+            try:
+                with self._archive() as archive:
                     self._look(archive)
-                except ServiceError as error:
-                    log("catch_up", code=error.code)
-                except (OSError, sqlite3.Error) as error:
-                    log_fault("disk", error)
-                self._stopped.wait(self._settings.every_s)
+            except ConfigError:
+                log("catch_up", code="key_file")
+            except ServiceError as error:
+                log("catch_up", code=error.code)
+            except (OSError, sqlite3.Error) as error:
+                log_fault("disk", error)
+            self._stopped.wait(self._settings.every_s)
 
     def _look(self, archive: DicomWeb) -> None:
         today = dt.datetime.now().astimezone().date()
