@@ -1,6 +1,6 @@
 """The service on one core: throughput over the bare model and LitServe, and how it stands loads.
 
-    python -m benchmarks.serve [--quick | --long | --engines]
+    python -m benchmarks.serve [--quick | --long | --engines | --minutes M]
 
 Ratios are of CPU time of all processes of a server on one core, taken while all clients were
 asking, medians over rounds in which the bare model, the service and LitServe take turns; who is
@@ -10,7 +10,8 @@ ResNet-18 at 480 px, `demo` the demo's model, for which a request costs several 
 pass; both run in PyTorch. `resnet18` and `resnet50` are models of 480 px behind the service on
 OpenVINO, over the bare model in PyTorch float32; `--engines` measures these alone. `--long` adds
 the full counts of the loads, which the default and `--quick` run in tenths; `--quick` leaves out
-engines, and memory, which is compared between rests.
+engines, and memory, which is compared between rests. `--minutes` asks `paper` alone four times its
+capacity for so long, while 40 clients send slowly and five a second leave.
 """
 
 import argparse
@@ -47,6 +48,13 @@ BARS: dict[str, Bar] = {
             "memory_mb": ("<=", 32.0),
         }.items()
     },
+    "storm_overload_other": ("<=", 0),
+    "storm_overload_goodput": (">=", 0.9),
+    "storm_overload_health_p99_ms": ("<=", 100),
+    "storm_overload_health_failures": ("<=", 0),
+    "storm_overload_memory_mb": ("<=", 32),
+    "storm_overload_open_files": ("<=", 0),
+    "storm_overload_still_open": ("<=", 0),
     "slow_p99_over_alone": ("<=", 2),
     "slow_refused_others": ("<=", 0),
     "slow_still_open": ("<=", 0),
@@ -71,17 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     choice.add_argument("--quick", action="store_true", help="fewer rounds")
     choice.add_argument("--long", action="store_true", help="the full counts of the loads")
     choice.add_argument("--engines", action="store_true", help="the engines alone")
+    choice.add_argument("--minutes", type=float, help="of overload among bad manners, alone")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         paper = publish_paper_size(Path(folder) / "paper")
         rounds = 2 if arguments.quick else 5
         if arguments.engines:
             return _finish(_engines(paper, rounds))
+        if arguments.minutes:
+            storm = loads.overload(paper, 60 * arguments.minutes, rests=True, is_rude=True)
+            return _finish(_named("storm", storm))
         demo = publish_demo_size(Path(folder) / "demo")
         figures = _named("paper", ratios.measure(paper, rounds, 16 if arguments.quick else 32))
         share = 1.0 if arguments.long else 0.1
         for name, size in (("paper", paper), ("demo", demo)):
-            figures |= _named(name, loads.overload(size, share, rests=not arguments.quick))
+            figures |= _named(name, loads.overload(size, 60 * share, rests=not arguments.quick))
         figures |= loads.bad_manners(demo, share)
         if not arguments.quick:
             figures |= _named("demo", ratios.measure(demo, rounds, 160))

@@ -1,6 +1,6 @@
 """Clients that send a whole request and are gone, from a process that does nothing else.
 
-    python -m benchmarks.speed.serve.disconnects HOST PORT CLIENTS < REQUEST
+    python -m benchmarks.speed.serve.disconnects HOST PORT CLIENTS BETWEEN_S < REQUEST
 
 In a process with other threads a client could stay for milliseconds after its last byte.
 """
@@ -9,8 +9,6 @@ import socket
 import sys
 import time
 
-_BETWEEN_S = 0.002
-
 
 def main() -> int:
     """Send and leave, again and again.
@@ -18,12 +16,12 @@ def main() -> int:
     Returns:
         The exit code, 0.
     """
-    host, port, clients = sys.argv[1:]
+    host, port, clients, between_s = sys.argv[1:]
     request = sys.stdin.buffer.read()
     for _ in range(int(clients)):
         with socket.create_connection((host, int(port))) as gone:
             gone.sendall(request)
-        time.sleep(_BETWEEN_S)
+        time.sleep(float(between_s))
     return 0
 
 

@@ -6,8 +6,8 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,26 +30,34 @@ OVERLOAD = 4.0
 ALLOWED = {200, 429, 503}
 _CLIENTS = 16
 _HEALTH_EVERY_S = 0.05
+_LEAVES_AT_ONCE_S, _LEAVES_EVERY_S = 0.002, 0.2
+_SLOW = 40
+_RUDE = {"body_deadline_s": 15, "header_deadline_s": 5}
 _SETTLE_S = 1.0
 _REST_S = 22.0
 """After which a service that nobody asks has given memory back."""
 
 
-def overload(folder: Path, share: float, *, rests: bool) -> dict[str, float]:
+def overload(
+    folder: Path, seconds: float, *, rests: bool, is_rude: bool = False
+) -> dict[str, float]:
     """Ask four times what a service can answer, at a fixed rate.
 
     Args:
         folder: holds the model as `model`.
-        share: of the full count, 60 s.
+        seconds: for how long.
         rests: whether memory is compared between rests before and after.
+        is_rude: whether others send slowly or leave meanwhile.
 
     Returns:
         Figures.
     """
-    with served(folder) as service:
+    settings = _RUDE if is_rude else {}
+    with served(folder, **settings) as service:
         target = target_of(service, form_request("/classify", _image()))
         health = target_of(service, get_request("/health"))
-        return asyncio.run(_overload(service, target, health, 60 * share, rests=rests))
+        company = _bad_company(target) if is_rude else nullcontext({})
+        return asyncio.run(_overload(service, target, health, seconds, company, rests=rests))
 
 
 def bad_manners(folder: Path, share: float) -> dict[str, float]:
@@ -62,7 +70,7 @@ def bad_manners(folder: Path, share: float) -> dict[str, float]:
     Returns:
         Figures.
     """
-    with served(folder, body_deadline_s=15, header_deadline_s=5) as service:
+    with served(folder, **_RUDE) as service:
         target = target_of(service, form_request("/classify", _image()))
         return {
             **asyncio.run(_slow_senders(target, round(300 * share))),
@@ -75,7 +83,13 @@ def _image() -> bytes:
 
 
 async def _overload(
-    service: Service, target: Target, health: Target, seconds: float, *, rests: bool
+    service: Service,
+    target: Target,
+    health: Target,
+    seconds: float,
+    company: AbstractAsyncContextManager[Mapping[str, float]],
+    *,
+    rests: bool,
 ) -> dict[str, float]:
     started = time.perf_counter()
     await crowd(target, _CLIENTS, 3 * _CLIENTS)  # every buffer has been used once
@@ -89,7 +103,8 @@ async def _overload(
     before_mb, before_files = service.resident_mb(), _open_files(service)
     watching = asyncio.ensure_future(_watch(health))
     started, spent = time.perf_counter(), cpu_s(service.process)
-    reported = await arrivals(target, OVERLOAD * capacity, seconds)
+    async with company as others:
+        reported = await arrivals(target, OVERLOAD * capacity, seconds)
     took, spent = time.perf_counter() - started, cpu_s(service.process) - spent
     watching.cancel()
     augmentation = await watching
@@ -97,6 +112,7 @@ async def _overload(
     memory = {"overload_memory_mb": service.resident_mb() - before_mb} if rests else {}
     return {
         **memory,
+        **others,
         "overload_capacity_per_s": capacity,
         "overload_requests": sum(reported.statuses.values()),
         "overload_answered": reported.statuses.get(200, 0),
@@ -112,14 +128,47 @@ async def _overload(
     }
 
 
+@asynccontextmanager
+async def _bad_company(target: Target) -> AsyncIterator[Mapping[str, float]]:
+    """Let 40 clients send slowly, each again once it is cut off, and five a second leave."""
+    counts = {"overload_cut_off": 0.0, "overload_still_open": 0.0}
+
+    async def send_slowly(number: int) -> None:
+        while True:
+            reader, writer = await _half_sent(target, number)
+            is_closed = await _until_closed(reader, 40)
+            counts["overload_cut_off" if is_closed else "overload_still_open"] += 1
+            writer.close()
+
+    senders = [asyncio.ensure_future(send_slowly(number)) for number in range(_SLOW)]
+    leaving = await _start_leaving(target, 10**9, _LEAVES_EVERY_S)
+    assert leaving.stdin is not None
+    leaving.stdin.write(target.request)
+    leaving.stdin.close()
+    try:
+        yield counts
+    finally:
+        leaving.kill()
+        await leaving.wait()
+        for sender in senders:
+            sender.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
+
+
+async def _half_sent(
+    target: Target, number: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Begin a request: odd numbers send no whole head, even ones no whole body."""
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    head, _, body = target.request.partition(b"\r\n\r\n")
+    writer.write(head[:20] if number % 2 else head + b"\r\n\r\n" + body[:20])
+    return reader, writer
+
+
 async def _slow_senders(target: Target, senders: int) -> dict[str, float]:
     """Half of them never end their headers, half of them never end their body."""
     alone = await crowd(target, 1, 60)
-    streams = []
-    for number in range(senders):
-        streams.append(await asyncio.open_connection(target.host, target.port))
-        head, _, body = target.request.partition(b"\r\n\r\n")
-        streams[-1][1].write(head[:20] if number % 2 else head + b"\r\n\r\n" + body[:20])
+    streams = [await _half_sent(target, number) for number in range(senders)]
     beside = await crowd(target, 1, 60)
     started = time.perf_counter()
     closed = await asyncio.gather(*(_until_closed(reader, 40) for reader, _ in streams))
@@ -139,12 +188,7 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
     """Clients that send a whole request and are gone before it could be answered."""
     alone = await crowd(target, 1, 60)
     before = figures_of(service)
-    leaving = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.speed.serve.disconnects"),
-        *(target.host, str(target.port), str(clients)),
-        stdin=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-    )
+    leaving = await _start_leaving(target, clients, _LEAVES_AT_ONCE_S)
     beside, _ = await asyncio.gather(crowd(target, 1, 60), leaving.communicate(target.request))
     await asyncio.sleep(_SETTLE_S)
     after = figures_of(service)
@@ -158,6 +202,18 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
         "departures_encoded": done["encoded"] - asked,
         "departures_decoded": done["decoded"] - asked,
     }
+
+
+async def _start_leaving(
+    target: Target, clients: int, every_s: float
+) -> asyncio.subprocess.Process:
+    """Start a process of clients that leave; it waits for the request."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.speed.serve.disconnects"),
+        *(target.host, str(target.port), str(clients), str(every_s)),
+        stdin=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
 
 
 async def _watch(health: Target) -> Answered:
