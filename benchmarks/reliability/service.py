@@ -1,6 +1,6 @@
 """What the service makes of its own document, of hostile requests, of bombs and of thieves.
 
-    python -m benchmarks.reliability.service [--quick | --long] [--strict]
+    python -m benchmarks.reliability.service [--quick | --long] [--strict] [--work FOLDER]
 
 A tiny model is served by a real process behind a key. schemathesis holds every answer to the
 OpenAPI document, all checks switched on; named hostile requests and spoilt ones must be
@@ -8,6 +8,8 @@ answered without a fault, by a code that the document names for that route, and 
 brought may stand in no answer, log line or figure; every bomb must be refused by name within
 ten seconds while the process lives on and does not grow; every route is asked for with every
 method, wrong credential and trick of a path. `--strict` ends with 1 where a bar is missed.
+`--long` goes by parts, each with a seed of its own; those that stand in the work folder are not
+repeated.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +38,15 @@ from benchmarks.fixtures.mutant_requests import mutant
 from benchmarks.fixtures.service import ROOT, Service, running, store
 from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
 from benchmarks.fixtures.wire import Answer, Part, Request, exchange, form
+from benchmarks.method.run_log import Run, RunLog
 from benchmarks.record import finish
+from medclip_dcl.progress import Progress
 
-TIERS = {"quick": (8, 500, 7), "normal": (150, 5_000, 1), "long": (1_000, 100_000, 1)}
-"""Examples of schemathesis per operation, spoilt requests, and one in so many of the matrix."""
+TIERS = {"quick": (1, 8, 500, 7), "normal": (1, 150, 5_000, 1), "long": (10, 150, 10_000, 1)}
+"""Parts; in each, examples of schemathesis per operation and spoilt requests; and one in so many
+of the matrix."""
+LEAST = {"quick": (200, 500), "normal": (2_000, 5_000), "long": (20_000, 100_000)}
+"""Cases of schemathesis, and spoilt requests."""
 
 LIMIT_S, GROWTH_MIB = 10.0, 256.0
 _NONE = (
@@ -63,8 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--strict", action="store_true")
+    parser.add_argument(
+        "--work", type=Path, help="keeps finished parts; default of --long: runs/service"
+    )
     arguments = parser.parse_args(argv)
-    examples, mutants, every = TIERS[arguments.tier or "normal"]
+    tier = arguments.tier or "normal"
+    parts, examples, mutants, every = TIERS[tier]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = store(Path(name))
@@ -73,12 +85,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         key_file.chmod(0o400)
         figures = try_surface(key_file, every)
         with _serving(folder, key_file, max_body_mb=4, body_deadline_s=0.5) as service:
-            figures |= try_document(service, examples)
-            figures |= try_hostile(service, mutants)
+            work = arguments.work or (Path("runs/service") if tier == "long" else folder)
+            runs = RunLog(work / "parts.jsonl")
+            for part in range(parts):
+                given = (service, examples, part + 1)
+                runs.measure(Run("service", tier, "document", part), partial(try_document, *given))
+                numbers = range(part * mutants, (part + 1) * mutants)
+                runs.measure(
+                    Run("service", tier, "hostile", part), partial(try_hostile, service, numbers)
+                )
+        figures |= _together(
+            [figures for run, figures in runs.figures.items() if run.setting == tier]
+        )
         with _serving(folder, key_file) as service:
             figures |= try_bombs(service)
     figures["seconds"] = time.monotonic() - begun
-    bars = _bars(figures, quick=arguments.tier == "quick")
+    bars = _bars(figures, tier)
     finish("service", figures, bars)
     return int(arguments.strict and not all(met for _, met in bars.values()))
 
@@ -109,12 +131,23 @@ def try_surface(key_file: Path, every: int) -> dict[str, float]:
     }
 
 
-def try_document(service: Service, examples: int) -> dict[str, float]:
+def _together(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Sums; of what is no count, the worst."""
+    worst = {"_growth_mib": max, "_alive": min, "_operations": min, "_named": min}
+    found: dict[str, float] = {}
+    for name in {name: 0 for part in parts for name in part if name != "cpu s"}:
+        values = [part[name] for part in parts if name in part]
+        found[name] = next((worst[end] for end in worst if name.endswith(end)), sum)(values)
+    return found
+
+
+def try_document(service: Service, examples: int, seed: int) -> dict[str, float]:
     """Let schemathesis hold the service to its OpenAPI document.
 
     Args:
         service: the service.
         examples: most examples per operation and phase.
+        seed: of what is drawn.
 
     Returns:
         Cases, failures and errors.
@@ -123,7 +156,8 @@ def try_document(service: Service, examples: int) -> dict[str, float]:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{service.url}openapi.json"),
-            *("--checks", "all", "--header", f"X-API-Key: {_KEY}", "--seed", "1"),
+            *("--checks", "all", "--header", f"X-API-Key: {_KEY}"),
+            *("--seed", str(seed)),
             *(
                 "--max-examples",
                 str(examples),
@@ -152,31 +186,34 @@ def try_document(service: Service, examples: int) -> dict[str, float]:
     }
 
 
-def try_hostile(service: Service, count: int) -> dict[str, float]:
+def try_hostile(service: Service, numbers: range) -> dict[str, float]:
     """Send the named requests and spoilt ones, then look for canaries.
 
     Args:
         service: the service.
-        count: spoilt requests.
+        numbers: of spoilt requests.
 
     Returns:
         Counts.
     """
     asked = named()
-    requests = list(asked.items()) + [
-        (f"mutant {number}", mutant(number)) for number in range(count)
-    ]
+    requests = list(asked.items()) + [(f"mutant {number}", mutant(number)) for number in numbers]
     address = _address(service)
     before = service.resident_mb()
     with ThreadPoolExecutor(_THREADS) as threads:
-        answers = list(threads.map(lambda item: exchange(address, item[1].encoded(_KEY)), requests))
+        answers = []
+        progress = Progress("hostile requests", len(requests), "request")
+        for answer in threads.map(lambda item: exchange(address, item[1].encoded(_KEY)), requests):
+            answers.append(answer)
+            progress.advance()
+        progress.close()
     documented = _documented(service)
     odd: dict[str, list[str]] = {"faults": [], "echoes": [], "undocumented": [], "silent": []}
     for (name, request), answer in zip(requests, answers, strict=True):
         for kind in _faults(request, answer, documented):
             odd[kind].append(f"{name} ({answer.status})")
     statuses = Counter(answer.status for answer in answers)
-    print(f"hostile: {len(asked)} named, {count} spoilt; {dict(sorted(statuses.items()))}")
+    print(f"hostile: {len(asked)} named, {len(numbers)} spoilt; {dict(sorted(statuses.items()))}")
     for kind, names in odd.items():
         _show(kind, names)
     with service.client(**{"X-API-Key": _KEY}) as client:
@@ -186,7 +223,7 @@ def try_hostile(service: Service, count: int) -> dict[str, float]:
     _show("canary or key in", leaks)
     return {
         "hostile_named": len(asked),
-        "hostile_spoilt": count,
+        "hostile_spoilt": len(numbers),
         "hostile_faults": len(odd["faults"]),
         "hostile_echoes": len(odd["echoes"]) + len(leaks),
         "hostile_undocumented": len(odd["undocumented"]),
@@ -236,9 +273,9 @@ def try_bombs(service: Service) -> dict[str, float]:
     }
 
 
-def _bars(metrics: dict[str, float], *, quick: bool) -> dict[str, tuple[str, bool]]:
-    least = {"document_cases": 200 if quick else 2_000, "hostile_named": 300}
-    least |= {"hostile_spoilt": 500 if quick else 5_000, "bombs": 25}
+def _bars(metrics: dict[str, float], tier: str) -> dict[str, tuple[str, bool]]:
+    cases, spoilt = LEAST[tier]
+    least = {"document_cases": cases, "hostile_named": 300, "hostile_spoilt": spoilt, "bombs": 25}
     bars = {name: (f">= {value}", metrics[name] >= value) for name, value in least.items()}
     for name, value in metrics.items():
         if name.endswith(_NONE):
