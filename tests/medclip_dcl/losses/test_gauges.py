@@ -62,6 +62,29 @@ def test_learned_batch_is_all_on_the_floor() -> None:
     assert gauges["mean_weight"].item() == 0
 
 
+def test_gauges_are_means_over_the_anchors_that_have_a_negative() -> None:
+    s = torch.zeros(2, 5)
+    alone = torch.tensor([[False] * 5, [True] * 5])  # the second has class-mates alone
+    for gauges in (
+        debiasing_gauges(s[:1], None, 0.2, 3.0),
+        debiasing_gauges(s, None, 0.2, 3.0, known_positives=alone),
+    ):
+        found = {name: value.item() for name, value in gauges.items()}
+        assert found == pytest.approx(
+            {
+                "frac_floor": 0,
+                "mean_weight": 1 / 0.8,
+                "mean_eta": 0.2,
+                "expected_false_negatives": 0.8,
+                "uncorrected_loss": math.log(5),
+            },
+            abs=1e-6,
+        )
+    nobody = debiasing_gauges(torch.zeros(1, 1), None, 0.2, 3.0)
+    assert nobody.pop("frac_floor").item() == 1
+    assert {value.item() for value in nobody.values()} == {0.0}
+
+
 def test_gauges_carry_no_gradient() -> None:
     assert not any(
         value.requires_grad or value.ndim
