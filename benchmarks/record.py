@@ -1,7 +1,9 @@
 """What every benchmark says about its machine, and the JSON line with which it ends."""
 
+import functools
 import json
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,6 +12,8 @@ from typing import Any
 
 from medclip_dcl.artifact import package_versions
 from medclip_dcl.distributed import available_cores
+
+ROOT = Path(__file__).parents[1]
 
 
 def machine() -> dict[str, Any]:
@@ -26,13 +30,30 @@ def machine() -> dict[str, Any]:
     }
 
 
-def finish(name: str, figures: Mapping[str, float], bars: Mapping[str, tuple[str, bool]]) -> int:
+@functools.cache
+def commit() -> str:
+    """Name the commit that is measured, with `+` where files differ from it; empty outside git."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found.stdout.strip()
+
+
+def finish(
+    name: str,
+    figures: Mapping[str, float],
+    bars: Mapping[str, tuple[str, bool]],
+    commits: str | None = None,
+) -> int:
     """Print a benchmark's last line.
 
     Args:
         name: the benchmark's name.
         figures: what was measured.
         bars: figure -> the bar as people read it, such as ">= 2.5", and whether it is met.
+        commits: those that were measured, where a run took several sessions.
 
     Returns:
         The exit code, 0: a missed bar is a figure like any other.
@@ -40,6 +61,7 @@ def finish(name: str, figures: Mapping[str, float], bars: Mapping[str, tuple[str
     line = {
         "benchmark": name,
         "machine": machine(),
+        "commit": commit() if commits is None else commits,
         "figures": {key: round(float(value), 6) for key, value in figures.items()},
         "bars": {key: {"bar": bar, "met": bool(met)} for key, (bar, met) in bars.items()},
     }
