@@ -1,15 +1,17 @@
 """What the gate for pictures makes of real images, of bombs and of damaged files.
 
-    python -m benchmarks.reliability.fuzz [--quick | --long]
+    python -m benchmarks.reliability.fuzz [--quick | --long] [--work FOLDER]
 
 Real images (TEST_DATA) must behave as their manifest says; every bomb must be refused for
 one of its reasons; a mutant must give a picture or a typed refusal. In all three nothing
 may take longer than ten seconds, and the caller, which is this process, may neither die
-nor grow by more than 256 MiB.
+nor grow by more than 256 MiB. Mutants that were tried are noted in FOLDER, a thousand at a time,
+and not tried again.
 """
 
 import argparse
 import csv
+import hashlib
 import io
 import os
 import resource
@@ -19,7 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import imagecodecs
 import numpy as np
@@ -31,16 +35,20 @@ from benchmarks.fixtures.bombs import BOMBS
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.record import finish
 from benchmarks.reliability.mutants import Seed, pick, read_seed
+from benchmarks.reliability.run_log import RunLog
 from medclip_dcl.data.dicom.reader import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
+from medclip_dcl.progress import Progress
 
-MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 20_000}
+MUTANTS = {"quick": 2_000, "normal": 5_000, "long": 1_000_000}
+CHUNK = 1_000
 WORKERS = 2
 LIMIT_S, GROWTH_MIB = 10.0, 256.0
 _SEED_BYTES = 200_000  # larger real images are left to the manifest
 _SHOWN = 10
+_ODD = {"deadline", "worker_died", "memory"}
 _TOP = 65535
 
 
@@ -146,45 +154,68 @@ def try_bombs(decoder: Decoder) -> dict[str, float]:
     return {"bombs": len(BOMBS), "bombs_astray": astray, "bombs_slowest_s": slowest}
 
 
-def try_mutants(decoder: Decoder, name: str, seeds: Sequence[Seed], count: int) -> dict[str, float]:
-    """Open many mutants.
+def try_mutants(
+    decoder: Decoder, name: str, seeds: Sequence[Seed], count: int, log: RunLog
+) -> dict[str, float]:
+    """Open many mutants, but those that the log knows.
 
     Args:
         decoder: the gate's pool.
         name: of the run; with a number it names a mutant for good.
         seeds: the sound files.
         count: how many mutants.
+        log: receives what every `CHUNK` of them came to.
 
     Returns:
         Counts, seconds of the slowest, and milliseconds a mutant.
     """
     for seed in seeds:
         assert ask(decoder, seed.data).reason in {"image", *REASONS}
-    start = time.monotonic()
-    with ThreadPoolExecutor(WORKERS) as threads:
-        outcomes = list(threads.map(_mutant(decoder, name, seeds), range(count)))
-    took = time.monotonic() - start
-    reasons = Counter(outcome.reason for outcome in outcomes)
-    print(f"{name}: {count} mutants of {len(seeds)} files, {1e3 * took / count:.1f} ms each")
+    of_seeds = hashlib.sha256(b"".join(seed.data for seed in seeds)).hexdigest()[:8]
+    found = []
+    with ThreadPoolExecutor(WORKERS) as threads, Progress(name, count, "mutant") as progress:
+        for first in range(0, count, CHUNK):
+            numbers = range(first, min(first + CHUNK, count))
+            trial = f"{name} {first}-{numbers[-1]} of {of_seeds}"
+            run = partial(_chunk, threads, _mutant(decoder, name, seeds), numbers)
+            found.append(log.once(trial, run))
+            progress.advance(len(numbers))
+    reasons = sum((Counter(chunk["reasons"]) for chunk in found), Counter[str]())
+    milliseconds = 1e3 * sum(chunk["seconds"] for chunk in found) / count
+    print(f"{name}: {count} mutants of {len(seeds)} files, {milliseconds:.1f} ms each")
     for reason, times in reasons.most_common():
         print(f"    {reason:24} {times:>7}")
-    odd = {"deadline", "worker_died", "memory"}
-    numbers = [
-        f"{number} ({outcome.reason}, {outcome.seconds:.1f} s)"
-        for number, outcome in enumerate(outcomes)
-        if outcome.reason in odd or "escape" in outcome.reason or outcome.seconds > LIMIT_S
-    ]
-    if numbers:
-        print(f"    by number: {', '.join(numbers[:_SHOWN])}")
+    if odd := [line for chunk in found for line in chunk["odd"]]:
+        print(f"    by number: {', '.join(odd[:_SHOWN])}")
     return {
-        name: count,
+        name: sum(reasons.values()),
         f"{name}_images": reasons["image"],
         f"{name}_escapes": sum(times for why, times in reasons.items() if "escape" in why),
-        f"{name}_late": sum(outcome.seconds > LIMIT_S for outcome in outcomes),
+        f"{name}_late": sum(chunk["late"] for chunk in found),
         f"{name}_worker_died": reasons["worker_died"],
         f"{name}_deadline": reasons["deadline"],
-        f"{name}_slowest_s": max(outcome.seconds for outcome in outcomes),
-        f"{name}_ms": 1e3 * took / count,
+        f"{name}_slowest_s": max(chunk["slowest_s"] for chunk in found),
+        f"{name}_ms": milliseconds,
+        f"{name}_peak_mib": max(chunk["peak_mib"] for chunk in found),
+    }
+
+
+def _chunk(
+    threads: ThreadPoolExecutor, run: Callable[[int], Outcome], numbers: range
+) -> dict[str, Any]:
+    start = time.monotonic()
+    outcomes = list(threads.map(run, numbers))
+    return {
+        "reasons": Counter(outcome.reason for outcome in outcomes),
+        "late": sum(outcome.seconds > LIMIT_S for outcome in outcomes),
+        "slowest_s": round(max(outcome.seconds for outcome in outcomes), 3),
+        "seconds": round(time.monotonic() - start, 3),
+        "peak_mib": _peak_mib(resource.RUSAGE_SELF),
+        "odd": [
+            f"{number} ({outcome.reason}, {outcome.seconds:.1f} s)"
+            for number, outcome in zip(numbers, outcomes, strict=True)
+            if outcome.reason in _ODD or "escape" in outcome.reason or outcome.seconds > LIMIT_S
+        ],
     }
 
 
@@ -263,7 +294,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.fuzz")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
-    count = MUTANTS[parser.parse_args(argv).tier or "normal"]
+    parser.add_argument("--work", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args(argv)
+    count, log = MUTANTS[arguments.tier or "normal"], RunLog(arguments.work, "fuzz")
     folder = Path(os.environ.get("TEST_DATA") or "nowhere") / "dicom"
     figures: dict[str, float] = {}
     with Decoder(ImagesConfig(), WORKERS) as decoder:
@@ -273,12 +306,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures |= try_manifest(decoder, folder)
         figures |= try_bombs(decoder)
         of_dicom = _seeds(dicom_seeds(), real_seeds("dicom/files/*.dcm"))
-        figures |= try_mutants(decoder, "dicom_mutants", of_dicom, count)
+        figures |= try_mutants(decoder, "dicom_mutants", of_dicom, count, log)
         of_raster = _seeds(raster_seeds(), real_seeds("covid_cxr/images/*.jpg"))
-        figures |= try_mutants(decoder, "raster_mutants", of_raster, count)
-        figures["caller_growth_mib"] = _peak_mib(resource.RUSAGE_SELF) - before
+        figures |= try_mutants(decoder, "raster_mutants", of_raster, count, log)
+        peaks = [value for name, value in figures.items() if name.endswith("_peak_mib")]
+        figures["caller_growth_mib"] = max(peaks) - before
     figures["worker_peak_mib"] = _peak_mib(resource.RUSAGE_CHILDREN)
-    return finish("fuzz", figures, _bars(figures))
+    return finish("fuzz", figures, _bars(figures), log.commits)
 
 
 def _bars(figures: dict[str, float]) -> dict[str, tuple[str, bool]]:
