@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import ArtifactUnreadable, ArtifactUnwritable, ConfigError, StudyError
@@ -15,7 +15,7 @@ from .errors import ArtifactUnreadable, ArtifactUnwritable, ConfigError, StudyEr
 STAGED = ".staged."
 """How the name of a file begins that is being written; one that stays was left by a kill."""
 
-_DISK_FAULTS = {
+DISK_FAULTS = {
     getattr(errno, name)
     for name in ("EACCES", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "EPERM", "EROFS")
 }
@@ -23,16 +23,20 @@ _DISK_FAULTS = {
 
 @contextmanager
 def disk_faults_named(path: Path) -> Iterator[None]:
-    """Turn the errors of a full, failing or read-only disk into ArtifactUnwritable."""
+    """Turn the errors of a full, failing or read-only disk into ArtifactUnwritable.
+
+    The outermost names the path: of an artifact, not of a file in its draft.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FAULTS:
+        fault = error.__cause__ if isinstance(error, ArtifactUnwritable) else error
+        if not isinstance(fault, OSError) or fault.errno not in DISK_FAULTS:
             raise
         raise ArtifactUnwritable(
-            f"{path} could not be written: {error.strerror}; what was there before still holds, "
+            f"{path} could not be written: {fault.strerror}; what was there before still holds, "
             "and so does what had been written; make room and run again to go on"
-        ) from error
+        ) from fault
 
 
 @contextmanager
@@ -45,18 +49,24 @@ def denials_named() -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a kill leaves the old content or the new, never a part."""
+    """Write a file so that a kill leaves the old content or the new, never a part.
+
+    Raises:
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    """
     staged = path.with_name(f"{STAGED}{path.name}.{secrets.token_hex(8)}")
-    try:
-        with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    sync_file(path.parent)
+    with disk_faults_named(path):
+        try:
+            with staged.open("xb") as stream:  # unlike mkstemp's, its mode is what the umask leaves
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())  # before the rename, else a crash may leave an empty file
+            staged.replace(path)
+        except BaseException:
+            with suppress(OSError):  # what the disk said first is what is passed on
+                staged.unlink()
+            raise
+        sync_file(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.errors import StudyError
+from medclip_dcl.errors import ArtifactUnwritable, StudyError
 from medclip_dcl.files import (
     STAGED,
+    disk_faults_named,
     path_under,
     remove_staged,
     sha256_file,
@@ -43,11 +44,20 @@ def test_failed_write_leaves_the_old_content(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
+    def refuse(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ArtifactUnwritable, match="/a could not be written: No space"):
         write_bytes(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    monkeypatch.setattr(Path, "unlink", refuse)  # what failed first is what is said
+    with (
+        pytest.raises(ArtifactUnwritable, match="model could not be written: No space"),
+        disk_faults_named(tmp_path / "model"),
+    ):
+        write_bytes(tmp_path / "a", b"new")
 
 
 def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
