@@ -18,7 +18,7 @@ import httpx
 from medclip_dcl.data.sources.dicom_folder import read_dicom_folder
 from medclip_dcl.data.sources.records import RawStudies, Reject, Resolve, SourceConfig
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
-from medclip_dcl.files import read_keys, write_bytes
+from medclip_dcl.files import disk_faults_named, read_keys, remove_staged, write_bytes
 from medclip_dcl.progress import Progress
 
 _PAGE = 200
@@ -190,12 +190,14 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
     Raises:
         ConfigError: `source.archive` is empty.
         ServiceError: the archive cannot be reached or refuses.
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
     """
     if not settings.archive:
         raise ConfigError("source.kind dicomweb needs source.archive, the URL of its DICOMweb")
     key = resolve(settings.archive_key) if settings.archive_key else None
-    root.mkdir(parents=True, exist_ok=True)
-    with DicomWeb(settings.archive, key) as archive:
+    with disk_faults_named(root), DicomWeb(settings.archive, key) as archive:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_staged(root)  # of a run that was killed: half an image, or a whole one twice
         listed = archive.images(settings.modalities, settings.archive_dates)
 
         def mirror(image: ArchivedImage) -> Reject | None:

@@ -1,14 +1,20 @@
 """An archive that pages badly, stores nothing, or answers nonsense; a real one is in pipelines."""
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb
-from medclip_dcl.errors import ImageError, ServiceError
+from benchmarks.fixtures.dicom import ramp
+from benchmarks.fixtures.hospital import radiograph
+from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb, read_dicomweb
+from medclip_dcl.data.sources.records import SourceConfig
+from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
+from medclip_dcl.files import STAGED
 
 IMAGE = ArchivedImage("1.1", "1.2", "1.3")
 
@@ -84,6 +90,36 @@ def test_a_part_is_given_as_it_is() -> None:
         web.fetch(IMAGE)
     with archive(lambda _: httpx.Response(404)) as web, pytest.raises(ImageError):
         web.fetch(IMAGE)
+
+
+def test_what_a_killed_mirror_left_half_written_is_neither_listed_nor_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = radiograph(ramp(16, 16), SOPInstanceUID="1.3", StudyInstanceUID="1.1")
+    monkeypatch.setattr(DicomWeb, "images", lambda *_: [IMAGE])
+    monkeypatch.setattr(DicomWeb, "fetch", lambda *_: file)
+    (tmp_path / "1.1").mkdir()
+    for left in (file, file[:700]):  # killed before the rename, or in the middle
+        (tmp_path / "1.1" / f"{STAGED}1.3.dcm.{len(left)}").write_bytes(left)
+    settings = SourceConfig(kind="dicomweb", archive="http://archive")
+    found = read_dicomweb(tmp_path, settings, Path)
+    assert [image.path for image in found.images] == ["1.1/1.3.dcm"]
+    assert found.rejects == []
+    assert [path.name for path in tmp_path.rglob("*.dcm*")] == ["1.3.dcm"]
+
+
+def test_a_full_disk_under_a_mirror_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DicomWeb, "images", lambda *_: [IMAGE])
+    monkeypatch.setattr(DicomWeb, "fetch", lambda *_: b"DICM")
+    monkeypatch.setattr(os, "fsync", full)
+    settings = SourceConfig(kind="dicomweb", archive="http://archive")
+    with pytest.raises(ArtifactUnwritable, match="mirror could not be written: No space"):
+        read_dicomweb(tmp_path / "mirror", settings, Path)
 
 
 def stored(*uids: str) -> dict[str, Any]:
