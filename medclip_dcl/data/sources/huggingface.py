@@ -24,7 +24,14 @@ from medclip_dcl.data.sources.records import RawStudies, Resolve, SourceConfig
 from medclip_dcl.data.sources.rows import take_columns, take_images
 from medclip_dcl.data.sources.table import SPELLINGS, RowFile, mapped_columns, read_row_files
 from medclip_dcl.errors import ArtifactError, ConfigError, HubError, StudyError
-from medclip_dcl.files import STAGED, path_under, sync_file, write_text
+from medclip_dcl.files import (
+    DISK_FAULTS,
+    STAGED,
+    disk_faults_named,
+    path_under,
+    sync_file,
+    write_text,
+)
 
 ROWS = ArtifactType("rows", 1, "build_manifest")
 
@@ -146,7 +153,7 @@ def _copy_rows(
     fingerprint = make_fingerprint(ROWS, named | {"columns": columns, "image": image}, inputs)
     work = ROWS.at(resolve("${WORK}"))
     try:
-        there = open_artifact(work, ROWS, verify=False)
+        there = open_artifact(work, ROWS)
         if there.fingerprint == fingerprint:
             return work
     except ArtifactError:
@@ -322,7 +329,8 @@ def _download(root: Path, settings: SourceConfig) -> None:
             "need not exist"
         )
     files = _ask_hub(settings, local_dir=None)
-    _ask_hub(settings, local_dir=root)
+    with disk_faults_named(root):
+        _ask_hub(settings, local_dir=root)
     if missing := sum(not (root / name).is_file() for name in files):
         raise HubError(f"{missing} files of {settings.name} did not come; run again to go on")
     write_text(note, json.dumps(wanted))
@@ -363,6 +371,8 @@ def _ask_hub(settings: SourceConfig, local_dir: Path | None) -> dict[str, str]:
         raise ConfigError("source.name must be OWNER/NAME") from error
     except Exception as error:  # the client's HTTP library has errors of its own
         cause = error.__cause__ or error
+        if isinstance(cause, OSError) and cause.errno in DISK_FAULTS:
+            raise cause from None
         status = getattr(getattr(cause, "response", None), "status_code", 0)
         if isinstance(cause, errors.GatedRepoError) or status in {401, 403}:
             raise HubError(

@@ -1,5 +1,6 @@
 """Datasets in every form give the same studies; hubs, commits, terms and what is refused."""
 
+import errno
 import io
 import json
 import socket
@@ -20,7 +21,7 @@ from medclip_dcl.data.manifest import images_root, read_source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources import huggingface
 from medclip_dcl.data.sources.records import SourceConfig
-from medclip_dcl.errors import ConfigError, HubError, StudyError
+from medclip_dcl.errors import ArtifactUnwritable, ConfigError, HubError, StudyError
 from medclip_dcl.reporting.cards import data_card
 
 SPLITS = {"train": [0, 1, 2], "validation": [3], "test": [4, 0]}  # patient 0 is in two splits
@@ -242,6 +243,15 @@ def test_a_killed_copy_goes_on_with_the_next_file(
     assert written == []
 
 
+def test_copied_rows_whose_bytes_changed_are_copied_again(tmp_path: Path, forms: Path) -> None:
+    _, root = read(tmp_path / "work", forms / "parquet", materialise=True)
+    shard = root / "train-00000.arrow"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole.replace(b"FINDINGS", b"FINDING5"))
+    read(tmp_path / "work", forms / "parquet", materialise=True)
+    assert shard.read_bytes() == whole
+
+
 def test_every_decoding_feature_is_switched_off_or_refused() -> None:
     tree = datasets.Features(
         {
@@ -320,6 +330,19 @@ def test_what_a_hub_may_not_send(tmp_path: Path, hub: DatasetHub, files: dict[st
     with pytest.raises((HubError, StudyError)):
         read(tmp_path / "work", tmp_path / "set", **HUB)
     assert not (tmp_path / "x.parquet").exists()
+
+
+def test_a_full_disk_is_said_and_no_hub_is_blamed(
+    tmp_path: Path, hub: DatasetHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, local_dir: Path | None = None, **_more: Any) -> list[Any]:
+        if local_dir is None:
+            return []
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(ArtifactUnwritable, match="set could not be written: No space"):
+        read(tmp_path / "work", tmp_path / "set", **HUB)
 
 
 def test_offline_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
