@@ -80,7 +80,7 @@ def cache_features(
     fingerprint = make_fingerprint(ARTIFACT, settings, digests)
     path = ARTIFACT.at(work)
     try:
-        existing = open_artifact(path, ARTIFACT, verify=False)
+        existing = open_artifact(path, ARTIFACT)
         if existing.fingerprint == fingerprint:
             return existing
     except ArtifactError:
