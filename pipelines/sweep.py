@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TextIO
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from medclip_dcl.data import manifest, prepared
 from medclip_dcl.errors import ArtifactError, ArtifactMissing, ConfigError, JobFailed
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import Side, estimate_side, measure_sides, read_sample_results
-from medclip_dcl.files import write_text
+from medclip_dcl.files import disk_faults_named, write_text
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.progress import Progress
 from medclip_dcl.reporting.sweep import render_sweep, sweep_csv, sweep_text
@@ -217,9 +217,8 @@ class Runs:
         """Run the stages that all runs share; each leaves alone what is valid."""
         config = self._job.config
         before = tuple(STAGES)[: list(STAGES).index(_STAGES[0])]
-        self._folder.mkdir(parents=True, exist_ok=True)
         config_file = self._folder / CONFIG_FILE
-        with (self._folder / ".lock").open("a") as lock:
+        with disk_faults_named(self._folder), self._lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another slice may be preparing
             text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
             write_text(config_file, text)
@@ -236,6 +235,10 @@ class Runs:
             for item in _SHARED
             if (item.ARTIFACT.at(self._job.work) / HEADER).is_file()
         }
+
+    def _lock(self) -> TextIO:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return (self._folder / ".lock").open("a")
 
     def plan(
         self,
@@ -401,7 +404,16 @@ def _raise_for(code: int | None, run: Run) -> None:
 
 
 def _do_run(run: Run, threads: int | None = None) -> int:
-    """Run the stages of a run; 0, or the exit code of the one that failed."""
+    """Run the stages of a run; 0, or the exit code of the one that failed.
+
+    Raises:
+        ArtifactUnwritable: the disk is full, or fails, or may not be written to.
+    """
+    with disk_faults_named(run.folder):
+        return _do_stages(run, threads)
+
+
+def _do_stages(run: Run, threads: int | None) -> int:
     limits = threadpool_limits(threads) if threads else nullcontext()
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / ".lock").open("a") as lock, (run.folder / LOG).open("a") as log:
