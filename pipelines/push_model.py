@@ -28,6 +28,7 @@ from medclip_dcl.artifact import HEADER, Artifact, open_artifact
 from medclip_dcl.config import resolve_path
 from medclip_dcl.errors import ConfigError, HubError
 from medclip_dcl.export import cards_of, export_model
+from medclip_dcl.files import disk_faults_named
 
 from .cli import ConfigFile, Overrides, config_of, tool_main
 
@@ -84,7 +85,8 @@ def command(
     loaded = config_of(config, overrides)
     work = resolve_path(loaded.work, loaded)
     model = open_artifact(model_package.ARTIFACT.at(work), model_package.ARTIFACT, verify=False)
-    with tempfile.TemporaryDirectory() as folder:
+    temporary = Path(tempfile.gettempdir())
+    with disk_faults_named(temporary), tempfile.TemporaryDirectory() as folder:
         copy = export_model(
             model.path,
             cards_of(work, model),
