@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@
 static char root[PATH_MAX];
 static atomic_long *count; /* shared with the parent: calls so far */
 static long fails_at;      /* the call that fails, from 1; 0: none */
-static int fault, lasting; /* its errno; whether every later call fails as well */
+static int fault, lasting; /* its errno, 0: a kill of all; whether every later call fails as well */
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -48,6 +49,7 @@ static int refused(int folder, const char *path) {
     if (!below(folder, path)) return 0;
     long number = atomic_fetch_add(count, 1) + 1;
     if (!fails_at || (lasting ? number < fails_at : number != fails_at)) return 0;
+    if (!fault) kill(0, SIGKILL); /* the group: workers end with the job */
     errno = fault;
     return 1;
 }

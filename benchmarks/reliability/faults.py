@@ -1,99 +1,75 @@
-"""A disk that fails at every n-th write, that is full, and that returns other bytes.
+"""A disk that fails at each n-th write of every command, is full, or returns other bytes.
 
-    python -m benchmarks.reliability.faults [--quick | --long]
+    python -m benchmarks.reliability.faults [--quick | --long] [--work FOLDER] [--only NAME]
 
-Three trials of the likelihoods and the eta cache on a small generated corpus:
+Every command that writes (`writers.py`) runs on a small folder, in most cases where an artifact
+of other settings is in its place, and the n-th call that changes the disk below that folder
 
-    write     the n-th call that changes the disk fails, in score_sentences and on into
-              build_eta_cache, for each n: once with EIO, once with ENOSPC from there on,
-              the last write cut in half (`failing_disk.c`, which needs a C compiler)
-    full      no file may grow beyond so many bytes, for sizes up to that of the largest
-    corrupt   one bit of one file of a committed artifact is flipped, or the file is cut short
+    eio     fails once
+    full    fails with ENOSPC, as all after it do, the last write cut in half
+    kill    is not reached: the process and its workers are killed there; so is the next run, at a
+            call that is drawn
 
-A failing job must end with exit code 4 and say so in one line; what was committed before must
-open; the same commands must then end with the content of an undisturbed run. A corrupt
-artifact must be refused by name where it is opened, or where it is first used.
+(`failing_disk.c`, which needs a C compiler). In `cap` no file may grow beyond so many bytes. A
+failing command must end with exit code 4 and say so in one line; whatever bears its final name
+must open and be the old or the new one, every byte of it; and the same command must then end with
+the files of an undisturbed run, without repeating what was acknowledged.
+
+    corrupt   committed artifacts of every type are changed by a bit, a cut, a file that lacks, is
+              one too many or another's: each must be refused by name where it is opened
+
+Trials that were made are noted in FOLDER and not repeated. The quick tier tries two commands.
 """
 
 import argparse
 import ctypes
 import errno
+import functools
+import importlib
 import mmap
 import os
+import pkgutil
 import random
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import medclip_dcl
 from benchmarks.fixtures import forkserver
+from benchmarks.fixtures.dataset_hub import DatasetHub, running_dataset_hub
 from benchmarks.record import finish
-from medclip_dcl.artifact import ArtifactType, open_artifact
-from medclip_dcl.errors import MedclipError
-from medclip_dcl.likelihood import eta, scoring
-from medclip_dcl.likelihood.eta import EtaCache
-from medclip_dcl.tables import read_table
+from benchmarks.reliability.run_log import RunLog
+from benchmarks.reliability.writers import (
+    Before,
+    Writer,
+    fill_hub,
+    litter,
+    snapshot,
+    units,
+    write_base,
+    writers,
+)
+from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
+from medclip_dcl.errors import ArtifactError
+from medclip_dcl.progress import Progress
 
-CONFIG = "configs/demo.yaml"
-SMALL = (
-    "generate.patients=20",
-    "generate.coverage_images=0",
-    "generate.size_px=64",
-    "generate.workers=1",
-    "language_model.steps=5",
-    "language_model.vocabulary=300",
-    "language_model.hidden_size=32",
-    "likelihood.unit_pieces=1500",
-    "likelihood.workers=1",
-)
-BEFORE = (
-    "generate_studies",
-    "build_manifest",
-    "split_sentences",
-    "read_claims",
-    "fit_language_model",
-)
-JOBS = ("score_sentences", "build_eta_cache")
-KINDS = (scoring.ARTIFACT, eta.ARTIFACT)
-OLD = ("likelihood.variant=within_word_l2r", "eta.a=0.1")
-"""Settings of the artifacts that are there before the disk fails."""
-EVERY = {"quick": 20, "normal": 10, "long": 1}
-SIZES = {"quick": 3, "normal": 6, "long": 24}
-CORRUPTIONS = {"quick": 50, "normal": 100, "long": 500}
+QUICK = ("score_sentences", "build_eta_cache")
+EVERY = {"quick": 20, "normal": 40, "long": 1}
+SIZES = {"quick": 3, "normal": 3, "long": 12}
+CORRUPTIONS = {"quick": 2_000, "normal": 10_000, "long": 100_000}
+FAULTS = {"eio": (errno.EIO, 0), "full": (errno.ENOSPC, 1), "kill": (0, 0)}
+_CHUNK = 1_000  # corruptions of a line in the log
+_SHA256 = 64  # digits
 _LEAST_BYTES = 700  # of a file that a full disk still takes: the log of the job is one
-_ONCE, _LASTING = 0, 1
-
-
-@dataclass
-class Bench:
-    """The folder that trials start from, and what an undisturbed run ends with."""
-
-    base: Path
-    log: Path
-    digests: dict[str, str] = field(default_factory=dict)
-    """Kind -> content digest: of the old artifacts as `old ARTIFACT`, of the new ones as
-    `ARTIFACT`."""
-
-
-@dataclass
-class Count:
-    """What happened in one kind of trial."""
-
-    trials: int = 0
-    failed: int = 0
-    """Trials in which a job ended with an error."""
-    unclear: int = 0
-    """Errors without their own line, with a trace, or with another exit code than 4."""
-    unreadable: int = 0
-    """Artifacts that no longer opened, or hold neither the old content nor the new."""
-    different: int = 0
-    """Trials whose second run failed or ended with other content."""
+_WRONG = ("unclear", "silent", "broken", "different", "again")
 
 
 def arm(folder: str, counter: str, at: int, error: int, lasting: int) -> None:
@@ -108,159 +84,217 @@ def limit_files(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
 
-def run(job: str, work: Path, log: Path, before: Any = None, extra: Sequence[str] = ()) -> int:
-    """Run a job; give its exit code."""
-    settings = (f"work={work}", *SMALL, *extra)
-    options = [word for setting in settings for word in ("--set", setting)]
-    return forkserver.run(f"pipelines.{job}", ["--config", CONFIG, *options], log, before=before)
+@dataclass
+class Scene:
+    """What a command starts from, and what an undisturbed run of it leaves."""
+
+    writer: Writer
+    start: Path
+    old: dict[str, str]
+    new: dict[str, str]
+    calls: int = 0
+    """Calls that change the disk."""
+    varies: frozenset[str] = frozenset()
+    """Files that hold times or the like: two undisturbed runs do not write the same."""
 
 
-def must_run(job: str, work: Path, log: Path, extra: Sequence[str] = ()) -> None:
-    """Run a job that nothing disturbs.
+class Bench:
+    """The folders that trials start from, made command by command."""
 
-    Raises:
-        RuntimeError: it ended with another code than 0.
-    """
-    code = run(job, work, log, extra=extra)
-    if code:
-        raise RuntimeError(f"{job} ended with exit code {code}: {log.read_text()[-2000:]}")
+    def __init__(self, folder: Path, chosen: Sequence[str]) -> None:
+        self.folder, self.log, self._counter = folder, folder / "log", folder / "calls"
+        self._chosen = chosen
 
+    def scenes(self) -> Iterator[Scene]:
+        """Give every chosen command in the order in which they need one another."""
+        with running_dataset_hub(DatasetHub()) as hub:
+            for base in ("studies", "evaluated"):
+                found = [item for item in writers(hub.url) if item.base == base]
+                last = max((n for n, i in enumerate(found) if i.name in self._chosen), default=-1)
+                if last < 0:
+                    continue
+                work = write_base(base, self.folder / base)
+                for writer in found[: last + 1]:
+                    yield from self._scene(writer, work)
+                    if writer.name == "export_dataset":
+                        fill_hub(hub, work / "dataset")
 
-def prepare(folder: Path) -> Bench:
-    """Make what trials start from: old artifacts, and the digests of old and new ones."""
-    bench = Bench(folder / "base", folder / "log")
-    for job in BEFORE:
-        must_run(job, bench.base, bench.log)
-    for name, extra in (("", ()), ("old ", OLD)):
-        for job in JOBS:
-            must_run(job, bench.base, bench.log, extra)
-        for kind in KINDS:
-            bench.digests[name + kind.name] = open_artifact(kind.at(bench.base), kind).digest
-    shutil.rmtree(bench.base / "studies", ignore_errors=True)  # images are copied in no trial
-    return bench
+    def _scene(self, writer: Writer, work: Path) -> Iterator[Scene]:
+        if writer.name not in self._chosen:
+            self._must_run(writer, work)
+            return
+        if writer.old is not None:
+            self._must_run(writer, work, writer.old)
+        start = self._copy(work, f"start-{writer.name.replace(' ', '-')}")
+        old = snapshot(work)
+        self._must_run(writer, work)
+        scene = Scene(writer, start, old, snapshot(work))
+        again = self._copy(start, "trial")
+        if writer.run(again, self.log, self._armed(again, 0, "eio")):
+            raise RuntimeError(f"{writer.name} failed with no fault: {self._said()}")
+        scene.calls = self._called()
+        found = snapshot(again)
+        scene.varies = frozenset(name for name in scene.new if found.get(name) != scene.new[name])
+        shutil.rmtree(again)
+        yield scene
+        shutil.rmtree(start)
 
+    def _must_run(self, writer: Writer, work: Path, extra: Sequence[str] = ()) -> None:
+        if code := writer.run(work, self.log, extra=extra):
+            raise RuntimeError(f"{writer.name} ended with exit code {code}: {self._said()}")
 
-def suffer(bench: Bench, faults: Iterator[Any], count: Count) -> None:
-    """Run both jobs with faults, look at what is left, run them again, and compare."""
-    count.trials += 1
-    work = bench.base.with_name("trial")
-    shutil.copytree(bench.base, work)
-    for job, before in zip(JOBS, faults, strict=False):
-        code = run(job, work, bench.log, before)
+    def _copy(self, base: Path, name: str) -> Path:
+        return Path(shutil.copytree(base, self.folder / name, symlinks=True))
+
+    def _armed(self, work: Path, at: int, fault: str) -> Before:
+        self._counter.write_bytes(bytes(mmap.PAGESIZE))
+        where = (str(work), str(self._counter), at, *FAULTS[fault])
+        return "benchmarks.reliability.faults:arm", where
+
+    def _called(self) -> int:
+        return int.from_bytes(self._counter.read_bytes()[:8], sys.byteorder)
+
+    def _said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")[-600:]
+
+    def suffer(self, scene: Scene, fault: str, at: int) -> dict[str, Any]:
+        """Run a command with a fault, look at what is left, run it again, and compare."""
+        writer, work = scene.writer, self._copy(scene.start, "trial")
+        limit = ("benchmarks.reliability.faults:limit_files", (at,))
+        code = writer.run(work, self.log, limit if fault == "cap" else self._armed(work, at, fault))
+        found: Counter[str] = Counter(trials=1, failed=code > 0, killed=code < 0)
+        notes = []
+        if code > 0 and not is_clear(writer.command, code, self.log):
+            found["unclear"] = 1
+            notes.append(f"exit code {code}: {self._said()}")
+        if code < 0:
+            found += self._kill_again(scene, work, f"{writer.name} {at}")
+        seen = snapshot(work)
+        odd = [name for name in {*seen, *scene.new} if not _is_old_or_new(scene, seen, name)]
+        found["broken"] = len(odd)
+        found["silent"] = code == 0 and not _is_new(scene, seen)
+        code = writer.run(work, self.log)
+        seen = snapshot(work)
+        found["different"] = code != 0 or not _is_new(scene, seen)
+        found["litter"] = len(left := litter(work))
         if code:
-            count.failed += 1
-            count.unclear += not _is_clear(job, code, bench.log)
-            break
-    for kind in KINDS:
-        count.unreadable += not _holds_old_or_new(bench, work, kind)
-    codes = [run(job, work, bench.log) for job in JOBS]
-    ends = [_digest(work, kind) == bench.digests[kind.name] for kind in KINDS]
-    count.different += any(codes) or not all(ends)
-    shutil.rmtree(work)
+            notes.append(f"then exit code {code}: {self._said()}")
+        elif found["different"] or found["silent"]:
+            notes += [f"{name} differs" for name in _differing(scene, seen)]
+        notes += [f"{name} is neither old nor new" for name in odd] + left[:3]
+        shutil.rmtree(work)
+        return {**found, **({"notes": notes} if notes else {})}
+
+    def _kill_again(self, scene: Scene, work: Path, name: str) -> Counter[str]:
+        # The next run is killed at a call that is drawn; what was whole before stays as it was.
+        before = units(work)
+        at = random.Random(name).randint(1, scene.calls)
+        code = scene.writer.run(work, self.log, self._armed(work, at, "kill"))
+        after = units(work)
+        again = sum(after.get(unit, kept) != kept for unit, kept in before.items())
+        return Counter(killed=code < 0, kept=len(before), again=again)
 
 
-def _is_clear(job: str, code: int, log: Path) -> bool:
+def _is_old_or_new(scene: Scene, seen: dict[str, str], name: str) -> bool:
+    if (name in scene.varies and name in seen) or (name not in scene.old and name not in scene.new):
+        return len(seen[name]) == _SHA256  # a time, or a checkpoint that goes at the end: it opens
+    return seen.get(name) in {scene.old.get(name), scene.new.get(name)}
+
+
+def _differing(scene: Scene, seen: dict[str, str]) -> list[str]:
+    same = {name for name in scene.varies if name in seen}
+    names = {*seen, *scene.new} - same
+    return sorted(name for name in names if seen.get(name) != scene.new.get(name))
+
+
+def _is_new(scene: Scene, seen: dict[str, str]) -> bool:
+    return not _differing(scene, seen)
+
+
+def is_clear(job: str, code: int, log: Path) -> bool:
+    """Return whether a failing command said what the disk refused, in one line and no trace."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    lines = text.splitlines()
-    own = [line for line in lines if line.startswith(f"{job}: ") and "could not be written" in line]
+    said = ("could not be written", "its log says why")  # the log of one of many runs
+    lines = [line for line in text.splitlines() if line.startswith(f"{job}: ")]
+    own = [line for line in lines if any(words in line for words in said)]
     return code == 4 and len(own) == 1 and "Traceback" not in text
 
 
-def _digest(work: Path, kind: ArtifactType) -> str:
-    try:
-        return open_artifact(kind.at(work), kind).digest
-    except MedclipError as error:
-        return str(type(error))
-
-
-def _holds_old_or_new(bench: Bench, work: Path, kind: ArtifactType) -> bool:
-    return _digest(work, kind) in {bench.digests[kind.name], bench.digests[f"old {kind.name}"]}
-
-
-def every_write(bench: Bench, step: int) -> Count:
-    """Let each `step`-th call that changes the disk fail."""
-    counter = bench.base.with_name("calls")
-    count = Count()
-    total = _count_calls(bench, counter)
-    for error, lasting in ((errno.EIO, _ONCE), (errno.ENOSPC, _LASTING)):
-        for at in range(1 + (step // 2 if lasting else 0), total + 1, step):
-            suffer(bench, _armed(bench, counter, at, error, lasting), count)
-    print(f"write     {total} calls that change the disk")
+def every_write(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[str]:
+    """Let each n-th call fail in every way, and no file grow beyond some sizes."""
+    name, step, count = scene.writer.name, EVERY[tier], Counter[str](calls=scene.calls)
+    trials = [
+        (fault, at)
+        for number, fault in enumerate(FAULTS)
+        for at in range(1 + number * step // len(FAULTS), scene.calls + 1, step)
+    ]
+    files = [path.stat().st_size for path in scene.start.parent.rglob("*") if path.is_file()]
+    span = min(max(files), 40_000) - _LEAST_BYTES
+    trials += [("cap", _LEAST_BYTES + span * n // SIZES[tier]) for n in range(SIZES[tier])]
+    with Progress(name, len(trials), "trial") as progress:
+        for fault, at in trials:
+            run = functools.partial(bench.suffer, scene, fault, at)
+            found = log.once(f"{name} {fault} {at}", run)
+            for note in found.get("notes", ()):
+                print(f"{name} {fault} {at}: {note}")
+            count += Counter({key: value for key, value in found.items() if key != "notes"})
+            progress.advance()
     return count
 
 
-def _armed(bench: Bench, counter: Path, at: int, error: int, lasting: int) -> Iterator[Any]:
-    """Arm one process after the other, counting calls on."""
-    seen = 0
-    work = str(bench.base.with_name("trial"))
-    while True:
-        counter.write_bytes(bytes(mmap.PAGESIZE))
-        left = max(0, at - seen)
-        yield "benchmarks.reliability.faults:arm", (work, str(counter), left, error, lasting)
-        seen += int.from_bytes(counter.read_bytes()[:8], sys.byteorder)
-
-
-def _count_calls(bench: Bench, counter: Path) -> int:
-    work = bench.base.with_name("trial")
-    shutil.copytree(bench.base, work)
-    total = 0
-    for job, before in zip(JOBS, _armed(bench, counter, 0, 0, _ONCE), strict=False):
-        if run(job, work, bench.log, before):
-            raise RuntimeError(f"{job} failed with no fault: {bench.log.read_text()[-2000:]}")
-        total += int.from_bytes(counter.read_bytes()[:8], sys.byteorder)
-    shutil.rmtree(work)
-    return total
-
-
-def full_disk(bench: Bench, sizes: int) -> Count:
-    """Let no file grow beyond a size, for some sizes up to the largest file's."""
-    folders = [kind.at(bench.base) for kind in KINDS]
-    largest = max(path.stat().st_size for folder in folders for path in folder.iterdir())
-    count = Count()
-    for number in range(sizes):
-        most = _LEAST_BYTES + (largest - _LEAST_BYTES) * number // sizes
-        faults = [("benchmarks.reliability.faults:limit_files", (most,))] * len(JOBS)
-        suffer(bench, iter(faults), count)
-    return count
-
-
-def corrupt(bench: Bench, corruptions: int, rng: random.Random) -> dict[str, int]:
-    """Harm committed artifacts, one file at a time, and use them."""
-    keys, expected = _use(bench, KINDS)
-    found = {"corruptions": 0, "detected": 0, "unnamed": 0, "silent": 0}
-    files = [(kind, path) for kind in KINDS for path in sorted(kind.at(bench.base).iterdir())]
-    for number in range(corruptions):
-        kind, path = files[number % len(files)]
-        whole = path.read_bytes()
-        path.write_bytes(_harmed(whole, rng))
-        found["corruptions"] += 1
-        try:
-            seen = _use(bench, KINDS)
-        except MedclipError:
-            found["detected"] += 1
-        except Exception:  # noqa: BLE001 (whatever else it is, it is counted)
-            found["unnamed"] += 1
-        else:
-            found["silent"] += 1
-            print(f"corrupt   unseen in {kind.name}/{path.name}; same: {seen == (keys, expected)}")
-        path.write_bytes(whole)
+def artifact_types() -> set[str]:
+    """Names of all artifact types, from the modules that own them."""
+    found = set()
+    for info in pkgutil.walk_packages(medclip_dcl.__path__, "medclip_dcl."):
+        module = importlib.import_module(info.name)
+        found |= {item.name for item in vars(module).values() if isinstance(item, ArtifactType)}
     return found
 
 
-def _harmed(whole: bytes, rng: random.Random) -> bytes:
-    index = rng.randrange(len(whole))
-    if rng.random() < 0.3:
-        return whole[:index]
-    return whole[:index] + bytes([whole[index] ^ 1 << rng.randrange(8)]) + whole[index + 1 :]
+def corrupt(folders: Sequence[Path], numbers: range) -> dict[str, Any]:
+    """Harm committed artifacts, one at a time, and open them."""
+    found: dict[str, Any] = {"corruptions": 0, "detected": 0, "unnamed": 0, "silent": 0}
+    odd, kinds = [], Counter[str]()
+    for number in numbers:
+        rng, folder = random.Random(number), folders[number % len(folders)]
+        head = read_artifact_header(folder)
+        kind = ArtifactType(head.kind, head.version, "its job")
+        path = folder / rng.choice([HEADER, *sorted(head.files)])
+        whole, added = path.read_bytes(), folder / "added"
+        harm = rng.choice(("bits", "cut", "longer", "gone", "more", "other"))
+        if harm == "gone":
+            path.unlink()
+        elif harm == "more":
+            added.write_bytes(b"")
+        else:
+            path.write_bytes(harmed(whole, harm, rng))
+        found["corruptions"] += 1
+        kinds[head.kind] += 1
+        try:
+            open_artifact(folder, kind)
+        except ArtifactError:
+            found["detected"] += 1
+        except Exception as error:  # noqa: BLE001 (whatever else it is, it is counted)
+            found["unnamed"] += 1
+            odd.append(f"{number}: {harm} of {head.kind}/{path.name}: {type(error).__name__}")
+        else:
+            found["silent"] += 1
+            odd.append(f"{number}: {harm} of {head.kind}/{path.name} unseen")
+        path.write_bytes(whole)
+        added.unlink(missing_ok=True)
+    return {**found, "kinds": kinds, "odd": odd}
 
 
-def _use(bench: Bench, kinds: Sequence[ArtifactType]) -> tuple[list[str], list[float]]:
-    """Open the artifacts and read all that they hold."""
-    scored, cache = (open_artifact(kind.at(bench.base), kind) for kind in kinds)
-    table = read_table(scored.path, scoring.LIKELIHOODS)
-    keys = table["text_key"].to_pylist()
-    values = table["pll_nats"].to_pylist() + EtaCache(cache).eta_of(keys).tolist()
-    return keys, values
+def harmed(whole: bytes, harm: str, rng: random.Random) -> bytes:
+    """Give a file's bytes with one bit changed, cut short, longer, or those of another."""
+    at = rng.randrange(len(whole)) if whole else 0
+    if harm == "longer" or not whole:
+        return whole + rng.randbytes(rng.randint(1, 64))
+    if harm == "cut":
+        return whole[:at]
+    if harm == "other":
+        return rng.randbytes(len(whole))
+    return whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :]
 
 
 @contextmanager
@@ -292,27 +326,61 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments; None: those of the process.
 
     Returns:
-        0, or 1 where a job could not be run at all.
+        0, or 1 where a command could not be run at all.
     """
+    names = [item.name for item in writers()]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.faults")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
-    tier = parser.parse_args(argv).tier or "normal"
-    figures: dict[str, float] = {}
+    parser.add_argument("--work", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", action="append", choices=names)
+    arguments = parser.parse_args(argv)
+    tier = arguments.tier or "normal"
+    chosen = arguments.only or (QUICK if tier == "quick" else names)
+    log = RunLog(arguments.work, "faults")
+    count: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, failing_disk(Path(name)) as can_fail:
-        bench = prepare(Path(name))
-        found = {"corrupt": corrupt(bench, CORRUPTIONS[tier], random.Random(0))}
-        found["full"] = vars(full_disk(bench, SIZES[tier]))
-        if can_fail:
-            found["write"] = vars(every_write(bench, EVERY[tier]))
-        else:
-            print("write     no C compiler: not measured")
-    for kind, counts in found.items():
-        print(f"{kind:10}" + ", ".join(f"{key} {value}" for key, value in counts.items()))
-        figures |= {f"{kind}_{key}": value for key, value in counts.items()}
-    bad = [key for key in figures if key.endswith(("unclear", "unreadable", "different"))]
-    bars = {key: ("0", figures[key] == 0) for key in [*bad, "corrupt_unnamed", "corrupt_silent"]}
-    return finish("faults", figures, bars)
+        if not can_fail:
+            print("no C compiler: nothing is measured")
+            return 0
+        if chosen != QUICK:
+            forkserver.context(sorted({f"pipelines.{item.command}" for item in writers()}))
+        bench = Bench(Path(name), chosen)
+        for scene in bench.scenes():
+            found = every_write(bench, scene, tier, log)
+            shown = ", ".join(f"{key} {value}" for key, value in found.items())
+            varying = f"; varies: {', '.join(sorted(scene.varies))}" if scene.varies else ""
+            print(f"{scene.writer.name:26}{shown}{varying}", flush=True)
+            count += found
+        figures = {f"write_{key}": float(value) for key, value in count.items()}
+        figures |= _try_corruptions(Path(name), CORRUPTIONS[tier], log)
+    bars = {f"write_{key}": ("0", not count[key]) for key in _WRONG}
+    bars |= {
+        f"corrupt_{key}": ("0", not figures[f"corrupt_{key}"]) for key in ("unnamed", "silent")
+    }
+    return finish("faults", figures, bars, log.commits)
+
+
+def _try_corruptions(folder: Path, count: int, log: RunLog) -> dict[str, float]:
+    by_kind: dict[str, Path] = {}
+    for header in sorted(folder.rglob(HEADER)):
+        by_kind.setdefault(read_artifact_header(header.parent).kind, header.parent)
+    found: Counter[str] = Counter()
+    lacking = artifact_types() - by_kind.keys()
+    print(f"corrupt   {len(by_kind)} types; none of {', '.join(sorted(lacking)) or '-'}")
+    with Progress("corrupt", count, "artifact") as progress:
+        for first in range(0, count, _CHUNK):
+            numbers = range(first, min(first + _CHUNK, count))
+            run = functools.partial(corrupt, [*by_kind.values()], numbers)
+            trial = f"corrupt {first}-{numbers[-1]} of {' '.join(by_kind)}"
+            part = log.once(trial, run)
+            print(*part["odd"], sep="\n", end="\n" if part["odd"] else "")
+            found += Counter({k: part[k] for k in ("corruptions", "detected", "unnamed", "silent")})
+            progress.advance(len(numbers))
+    names = ("corruptions", "detected", "unnamed", "silent")
+    return {"corrupt_types": len(by_kind), "corrupt_types_lacking": len(lacking)} | {
+        f"corrupt_{name}": found[name] for name in names
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The trials harm what they say, and know a clear error from a trace."""
+"""The trials harm what they say, know a clear error from a trace, and forget no command or type."""
 
 import random
 from pathlib import Path
@@ -6,19 +6,36 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reliability import faults
-from benchmarks.reliability.faults import CORRUPTIONS, EVERY, _harmed, _is_clear
+from benchmarks.reliability.faults import CORRUPTIONS, EVERY, Scene, corrupt, harmed, is_clear
+from benchmarks.reliability.writers import litter, snapshot, units, writers
+from medclip_dcl.artifact import ArtifactType, make_fingerprint, write_artifact
+from pipelines.stages import STAGES, TOOLS
+
+KIND = ArtifactType("numbers", 1, "count")
+SILENT = {"doctor", "plan", "bound"}
+"""Commands that write no file."""
 
 
-def test_harmed_bytes_differ_in_one_bit_or_end_early() -> None:
-    whole, draw = bytes(range(200)), random.Random(0)
-    harmed = [_harmed(whole, draw) for _ in range(300)]
-    assert whole not in harmed
-    cut = [data for data in harmed if len(data) < len(whole)]
-    assert 50 < len(cut) < 150
-    assert all(whole.startswith(data) for data in cut)
-    for data in set(harmed) - set(cut):
-        bits = sum((a ^ b).bit_count() for a, b in zip(data, whole, strict=True))
-        assert bits == 1
+def commit(folder: Path, text: str = "123") -> Path:
+    with write_artifact(folder, KIND, make_fingerprint(KIND, {"text": text}, {})) as writer:
+        (writer.directory / "data").write_text(text)
+        writer.commit({})
+    return folder
+
+
+@pytest.mark.parametrize("harm", ["bits", "cut", "longer", "other"])
+def test_harmed_bytes_are_other_bytes(harm: str) -> None:
+    whole, rng = bytes(range(200)), random.Random(0)
+    found = [harmed(whole, harm, rng) for _ in range(100)]
+    assert whole not in found
+    if harm == "bits":
+        bits = [
+            sum((a ^ b).bit_count() for a, b in zip(data, whole, strict=True)) for data in found
+        ]
+        assert set(bits) == {1}
+    if harm == "cut":
+        assert all(whole.startswith(data) for data in found)
+    assert harmed(b"", harm, rng)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +51,37 @@ def test_an_error_is_clear_when_one_line_says_it(
     tmp_path: Path, code: int, text: str, expected: bool
 ) -> None:
     (tmp_path / "log").write_text(text)
-    assert _is_clear("train", code, tmp_path / "log") is expected
+    assert is_clear("train", code, tmp_path / "log") is expected
 
 
-def test_the_long_tier_tries_every_write_and_five_hundred_corruptions() -> None:
+def test_every_command_is_tried_and_the_long_tier_fails_each_write() -> None:
+    assert {item.command for item in writers()} | SILENT == {*STAGES, *TOOLS}
     assert EVERY["long"] == 1
-    assert CORRUPTIONS["long"] == 500
-    assert CORRUPTIONS["quick"] * 10 == CORRUPTIONS["long"]
-    assert faults.SIZES["long"] > faults.SIZES["quick"]
+    assert CORRUPTIONS["long"] == 100_000
+    assert set(faults.QUICK) <= {item.name for item in writers()}
+
+
+def test_corruptions_are_counted_and_undone(tmp_path: Path) -> None:
+    folder = commit(tmp_path / "numbers")
+    before = snapshot(tmp_path)
+    found = corrupt([folder], range(60))
+    assert (found["corruptions"], found["detected"], found["odd"]) == (60, 60, [])
+    assert snapshot(tmp_path) == before
+
+
+def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
+    old = snapshot(commit(tmp_path / "old" / "numbers").parent)
+    new = snapshot(commit(tmp_path / "work" / "numbers", "456").parent)
+    scene = Scene(writers()[0], tmp_path, old, new, varies=frozenset({"page"}))
+    work = tmp_path / "work"
+    assert faults._is_old_or_new(scene, old, "numbers")
+    assert faults._is_new(scene, {**snapshot(work), "page": "f" * 64})
+    (work / "numbers").rename(work / ".numbers.retired")  # its writer ended between two renames
+    assert snapshot(work) == new
+    assert litter(work) == [".numbers.retired"]
+    (work / ".numbers.retired/data").write_text("7")
+    assert snapshot(work) == {"numbers": "ArtifactCorrupt"}
+    assert not faults._is_old_or_new(scene, snapshot(work), "numbers")
+    (work / ".staged.unit-a.json").touch()
+    (work / "unit-a.json").touch()
+    assert [*units(work)] == ["unit-a.json"]

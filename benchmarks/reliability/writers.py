@@ -1,0 +1,315 @@
+"""Every command that writes files, on two small folders: what to run, and what it must leave."""
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from benchmarks.fixtures import forkserver
+from benchmarks.fixtures.corpus import write_config
+from benchmarks.fixtures.dataset_hub import COMMIT, DatasetHub
+from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
+from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.service import png
+from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
+from medclip_dcl.data import manifest
+from medclip_dcl.files import STAGED, sha256_file
+from medclip_dcl.tables import read_table
+
+Base = Literal["studies", "evaluated"]
+Before = tuple[str, tuple[Any, ...]]
+CONFIG = "configs/demo.yaml"
+_STUDIES = (
+    *("generate.patients=8", "generate.coverage_images=0", "generate.size_px=64"),
+    *("generate.workers=1", "source.max_reject_share=0.9", "check.max_unusable_share=1"),
+    *("images.max_reject_share=0.9", "images.size_px=64", "images.workers=1"),
+    *("images.shard_rows=4", "language_model.steps=3", "language_model.vocabulary=300"),
+    *("language_model.hidden_size=32", "likelihood.unit_pieces=1500", "likelihood.workers=1"),
+)
+_EVALUATED: dict[str, dict[str, Any]] = {
+    "source": {"root": "${WORK}"},
+    "evaluate": {"prompts": "${WORK}/prompts.yaml", "bootstrap": 10, "retrieval_pool": 4},
+    "card": {"intended_use": "Tests.", "limits": ["Tiny."], "licence": "mit", "data": "CC0-1.0"},
+    "probabilities": {"least_per_class": 2},
+    "train": {"steps": 4, "save_every_steps": 2},
+    "table1": {"rows": ["dcl_05"], "seeds": [0], "tune_by": ""},
+    "index": {"shard_rows": 16},
+}
+_GRID = {
+    "axes": {"eta.constant": [0.0, 0.1]},
+    "settings": {"eta.source": "constant"},
+    "seeds": [0],
+    "figures": ["grounding.cnr"],
+}
+_COLUMNS = {
+    **{name: name for name in ("subject_id", "study_id", "findings", "impression")},
+    "image": "images",
+    "image_id": "image_ids",
+    "view": "views",
+}
+_HUB = (
+    "source.kind=huggingface",
+    f"source.columns={json.dumps(_COLUMNS)}",
+)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that writes into a work folder."""
+
+    name: str
+    base: Base
+    settings: tuple[str, ...] = ()
+    old: tuple[str, ...] | None = None
+    """Settings with which an artifact was made that is there before; None: there is none."""
+    job: str = ""
+    """Its module in `pipelines`; else the part of the name before a space."""
+    words: tuple[str, ...] = ("--config", "{config}", "--set", "work={work}")
+    before: tuple[Before, ...] = ()
+    """Functions that are called in its process first."""
+
+    @property
+    def command(self) -> str:
+        """Its module in `pipelines`."""
+        return self.job or self.name.partition(" ")[0]
+
+    def run(
+        self, work: Path, log: Path, before: Before | None = None, extra: Sequence[str] = ()
+    ) -> int:
+        """Run it in a process of its own; give the exit code."""
+        config = CONFIG if self.base == "studies" else str(work / "config.yaml")
+
+        def filled(text: str) -> str:
+            return str(text).replace("{config}", config).replace("{work}", str(work))
+
+        words = [filled(word) for word in self.words]
+        given = [*(_STUDIES if self.base == "studies" else ()), *self.settings, *extra]
+        if "--config" in words:
+            words += [word for item in given for word in ("--set", filled(item))]
+        own = [(name, tuple(map(filled, arguments))) for name, arguments in self.before]
+        calls = [*own, *([before] if before else [])]
+        temporary = work / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return forkserver.run(
+            f"pipelines.{self.command}",
+            words,
+            log,
+            environment={
+                "TMPDIR": str(temporary),
+                "HF_HOME": str(temporary),
+                "MEDCLIP_ENGINE": "torch",  # an export of graphs takes seconds
+            },
+            before=("benchmarks.reliability.writers:call", (calls,)),
+        )
+
+
+def call(functions: Sequence[Before]) -> None:
+    """Call functions by their names; called in the process itself."""
+    import tempfile
+    from importlib import import_module
+
+    tempfile.tempdir = None  # that of the process which this one was forked from
+    for name, arguments in functions:
+        module, _, function = name.partition(":")
+        getattr(import_module(module), function)(*arguments)
+
+
+def copy_row_by_row() -> None:
+    """Let every row of a dataset be a file, so that there are many."""
+    from medclip_dcl.data.sources import huggingface
+
+    huggingface._SHARD_BYTES = huggingface._BATCH = 1
+
+
+def reach_hub(url: str) -> None:
+    """Let datasets be downloaded from a hub on loopback."""
+    os.environ |= {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1"}
+    os.environ |= {"HF_TOKEN": "", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    for package in ("huggingface_hub", "datasets"):
+        forkserver.forget(package)
+
+
+def archive_folder(folder: str) -> None:
+    """Put a folder of DICOM files in the place of an archive."""
+    from pydicom import dcmread
+
+    from medclip_dcl.data.sources import dicomweb
+
+    found = {}
+    for path in sorted(Path(folder).rglob("*.dcm")):
+        data = dcmread(path, stop_before_pixels=True, force=True)
+        if "SOPInstanceUID" in data and "StudyInstanceUID" in data:
+            image = dicomweb.ArchivedImage(data.StudyInstanceUID, "1", data.SOPInstanceUID)
+            found[image] = path
+    dicomweb.DicomWeb.images = lambda *_: [*found]  # type: ignore[method-assign]
+    dicomweb.DicomWeb.fetch = lambda _, image: found[image].read_bytes()  # type: ignore[method-assign]
+
+
+_HERE = "benchmarks.reliability.writers"
+_PACS = (
+    "source.boxes=",
+    "source.kind=dicomweb",
+    "source.root={work}/mirror",
+    "source.archive=http://archive",
+)
+
+
+def writers(hub: str = "") -> tuple[Writer, ...]:
+    """List them in the order in which they need one another; `hub` is a hub's address."""
+    studies = functools.partial(Writer, base="studies")
+    evaluated = functools.partial(Writer, base="evaluated")
+    apart = ("--config", "{config}", "--set", "work={work}/apart")
+    rows = (f"{_HERE}:copy_row_by_row", ())
+    return (
+        studies("generate_studies", old=("seed=1",)),
+        studies("build_manifest", old=("seed=1", "source.test_share=0.5")),
+        studies(
+            "build_manifest of a PACS",
+            settings=_PACS,
+            words=apart,
+            before=((f"{_HERE}:archive_folder", ("{work}/studies",)),),
+        ),
+        studies("check_data", old=("seed=1",)),
+        studies("prepare_images", old=("images.size_px=48",)),
+        studies("split_sentences", old=("sentences.min_words=3",)),
+        studies("read_claims"),
+        studies("fit_language_model", old=("language_model.steps=2",)),
+        studies("score_sentences", old=("likelihood.variant=within_word_l2r",)),
+        studies("build_eta_cache", old=("eta.a=0.1",)),
+        studies("answer_images", settings=('answer.objects=["sr", "pr", "sc"]',)),
+        studies(
+            "answer_images by graphs", settings=("inference.engine=onnxruntime",), old=("seed=0",)
+        ),
+        evaluated("export_dataset"),
+        evaluated(
+            "build_manifest of rows",
+            settings=(*_HUB, "source.root={work}/dataset", "source.materialise=true"),
+            words=apart,
+            before=(rows,),
+        ),
+        evaluated(
+            "build_manifest of a hub",
+            settings=(
+                *_HUB,
+                *("source.root={work}/fetched", "source.name=someone/chests"),
+                f"source.revision='{COMMIT}'",
+            ),
+            words=("--config", "{config}", "--set", "work={work}/apart2"),
+            before=((f"{_HERE}:reach_hub", (hub,)),),
+        ),
+        evaluated("calibrate_scores"),
+        evaluated("evaluate", old=("evaluate.bootstrap=5",)),
+        evaluated("write_cards", old=("card.licence=apache-2.0",)),
+        evaluated("build_index", old=("index.shard_rows=8",)),
+        evaluated("ask_service"),
+        evaluated("write_report", old=("report.private=true",)),
+        evaluated("compare", words=("{work}", "{work}", "--json", "{work}/comparison.json")),
+        evaluated("export", words=("{work}", "--to", "transformers", "--out", "{work}/exported")),
+        evaluated("export to onnx", words=("{work}", "--to", "onnx", "--out", "{work}/graphs")),
+        evaluated(
+            "push_model",
+            words=(
+                *("--config", "{config}", "--set", "work={work}", "--repo", "someone/model"),
+                *("--dry-run", "--allow-vocabulary"),
+            ),
+        ),
+        evaluated(
+            "sweep",
+            words=("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml"),
+        ),
+        evaluated("table1"),
+        evaluated("train", old=("seed=1",)),
+        evaluated("train on features", settings=("train.cache_features=true",)),
+    )
+
+
+def fill_hub(hub: DatasetHub, dataset: Path) -> None:
+    """Give a hub the files of an exported dataset."""
+    hub.files = {
+        path.relative_to(dataset).as_posix(): path.read_bytes()
+        for path in sorted(dataset.rglob("*"))
+        if path.is_file() and path.name != HEADER
+    }
+
+
+def write_base(base: Base, work: Path) -> Path:
+    """Write what the first command of a base works on."""
+    if base == "studies":
+        work.mkdir(parents=True)
+        publish(work / "model")
+        return work
+    write_evaluated(work)
+    for row in read_table(work / "manifest", manifest.IMAGES).to_pylist():
+        (work / row["path"]).write_bytes(png())
+    (work / "prompts.yaml").write_text(PROMPTS)
+    (work / "grid.yaml").write_text(yaml.safe_dump(_GRID))
+    write_config(work / "config.yaml", work, **_EVALUATED)
+    with (work / "config.yaml").open("a") as stream:
+        stream.write("jobs: [train]\n")  # a grid's runs find everything before it
+    return work
+
+
+def snapshot(work: Path) -> dict[str, str]:
+    """Digests of every artifact below a folder, and of every file outside of one.
+
+    An artifact that does not open is called by its error's type.
+    """
+    found: dict[str, str] = {}
+    folders = [path.parent for path in work.rglob(HEADER) if _is_seen(path, work)]
+    folders += [  # its writer ended between two renames
+        path.with_name(path.name[1:].removesuffix(".retired"))
+        for path in work.rglob(".*.retired")
+        if (path / HEADER).is_file()
+    ]
+    for folder in sorted(set(folders)):
+        found[folder.relative_to(work).as_posix()] = digest_of(folder)
+    for path in sorted(work.rglob("*")):
+        inside = any(parent in folders for parent in path.parents)
+        if path.is_file() and not inside and _is_seen(path, work):
+            found[path.relative_to(work).as_posix()] = sha256_file(path)
+    return found
+
+
+def digest_of(folder: Path) -> str:
+    """Give the digest of an artifact, every byte checked; its error's type where it has none."""
+    from medclip_dcl.errors import ArtifactError
+
+    retired = folder.with_name(f".{folder.name}.retired")
+    try:
+        head = read_artifact_header(folder if folder.exists() else retired)
+        return open_artifact(folder, ArtifactType(head.kind, head.version, "its job")).digest
+    except ArtifactError as error:
+        return type(error).__name__
+
+
+def _is_seen(path: Path, work: Path) -> bool:
+    parts = path.relative_to(work).parts
+    return parts[0] != "tmp" and not any(part.startswith(".") for part in parts)
+
+
+def units(work: Path) -> dict[str, tuple[str, int]]:
+    """What is acknowledged in drafts: whole files that the next run must not make again."""
+    patterns = ("unit-*.json", "shard-*", "*.arrow", "*.dcm", "run.json", "data/*.parquet")
+    return {
+        path.relative_to(work).as_posix(): (sha256_file(path), path.stat().st_mtime_ns)
+        for pattern in patterns
+        for path in work.rglob(pattern)
+        if not path.name.startswith(STAGED) and path.is_file()
+    }
+
+
+def litter(work: Path) -> list[str]:
+    """List what half-written files and drafts are left where nothing is being written."""
+    names = (f"{STAGED}*", ".*.draft", ".*.retired")
+    return sorted(path.name for name in names for path in work.rglob(name))
+
+
+def copy_base(base: Path, work: Path) -> Path:
+    """Copy a base; links stay links."""
+    return Path(shutil.copytree(base, work, symlinks=True))
