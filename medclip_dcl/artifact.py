@@ -311,6 +311,20 @@ def _publish(directory: Path, final: Path) -> None:
     shutil.rmtree(retired, ignore_errors=True)
 
 
+def remove_retired(path: Path) -> None:
+    """Delete the old artifact that a writer, killed right after its commit, left next to the new.
+
+    Whoever reuses an artifact calls this: nothing else would free that space.
+    """
+    retired = _retired(path)
+    if retired.exists() and path.exists():
+        with (
+            suppress(ArtifactError, OSError),
+            _locked(path),
+        ):  # another may be writing, and keeps it
+            shutil.rmtree(retired)
+
+
 def _retired(path: Path) -> Path:
     """Folder of the old artifact until the new one has its name."""
     return path.with_name(f".{path.name}.retired")

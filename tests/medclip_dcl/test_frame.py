@@ -21,6 +21,7 @@ from medclip_dcl.artifact import (
     open_artifact,
     read_artifact_header,
     read_object,
+    remove_retired,
     write_artifact,
 )
 from medclip_dcl.data.images import ImagesConfig
@@ -363,6 +364,27 @@ def test_an_artifact_that_cannot_be_put_in_place_leaves_the_old_one_there(
     with pytest.raises(ArtifactUnwritable):
         make(tmp_path / "thing", text="new", a=2)
     assert open_artifact(tmp_path / "thing", ARTIFACT) == old
+
+
+def test_an_old_artifact_left_after_the_commit_goes_once_the_new_one_is_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, retired = tmp_path / "thing", tmp_path / ".thing.retired"
+    make(path, text="old")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_args, **_options: None)  # killed before it
+        new = make(path, text="new", a=1)
+    assert retired.is_dir()
+    with write_artifact(path, ARTIFACT, new.fingerprint):  # another process is writing
+        remove_retired(path)
+    assert retired.is_dir()
+    path.rename(tmp_path / "away")
+    remove_retired(path)
+    assert retired.is_dir()  # the only one there
+    (tmp_path / "away").rename(path)
+    remove_retired(path)
+    assert not retired.exists()
+    assert open_artifact(path, ARTIFACT) == new
 
 
 def test_between_two_renames_the_old_artifact_still_opens(
