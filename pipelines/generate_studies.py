@@ -2,7 +2,13 @@
 
 import sys
 
-from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import (
+    Artifact,
+    make_fingerprint,
+    open_artifact,
+    remove_retired,
+    write_artifact,
+)
 from medclip_dcl.config import resolve_path
 from medclip_dcl.data.synthetic.tree import ARTIFACT, content_settings, write_tree
 from medclip_dcl.errors import ArtifactError
@@ -30,6 +36,7 @@ def build(job: Job) -> None:
                 "generate.root names a folder that this job did not write; name another"
             ) from error
     if existing is not None and existing.fingerprint == fingerprint:
+        remove_retired(path)
         job.say(artifact=ARTIFACT.name, state="reused", **existing.summary)
         return
     with write_artifact(path, ARTIFACT, fingerprint) as writer:

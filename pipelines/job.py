@@ -17,6 +17,7 @@ from medclip_dcl.artifact import (
     fingerprint_changes,
     make_fingerprint,
     open_artifact,
+    remove_retired,
     write_artifact,
 )
 from medclip_dcl.config import Config, resolve_path
@@ -62,6 +63,7 @@ class Job:
         except ArtifactError:
             existing = None
         if existing is not None and existing.fingerprint == fingerprint:
+            remove_retired(path)
             self.say(artifact=kind.name, state="reused", **_scalars(existing.summary))
             return existing
         with write_artifact(path, kind, fingerprint) as writer:

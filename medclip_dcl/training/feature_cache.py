@@ -22,6 +22,7 @@ from medclip_dcl.artifact import (
     ArtifactType,
     make_fingerprint,
     open_artifact,
+    remove_retired,
     write_artifact,
 )
 from medclip_dcl.data.prepared import PreparedImages
@@ -82,6 +83,7 @@ def cache_features(
     try:
         existing = open_artifact(path, ARTIFACT)
         if existing.fingerprint == fingerprint:
+            remove_retired(path)
             return existing
     except ArtifactError:
         pass

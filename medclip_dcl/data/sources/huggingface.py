@@ -18,7 +18,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import (
+    ArtifactType,
+    make_fingerprint,
+    open_artifact,
+    remove_retired,
+    write_artifact,
+)
 from medclip_dcl.data.row_images import open_arrow, stamp_files, within_lists
 from medclip_dcl.data.sources.records import RawStudies, Resolve, SourceConfig
 from medclip_dcl.data.sources.rows import take_columns, take_images
@@ -155,6 +161,7 @@ def _copy_rows(
     try:
         there = open_artifact(work, ROWS)
         if there.fingerprint == fingerprint:
+            remove_retired(work)
             return work
     except ArtifactError:
         pass
