@@ -295,7 +295,7 @@ def _is_seen(path: Path, work: Path) -> bool:
 
 def units(work: Path) -> dict[str, tuple[str, int]]:
     """What is acknowledged in drafts: whole files that the next run must not make again."""
-    patterns = ("unit-*.json", "shard-*", "*.arrow", "*.dcm", "run.json", "data/*.parquet")
+    patterns = ("unit-*.json", "shard-*", "*.arrow", "mirror/*/*.dcm", "run.json", "data/*.parquet")
     return {
         path.relative_to(work).as_posix(): (sha256_file(path), path.stat().st_mtime_ns)
         for pattern in patterns
