@@ -1,6 +1,6 @@
 """Kill -9 in the middle of a job, start it again: is the end that of an uninterrupted run?
 
-    python -m benchmarks.reliability.kills [--quick | --long] [--job NAME]
+    python -m benchmarks.reliability.kills [--quick | --long] [--job NAME] [--work FOLDER]
 
 A job works on a small generated corpus. Its whole process group is killed at a random moment
 after it began to write, and started and killed again, until a run comes to its end. Kills are
@@ -12,7 +12,8 @@ as well; every checkpoint that can be seen after a kill must open, and no more s
 than are between two of them. Half of its kills hit a save. An index is built where an old one of
 another model stands: after every kill the old one must open whole and answer as before, and from
 the moment at which the new one bears its name, so must that. Some kills come between the two
-renames of that moment, or right after them.
+renames of that moment, or right after them. Runs to an end that were made are noted in FOLDER and
+not repeated; `faults` kills every command at each of its writes.
 """
 
 import argparse
@@ -25,11 +26,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config
@@ -45,7 +47,9 @@ from benchmarks.reliability.crash_targets import (
 )
 from benchmarks.reliability.exactness import newest, unreadable
 from benchmarks.reliability.index_swap import REPLACING_SHARE, IndexSwap
+from benchmarks.reliability.run_log import RunLog
 from medclip_dcl.files import STAGED
+from medclip_dcl.progress import Progress
 from medclip_dcl.training.logging import read_metrics
 
 _POLL_S = 0.0002
@@ -193,6 +197,14 @@ class Count:
         """Return whether there were kills enough, and enough of them within a flush."""
         return self.kills >= kills and self.in_flush >= flushes
 
+    def add(self, found: Mapping[str, int]) -> None:
+        """Count what happened on the way to one end."""
+        for name, value in found.items():
+            most = name in {"acknowledged", "steps_lost"}
+            setattr(
+                self, name, max(getattr(self, name), value) if most else getattr(self, name) + value
+            )
+
     def inspect(self, work: Path) -> None:
         """Count what a kill left of a run."""
         self.unreadable += len(unreadable(work))
@@ -210,14 +222,14 @@ class Count:
         return now
 
 
-def try_target(target: CrashTarget, base: Path, tier: str, rng: random.Random) -> dict[str, float]:
+def try_target(target: CrashTarget, base: Path, tier: str, log: RunLog) -> dict[str, float]:
     """Kill a job many times and compare each end with an uninterrupted run's.
 
     Args:
         target: the job.
         base: folder with the artifacts that the job reads; it is left unchanged.
         tier: how many kills must hit.
-        rng: where the moments come from.
+        log: of the ends that were reached.
 
     Returns:
         Counts, those of an old index among them, and seconds of the uninterrupted run.
@@ -233,37 +245,50 @@ def try_target(target: CrashTarget, base: Path, tier: str, rng: random.Random) -
     _must_have_ended(process, target.job, reference)
     ended = time.monotonic()
     expected = content(target, reference)
-    count = Count()
     index_swap = IndexSwap.between(base, reference) if target.replaces else None
+    count, served = Count(), Counter[str]()
     limits = (target.kills(tier), target.flushes(tier))
-    while not count.suffices(*limits):
-        work = base.with_name("trial")
-        shutil.copytree(base, work)
-        _kill_until_done(target, work, (*limits, ended - writing), count, index_swap, rng)
-        count.ends += 1
-        count.different += content(target, work) != expected
-        shutil.rmtree(work)
+    with Progress(target.job, limits[0], "kill") as progress:
+        while not count.suffices(*limits):
+            rng = random.Random(f"{target.job} {count.ends}")
+
+            def reach_end(rng: random.Random = rng) -> dict[str, Any]:
+                work, here = base.with_name("trial"), Count()
+                shutil.copytree(base, work)
+                before = index_swap.counts() if index_swap else {}
+                so_far = (count, limits, ended - writing)
+                _kill_until_done(target, work, so_far, here, index_swap, rng)
+                here.ends += 1
+                here.different += content(target, work) != expected
+                shutil.rmtree(work)
+                after = index_swap.counts() if index_swap else {}
+                return {"of_job": vars(here), "of_index": {k: after[k] - before[k] for k in after}}
+
+            found = log.once(f"{target.job} {count.ends}", reach_end)
+            count.add(found["of_job"])
+            served.update(found["of_index"])
+            progress.advance(found["of_job"]["kills"])
     shutil.rmtree(reference)
-    served = index_swap.counts() if index_swap else {}
     return {**vars(count), **served, "seconds": round(ended - begun, 2)}
 
 
 def _kill_until_done(
     target: CrashTarget,
     work: Path,
-    limits: tuple[int, int, float],
+    so_far: tuple[Count, tuple[int, int], float],
     count: Count,
     index_swap: IndexSwap | None,
     rng: random.Random,
 ) -> None:
-    kills, flushes, seconds = limits
+    earlier, limits, seconds = so_far
     before: Facts = {}
     while True:
-        if count.suffices(kills, flushes):
+        kills, in_flush = earlier.kills + count.kills, earlier.in_flush + count.in_flush
+        if Count(kills, in_flush).suffices(*limits):
             run(target.job, work)
         else:
-            aimed = count.in_flush < target.flush_share * (count.kills + 1)
-            if index_swap and not aimed and index_swap.lacks(work, count.kills + 1):
+            aimed = in_flush < target.flush_share * (kills + 1)
+            if index_swap and not aimed and index_swap.lacks(work, kills + 1):
                 process = start(target.job, work, index_swap.arming())
                 process.join()
             else:
@@ -300,10 +325,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
+    parser.add_argument("--work", type=Path, metavar="FOLDER")
     parser.add_argument("--job", choices=[target.job for target in CRASH_TARGETS])
     arguments = parser.parse_args(argv)
     tier = arguments.tier or "normal"
-    rng = random.Random(0)
+    log = RunLog(arguments.work, "kills")
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
@@ -319,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if target.fixture:
                 scene = base.with_name(f"scene-{target.job}")
                 start_from = target.fixture(scene, partial(run, target.job))
-            found = try_target(target, start_from, tier, rng)
+            found = try_target(target, start_from, tier, log)
             shown = ", ".join(f"{name} {value}" for name, value in found.items())
             print(f"{target.job:18}{shown}", flush=True)
             figures |= {f"{target.job}_{name}": value for name, value in found.items()}
@@ -338,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bars[f"{target.job}_replacing"] = (f">= {least}", hits >= least)
     if "train_steps_lost" in figures:
         bars["train_steps_lost"] = (f"<= {SAVED_EVERY}", figures["train_steps_lost"] <= SAVED_EVERY)
-    return finish("kills", figures, bars)
+    return finish("kills", figures, bars, log.commits)
 
 
 if __name__ == "__main__":
