@@ -187,7 +187,7 @@ class Bench:
 
     def _kill_again(self, scene: Scene, work: Path, name: str) -> Counter[str]:
         # The next run is killed at a call that is drawn; what was whole before stays as it was.
-        before = units(work)
+        before = units(work, drafts=True)
         at = random.Random(name).randint(1, scene.calls)
         code = scene.writer.run(work, self.log, self._armed(work, at, "kill"))
         after = units(work)

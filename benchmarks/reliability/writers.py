@@ -3,7 +3,7 @@
 import functools
 import json
 import os
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artif
 from medclip_dcl.data import manifest
 from medclip_dcl.files import STAGED, sha256_file
 from medclip_dcl.tables import read_table
+
+_DRAFT = re.compile(r"/\.([^/]+)\.draft/")
 
 Base = Literal["studies", "evaluated"]
 Before = tuple[str, tuple[Any, ...]]
@@ -293,14 +295,19 @@ def _is_seen(path: Path, work: Path) -> bool:
     return parts[0] != "tmp" and not any(part.startswith(".") for part in parts)
 
 
-def units(work: Path) -> dict[str, tuple[str, int]]:
-    """What is acknowledged in drafts: whole files that the next run must not make again."""
+def units(work: Path, *, drafts: bool = False) -> dict[str, tuple[str, int]]:
+    """Digest and time of whole files that the next run must not make again, in drafts or anywhere.
+
+    Their names are the same in a draft and after its commit.
+    """
     patterns = ("unit-*.json", "shard-*", "*.arrow", "mirror/*/*.dcm", "run.json", "data/*.parquet")
+    found = {path for pattern in patterns for path in work.rglob(pattern) if path.is_file()}
+    here = [(_DRAFT.sub(r"/\1/", f"/{path.relative_to(work)}"), path) for path in found]
     return {
-        path.relative_to(work).as_posix(): (sha256_file(path), path.stat().st_mtime_ns)
-        for pattern in patterns
-        for path in work.rglob(pattern)
-        if not path.name.startswith(STAGED) and path.is_file()
+        name: (sha256_file(path), path.stat().st_mtime_ns)
+        for name, path in sorted(here, key=lambda item: _DRAFT.search(str(item[1])) is not None)
+        if not path.name.startswith(STAGED)
+        and not (drafts and "mirror" not in name and _DRAFT.search(str(path)) is None)
     }
 
 
@@ -308,8 +315,3 @@ def litter(work: Path) -> list[str]:
     """List what half-written files and drafts are left where nothing is being written."""
     names = (f"{STAGED}*", ".*.draft", ".*.retired")
     return sorted(path.name for name in names for path in work.rglob(name))
-
-
-def copy_base(base: Path, work: Path) -> Path:
-    """Copy a base; links stay links."""
-    return Path(shutil.copytree(base, work, symlinks=True))

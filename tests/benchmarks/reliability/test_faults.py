@@ -82,6 +82,20 @@ def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
     (work / ".numbers.retired/data").write_text("7")
     assert snapshot(work) == {"numbers": "ArtifactCorrupt"}
     assert not faults._is_old_or_new(scene, snapshot(work), "numbers")
-    (work / ".staged.unit-a.json").touch()
-    (work / "unit-a.json").touch()
-    assert [*units(work)] == ["unit-a.json"]
+
+
+def test_an_acknowledged_file_is_the_same_in_a_draft_and_after_its_commit(tmp_path: Path) -> None:
+    draft = tmp_path / ".prepared.draft"
+    for folder in (tmp_path / "prepared", draft):  # an old one is there
+        folder.mkdir()
+        (folder / "shard-1").write_text(folder.name)
+    (draft / ".staged.shard-2").touch()
+    before = units(tmp_path, drafts=True)
+    assert [*before] == ["/prepared/shard-1"]
+    assert units(tmp_path) == before
+    (tmp_path / "prepared").rename(tmp_path / "away")
+    assert (
+        units(draft.rename(tmp_path / "prepared").parent)["/prepared/shard-1"]
+        == before["/prepared/shard-1"]
+    )
+    assert units(tmp_path, drafts=True) == {}
