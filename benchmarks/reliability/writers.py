@@ -154,6 +154,7 @@ def archive_folder(folder: str) -> None:
 
 
 _HERE = "benchmarks.reliability.writers"
+_APART = ("--config", "{config}", "--set", "work={work}/apart")
 _PACS = (
     "source.boxes=",
     "source.kind=dicomweb",
@@ -164,17 +165,18 @@ _PACS = (
 
 def writers(hub: str = "") -> tuple[Writer, ...]:
     """List them in the order in which they need one another; `hub` is a hub's address."""
+    return (*_on_studies(), *_on_evaluated(hub))
+
+
+def _on_studies() -> tuple[Writer, ...]:
     studies = functools.partial(Writer, base="studies")
-    evaluated = functools.partial(Writer, base="evaluated")
-    apart = ("--config", "{config}", "--set", "work={work}/apart")
-    rows = (f"{_HERE}:copy_row_by_row", ())
     return (
         studies("generate_studies", old=("seed=1",)),
         studies("build_manifest", old=("seed=1", "source.test_share=0.5")),
         studies(
             "build_manifest of a PACS",
             settings=_PACS,
-            words=apart,
+            words=_APART,
             before=((f"{_HERE}:archive_folder", ("{work}/studies",)),),
         ),
         studies("check_data", old=("seed=1",)),
@@ -188,11 +190,18 @@ def writers(hub: str = "") -> tuple[Writer, ...]:
         studies(
             "answer_images by graphs", settings=("inference.engine=onnxruntime",), old=("seed=0",)
         ),
+    )
+
+
+def _on_evaluated(hub: str) -> tuple[Writer, ...]:
+    evaluated = functools.partial(Writer, base="evaluated")
+    rows = (f"{_HERE}:copy_row_by_row", ())
+    return (
         evaluated("export_dataset"),
         evaluated(
             "build_manifest of rows",
             settings=(*_HUB, "source.root={work}/dataset", "source.materialise=true"),
-            words=apart,
+            words=_APART,
             before=(rows,),
         ),
         evaluated(
