@@ -44,7 +44,7 @@ from typing import Any
 
 import medclip_dcl
 from benchmarks.fixtures import forkserver
-from benchmarks.fixtures.dataset_hub import DatasetHub, running_dataset_hub
+from benchmarks.fixtures.hub import DatasetHub, running_dataset_hub
 from benchmarks.record import finish
 from benchmarks.reliability.run_log import RunLog
 from benchmarks.reliability.writers import (

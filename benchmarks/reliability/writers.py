@@ -13,8 +13,8 @@ import yaml
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config
-from benchmarks.fixtures.dataset_hub import COMMIT, DatasetHub
 from benchmarks.fixtures.evaluated import PROMPTS, write_evaluated
+from benchmarks.fixtures.hub import COMMIT, DatasetHub
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.service import png
 from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
