@@ -121,7 +121,8 @@ class Bench:
 
     def _scene(self, writer: Writer, work: Path) -> Iterator[Scene]:
         if writer.name not in self._chosen:
-            self._must_run(writer, work)
+            if not writer.leaf:
+                self._must_run(writer, work)
             return
         if writer.old is not None:
             self._must_run(writer, work, writer.old)

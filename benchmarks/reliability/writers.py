@@ -70,6 +70,8 @@ class Writer:
     settings: tuple[str, ...] = ()
     old: tuple[str, ...] | None = None
     """Settings with which an artifact was made that is there before; None: there is none."""
+    leaf: bool = False
+    """Whether no later one reads what it writes."""
     job: str = ""
     """Its module in `pipelines`; else the part of the name before a space."""
     words: tuple[str, ...] = ("--config", "{config}", "--set", "work={work}")
@@ -175,12 +177,13 @@ def _on_studies() -> tuple[Writer, ...]:
         studies("build_manifest", old=("seed=1", "source.test_share=0.5")),
         studies(
             "build_manifest of a PACS",
+            leaf=True,
             settings=_PACS,
             words=_APART,
             before=((f"{_HERE}:archive_folder", ("{work}/studies",)),),
         ),
-        studies("check_data", old=("seed=1",)),
-        studies("prepare_images", old=("images.size_px=48",)),
+        studies("check_data", leaf=True, old=("seed=1",)),
+        studies("prepare_images", leaf=True, old=("images.size_px=48",)),
         studies("split_sentences", old=("sentences.min_words=3",)),
         studies("read_claims"),
         studies("fit_language_model", old=("language_model.steps=2",)),
