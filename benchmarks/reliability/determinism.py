@@ -76,7 +76,7 @@ def difference(first: Path, second: Path) -> dict[str, float]:
 
     Returns:
         `files` that differ; `largest` difference of two numbers; the same `relative` to the
-        largest number of its tensor, column or key; `others`: values that are not numbers and
+        largest number of its file; `others`: values that are not numbers and
         differ, or that one of the two lacks; digests of inputs do not count.
     """
     one, two = (read_artifact_header(path).files for path in (first, second))
@@ -89,17 +89,18 @@ def difference(first: Path, second: Path) -> dict[str, float]:
             dict(values(path / name)) if name in files else {}
             for path, files in ((first, one), (second, two))
         )
+        largest, scale = 0.0, 0.0
         for key in {**here, **there}:
             a, b = here.get(key), there.get(key)
             if a is None or b is None or a.shape != b.shape or a.dtype.kind not in "fiu":
                 found["others"] += not np.array_equal(a, b)
                 continue
             a, b = a.astype(np.float64), b.astype(np.float64)
-            largest = float(np.nanmax(np.abs(a - b), initial=0.0))
+            largest = max(largest, float(np.nanmax(np.abs(a - b), initial=0.0)))
+            scale = max(scale, float(np.nanmax(np.abs(a), initial=0.0)))
             found["others"] += int((np.isnan(a) != np.isnan(b)).sum())
-            found["largest"] = max(found["largest"], largest)
-            scale = float(np.nanmax(np.abs(a), initial=0.0)) or 1.0
-            found["relative"] = max(found["relative"], largest / scale)
+        found["largest"] = max(found["largest"], largest)
+        found["relative"] = max(found["relative"], largest / (scale or 1.0))
     return found
 
 
