@@ -127,7 +127,7 @@ def look(
         row = row_of.get(name)
         if row is None or not own[name]:
             continue
-        (regions,) = model.embed_images(images.pixels(row)[None])
+        (regions,) = model.embed_images(images.pixels(row)[None].copy())
         scores = image_sentence_scores(regions.flatten(0, 1)[None], vectors, similarity)[:, 0]
         shares = (similarity.gamma_squared * scores).log_softmax(dim=0)
         mine = torch.tensor([text in own[name] for text in texts])
