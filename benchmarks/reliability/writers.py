@@ -312,7 +312,14 @@ def units(work: Path, *, drafts: bool = False) -> dict[str, tuple[str, int]]:
 
     Their names are the same in a draft and after its commit.
     """
-    patterns = ("unit-*.json", "shard-*", "*.arrow", "mirror/*/*.dcm", "run.json", "data/*.parquet")
+    patterns = (
+        "unit-*.json",
+        "shard-*",
+        "*rows*/*.arrow",
+        "mirror/*/*.dcm",
+        "run.json",
+        "data/*.parquet",
+    )
     found = {path for pattern in patterns for path in work.rglob(pattern) if path.is_file()}
     here = [(_DRAFT.sub(r"/\1/", f"/{path.relative_to(work)}"), path) for path in found]
     return {
