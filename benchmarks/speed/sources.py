@@ -28,9 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.fixtures.service import running
 from benchmarks.record import finish
-from medclip_dcl.client import Client
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import ImagesConfig
@@ -131,6 +129,9 @@ def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]
 
 def _answers(work: Path, settings: SourceConfig) -> dict[str, Any]:
     """Ask the service of a run about every test image: all findings, and its boxes' phrases."""
+    from benchmarks.fixtures.service import running  # torch, which peaks must not count
+    from medclip_dcl.client import Client
+
     root = images_root(settings, _resolver(work))
     phrases: dict[str, list[str]] = {}
     for box in read_table(work / "manifest", manifest.BOXES).to_pylist():
