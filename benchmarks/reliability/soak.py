@@ -203,7 +203,10 @@ class Soak:
         only, key, began = self.only, self.key, time.monotonic()
         try:
             reply = self.asked[name].ask(client, key)
-        except httpx.HTTPError:
+        except httpx.HTTPError as error:
+            print(
+                f"{name}: {type(error).__name__} after {time.monotonic() - began:.1f} s", flush=True
+            )
             return self._count("silent")
         self._note("exchange" if self.rush.is_set() else "quiet", began)
         if reply.status_code == 401 and key != self.key:
