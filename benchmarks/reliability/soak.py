@@ -447,7 +447,7 @@ def slope(hours: Sequence[float], values: Sequence[float]) -> tuple[float, float
     parts = [np.array_split(np.array(column)[kept], BLOCKS) for column in (hours, values)]
     x, y = (np.array([part.mean() for part in column if len(part)]) for column in parts)
     fit = stats.linregress(x, y)
-    half = float(stats.t.ppf(0.975, len(x) - 2) * fit.stderr)
+    half = float(stats.t.ppf(0.975, len(x) - 2) * np.nan_to_num(fit.stderr))  # nan: all are equal
     return float(fit.slope), float(fit.slope) - half, float(fit.slope) + half
 
 
