@@ -52,7 +52,7 @@ from gateway.journal import WAITING
 TOLERANCE = 1.5e-5
 """Largest difference of a number: grids are rounded to five digits."""
 SEPARATION = 30
-"""In tolerances, how far the numbers of the two models must be apart to be told apart."""
+"""In tolerances, how far the numbers of the two models must differ to be distinguished."""
 BLOCKS = 24
 """Stretches whose means a slope goes through."""
 FLAT = {"private_mib": 4.0, "descriptors": 0.5, "threads": 0.5}
