@@ -13,8 +13,9 @@ successor answered. In the end each image that was acknowledged has its objects 
 once, by one model.
 
 Memory, file descriptors and threads of both processes are sampled; a slope is that of means over
-equal stretches after a warm-up, with a 95 % interval. Samples and counts go to the folder as they
-come: `--show` prints the figures of a run that was cut. Needs orthanc and orthanc-dicomweb.
+equal stretches after a warm-up, with a 95 % interval; next to it stands that of the last half, in
+which what grows towards a limit is slower. Samples and counts go to the folder as they come:
+`--show` prints the figures of a run that was cut. Needs orthanc and orthanc-dicomweb.
 """
 
 import argparse
@@ -438,13 +439,16 @@ def count_images(soak: Soak, pacs: Orthanc, journal: Path, acknowledged: Sequenc
     soak.counts["images_doubled"] = (found - wanted).total()
 
 
-def slope(hours: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Slope an hour after a warm-up of a sixth, and its 95 % interval.
+def slope(
+    hours: Sequence[float], values: Sequence[float], left_out: float = 1 / 6
+) -> tuple[float, float, float]:
+    """Slope an hour, and its 95 % interval, without the first share of the time.
 
     Samples follow each other; means over stretches that are longer than any cycle do so less.
     """
-    kept = np.array(hours) > max(hours) / 6
-    parts = [np.array_split(np.array(column)[kept], BLOCKS) for column in (hours, values)]
+    kept = np.array(hours) > left_out * max(hours)
+    blocks = round(BLOCKS * (1 - left_out) * 6 / 5)  # of one length, whatever is left out
+    parts = [np.array_split(np.array(column)[kept], blocks) for column in (hours, values)]
     x, y = (np.array([part.mean() for part in column if len(part)]) for column in parts)
     fit = stats.linregress(x, y)
     half = float(stats.t.ppf(0.975, len(x) - 2) * np.nan_to_num(fit.stderr))  # nan: all are equal
@@ -464,11 +468,15 @@ def show(folder: Path) -> int:
         own = [item for item in samples if item["process"] == process]
         for what in ("private_mib", "resident_mib", "descriptors", "threads"):
             values, name = [item[what] for item in own], f"{process}_{what}"
-            now, low, high = slope([item["hours"] for item in own], values)
-            figures |= {name: float(np.median(values)), f"{name}_per_h": now}
-            figures |= {f"{name}_per_h_low": low, f"{name}_per_h_high": high}
-            print(f"{name:24} {figures[name]:9.2f} {now:+9.3f} an hour [{low:+.3f}, {high:+.3f}]")
+            figures[name], line = float(np.median(values)), f"{name:24}"
+            for part, left_out in {"": 1 / 6, "_last_half": 1 / 2}.items():
+                found = slope([item["hours"] for item in own], values, left_out)
+                ends = (f"{name}{part}_per_h{end}" for end in ("", "_low", "_high"))
+                figures |= dict(zip(ends, found, strict=True))
+                line += "{:+9.3f} an hour [{:+.3f}, {:+.3f}]".format(*found)
+            print(f"{line} of {figures[name]:.2f}")
             if what in FLAT and figures["hours"] >= JUDGED_H:
+                high = figures[f"{name}_per_h_high"]
                 bars[f"{name}_per_h_high"] = (f"<= {FLAT[what]}", high <= FLAT[what])
     for name, seconds in tree["seconds"].items():
         for title, share in {"p50": 0.5, "p99": 0.99, "longest": 1.0}.items():
