@@ -42,6 +42,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import medclip_dcl
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.hub import DatasetHub, running_dataset_hub
@@ -57,9 +59,17 @@ from benchmarks.reliability.writers import (
     write_base,
     writers,
 )
-from medclip_dcl.artifact import HEADER, ArtifactType, open_artifact, read_artifact_header
+from medclip_dcl.artifact import (
+    HEADER,
+    ArtifactType,
+    make_fingerprint,
+    open_artifact,
+    read_artifact_header,
+)
 from medclip_dcl.errors import ArtifactError
 from medclip_dcl.progress import Progress
+from medclip_dcl.training import checkpoint
+from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 
 QUICK = ("score_sentences", "build_eta_cache")
 EVERY = {"quick": 40, "normal": 40, "long": 1}
@@ -223,7 +233,8 @@ def is_clear(job: str, code: int, log: Path) -> bool:
 
 def every_write(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[str]:
     """Let each n-th call fail in every way, and no file grow beyond some sizes."""
-    name, step, count = scene.writer.name, EVERY[tier], Counter[str](calls=scene.calls)
+    name, count = scene.writer.name, Counter[str](calls=scene.calls)
+    step = max(EVERY[tier], scene.writer.stride)
     trials = [
         (fault, at)
         for number, fault in enumerate(FAULTS)
@@ -364,6 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _try_corruptions(folder: Path, count: int, log: RunLog) -> dict[str, float]:
     by_kind: dict[str, Path] = {}
+    _write_checkpoint(folder / "unended")
     for header in sorted(folder.rglob(HEADER)):
         by_kind.setdefault(read_artifact_header(header.parent).kind, header.parent)
     found: Counter[str] = Counter()
@@ -382,6 +394,14 @@ def _try_corruptions(folder: Path, count: int, log: RunLog) -> dict[str, float]:
     return {"corrupt_types": len(by_kind), "corrupt_types_lacking": len(lacking)} | {
         f"corrupt_{name}": found[name] for name in names
     }
+
+
+def _write_checkpoint(folder: Path) -> None:
+    # a training that came to its end keeps none
+    folder.mkdir()
+    numbers = {"numbers": torch.arange(1000.0)}
+    store = CheckpointStore(folder, make_fingerprint(checkpoint.ARTIFACT, {}, {}), 2)
+    store.save(Snapshot(1, numbers, numbers, {}))
 
 
 if __name__ == "__main__":

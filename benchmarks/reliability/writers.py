@@ -77,6 +77,8 @@ class Writer:
     words: tuple[str, ...] = ("--config", "{config}", "--set", "work={work}")
     before: tuple[Before, ...] = ()
     """Functions that are called in its process first."""
+    stride: int = 1
+    """At most one in so many of its writes fails, where a loop makes the same for every row."""
 
     @property
     def command(self) -> str:
@@ -206,6 +208,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             settings=(*_HUB, "source.root={work}/dataset", "source.materialise=true"),
             words=_APART,
             before=(rows,),
+            stride=7,
         ),
         evaluated(
             "build_manifest of a hub",
