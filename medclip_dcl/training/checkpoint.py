@@ -115,8 +115,7 @@ class CheckpointStore:
         newer = [old for old in others if old.name > path.name]
         for old in newer + others[: max(0, len(others) - len(newer) - keep + 1)]:
             if old != self._path(pinned):
-                with disk_faults_named(old):
-                    self._remove(old)
+                self._remove(old)
         return path
 
     def weights(self, step: int) -> dict[str, Tensor] | None:
@@ -152,9 +151,10 @@ class CheckpointStore:
     def _remove(self, path: Path) -> None:
         # Renamed first: a checkpoint that is seen is whole, whenever a kill comes.
         going = self._folder / _GOING
-        shutil.rmtree(going, ignore_errors=True)
-        path.replace(going)
-        shutil.rmtree(going)
+        with disk_faults_named(path):
+            shutil.rmtree(going, ignore_errors=True)
+            path.replace(going)
+            shutil.rmtree(going)
 
     def _path(self, step: int) -> Path:
         return self._folder / f"{_PREFIX}{step:08d}"

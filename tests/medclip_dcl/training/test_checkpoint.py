@@ -1,3 +1,4 @@
+import errno
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,6 +145,20 @@ def test_a_full_disk_stops_the_run_and_spares_earlier_checkpoints(tmp_path: Path
     found, _ = kept.find()
     assert found is not None
     assert found.step == 10
+
+
+def test_a_disk_that_fails_while_checkpoints_are_cleared_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = store(tmp_path)
+    kept.save(snapshot(10))
+    monkeypatch.setattr(Path, "replace", refuses)
+    with pytest.raises(ArtifactUnwritable, match="step-00000010 could not be written: No space"):
+        kept.clear()
+    assert names(tmp_path) == ["step-00000010"]
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
