@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 SPEED = ("loss", "pll", "prepare", "train", "serve", "proxy", "retrieve", "evaluation", "gpu")
 SPEED += ("sources", "precision", "scale")
-RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "saves", "service")
+RELIABILITY = ("archive", "exactness", "faults", "fuzz", "kills", "privacy", "service")
 RELIABILITY += ("determinism", "gateway", "hospital", "membership", "ohif", "soak")
 METHOD = ("bias", "compare", "demo", "labeler", "method")
 METHOD += ("real_images", "table1", "eta_calibration.study")
 
-LONG = ("kills", "exactness", "saves", "faults", "fuzz", "archive", "demo", "pll", "table1")
+LONG = ("kills", "exactness", "faults", "fuzz", "archive", "demo", "pll", "table1")
 LONG += ("compare", "service", "serve", "retrieve", "gateway", "ohif", "determinism", "membership")
 LONG += ("soak",)
 """Benchmarks whose full counts are run by hand; `--long` asks for them."""

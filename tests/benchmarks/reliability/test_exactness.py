@@ -17,7 +17,6 @@ from benchmarks.reliability.exactness import (
     start,
     unreadable,
 )
-from benchmarks.reliability.saves import is_clear
 from medclip_dcl.training.checkpoint import CheckpointStore, Snapshot
 
 
@@ -55,11 +54,3 @@ def test_checkpoints_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
     assert unreadable(tmp_path) == []
     (folder / "step-00000004" / "artifact.json").unlink()
     assert unreadable(tmp_path) == ["step-00000004"]
-
-
-def test_an_error_of_a_save_is_clear_when_one_line_says_it() -> None:
-    line = "train: /x/step-00000010 could not be written: Input/output error\n"
-    assert is_clear(4, line)
-    assert not is_clear(1, line)
-    assert not is_clear(4, line + line)
-    assert not is_clear(4, "Traceback (most recent call last)\n" + line)

@@ -42,6 +42,7 @@ def test_harmed_bytes_are_other_bytes(harm: str) -> None:
     ("code", "text", "expected"),
     [
         (4, "train: x could not be written: No space left\n", True),
+        (4, 2 * "train: x could not be written: No space left\n", False),
         (1, "train: x could not be written: No space left\n", False),
         (4, "Traceback (most recent call last)\ntrain: x could not be written: y\n", False),
         (4, "train: something else\n", False),
@@ -75,6 +76,9 @@ def test_a_broken_artifact_is_neither_old_nor_new(tmp_path: Path) -> None:
     scene = Scene(writers()[0], tmp_path, old, new, varies=frozenset({"page"}))
     work = tmp_path / "work"
     assert faults._is_old_or_new(scene, old, "numbers")
+    scene.old = {**old, "checkpoint": "d" * 64}  # goes, but not before the new is whole
+    assert not faults._is_old_or_new(scene, old, "checkpoint")
+    assert faults._is_old_or_new(scene, new, "checkpoint")
     assert faults._is_new(scene, {**snapshot(work), "page": "f" * 64})
     (work / "numbers").rename(work / ".numbers.retired")  # its writer ended between two renames
     assert snapshot(work) == new
