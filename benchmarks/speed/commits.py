@@ -69,9 +69,7 @@ def compared(rounds: Sequence[tuple[Figures, Figures]]) -> dict[str, list[float]
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Give the median, and order statistics around it that hold the true one in 94 % or more.
 
-    Returns:
-        Median, lower and upper end; with fewer than five ratios the ends are the extremes,
-        which hold it less often.
+    With fewer than five ratios the ends are the extremes, which hold it less often.
 
     Source: the binomial distribution of how many of n draws fall below their median.
     """

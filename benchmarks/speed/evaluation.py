@@ -41,13 +41,7 @@ Rows = list[dict[str, Any]]
 
 
 def write_images(demo: Path, work: Path, total: int) -> None:
-    """Write what an evaluation reads, from the demo's own artifacts.
-
-    Args:
-        demo: folder of the finished demo.
-        work: receives the artifacts.
-        total: how many images there shall be.
-    """
+    """Write what an evaluation of `total` images reads, from the demo's own artifacts."""
     work.mkdir(parents=True, exist_ok=True)
     model_package.ARTIFACT.at(work).symlink_to(model_package.ARTIFACT.at(demo).resolve())
     images = PreparedImages(open_artifact(prepared.ARTIFACT.at(demo), prepared.ARTIFACT))
@@ -103,14 +97,7 @@ def write_images(demo: Path, work: Path, total: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate and print seconds and memory.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where the demo has not been run or the evaluation failed.
-    """
+    """Evaluate and print; 1 where the demo has not been run or the evaluation failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.evaluation")
     parser.add_argument("--quick", action="store_true", help="600 images, 100 samples")
     quick = parser.parse_args(argv).quick

@@ -20,15 +20,9 @@ ROWS, COLUMNS = 3056, 2544
 
 
 def compare(folder: Path, rounds: int, images: int) -> dict[str, float]:
-    """Send `images` images to both in each round.
+    """Send `images` images of 14.8 MiB to both in each round, onto the disk that `folder` is on.
 
-    Args:
-        folder: a new one on the disk that is measured.
-        rounds: how often.
-        images: of 14.8 MiB.
-
-    Returns:
-        `listener_over_orthanc`, median of the rounds, and MiB a second of both.
+    Gives `listener_over_orthanc`, the median of the rounds, and MiB a second of both.
     """
     rng = np.random.default_rng(0)
     ratios, speeds = [], []

@@ -49,14 +49,7 @@ def matrix_products(x: Tensor, y: Tensor, query: Tensor, a: Tensor, dh: Tensor, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met.
-    """
+    """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.loss")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 1 if parser.parse_args(argv).quick else 4

@@ -56,14 +56,7 @@ def rival_square(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met.
-    """
+    """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.prepare")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 5 if parser.parse_args(argv).quick else 25
@@ -104,16 +97,9 @@ def compare(
     paths: Sequence[Path],
     rounds: int,
 ) -> dict[str, float]:
-    """Time both on the same images in turn.
+    """Time both on the same images of one format in turn, after one round to warm up.
 
-    Args:
-        decoder: ours, with one worker.
-        baseline: the plain loop.
-        paths: images of one format.
-        rounds: how often each image is read by each, after one round to warm up.
-
-    Returns:
-        Milliseconds an image, CPU and wall, ratio of CPU times, differences in levels of 255.
+    Gives milliseconds an image, CPU and wall, ratio of CPU times, differences in levels of 255.
     """
     found = differences(decoder, baseline, paths)
     worker = _worker()

@@ -65,14 +65,7 @@ _Bars = dict[str, tuple[str, bool]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met; 1 without reports to take sentences from.
-    """
+    """Measure and print; 1 without reports to take sentences from."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pll")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--quick", action="store_true", help="fewer sentences and rounds")

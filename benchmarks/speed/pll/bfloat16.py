@@ -26,12 +26,7 @@ Floats = NDArray[np.float64]
 def speed(sentences: int, rounds: int) -> dict[str, float]:
     """Time minicons, ours in float32 and ours in bfloat16 on a BERT-base, interleaved.
 
-    Args:
-        sentences: distinct sentences.
-        rounds: rounds that are timed; one more warms up.
-
-    Returns:
-        Ratios, and the CPU seconds that preparing takes.
+    Gives ratios, and the CPU seconds that preparing takes.
     """
     exact, words, texts = random_bert(SIZES["base"]), tokenizer(), draw(sentences, seed=11)
     encodings, mask_id = encode_sentences(words, texts), int(words.mask_token_id)
@@ -64,16 +59,10 @@ def speed(sentences: int, rounds: int) -> dict[str, float]:
 def drift_of(
     model: BertForMaskedLM, words: BertTokenizer, texts: Sequence[str]
 ) -> dict[str, float]:
-    """Compare scores in bfloat16 with those in float32.
+    """Compare scores in bfloat16 with those in float32, which `model` is in.
 
-    Args:
-        model: in float32.
-        words: its tokenizer.
-        texts: the sentences.
-
-    Returns:
-        Largest and mean |dPLL|, nats; the same of log eta with the paper's a and k, capped; rank
-        correlation; and the standard deviation of the scores, nats.
+    Gives the largest and mean |dPLL|, nats; the same of log eta with the paper's a and k, capped;
+    rank correlation; and the standard deviation of the scores, nats.
     """
     encodings, mask_id = encode_sentences(words, texts, 512), int(words.mask_token_id)
 
@@ -96,16 +85,7 @@ def drift_of(
 
 
 def drift(random_sentences: int, trained: Path | None, sentences: int) -> dict[str, float]:
-    """Measure the drift of a BERT-base of random weights, and of a trained model.
-
-    Args:
-        random_sentences: sentences for the BERT-base.
-        trained: folder of a language model; None: it is left out.
-        sentences: sentences for it.
-
-    Returns:
-        Figures by model.
-    """
+    """Measure the drift of a BERT-base of random weights, and of a trained model in a folder."""
     words = tokenizer()
     cases = {"base": (random_bert(SIZES["base"]), words, random_sentences)}
     if trained is not None:

@@ -20,16 +20,9 @@ ENGINES: tuple[EngineName, ...] = ("onnxruntime", "plain")
 
 
 def reference(model: BertForMaskedLM, words: BertTokenizer, text: str, variant: Variant) -> float:
-    """Mask the pieces of one sentence in turn and add up float64 log-probabilities.
+    """Mask the pieces of one sentence in turn and add up float64 log-probabilities, nats.
 
-    Args:
-        model: the model, in float64.
-        words: its tokenizer; a piece that goes on with a word starts with "##".
-        text: the sentence.
-        variant: what is masked besides the piece that is scored.
-
-    Returns:
-        The sum, nats.
+    A piece that goes on with a word starts with "##"; `variant` says what else is masked.
     """
     pieces = words.tokenize(text)
     ids = words.convert_tokens_to_ids(pieces)
@@ -50,12 +43,7 @@ def reference(model: BertForMaskedLM, words: BertTokenizer, text: str, variant: 
 def against_float64(size: str, sentences: int) -> dict[str, float]:
     """Compare every engine with the loop, both variants, where words are several pieces.
 
-    Args:
-        size: name of a size of model.
-        sentences: distinct sentences.
-
-    Returns:
-        "variant, engine" -> largest difference, nats; and the scores' standard deviation.
+    Gives "variant, engine" -> largest difference, nats; and the scores' standard deviation.
     """
     words, texts = tokenizer(SHORT_PIECES), draw(sentences, seed=21)
     model = random_bert(SIZES[size], len(words))
@@ -73,14 +61,7 @@ def against_float64(size: str, sentences: int) -> dict[str, float]:
 
 
 def invariance(sentences: int) -> dict[str, float]:
-    """Score the same sentences in other company.
-
-    Args:
-        sentences: distinct sentences.
-
-    Returns:
-        What was changed -> largest difference from the first scores, nats.
-    """
+    """Score the same sentences in other company: what was changed -> largest difference, nats."""
     model, words, texts = random_bert(SIZES["small"]), tokenizer(), draw(sentences, seed=31)
 
     def score(some: Sequence[str], budget: int = 0) -> torch.Tensor:

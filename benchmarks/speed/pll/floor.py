@@ -18,14 +18,9 @@ ROWS = 512
 
 
 def operations(config: BertConfig, pieces: int) -> float:
-    """Count the multiplications and additions of matrix products for one sentence.
+    """Count the floating point operations of the matrix products for one sentence.
 
-    Args:
-        config: sizes of the model.
-        pieces: word pieces that are scored; the input has two more.
-
-    Returns:
-        Floating point operations.
+    The input has two pieces more than are scored.
     """
     d, f, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     n, length, layers = pieces, pieces + 2, config.num_hidden_layers
@@ -39,13 +34,9 @@ def operations(config: BertConfig, pieces: int) -> float:
 
 
 def kernels(width: int) -> dict[str, Callable[[], float]]:
-    """Make the matrix products whose rate bounds everyone.
+    """Make the matrix products whose rate bounds everyone, at the model's width.
 
-    Args:
-        width: of the model.
-
-    Returns:
-        Name -> a function that multiplies for about 20 ms and returns operations per CPU second.
+    Each multiplies for about 20 ms and returns operations per CPU second.
     """
     rates: dict[str, Callable[[], float]] = {}
     for inputs, outputs in ((width, width), (width, 4 * width), (4 * width, width)):
@@ -62,27 +53,12 @@ def kernels(width: int) -> dict[str, Callable[[], float]]:
 
 
 def best_rate(measured: dict[str, list[float]]) -> float:
-    """Take the fastest kernel by its best round: a floor must not be lifted by a busy machine.
-
-    Args:
-        measured: kernel -> operations per second, round by round.
-
-    Returns:
-        Operations per second.
-    """
+    """Take the fastest kernel by its best round: a floor must not be lifted by a busy machine."""
     return max(map(max, measured.values()))
 
 
 def total(config: BertConfig, pieces: Iterable[int]) -> float:
-    """Count the operations of a set of sentences.
-
-    Args:
-        config: sizes of the model.
-        pieces: scored word pieces of each sentence.
-
-    Returns:
-        Floating point operations.
-    """
+    """Count the operations of a set of sentences by their scored word pieces."""
     return sum(operations(config, n) for n in pieces)
 
 

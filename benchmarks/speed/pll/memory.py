@@ -24,29 +24,14 @@ _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_of(size: str, longest: int) -> dict[str, float] | None:
-    """Measure in a fresh process.
-
-    Args:
-        size: name of a size of model.
-        longest: word pieces of the longest sentence.
-
-    Returns:
-        `model`, `engine` and `peak`, MB; None where the system cannot tell.
-    """
+    """Measure `model`, `engine` and `peak` in a fresh process, MB; None where nothing can tell."""
     command = [sys.executable, "-m", "benchmarks.speed.pll.memory", size, str(longest)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout)) if done.stdout.strip() else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score a few usual sentences and one long one, and print the memory they took.
-
-    Args:
-        argv: size and longest sentence; None: those of the process.
-
-    Returns:
-        0.
-    """
+    """Score a few usual sentences and one long one, and print the memory they took."""
     size, longest = (sys.argv[1:] if argv is None else argv)[:2]
     torch.set_num_threads(1)
     if not _REFS.exists():

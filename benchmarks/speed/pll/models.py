@@ -35,15 +35,9 @@ SIZES = {"base": Size(768, 12, 12), "small": Size(256, 4, 4)}
 
 
 def random_bert(size: Size, vocabulary: int = VOCABULARY) -> BertForMaskedLM:
-    """Make a BERT whose states keep their scale from layer to layer.
+    """Make a BERT whose states keep their scale from layer to layer, the same every time.
 
-    Args:
-        size: its sizes.
-        vocabulary: word pieces.
-
-    Returns:
-        The same weights every time, in eval mode: matrices drawn with variance 2 / inputs,
-        so that log-probabilities are nats apart.
+    Matrices are drawn with variance 2 / inputs, so that log-probabilities are nats apart.
     """
     config = BertConfig(
         vocab_size=vocabulary,
@@ -65,11 +59,7 @@ def random_bert(size: Size, vocabulary: int = VOCABULARY) -> BertForMaskedLM:
 
 @cache
 def corpus() -> tuple[str, ...]:
-    """Split the Open-i reports of `TEST_DATA` into sentences.
-
-    Returns:
-        All that are kept, repeats included, in order.
-    """
+    """Split the Open-i reports of `TEST_DATA` into sentences, repeats included."""
     path = Path(os.environ["TEST_DATA"]) / "openi" / "reports.jsonl"
     settings, found = SentencesConfig(), []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -89,27 +79,12 @@ def has_data() -> bool:
 
 @cache
 def tokenizer(vocabulary: int = VOCABULARY) -> BertTokenizer:
-    """Learn word pieces from the corpus.
-
-    Args:
-        vocabulary: most word pieces.
-
-    Returns:
-        The tokenizer.
-    """
+    """Learn word pieces from the corpus."""
     return train_tokenizer(corpus(), vocabulary, LONGEST)
 
 
 def draw(count: int, seed: int) -> list[str]:
-    """Draw distinct sentences.
-
-    Args:
-        count: how many.
-        seed: of the draw.
-
-    Returns:
-        The sentences, no two with the same word pieces.
-    """
+    """Draw sentences, no two with the same word pieces."""
     by_pieces = {
         item.ids: text
         for text, item in zip(
@@ -120,29 +95,16 @@ def draw(count: int, seed: int) -> list[str]:
 
 
 def with_repeats(distinct: Sequence[str], seed: int) -> list[str]:
-    """Repeat sentences until 60 % of the rows are repeats, each as often as the next.
-
-    Args:
-        distinct: sentences; an even number of them.
-        seed: of the order.
-
-    Returns:
-        The rows, shuffled.
-    """
+    """Repeat an even number of sentences, shuffled: 60 % of the rows are repeats, evenly spread."""
     rows = [*distinct, *distinct, *distinct[::2]]
     random.Random(seed).shuffle(rows)
     return rows
 
 
 def long_encoding(pieces: int, asked: int | None = None) -> Encoding:
-    """Put sentences of the corpus one after the other until they are long enough.
+    """Put sentences of the corpus one after the other: one input of `pieces` + 2 word pieces.
 
-    Args:
-        pieces: word pieces, the tokenizer's own left out.
-        asked: how many of the first pieces are scored; None: all.
-
-    Returns:
-        One input of `pieces` + 2 word pieces.
+    The first `asked` pieces are scored; None: all.
     """
     text = " ".join(corpus()[:400])
     (whole,) = encode_sentences(tokenizer(), [text], pieces + 2)

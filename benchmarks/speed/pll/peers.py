@@ -25,26 +25,13 @@ _SPLIT = 2000  # word pieces in one forward pass
 
 
 class Minicons:
-    """minicons 0.3.39 with the sum as its reduction.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer.
-    """
+    """minicons 0.3.39 with the sum as its reduction."""
 
     def __init__(self, model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
         self._scorer = MaskedLMScorer(model, "cpu", tokenizer=_Callable(tokenizer))
 
     def score(self, texts: Sequence[str], batch: int) -> Floats:
-        """Score sentences.
-
-        Args:
-            texts: the sentences.
-            batch: sentences in one forward pass.
-
-        Returns:
-            One sum per sentence, nats.
-        """
+        """Score sentences, `batch` in one forward pass; nats."""
         scores: list[float] = []
         for start in range(0, len(texts), batch):
             part = list(texts[start : start + batch])
@@ -68,15 +55,7 @@ class _Callable:
 
 
 def masked_row_head(model: BertForMaskedLM, encodings: Sequence[Encoding], mask_id: int) -> Floats:
-    """Score as mlm-scoring does.
-
-    Args:
-        model: the model.
-        encodings: the sentences.
-        mask_id: id of the mask token.
-
-    Returns:
-        One sum per sentence, nats.
+    """Score as mlm-scoring does, nats.
 
     Source: Salazar et al. 2020; github.com/awslabs/mlm-scoring, `MLMScorerPT`.
     """

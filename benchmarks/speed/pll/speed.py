@@ -33,15 +33,7 @@ class Rounds:
     prepare_s: float
 
     def ratio(self, baseline: str, ours: str = OURS) -> float:
-        """Divide medians.
-
-        Args:
-            baseline: the slower one, it is hoped.
-            ours: the other.
-
-        Returns:
-            How many times the rival's CPU time ours goes into.
-        """
+        """Divide medians: how many times the baseline's CPU time ours goes into."""
         return median(self.seconds[baseline]) / median(self.seconds[ours])
 
     @property
@@ -56,17 +48,10 @@ class Rounds:
 
 
 def compare(size: str, sentences: int, rounds: int, *, repeats: bool, peers: bool) -> Rounds:
-    """Time all on the same rows.
+    """Time all on the same rows, after one round to warm up.
 
-    Args:
-        size: name of a size of model.
-        sentences: distinct sentences.
-        rounds: rounds that are timed; one more warms up.
-        repeats: whether 60 % of the rows are repeats.
-        peers: whether the slower variants run too: minicons in batches, our plain engine.
-
-    Returns:
-        The times and the floor.
+    `repeats`: 60 % of the rows are repeats. `peers`: the slower variants run too, minicons in
+    batches and our plain engine.
     """
     model, words = random_bert(SIZES[size]), tokenizer()
     distinct = draw(sentences, seed=11)
@@ -123,12 +108,7 @@ def _interleave(
 
 
 def show(title: str, rounds: Rounds) -> None:
-    """Print the times as a table.
-
-    Args:
-        title: what was scored.
-        rounds: the times.
-    """
+    """Print the times as a table."""
     print(title)
     for name, seconds in rounds.seconds.items():
         print(

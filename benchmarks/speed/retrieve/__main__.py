@@ -54,14 +54,7 @@ _FILTERS = Filters(splits=frozenset({"test"}), findings=frozenset({"Pneumonia"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where the demo has not been run.
-    """
+    """Measure and print; 1 where the demo has not been run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieve")
     parser.add_argument("--quick", action="store_true", help="fewer images and questions")
     parser.add_argument("--made-up", type=int, help="images of the made-up index")

@@ -18,15 +18,9 @@ from medclip_dcl.retrieval.settings import RetrievalConfig
 def compare_engine(
     index: RetrievalIndex, vectors: Sequence[Tensor], filters: Filters
 ) -> dict[str, float]:
-    """Fill an engine with the vectors of an index and ask both.
+    """Fill an engine with the vectors of an index in memory and ask both, half the time filtered.
 
-    Args:
-        index: the index, in memory.
-        vectors: what is asked with.
-        filters: of every second question.
-
-    Returns:
-        Seconds of filling, share of questions with equal ids and scores, times of a query.
+    Gives seconds of filling, share of questions with equal ids and scores, times of a query.
     """
     with tempfile.TemporaryDirectory() as folder, milvus_server(Path(folder)) as uri:
         retrieval = RetrievalConfig(uri=uri, timeout_s=60)

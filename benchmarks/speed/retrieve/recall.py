@@ -50,15 +50,7 @@ class Curve:
 
 
 def image_curve(index: RetrievalIndex, sentences: Tensor) -> Curve:
-    """Ask for images by sentences, every image scored.
-
-    Args:
-        index: the index.
-        sentences: unit vectors (queries, dim).
-
-    Returns:
-        The curve.
-    """
+    """Ask for images by sentences, unit vectors (queries, dim), every image scored."""
     parts = []
     for first in range(0, len(index.regions), _IMAGES_AT_ONCE):
         rows = np.arange(first, min(first + _IMAGES_AT_ONCE, len(index.regions)))
@@ -71,15 +63,7 @@ def image_curve(index: RetrievalIndex, sentences: Tensor) -> Curve:
 
 
 def text_curve(index: RetrievalIndex, regions: Tensor) -> Curve:
-    """Ask for sentences by images, every sentence scored.
-
-    Args:
-        index: the index.
-        regions: unit vectors (queries, rows, columns, dim).
-
-    Returns:
-        The curve.
-    """
+    """Ask for sentences by images, unit vectors (queries, rows, columns, dim), every one scored."""
     sentences = torch.from_numpy(index.sentences.whole())
     exact = image_sentence_scores(regions.flatten(1, 2), sentences, index.similarity).T.numpy()
     asked = index.sketch.of_images(regions.flatten(1, 2), index.similarity)

@@ -21,13 +21,7 @@ def recall_by_storage(
 ) -> dict[str, tuple[float, float]]:
     """Re-rank the candidates of each sentence by regions that are stored in another way.
 
-    Args:
-        index: the index, in float16.
-        sentences: unit vectors (queries, dim).
-        candidates: candidates that are re-ranked.
-
-    Returns:
-        Way -> bytes of a region, and recall@10 against the exhaustive search in float16.
+    Gives way -> bytes of a region, and recall@10 against the exhaustive search in float16.
     """
     every = max(1, len(index.regions) // _SAMPLE)
     sample = _regions(index, np.arange(0, len(index.regions), every)).flatten(0, 1)

@@ -76,16 +76,7 @@ class MadeUpEncoder:
 
 
 def build(folder: Path, images: int, encoder: MadeUpEncoder) -> Artifact:
-    """Commit an index of made-up images.
-
-    Args:
-        folder: the index's folder; one of the same config is taken as it is.
-        images: number of images.
-        encoder: makes them up.
-
-    Returns:
-        The index.
-    """
+    """Commit an index of made-up images; one of the same config is taken as it is."""
     ids = [f"image-{row:07d}" for row in range(images)]
     splits = ("train", "train", "train", "train", "validate", "test")
     rows: list[dict[str, Any]] = [

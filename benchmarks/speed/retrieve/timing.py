@@ -10,14 +10,9 @@ Times = dict[str, list[tuple[float, float]]]
 
 
 def interleaved(baselines: Mapping[str, Callable[[int], object]], rounds: int) -> Times:
-    """Time rivals in turn, after two rounds to warm up.
+    """Time rivals in turn, after two rounds to warm up: name -> CPU and wall seconds of each round.
 
-    Args:
-        baselines: name -> what is called with the number of the round.
-        rounds: how often.
-
-    Returns:
-        Name -> CPU and wall seconds of each round.
+    Each is called with the number of the round.
     """
     times: Times = {name: [] for name in baselines}
     for round_ in range(-2, rounds):

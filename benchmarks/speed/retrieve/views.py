@@ -65,15 +65,7 @@ def build(
 ) -> Path:
     """Embed views of all images of a config, and its sentences, and commit the index.
 
-    Args:
-        folder: receives the index; one of the same config that it holds is taken as it is.
-        work: folder of the config, with its images and sentences.
-        predictor: the trained model.
-        views: views of each image.
-        settings: of the index.
-
-    Returns:
-        The index's folder.
+    `work` is the config's folder. An index of the same config in `folder` is taken as it is.
     """
     similarity = predictor.config.model.similarity
     fingerprint = make_fingerprint(
@@ -108,14 +100,7 @@ def build(
 
 
 def questions(sentences: int) -> list[str]:
-    """Give sentences of patients that the index does not hold.
-
-    Args:
-        sentences: how many, all different.
-
-    Returns:
-        Their texts.
-    """
+    """Give different sentences of patients that the index does not hold."""
     found: dict[str, None] = {}
     for patient in _patients():
         for study in patient.studies:
@@ -126,15 +111,7 @@ def questions(sentences: int) -> list[str]:
 
 
 def asking_images(predictor: Predictor, images: int) -> npt.NDArray[np.uint8]:
-    """Draw images of patients that the index does not hold.
-
-    Args:
-        predictor: the model that will see them.
-        images: how many.
-
-    Returns:
-        (images, size, size).
-    """
+    """Draw images (images, size, size) of patients that the index does not hold."""
     plans: list[Item] = []
     for patient in _patients():
         plans += [item for item in patient.items() if item.image.is_frontal]

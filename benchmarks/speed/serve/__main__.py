@@ -66,14 +66,7 @@ BARS: dict[str, Bar] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met.
-    """
+    """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--quick", action="store_true", help="fewer rounds")

@@ -27,11 +27,7 @@ from medclip_dcl.models.image_encoder import to_input
 
 
 def main() -> int:
-    """Answer until standard input ends.
-
-    Returns:
-        The exit code, 0.
-    """
+    """Answer until standard input ends."""
     torch.set_num_threads(1)
     predictor = load(Path(sys.argv[1]), "cpu", *sys.argv[2:])
     print(json.dumps({"ready": True}), flush=True)
@@ -49,15 +45,7 @@ def main() -> int:
 
 
 def forward(predictor: Predictor, images: int) -> Callable[[], object]:
-    """Make a forward pass over ready tensors.
-
-    Args:
-        predictor: the model.
-        images: images in it.
-
-    Returns:
-        The forward pass.
-    """
+    """Make a forward pass over ready tensors."""
     size = predictor.config.images.size_px
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size)).astype(np.uint8)
     ready = to_input(pixels, predictor.config.model.image.input_px)

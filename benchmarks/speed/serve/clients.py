@@ -43,15 +43,7 @@ class Answered:
 
 
 def form_request(path: str, image: bytes) -> bytes:
-    """Write a POST of an image.
-
-    Args:
-        path: of the route.
-        image: bytes of the image.
-
-    Returns:
-        The request as it goes over the wire.
-    """
+    """Write a POST of an image to a route, as it goes over the wire."""
     body = (
         f"--{_BOUNDARY}\r\n"
         'Content-Disposition: form-data; name="image"; filename="image"\r\n'
@@ -67,14 +59,7 @@ def form_request(path: str, image: bytes) -> bytes:
 
 
 def get_request(path: str) -> bytes:
-    """Write a GET.
-
-    Args:
-        path: of the route.
-
-    Returns:
-        The request as it goes over the wire.
-    """
+    """Write a GET of a route, as it goes over the wire."""
     return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
 

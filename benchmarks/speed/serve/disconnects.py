@@ -11,11 +11,7 @@ import time
 
 
 def main() -> int:
-    """Send and leave, again and again.
-
-    Returns:
-        The exit code, 0.
-    """
+    """Send and leave, again and again."""
     host, port, clients, between_s = sys.argv[1:]
     request = sys.stdin.buffer.read()
     for _ in range(int(clients)):

@@ -18,13 +18,8 @@ BFLOAT16: Engine = ("openvino", "bfloat16")
 def over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]:
     """Measure the service in float32 and in bfloat16, and the bare model in PyTorch, in turn.
 
-    Args:
-        folder: holds the model as `model`.
-        rounds: how often each is measured.
-        images: answers in one measurement of a server; a multiple of 16.
-
-    Returns:
-        Ratios of medians over rounds, and the CPU milliseconds that they are made of.
+    `folder` holds `model`; `images`, a multiple of 16, are answered in one measurement. Gives
+    ratios of medians over rounds, and the CPU milliseconds that they are made of.
     """
     small = form_request("/classify", _jpeg())
     times: dict[str, list[float]] = {}
@@ -48,16 +43,9 @@ def over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]:
 
 
 def over_rivals(folder: Path, rounds: int, images: int) -> dict[str, float]:
-    """Measure the service and LitServe with the same engine and with PyTorch, in turn.
+    """Measure the service and LitServe with the same engine and with PyTorch, as `over_bare` does.
 
-    Args:
-        folder: holds the model as `model`.
-        rounds: how often each is measured.
-        images: answers in one measurement of a server; a multiple of 16.
-
-    Returns:
-        Ratios of medians over rounds; of a full-size DICOM also that over decoding and the
-        engine's bare forward pass.
+    Of a full-size DICOM also over decoding and the engine's bare forward pass.
     """
     small = form_request("/classify", _jpeg())
     path = folder / "image.dcm"

@@ -41,16 +41,10 @@ _REST_S = 22.0
 def overload(
     folder: Path, seconds: float, *, rests: bool, is_rude: bool = False
 ) -> dict[str, float]:
-    """Ask four times what a service can answer, at a fixed rate.
+    """Ask four times what a service can answer, at a fixed rate; `folder` holds `model`.
 
-    Args:
-        folder: holds the model as `model`.
-        seconds: for how long.
-        rests: whether memory is compared between rests before and after.
-        is_rude: whether others send slowly or leave meanwhile.
-
-    Returns:
-        Figures.
+    `rests`: memory is compared between rests before and after; `is_rude`: others send slowly or
+    leave meanwhile.
     """
     settings = _RUDE if is_rude else {}
     with served(folder, **settings) as service:
@@ -63,12 +57,7 @@ def overload(
 def bad_manners(folder: Path, share: float) -> dict[str, float]:
     """Let some send slowly and others leave, while one client asks as it should.
 
-    Args:
-        folder: holds the model as `model`.
-        share: of the full counts: 300 slow senders, 1,000 that leave.
-
-    Returns:
-        Figures.
+    `share` is of the full counts: 300 slow senders, 1,000 that leave.
     """
     with served(folder, **_RUDE) as service:
         target = target_of(service, form_request("/classify", _image()))
@@ -242,14 +231,7 @@ async def _until_closed(reader: asyncio.StreamReader, patience_s: float) -> bool
 
 
 def figures_of(service: Service) -> Mapping[str, float]:
-    """Read the service's Prometheus metrics.
-
-    Args:
-        service: a running one.
-
-    Returns:
-        Name with labels -> value.
-    """
+    """Read a running service's Prometheus metrics: name with labels -> value."""
     with urllib.request.urlopen(f"{service.url}metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}

@@ -10,28 +10,13 @@ DEMO = Path("configs/demo.yaml")
 
 
 def publish_paper_size(folder: Path, kind: str = "resnet18") -> Path:
-    """Publish a ResNet at 480 px with a grid of 15 x 15; ResNet-18 is the model of the paper.
-
-    Args:
-        folder: gets a folder `model`.
-        kind: size, as `model.image.kind` names it.
-
-    Returns:
-        The folder.
-    """
+    """Publish a ResNet at 480 px with a grid of 15 x 15; ResNet-18 is the model of the paper."""
     config = {"work": "unused", "model": {"image": {"kind": kind}}}
     publish(ARTIFACT.at(folder), config=Config.model_validate(config))
     return folder
 
 
 def publish_demo_size(folder: Path) -> Path:
-    """Publish a model of the demo's size.
-
-    Args:
-        folder: gets a folder `model`.
-
-    Returns:
-        The folder.
-    """
+    """Publish a model of the demo's size."""
     publish(ARTIFACT.at(folder), config=load_config(DEMO))
     return folder

@@ -45,14 +45,7 @@ def one_core() -> Iterator[None]:
 
 
 def cpu_s(service: Process) -> float:
-    """Sum the CPU time of a process and its descendants.
-
-    Args:
-        service: the process.
-
-    Returns:
-        Seconds since each of them began.
-    """
+    """Sum the CPU seconds of a process and its descendants since each of them began."""
     first = psutil.Process(service.pid)
     return sum(_own_cpu_s(item) for item in (first, *first.children(recursive=True)))
 
@@ -81,15 +74,9 @@ class Bare:
         self._told()
 
     def ask(self, what: str, subject: object, times: int) -> dict[str, float]:
-        """Measure.
+        """Measure `forward`, `forward_in_thread` or `decode`: medians of `cpu_ms` and `wall_ms`.
 
-        Args:
-            what: `forward`, `forward_in_thread` or `decode`.
-            subject: images in a forward pass, or the file of an image.
-            times: how often; the median counts.
-
-        Returns:
-            `cpu_ms` and `wall_ms` an image.
+        `subject` is the images in a forward pass, or the file of an image.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what} {subject} {times}\n")
@@ -187,14 +174,7 @@ def target_of(service: Service, request: bytes) -> Target:
 
 
 def wait_for(url: str) -> None:
-    """Wait until a URL answers 200.
-
-    Args:
-        url: of a health check.
-
-    Raises:
-        TimeoutError: it did not.
-    """
+    """Wait until a URL answers 200; TimeoutError where it does not."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:

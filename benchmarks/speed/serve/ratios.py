@@ -37,13 +37,8 @@ class Load:
 def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
     """Measure a model bare, behind the service and behind LitServe, in turn.
 
-    Args:
-        folder: holds the model as `model`.
-        rounds: how often each is measured.
-        images: answers in one measurement of a server; a multiple of 16.
-
-    Returns:
-        Ratios of medians over rounds, and what they are made of.
+    `folder` holds `model`; `images`, a multiple of 16, are answered in one measurement. Gives
+    ratios of medians over rounds, and what they are made of.
     """
     pixels = random_images(1, size_px=512, seed=1)[0]
     small = form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
@@ -74,14 +69,7 @@ def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
 
 
 def layouts(model: Path) -> dict[str, float]:
-    """Measure forward passes of eight by allocator and thread, in turn.
-
-    Args:
-        model: folder of the model.
-
-    Returns:
-        CPU milliseconds an image, medians over rounds.
-    """
+    """Measure forward passes of eight by allocator and thread, in turn: median CPU ms an image."""
     times: dict[str, list[float]] = {}
     with bare(model) as kept, bare(model, {}) as default:
         for _ in range(3):
@@ -97,17 +85,7 @@ def layouts(model: Path) -> dict[str, float]:
 def load(target: Target, server: Process, clients: int, images: int) -> Load:
     """Ask a server and take the times between two marks, while all clients were asking.
 
-    Args:
-        target: what is asked.
-        server: the server's first process.
-        clients: how many ask at once.
-        images: answers between the marks.
-
-    Returns:
-        What was measured.
-
-    Raises:
-        RuntimeError: an answer was not 200.
+    `server` is its first process. RuntimeError where an answer was not 200.
     """
     marks: dict[int, tuple[float, float]] = {}
 

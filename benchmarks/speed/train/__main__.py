@@ -76,14 +76,7 @@ FULL = Tier(320, 8, 3, 3, 60, 60, 5)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met.
-    """
+    """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
     parser.add_argument("--against", type=Path, help="checkout of an earlier state")

@@ -49,15 +49,7 @@ class TrainFixture:
 
 
 class Watched(ContrastiveObjective):
-    """An objective that looks at something whenever a step asks for its loss.
-
-    Args:
-        fixture: what is trained.
-        look: what to look at.
-
-    Attributes:
-        seen: what it gave, one entry a step.
-    """
+    """An objective that calls `look` whenever a step asks for its loss; `seen` has what it gave."""
 
     def __init__(self, fixture: TrainFixture, look: Callable[[], Seen]) -> None:
         super().__init__(fixture.config.objective, fixture.config.seed)
@@ -75,16 +67,10 @@ class Watched(ContrastiveObjective):
 def make_fixture(
     work: Path, batch: int, input_px: int, text: BertConfig | None = None
 ) -> TrainFixture:
-    """Put the trainer's parts together.
+    """Put the trainer's parts together: ResNet-18, defaults, one thread, a line of the log a step.
 
-    Args:
-        work: a folder of `benchmarks.fixtures.corpus.write_corpus`.
-        batch: pairs in a step.
-        input_px: height and width of the crops, pixels.
-        text: sizes of the text encoder; None: those of the corpus's own language model.
-
-    Returns:
-        ResNet-18, the config's defaults, one thread of torch, a line in the log every step.
+    `work` is of `benchmarks.fixtures.corpus.write_corpus`. Without sizes of a text encoder it is
+    the corpus's own language model.
     """
     config = Config.model_validate(
         {
@@ -119,17 +105,7 @@ def make_fixture(
 def run_loop(
     fixture: TrainFixture, folder: Path, steps: int, look: Callable[[], Seen]
 ) -> list[Seen]:
-    """Train by the trainer's own loop.
-
-    Args:
-        fixture: what is trained.
-        folder: empty; receives the log and the last checkpoint.
-        steps: steps to do.
-        look: called when a step asks for its loss.
-
-    Returns:
-        What it gave at each step.
-    """
+    """Train by the trainer's own loop into an empty folder; give what `look` gave at each step."""
     config = fixture.config.model_copy(
         update={"train": fixture.config.train.model_copy(update={"steps": steps})}
     )

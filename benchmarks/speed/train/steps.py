@@ -61,16 +61,9 @@ class BareStep:
 
 
 def compare(scene: TrainFixture, folder: Path, rounds: int, steps: int) -> dict[str, float]:
-    """Time the loop and the bare step in turn.
+    """Time the loop and the bare step in turn; steps before and after a turn are not counted.
 
-    Args:
-        scene: what is trained.
-        folder: receives logs and checkpoints.
-        rounds: turns of each.
-        steps: steps in a turn; those before and after them are not counted.
-
-    Returns:
-        Images/s of both by wall time, and how they stand, medians over the turns.
+    Gives images/s of both by wall time, and how they stand, medians over the turns.
     """
     bare = BareStep(scene)
     ratios: list[Clock] = []
@@ -97,15 +90,7 @@ def compare(scene: TrainFixture, folder: Path, rounds: int, steps: int) -> dict[
 
 
 def reduced(scene: TrainFixture, rounds: int) -> dict[str, float]:
-    """Time bare steps in float32 and in bfloat16 in turn, by CPU time.
-
-    Args:
-        scene: what is trained.
-        rounds: steps of each, after one that is not counted.
-
-    Returns:
-        Their ratio and their seconds, medians.
-    """
+    """Time bare steps in float32 and bfloat16 in turn, after one: median CPU seconds and ratio."""
     plain, half = BareStep(scene), BareStep(scene, reduced=True)
     spent: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
@@ -125,12 +110,7 @@ def reduced(scene: TrainFixture, rounds: int) -> dict[str, float]:
 def loader_alone(scene: TrainFixture, rounds: int) -> dict[str, float]:
     """Read, crop and augment batches in one thread, without a model.
 
-    Args:
-        scene: whose batches.
-        rounds: batches.
-
-    Returns:
-        Images/s of a core by CPU time, medians; and microseconds an image of each half.
+    Gives images/s of a core by CPU time, medians; and microseconds an image of each half.
     """
     reads: list[float] = []
     changes: list[float] = []
@@ -153,14 +133,8 @@ def loader_alone(scene: TrainFixture, rounds: int) -> dict[str, float]:
 def memory(scene: TrainFixture, folder: Path, steps: int) -> dict[str, float]:
     """Follow this process's memory through a run.
 
-    Args:
-        scene: what is trained.
-        folder: receives log and checkpoint.
-        steps: steps of the run.
-
-    Returns:
-        Slope of the resident memory over the steps after the first ten, a least-squares line,
-        and its largest value, megabytes.
+    Gives the least-squares slope of the resident memory after the first ten steps, and its largest
+    value, megabytes.
     """
     process = psutil.Process()
     seen = _quietly(lambda: run_loop(scene, folder, steps, lambda: process.memory_info().rss / 1e6))
