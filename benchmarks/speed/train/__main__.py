@@ -1,7 +1,6 @@
 """The training loop against its own bare step; the loader alone; memory over many steps.
 
     python -m benchmarks.train [--quick]
-    python -m benchmarks.train --against FOLDER [--work FOLDER] [--quick]
 
 Loop and bare step take turns in one process with one thread: ResNet-18 and a small BERT,
 512 px images, 480 px crops. The loop reads, augments, steps and writes a line of the log every
@@ -10,9 +9,7 @@ asks for a machine that does nothing else, and by CPU time, all threads counted,
 The bare step of ResNet-18 and BERT-base is timed in float32 and in bfloat16. Memory is that of
 both at batch 4.
 
-`--against` names a checkout of an earlier state of this repository and measures nothing else:
-both train the demo's model on `--work`'s artifacts in turn, some dozen steps each, one thread,
-in processes of their own.
+`make bench-compare` holds it against another commit's.
 """
 
 import argparse
@@ -28,7 +25,6 @@ from transformers import BertConfig
 from benchmarks.fixtures.corpus import write_corpus
 from benchmarks.record import finish
 from benchmarks.speed.train import steps
-from benchmarks.speed.train.checkouts import compare_checkouts
 from benchmarks.speed.train.fixtures import make_fixture
 
 PREPARED_PX, INPUT_PX = 512, 480
@@ -67,32 +63,20 @@ class Tier(NamedTuple):
     loaded: int
     """Batches of the loader alone."""
     memory_steps: int
-    turns: int
-    """Turns of two checkouts."""
 
 
-QUICK = Tier(120, 4, 1, 2, 20, 24, 2)
-FULL = Tier(320, 8, 3, 3, 60, 60, 5)
+QUICK = Tier(120, 4, 1, 2, 20, 24)
+FULL = Tier(320, 8, 3, 3, 60, 60)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller rounds")
-    parser.add_argument("--against", type=Path, help="checkout of an earlier state")
-    parser.add_argument("--work", type=Path, default=Path("runs/demo"), help="artifacts of a demo")
-    arguments = parser.parse_args(argv)
-    tier = QUICK if arguments.quick else FULL
+    tier = QUICK if parser.parse_args(argv).quick else FULL
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        if arguments.against is not None:
-            bars: Bars = {}
-            figures = compare_checkouts(arguments.against, arguments.work, Path(name), tier.turns)
-            for figure, value in figures.items():
-                print(f"{figure:30} {value:10.3f}")
-        else:
-            figures, bars = _measure(tier, Path(name))
-    return finish("train", figures, bars)
+        return finish("train", *_measure(tier, Path(name)))
 
 
 def _measure(tier: Tier, folder: Path) -> tuple[dict[str, float], Bars]:
