@@ -47,16 +47,10 @@ def finish(
     bars: Mapping[str, tuple[str, bool]],
     commits: str | None = None,
 ) -> int:
-    """Print a benchmark's last line.
+    """Print a benchmark's last line; 0: a missed bar is a figure like any other.
 
-    Args:
-        name: the benchmark's name.
-        figures: what was measured.
-        bars: figure -> the bar as people read it, such as ">= 2.5", and whether it is met.
-        commits: those that were measured, where a run took several sessions.
-
-    Returns:
-        The exit code, 0: a missed bar is a figure like any other.
+    A bar is written as people read it, such as ">= 2.5". `commits` are those that were measured,
+    where a run took several sessions.
     """
     line = {
         "benchmark": name,

@@ -62,10 +62,8 @@ def sample(
     """Draw mutants in turn from each module, and within it from each kind of operator.
 
     The order is a hash of seed and text: a change elsewhere in a module moves few of them. A place
-    is mutated once. Mutants of `without` are left out.
-
-    Returns:
-        At most `count` mutants, and how many there are to draw from.
+    is mutated once. Mutants of `without` are left out. Gives at most `count`, and how many there
+    are to draw from.
     """
     seen = {mutant.identity for mutant in without}
     sources = {name: (root / name).read_text(encoding="utf-8") for name in modules}

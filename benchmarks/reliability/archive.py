@@ -48,15 +48,7 @@ _CHECK_ALONE = _GATE | {"same_pixels", "two_splits", "boxed_training"}
 
 
 def run(job: str, config_file: Path) -> tuple[int, float, float]:
-    """Run a job in a process of its own.
-
-    Args:
-        job: its name.
-        config_file: the recipe.
-
-    Returns:
-        Exit code, wall seconds, CPU seconds of it and its workers.
-    """
+    """Run a job in a process: exit code, wall seconds, CPU seconds of it and its workers."""
     command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(config_file)]
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     quiet = subprocess.DEVNULL
@@ -67,15 +59,7 @@ def run(job: str, config_file: Path) -> tuple[int, float, float]:
 
 
 def write_config(work: Path, tier: str) -> Path:
-    """Write the config of the archive.
-
-    Args:
-        work: its folder.
-        tier: quick or full.
-
-    Returns:
-        The file.
-    """
+    """Write the config of the archive."""
     generate = {
         "patients": PATIENTS[tier],
         "coverage_images": 0,
@@ -90,15 +74,10 @@ def write_config(work: Path, tier: str) -> Path:
 
 
 def expected_rejects(planted: Sequence[Planted], images: Sequence[dict[str, str]]) -> Named:
-    """Say what the manifest must leave out.
+    """Give reason and id of what the manifest must leave out.
 
-    Args:
-        planted: the fault list.
-        images: the tree's table of images.
-
-    Returns:
-        Reason and id: what was planted, every lateral image that was drawn, and the images of
-        studies whose report is spoilt.
+    That is what was planted, every lateral image that was drawn, and the images of studies whose
+    report is spoilt.
     """
     named = {(item.code, item.id) for item in planted if item.code not in _CHECK_ALONE}
     named |= {("lateral", row["dicom_id"]) for row in images if row["view"] == "LATERAL"}
@@ -108,16 +87,7 @@ def expected_rejects(planted: Sequence[Planted], images: Sequence[dict[str, str]
 def expected_findings(
     planted: Sequence[Planted], images: Sequence[dict[str, str]], same_text: Iterable[str]
 ) -> Named:
-    """Say what the check must find.
-
-    Args:
-        planted: the fault list.
-        images: the tree's table of images.
-        same_text: studies whose text an earlier study has.
-
-    Returns:
-        Code and id.
-    """
+    """Give code and id of what the check must find; `same_text` repeat an earlier study's text."""
     split_of = {row["dicom_id"]: row["split"] for row in images}
     named = {(item.code, item.id) for item in planted if item.code != "same_pixels"}
     for item in planted:
@@ -146,13 +116,7 @@ def studies_with_same_text(
 ) -> set[str]:
     """Find studies that repeat an earlier one's text, from the plan and not from the files.
 
-    Args:
-        planted: the fault list.
-        images: the tree's table of images.
-        usable: studies that are in the manifest.
-
-    Returns:
-        Study ids, the first of each text left out.
+    `usable` are those in the manifest; the first of each text is left out.
     """
     patients = len({row["subject_id"] for row in images})
     settings = GenerateConfig(patients=patients)
@@ -174,11 +138,7 @@ def studies_with_same_text(
 def compare(work: Path) -> tuple[dict[str, float], list[str]]:
     """Hold what both jobs named against the fault list and the truth.
 
-    Args:
-        work: folder of the config.
-
-    Returns:
-        Figures, and the lines of a table: per code what was there and what was found.
+    Gives figures, and the lines of a table: per code what was there and what was found.
     """
     planted = read_fault_list(work / "studies")
     with (work / "studies/truth/images.csv").open(encoding="utf-8", newline="") as stream:
@@ -217,16 +177,7 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
 
 
 def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[str, Any]]) -> int:
-    """Count patients on both sides of a split of the manifest.
-
-    Args:
-        work: folder of the config.
-        images: rows of its images.
-        reports: rows of its reports.
-
-    Returns:
-        Patients in two splits, and patients of the box table that train.
-    """
+    """Count patients in two splits of the manifest, and patients of the box table that train."""
     splits: dict[str, set[str]] = defaultdict(set)
     for row in (*images, *reports):
         splits[row["subject_id"]].add(row["split"])
@@ -237,28 +188,13 @@ def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[s
 
 
 def rows(folder: Path, form: TableFormat) -> list[dict[str, Any]]:
-    """Read a table of an artifact.
-
-    Args:
-        folder: the artifact's folder.
-        form: the table.
-
-    Returns:
-        Its rows.
-    """
+    """Read a table of an artifact."""
     found: list[dict[str, Any]] = read_table(folder, form).to_pylist()
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the archive, run both jobs, and print what they found.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a job could not be run.
-    """
+    """Draw the archive, run both jobs, print what they found; 1 where a job could not be run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.archive")
     parser.add_argument("--quick", action="store_const", const="quick", default="full", dest="tier")
     tier = parser.parse_args(argv).tier

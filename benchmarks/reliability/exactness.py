@@ -98,11 +98,8 @@ CUTS = (
 def arm(folder: str, step: int, number: int, flush: int) -> None:
     """Let this process note what it is fed, and end itself; called in the process itself.
 
-    Args:
-        folder: receives a file with a line for every step that this process did.
-        step: after how many steps the signal comes; 0: none.
-        number: the signal.
-        flush: 0, or the flush after that step at which it comes.
+    `folder` receives a file with a line for every step. The signal comes after so many steps (0:
+    never) or at the flush after that step that `flush` counts (0: none).
     """
     from medclip_dcl.training.trainer import TrainStep
 
@@ -142,17 +139,7 @@ def _digest_of(batch: Any) -> str:
 
 
 def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, Any]) -> list[Any]:
-    """Start the trainer in its processes.
-
-    Args:
-        work: the config's folder.
-        processes: how many.
-        cut: where they end; None: nowhere.
-        sections: settings of the recipe.
-
-    Returns:
-        The running processes.
-    """
+    """Start the trainer in its processes."""
     loop = {**LOOP, "processes": processes, **sections.pop("train", {})}
     config_file = write_config(work / "config.yaml", work, train=loop, **sections)
     where = (cut.step, cut.number, cut.flush) if cut else (0, 0, 0)
@@ -178,8 +165,7 @@ def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, 
 def end_of(started: list[ForkServerProcess]) -> list[int]:
     """Wait for the first process, end the others as a launcher would, give the exit codes.
 
-    Raises:
-        RuntimeError: it hangs.
+    RuntimeError where it hangs.
     """
     first, *others = started
     first.join(_HUNG_S)
@@ -194,11 +180,7 @@ def end_of(started: list[ForkServerProcess]) -> list[int]:
 
 
 def must_end(work: Path, processes: int, **sections: Mapping[str, Any]) -> None:
-    """Train to the end.
-
-    Raises:
-        RuntimeError: a process ended with another code than 0.
-    """
+    """Train to the end; RuntimeError where a process ends with another code than 0."""
     codes = end_of(start(work, processes, None, **sections))
     if any(codes):
         output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
@@ -322,14 +304,7 @@ def curve(folder: Path, seed: int) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Cut, resume, compare, and print what came of it.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a run could not be started at all.
-    """
+    """Cut, resume, compare, and print what came of it; 1 where a run could not be started."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.exactness")
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args(argv).quick

@@ -319,8 +319,7 @@ def harmed(whole: bytes, harm: str, rng: random.Random) -> bytes:
 def failing_disk(folder: Path) -> Iterator[bool]:
     """Compile the library that lets writes fail, and have trials start with it.
 
-    Yields:
-        Whether there is a compiler to do so.
+    False where there is no compiler.
     """
     library = folder / "failing_disk.so"
     source = Path(__file__).with_name("failing_disk.c")
@@ -338,14 +337,7 @@ def failing_disk(folder: Path) -> Iterator[bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Let the disk fail in every way and print what came of it.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a command could not be run at all.
-    """
+    """Let the disk fail in every way and print what came of it; 1 where a command cannot be run."""
     names = [item.name for item in writers()]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.faults")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")

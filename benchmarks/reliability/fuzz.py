@@ -68,15 +68,7 @@ class Outcome:
 
 
 def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
-    """Put one file through the gate.
-
-    Args:
-        decoder: the gate's pool.
-        source: the file.
-
-    Returns:
-        What became of it.
-    """
+    """Put one file through the gate."""
     start = time.monotonic()
     picture = None
     try:
@@ -90,14 +82,9 @@ def ask(decoder: Decoder, source: bytes | Path) -> Outcome:
 
 
 def try_manifest(decoder: Decoder, folder: Path) -> dict[str, float]:
-    """Open every image of a manifest and compare with what it expects.
+    """Open every image of a folder's `manifest.csv` and compare with what it expects.
 
-    Args:
-        decoder: the gate's pool.
-        folder: holds `manifest.csv` and the files.
-
-    Returns:
-        Counts, seconds of the slowest, and how many encodings of one image agree.
+    Gives counts, seconds of the slowest, and how many encodings of one image agree.
     """
     with (folder / "manifest.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -132,14 +119,7 @@ def try_manifest(decoder: Decoder, folder: Path) -> dict[str, float]:
 
 
 def try_bombs(decoder: Decoder) -> dict[str, float]:
-    """Open every bomb.
-
-    Args:
-        decoder: the gate's pool.
-
-    Returns:
-        Counts, and seconds of the slowest.
-    """
+    """Open every bomb: counts, and seconds of the slowest."""
     astray, slowest = 0, 0.0
     for name, bomb in BOMBS.items():
         data = bomb.make()
@@ -157,17 +137,10 @@ def try_bombs(decoder: Decoder) -> dict[str, float]:
 def try_mutants(
     decoder: Decoder, name: str, seeds: Sequence[Seed], count: int, log: RunLog
 ) -> dict[str, float]:
-    """Open many mutants, but those that the log knows.
+    """Open many mutants of the sound files, but those that the log knows.
 
-    Args:
-        decoder: the gate's pool.
-        name: of the run; with a number it names a mutant for good.
-        seeds: the sound files.
-        count: how many mutants.
-        log: receives what every `CHUNK` of them came to.
-
-    Returns:
-        Counts, seconds of the slowest, and milliseconds a mutant.
+    `name` and a number name a mutant for good. Gives counts, seconds of the slowest, and
+    milliseconds a mutant.
     """
     for seed in seeds:
         assert ask(decoder, seed.data).reason in {"image", *REASONS}
@@ -283,14 +256,7 @@ def real_seeds(pattern: str) -> Iterator[bytes]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try images, bombs and mutants.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a worker could not be started at all.
-    """
+    """Try images, bombs and mutants; 1 where a worker could not be started at all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.fuzz")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")

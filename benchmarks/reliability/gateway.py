@@ -384,12 +384,8 @@ def doubled_by_drawn_uids(bench: Bench) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Kill, let disks fail, try the wrong gateways, and print what was left.
 
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0; with `--strict` 1 where an image was lost, doubled, or the gateway ended, or where a
-        wrong one was not found out.
+    With `--strict` 1 where an image was lost, doubled, or the gateway ended, or where a wrong one
+    was not found out.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.gateway")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")

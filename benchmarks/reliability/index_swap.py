@@ -29,12 +29,7 @@ _HITS = 5
 def write_fixture(work: Path, build: Callable[[Path], None]) -> Path:
     """Write a tiny corpus, an index of it, and the other model that the next index is built with.
 
-    Args:
-        work: receives them.
-        build: runs `build_index` on it.
-
-    Returns:
-        `work`.
+    `build` runs `build_index` on a folder.
     """
     write_corpus(work)
     publish(work / _MODEL)
@@ -45,11 +40,7 @@ def write_fixture(work: Path, build: Callable[[Path], None]) -> Path:
 
 
 def arm(name: str) -> None:
-    """Let this process be killed once it has renamed a folder; called in the process itself.
-
-    Args:
-        name: the folder's name before.
-    """
+    """Let this process be killed once it has renamed a folder `name`; called in it."""
     rename = Path.replace
 
     def killed(self: Path, target: Path) -> Path:
@@ -85,18 +76,10 @@ class IndexSwap:
 
     @classmethod
     def between(cls, base: Path, reference: Path) -> Self:
-        """Note what two indices answer.
+        """Note what two indices answer, by their folders, which hold both models.
 
-        Args:
-            base: folder of the old one, with both models.
-            reference: folder of the new one, with both models.
-
-        Returns:
-            The answers.
-
-        Raises:
-            ArtifactError: one does not open.
-            ValueError: they answer alike, so that nobody could tell which one served.
+        ArtifactError where one does not open; ValueError where they answer alike, so that nobody
+        could tell which one served.
         """
         old, new = _answers(base, _OLD_MODEL), _answers(reference, _MODEL)
         if old == new:
@@ -106,11 +89,7 @@ class IndexSwap:
     def is_replaced(self, work: Path) -> bool:
         """Return whether another index than the old one bears its name.
 
-        Args:
-            work: folder of the config.
-
-        Returns:
-            False also where none can be read: the old one must serve until there is another.
+        False also where none can be read: the old one must serve until there is another.
         """
         try:
             return read_artifact_header(ARTIFACT.at(work)).digest != self.digest
@@ -120,38 +99,21 @@ class IndexSwap:
     def lacks(self, work: Path, kills: int) -> bool:
         """Return whether the next kill should come while one index replaces the other.
 
-        Args:
-            work: folder of the config.
-            kills: how many there will have been with it.
-
-        Returns:
-            True where too few were tried, and the old index still bears its name.
+        So it is where too few were tried, and the old index still bears its name.
         """
         return self.armed < REPLACING_SHARE * kills and not self.is_replaced(work)
 
     def arming(self) -> tuple[str, tuple[str, ...]]:
-        """Give what kills the next build after the first rename or, in turn, after the second.
-
-        Returns:
-            Name and arguments of a function, as `warm.start` takes them.
-        """
+        """Give what kills the next build after the first rename or, in turn, after the second."""
         self.armed += 1
         return "benchmarks.reliability.index_swap:arm", (_RENAMED[self.armed % len(_RENAMED)],)
 
     def counts(self) -> dict[str, int]:
-        """Give what was counted.
-
-        Returns:
-            Name -> number.
-        """
+        """Give what was counted."""
         return {name: getattr(self, name) for name in ("asked", "unserved", "replacing")}
 
     def ask(self, work: Path) -> None:
-        """Open what a kill left in the index's place, every byte checked, and ask it.
-
-        Args:
-            work: folder of the config.
-        """
+        """Open what a kill left in the index's place, every byte checked, and ask it."""
         self.asked += 1
         self.replacing += (work / _RETIRED).exists()
         model, expected = (_MODEL, self.new) if self.is_replaced(work) else (_OLD_MODEL, self.old)

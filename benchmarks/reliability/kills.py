@@ -58,16 +58,7 @@ _POLL_S = 0.0002
 def start(
     job: str, work: Path, before: tuple[str, tuple[str, ...]] | None = None
 ) -> ForkServerProcess:
-    """Start a job in a process group of its own.
-
-    Args:
-        job: its name.
-        work: folder of the config.
-        before: what is called in the new process before the job, as in `warm.start`.
-
-    Returns:
-        The running process.
-    """
+    """Start a job in a process group of its own; `before` is called in it first."""
     options = [word for setting in (f"work={work}", *SMALL) for word in ("--set", setting)]
     arguments = ["--config", CONFIG, *options]
     if job in TINY:
@@ -76,15 +67,7 @@ def start(
 
 
 def run(job: str, work: Path) -> None:
-    """Run a job to its end.
-
-    Args:
-        job: its name.
-        work: folder of the config.
-
-    Raises:
-        RuntimeError: it ended with another code than 0.
-    """
+    """Run a job to its end; RuntimeError where it ends with another code than 0."""
     process = start(job, work)
     process.join()
     _must_have_ended(process, job, work)
@@ -97,15 +80,7 @@ def _must_have_ended(process: ForkServerProcess, job: str, work: Path) -> None:
 
 
 def content(target: CrashTarget, work: Path) -> tuple[str, list[dict[str, float]]]:
-    """Read what a job made.
-
-    Args:
-        target: the job.
-        work: folder of the config.
-
-    Returns:
-        Content digest of its artifact, and the losses of every step where it trains.
-    """
+    """Give the content digest of a job's artifact, and the losses of every step where it trains."""
     digest = json.loads((work / target.artifact / "artifact.json").read_text())["digest"]
     log = next(iter(sorted(work.glob("**/metrics.jsonl"))), None) if target.job == "train" else None
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log else []
@@ -114,15 +89,7 @@ def content(target: CrashTarget, work: Path) -> tuple[str, list[dict[str, float]
 
 
 def half_written(target: CrashTarget, work: Path) -> bool:
-    """Return whether something is being acknowledged.
-
-    Args:
-        target: the job.
-        work: folder of the config.
-
-    Returns:
-        True where a file that has not yet been renamed is next to those that have.
-    """
+    """Return whether a file that has not yet been renamed is next to those that have."""
     return seen(work, f"{target.staged}/{STAGED}*")
 
 
@@ -137,17 +104,10 @@ def seen(work: Path, pattern: str) -> bool:
 def kill_once(
     target: CrashTarget, work: Path, seconds: float, rng: random.Random, aimed: bool
 ) -> ForkServerProcess:
-    """Start a job and kill it at a random moment, or in a flush.
+    """Start a job and kill it at a random moment, or in the first flush after it where `aimed`.
 
-    Args:
-        target: the job.
-        work: folder of the config.
-        seconds: how long an uninterrupted run writes.
-        rng: where the moment comes from.
-        aimed: whether the first flush after that moment is waited for.
-
-    Returns:
-        The process; one that came to its end before has exit code 0.
+    `seconds` is how long an uninterrupted run writes. A process that came to its end before has
+    exit code 0.
     """
     process = start(target.job, work)
     pid = process.pid
@@ -225,14 +185,8 @@ class Count:
 def try_target(target: CrashTarget, base: Path, tier: str, log: RunLog) -> dict[str, float]:
     """Kill a job many times and compare each end with an uninterrupted run's.
 
-    Args:
-        target: the job.
-        base: folder with the artifacts that the job reads; it is left unchanged.
-        tier: how many kills must hit.
-        log: of the ends that were reached.
-
-    Returns:
-        Counts, those of an old index among them, and seconds of the uninterrupted run.
+    `base` has the artifacts that the job reads, and is left unchanged. Gives counts, those of an
+    old index among them, and seconds of the uninterrupted run.
     """
     reference = base.with_name(f"reference-{target.job}")
     shutil.copytree(base, reference)
@@ -314,14 +268,7 @@ def _kill_until_done(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill every job in turn and print what was left.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a job could not be run at all.
-    """
+    """Kill every job in turn and print what was left; 1 where a job could not be run at all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.kills")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")

@@ -80,30 +80,14 @@ class Seed:
 
 
 def read_seed(data: bytes) -> Seed:
-    """Cut a sound file into fields.
-
-    Args:
-        data: a DICOM, JPEG or PNG file.
-
-    Returns:
-        The seed.
-    """
+    """Cut a sound DICOM, JPEG or PNG file into fields."""
     if data[:1] == b"\xff":
         return _jpeg(data)
     return _png(data) if data[:1] == b"\x89" else _dicom(data)
 
 
 def mutate(seed: Seed, other: Seed, rng: random.Random) -> bytes:
-    """Damage a file.
-
-    Args:
-        seed: the file.
-        other: a file of the same format, for splices.
-        rng: source of randomness.
-
-    Returns:
-        The mutant; now and then equal to the file.
-    """
+    """Damage a file, now and then not at all; `other`, of the same format, is for splices."""
     if seed.body and rng.random() < 0.7:  # damage what is deflated, not the deflation
         inner = bytearray(zlib.decompress(seed.data[seed.body :], -zlib.MAX_WBITS))
         for _ in range(rng.randint(1, 3)):
@@ -299,13 +283,7 @@ def _mend_checksums(data: bytearray) -> None:
 def pick(seeds: Sequence[Seed], name: str, number: int) -> bytes:
     """Give one mutant by its name and number.
 
-    Args:
-        seeds: sound files of one format, or of two that share their mutants.
-        name: of the run.
-        number: of the mutant.
-
-    Returns:
-        Its bytes.
+    The sound files are of one format, or of two that share their mutants.
     """
     rng = random.Random(f"{name} {number}")
     seed = rng.choice(seeds)

@@ -468,11 +468,7 @@ def sound_sources(base: Path) -> dict[str, tuple[str, ...]]:
 def broken_sources(base: Path) -> dict[str, Path]:
     """Write sources whose tables and reports cannot be read, with canaries in what is wrong.
 
-    Args:
-        base: folder that receives them.
-
-    Returns:
-        Name -> config; the manifest of each ends with exit code 3.
+    Gives name -> config; the manifest of each ends with exit code 3.
     """
     tables = {
         "split": f"id,text,fold\np1,{HEADER},{HEADER}\n",

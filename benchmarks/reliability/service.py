@@ -59,14 +59,7 @@ _SHOWN = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve, ask, and count.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0; 1 where nothing could be measured, or with `--strict` where a bar is missed.
-    """
+    """Serve, ask, count; 1 where nothing could be measured, or `--strict` and a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.service")
     parser.add_argument("--quick", action="store_const", const="quick", dest="tier")
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
@@ -108,12 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def try_surface(key_file: Path, every: int) -> dict[str, float]:
     """Ask for every route with every method, wrong credential and trick, in this process.
 
-    Args:
-        key_file: holds the key.
-        every: one in so many combinations.
-
-    Returns:
-        Counts.
+    One in `every` of the combinations is tried.
     """
     settings = ServeSettings(model="none", key_file=str(key_file), publish_schema=True)
     app = create_app(settings)
@@ -142,15 +130,9 @@ def _together(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def try_document(service: Service, examples: int, seed: int) -> dict[str, float]:
-    """Let schemathesis hold the service to its OpenAPI document.
+    """Let schemathesis hold the service to its OpenAPI document: cases, failures and errors.
 
-    Args:
-        service: the service.
-        examples: most examples per operation and phase.
-        seed: of what is drawn.
-
-    Returns:
-        Cases, failures and errors.
+    `examples` are the most per operation and phase.
     """
     report = service.log.parent / "schemathesis.json"
     done = subprocess.run(
@@ -187,15 +169,7 @@ def try_document(service: Service, examples: int, seed: int) -> dict[str, float]
 
 
 def try_hostile(service: Service, numbers: range) -> dict[str, float]:
-    """Send the named requests and spoilt ones, then look for canaries.
-
-    Args:
-        service: the service.
-        numbers: of spoilt requests.
-
-    Returns:
-        Counts.
-    """
+    """Send the named requests and those spoilt ones, then look for canaries."""
     asked = named()
     requests = list(asked.items()) + [(f"mutant {number}", mutant(number)) for number in numbers]
     address = _address(service)
@@ -234,14 +208,7 @@ def try_hostile(service: Service, numbers: range) -> dict[str, float]:
 
 
 def try_bombs(service: Service) -> dict[str, float]:
-    """Send every bomb, and the malformed images of TEST_DATA.
-
-    Args:
-        service: the service, at its own limits.
-
-    Returns:
-        Counts, seconds of the slowest, and growth.
-    """
+    """Send every bomb, and the malformed images of TEST_DATA, to the service at its own limits."""
     images = {name: (bomb.make(), bomb.reasons) for name, bomb in BOMBS.items()}
     folder = Path(os.environ.get("TEST_DATA") or "nowhere") / "dicom"
     for path in sorted((folder / "files").glob("*")) if folder.is_dir() else ():
