@@ -49,14 +49,7 @@ from benchmarks.record import finish, machine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing, then print the tables.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met.
-    """
+    """Run what is missing, then print the tables; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method")
     parser.add_argument("--quick", action="store_true", help="two other seeds, few rows")
     parser.add_argument("--bed", choices=SUITES, action="append", help="this bed; may be repeated")

@@ -25,14 +25,7 @@ Figures = dict[str, float]
 
 
 def held_against(run_log: RunLog) -> tuple[Figures, Bars]:
-    """Compare what has been run with its bars.
-
-    Args:
-        run_log: the finished runs; a bar whose runs are missing is left out.
-
-    Returns:
-        Figures, and bars by the name of their figure.
-    """
+    """Compare what has been run with its bars; one whose runs are missing is left out."""
     metrics: Figures = {}
     bars: Bars = {}
     for suite in (suites.PHANTOM, suites.STUDIES):

@@ -50,15 +50,7 @@ class Digits:
 
 
 def subset(r: float, generator: torch.Generator) -> Digits:
-    """Draw the images of one run.
-
-    Args:
-        r: share of the odd digits that stays.
-        generator: source of the draw.
-
-    Returns:
-        `PER_CLASS` images of every even digit, r times as many of every odd one.
-    """
+    """Draw `PER_CLASS` images of every even digit for a run, r times as many of every odd one."""
     points, labels = _all_digits()
     chosen = []
     for digit in range(10):
@@ -71,17 +63,10 @@ def subset(r: float, generator: torch.Generator) -> Digits:
 
 
 def biases(r: float, seed: int, copies: bool = False, mates: int = M) -> dict[str, float]:
-    """Measure every loss in one run.
+    """Measure every loss in one run: mean over classes of |mean over anchors of (loss - ideal)|.
 
-    Args:
-        r: share of the odd digits that stays.
-        seed: seed of the run.
-        copies: whether v and the positive are near-copies of the anchor instead of
-            fair draws from its class.
-        mates: class-mates v in the correction.
-
-    Returns:
-        Loss -> mean over classes of |mean over anchors of (loss - ideal)|.
+    `r` is the share of the odd digits that stays, `mates` the class-mates v in the correction. With
+    `copies`, v and the positive are near-copies of the anchor, not fair draws from its class.
     """
     generator = torch.Generator().manual_seed(seed)
     digits = subset(r, generator)
@@ -122,14 +107,7 @@ def biases(r: float, seed: int, copies: bool = False, mates: int = M) -> dict[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, whether or not a bar is met.
-    """
+    """Measure and print; 0, whether or not a bar is met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.bias")
     parser.add_argument("--quick", action="store_true", help="three seeds instead of ten")
     seeds = range(3 if parser.parse_args(argv).quick else 10)

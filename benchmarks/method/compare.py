@@ -37,16 +37,9 @@ SAMPLES = 1000
 
 
 def measure_pool(work: Path, pool: int, controls: int, samples: int) -> tuple[Side, Side]:
-    """Measure the runs of the pool and of the control on the same draws of patients.
+    """Measure the runs of the pool and of the control, which has shuffled reports.
 
-    Args:
-        work: folder of the config.
-        pool: runs of the recipe.
-        controls: runs with shuffled reports.
-        samples: draws of patients.
-
-    Returns:
-        The figures of both.
+    All are measured on the same draws of patients.
     """
     sides = [
         [
@@ -64,17 +57,10 @@ def measure_pool(work: Path, pool: int, controls: int, samples: int) -> tuple[Si
 
 
 def count_trials(pool: Side, control: Side, trials: int, seed: int = 0) -> dict[str, float]:
-    """Count what `compare` says.
+    """Count what `compare` says of random halves, and of random draws against the control.
 
-    Args:
-        pool: runs of one recipe.
-        control: runs of another.
-        trials: random halves, and random draws against the control.
-        seed: seed of the halves.
-
-    Returns:
-        `silent_on_halves` and `different_from_control`, of `trials`; and the share of pairs
-        of single runs of the config that patients alone call different.
+    Gives `silent_on_halves` and `different_from_control`, of `trials`; and the share of pairs of
+    single runs of the config that patients alone call different.
     """
     generator = np.random.default_rng(seed)
     size = len(next(iter(pool.values())))
@@ -96,14 +82,7 @@ def count_trials(pool: Side, control: Side, trials: int, seed: int = 0) -> dict[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing and count.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a run failed.
-    """
+    """Run what is missing and count; 1 where a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.compare")
     parser.add_argument("--quick", action="store_true", help="few patients, short runs")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the config")

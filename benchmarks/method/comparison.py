@@ -51,16 +51,9 @@ def spread(values: Sequence[float]) -> float:
 
 
 def paired(runs: Runs, row: str, baseline: str, metric: str) -> Paired | None:
-    """Compare two rows on the seeds that both have.
+    """Compare two rows on the seeds that both have, by a metric of which more is better.
 
-    Args:
-        runs: the runs of one table.
-        row: a row.
-        baseline: another.
-        metric: a metric; more is better.
-
-    Returns:
-        The differences; None where no seed has both.
+    None where no seed has both.
     """
     both = sorted(runs.get(row, {}).keys() & runs.get(baseline, {}).keys())
     if not both:
@@ -69,16 +62,10 @@ def paired(runs: Runs, row: str, baseline: str, metric: str) -> Paired | None:
 
 
 def best_constant(runs: Runs, constants: Iterable[str], metric: str) -> str | None:
-    """Find the constant with the best mean in a metric.
+    """Find the row with the constant eta that has the best mean in a metric.
 
-    Args:
-        runs: the runs of one table.
-        constants: rows with a constant eta.
-        metric: the metric.
-
-    Returns:
-        Its row; None where none has been run. A constant that lacks a seed of InfoNCE's
-        is not finished, and does not compete.
+    None where none has been run. A constant that lacks a seed of InfoNCE's is not finished, and
+    does not compete.
     """
     asked = runs.get("infonce", {}).keys()
     finished = [row for row in constants if asked and runs.get(row, {}).keys() >= asked]
@@ -91,12 +78,7 @@ def print_table(
 ) -> None:
     """Print one table: InfoNCE as it is, every other row as a paired difference to it.
 
-    Args:
-        title: what the table shows.
-        runs: its runs.
-        metrics: columns.
-        constants: rows that the best constant is picked from.
-        goal: row that is set against it.
+    The best of the rows `constants` is picked and set against the row `goal`.
     """
     if "infonce" not in runs:
         return
@@ -124,14 +106,8 @@ def print_table(
 def summary(runs: Runs, metrics: Sequence[str], constants: Sequence[str]) -> dict[str, Any]:
     """Put a table into few numbers.
 
-    Args:
-        runs: its runs.
-        metrics: its columns.
-        constants: rows that the best constant is picked from.
-
-    Returns:
-        Row -> metric -> [mean, sd, mean difference to infonce, its sd, wins, mean
-        difference to the best constant, its sd, wins]; `seeds` and `floor` next to them.
+    Row -> metric -> [mean, sd, mean difference to infonce, its sd, wins, mean difference to the
+    best constant, its sd, wins]; `seeds` and `floor` next to them.
     """
     tree: dict[str, Any] = {}
     for row, seeds in runs.items():

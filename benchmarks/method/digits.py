@@ -85,15 +85,7 @@ class Digits:
 
 @functools.lru_cache(maxsize=1)
 def digits_of(r: float, seed: int) -> Digits:
-    """Draw the images of a run.
-
-    Args:
-        r: share of the odd digits that stays.
-        seed: seed of the run.
-
-    Returns:
-        Training, probing and test images.
-    """
+    """Draw the images of a run; `r` is the share of the odd digits that stays."""
     generator = torch.Generator().manual_seed(seed)
     raw = load_digits()
     images = torch.as_tensor(raw.images / 16).float().unsqueeze(1)
@@ -132,15 +124,7 @@ class Network(nn.Module):
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Give each image a random view.
-
-    Args:
-        images: in [0, 1].
-        generator: source of the views.
-
-    Returns:
-        Images turned, scaled, sheared, shifted, brightened, with noise and a square cut out.
-    """
+    """Turn, scale, shear, shift and brighten images in [0, 1], add noise and cut a square out."""
     count = len(images)
 
     def spread(width: float) -> Tensor:
@@ -163,16 +147,10 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def measure(row: DigitsRow, r: float, seed: int) -> dict[str, float]:
-    """Train with one row's loss and probe the features.
+    """Train with one row's loss and probe the features; `r` is the share of odd digits that stays.
 
-    Args:
-        row: the objective.
-        r: share of the odd digits that stays.
-        seed: seed of the run.
-
-    Returns:
-        `lp1`, `lp5`: accuracy of a linear probe with that many labels a class; `mean`:
-        accuracy of class means; `floor`: share of anchors on the floor, last quarter.
+    Gives `lp1`, `lp5`: accuracy of a linear probe with that many labels a class; `mean`: accuracy
+    of class means; `floor`: share of anchors on the floor, last quarter.
     """
     digits = digits_of(r, seed)
     torch.manual_seed(seed)

@@ -44,11 +44,7 @@ _DIAGONAL = torch.arange(BATCH)
 
 
 class World:
-    """Everything that the rows of one seed share.
-
-    Args:
-        seed: seed of the run.
-    """
+    """Everything that the rows of one seed share."""
 
     def __init__(self, seed: int) -> None:
         generator = np.random.default_rng((seed, 0))
@@ -68,11 +64,7 @@ class World:
 
 
 class Model(nn.Module):
-    """Regions and bags of words -> unit vectors of one space.
-
-    Args:
-        words: the vocabulary.
-    """
+    """Regions and bags of words -> unit vectors of one space."""
 
     def __init__(self, words: list[str]) -> None:
         super().__init__()
@@ -127,16 +119,10 @@ def world_of(seed: int) -> World:
 def train(
     row: Row, seed: int, steps: int | None = None, noise: float = 0.0
 ) -> tuple[Model, dict[str, float]]:
-    """Train with one row's loss.
+    """Train with one row's loss; give the model, and gauges over the last quarter of training.
 
-    Args:
-        row: the objective.
-        seed: seed of the run.
-        steps: training steps; None: 2,000, or 700 where the row stops early.
-        noise: standard deviation of what augmentation adds to the regions of each step.
-
-    Returns:
-        The model, and gauges over the last quarter of training.
+    `steps` are 2,000 unless given, or 700 where the row stops early. `noise` is the standard
+    deviation of what augmentation adds to the regions of each step.
     """
     corpus = world_of(seed).corpus
     torch.manual_seed(seed)
@@ -166,18 +152,10 @@ def train(
 def loss_of(
     row: Row, corpus: Corpus, s: Tensor, images: Tensor, texts: Tensor, drawn: torch.Generator
 ) -> Tensor:
-    """Compute one row's loss of a batch.
+    """Compute one row's loss of a batch; with both directions the mean of the two.
 
-    Args:
-        row: the objective.
-        corpus: what is known of images and sentences.
-        s: scaled similarities, (texts, images).
-        images: numbers of the images.
-        texts: numbers of the sentences.
-        drawn: source of resampled negatives.
-
-    Returns:
-        The loss; with both directions the mean of the two.
+    `s` are scaled similarities, (texts, images); `images` and `texts` are their numbers in the
+    corpus; `drawn` is the source of resampled negatives.
     """
     from_texts = _direction(row, corpus, s, images, texts, drawn, turned=False)
     if row.directions == "t2i":

@@ -65,13 +65,7 @@ def build_corpus(
 ) -> Corpus:
     """Prepare everything that a loss may ask for.
 
-    Args:
-        images: the training images.
-        reports: report of each.
-        generator: source of the reader's errors and of the controls.
-
-    Returns:
-        The corpus.
+    The reader's errors and the controls are drawn.
     """
     sentences = tuple(sorted({sentence for report in reports for sentence in report}))
     number = {sentence: index for index, sentence in enumerate(sentences)}
@@ -126,15 +120,7 @@ def _relations(
 def read_reports(
     reports: Sequence[tuple[Sentence, ...]], generator: np.random.Generator
 ) -> list[ReportLabels]:
-    """Read whole reports with the errors that the training reports are read with.
-
-    Args:
-        reports: sentences of each.
-        generator: source of the reader's errors.
-
-    Returns:
-        Claims of each.
-    """
+    """Read whole reports with the errors that the training reports are read with."""
     return [
         _report_claims([meaning(s) if _is_read(s) else _SILENT for s in report], generator)
         for report in reports

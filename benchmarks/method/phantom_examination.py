@@ -36,19 +36,13 @@ RARE = 10
 
 @torch.inference_mode()
 def examine(model: Model, world: World) -> dict[str, float]:
-    """Put every question.
+    """Put every question to a trained model: metric -> value.
 
-    Args:
-        model: a trained model.
-        world: the seed's images.
-
-    Returns:
-        Metric -> value: `auc` and `acc` of prompt pairs of common types, `auc single` of
-        the positive prompt alone, `auc rare` the same of rare types; `acc offset`: prompts
-        corrected by their level over the validation images; `report auc`: AUC on the
-        validation images against what their own reports claim, which stops a row; `r1`,
-        `r5`, `r1 rare` box -> the 20 fine sentences; `i2s` image -> a true sentence first;
-        `map` fine sentence -> images; `point`, `cnr`, `cnr rare` on the 3 x 3 grid.
+    `auc` and `acc` of prompt pairs of common types, `auc single` of the positive prompt alone, `auc
+    rare` the same of rare types; `acc offset`: prompts corrected by their level over the validation
+    images; `report auc`: AUC on the validation images against what their own reports claim, which
+    stops a row; `r1`, `r5`, `r1 rare` box -> the 20 fine sentences; `i2s` image -> a true sentence
+    first; `map` fine sentence -> images; `point`, `cnr`, `cnr rare` on the 3 x 3 grid.
     """
     return _classify(model, world) | _locate(model, world.balanced)
 

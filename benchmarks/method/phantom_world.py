@@ -47,28 +47,13 @@ class PhantomImages:
 
 
 def zipf(count: int, exponent: float = 1.0) -> NDArray[np.float64]:
-    """Give chances that fall with the rank.
-
-    Args:
-        count: how many.
-        exponent: how fast they fall.
-
-    Returns:
-        Numbers that sum to 1.
-    """
+    """Give chances that fall with the rank and sum to 1."""
     weights = 1.0 / np.arange(1, count + 1) ** exponent
     return np.asarray(weights / weights.sum())
 
 
 def prototypes(generator: np.random.Generator) -> NDArray[np.float64]:
-    """Draw the direction of each fine finding: partly its type's, partly its own.
-
-    Args:
-        generator: source of randomness.
-
-    Returns:
-        (FINE, DIM) unit vectors.
-    """
+    """Draw the direction of each fine finding, (FINE, DIM) unit vectors: partly its type's."""
     of_type = _unit(generator.normal(size=(len(TYPES), DIM)))
     own = _unit(generator.normal(size=(FINE, DIM)))
     return _unit(0.75 * of_type.repeat(len(SIDES), axis=0) + 0.66 * own)
@@ -77,11 +62,7 @@ def prototypes(generator: np.random.Generator) -> NDArray[np.float64]:
 def draw_findings(generator: np.random.Generator) -> PhantomImage:
     """Draw what an image shows, as it falls.
 
-    Args:
-        generator: source of randomness.
-
-    Returns:
-        Nothing for a normal image, else 1 + Binomial(2, .35) different fine findings.
+    Nothing for a normal image, else 1 + Binomial(2, .35) different fine findings.
     """
     if generator.random() < NORMAL_SHARE:
         return frozenset()
@@ -92,12 +73,7 @@ def draw_findings(generator: np.random.Generator) -> PhantomImage:
 def draw_balanced(per_finding: int, generator: np.random.Generator) -> list[PhantomImage]:
     """Draw images that show every fine finding equally often, a third of them with another.
 
-    Args:
-        per_finding: images of each fine finding.
-        generator: source of randomness.
-
-    Returns:
-        What each image shows; its first `per_finding` have finding 0, and so on.
+    The first `per_finding` have finding 0, and so on.
     """
     images = []
     for fine in np.arange(FINE).repeat(per_finding).tolist():
@@ -111,16 +87,7 @@ def draw_balanced(per_finding: int, generator: np.random.Generator) -> list[Phan
 def draw_images(
     shown: Sequence[PhantomImage], directions: NDArray[np.float64], generator: np.random.Generator
 ) -> PhantomImages:
-    """Draw the region vectors of images.
-
-    Args:
-        shown: what each image shows.
-        directions: from `prototypes`.
-        generator: source of randomness.
-
-    Returns:
-        The images.
-    """
+    """Draw the region vectors of images, by the directions of `prototypes`."""
     size = (len(shown), GRID * GRID, DIM)
     regions = generator.normal(size=size)
     regions += IMAGE_NOISE * generator.normal(size=(len(shown), 1, DIM))
@@ -141,15 +108,7 @@ def draw_images(
 
 
 def draw_report(findings: PhantomImage, generator: np.random.Generator) -> tuple[Sentence, ...]:
-    """Write the report of an image.
-
-    Args:
-        findings: what the image shows.
-        generator: source of randomness.
-
-    Returns:
-        At least one sentence; all are true.
-    """
+    """Write the report of an image: at least one sentence; all are true."""
     reported = [fine for fine in sorted(findings) if generator.random() < MENTIONED]
     said = [_stated(fine, generator) for fine in reported]
     present = {fine // len(SIDES) for fine in findings}
@@ -163,14 +122,7 @@ def draw_report(findings: PhantomImage, generator: np.random.Generator) -> tuple
 
 
 def meaning(sentence: Sentence) -> ReportLabels:
-    """Say what a sentence claims.
-
-    Args:
-        sentence: its words.
-
-    Returns:
-        Its claims, as they were meant.
-    """
+    """Say what a sentence claims, as it was meant."""
     types = [TYPES[int(word[4:].split("-")[0])] for word in sentence if word.startswith("type")]
     sides = frozenset(word[4:].split("-")[0] for word in sentence if word.startswith("side"))
     denies = any(word.startswith("cue") for word in sentence)
@@ -183,14 +135,7 @@ def meaning(sentence: Sentence) -> ReportLabels:
 
 
 def synonym_of(sentence: Sentence) -> int:
-    """Tell how unusual the words for a sentence's findings are.
-
-    Args:
-        sentence: its words.
-
-    Returns:
-        The largest number of a synonym in it: 0 for main words alone.
-    """
+    """Tell how unusual the words for a sentence's findings are: 0 for main words alone."""
     return max((int(word.split("-")[1]) for word in sentence if word.startswith("type")), default=0)
 
 

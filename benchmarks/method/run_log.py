@@ -19,11 +19,7 @@ class Run:
 
 
 class RunLog:
-    """Finished runs of a work folder.
-
-    Args:
-        path: file of lines; a last line that a kill cut short is dropped.
-    """
+    """Finished runs of a work folder; a last line that a kill cut short is dropped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,12 +40,7 @@ class RunLog:
             path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
 
     def measure(self, run: Run, work: Callable[[], Mapping[str, float]]) -> None:
-        """Do a run unless it is done, and write its line.
-
-        Args:
-            run: which.
-            work: does it and gives its figures.
-        """
+        """Do a run unless it is done, and write the line of its figures."""
         if run in self.figures:
             return
         begun = time.process_time()
@@ -67,15 +58,7 @@ class RunLog:
         )
 
     def of(self, bed: str, setting: str) -> dict[str, dict[int, dict[str, float]]]:
-        """Give the runs of one table.
-
-        Args:
-            bed: the bed.
-            setting: its setting.
-
-        Returns:
-            Row -> seed -> figures.
-        """
+        """Give the runs of one table: row -> seed -> figures."""
         rows: dict[str, dict[int, dict[str, float]]] = {}
         for run, figures in self.figures.items():
             if (run.bed, run.setting) == (bed, setting):

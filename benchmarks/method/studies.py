@@ -83,15 +83,9 @@ _SHARED = (labels, masked_lm, scoring, manifest, prepared, sentences)
 
 
 def prepare(work: Path, seed: int, settings: Sequence[str]) -> Path:
-    """Make what the rows of a seed share, or go on where a stopped run left off.
+    """Make what the rows of a seed share, or go on where a stopped run left off; give its folder.
 
-    Args:
-        work: folder of the bed.
-        seed: seed of the corpus.
-        settings: further `key=value` settings.
-
-    Returns:
-        The folder of the seed.
+    `settings` are further ones, `key=value`.
     """
     folder = work / f"seed-{seed}"
     done = folder / "shared" / "done"
@@ -105,22 +99,14 @@ def prepare(work: Path, seed: int, settings: Sequence[str]) -> Path:
 def measure(
     row: Row, work: Path, seed: int, steps: int, settings: Sequence[str]
 ) -> dict[str, float]:
-    """Train with one row's loss and evaluate the model.
+    """Train with one row's loss, `steps` unless it stops early, and evaluate the model.
 
-    Args:
-        row: the objective.
-        work: folder of the bed.
-        seed: seed of corpus and training.
-        steps: training steps of a row that does not stop early.
-        settings: further `key=value` settings.
-
-    Returns:
-        Headline figures of the evaluation; `acc offset`, balanced accuracy with each prompt
-        corrected by its level over the validation images, where there are any; `map`, the
-        mean average precision of plain sentences over the held-out images; `r1 by claim`,
-        the share of boxes whose first sentence of the gallery claims what the true one does;
-        `r1 within claim`, how often the first sentence with the true claim is the true one;
-        and `floor`, the last logged share of anchors on the floor.
+    Gives headline figures of the evaluation; `acc offset`, balanced accuracy with each prompt
+    corrected by its level over the validation images, where there are any; `map`, the mean average
+    precision of plain sentences over the held-out images; `r1 by claim`, the share of boxes whose
+    first sentence of the gallery claims what the true one does; `r1 within claim`, how often the
+    first sentence with the true claim is the true one; and `floor`, the last logged share of
+    anchors on the floor.
     """
     folder = prepare(work, seed, settings)
     own = folder / row.name.replace(" ", "-").replace(",", "")
@@ -191,17 +177,11 @@ def _run(
 
 
 def altered_claims(shared: Path, kind: str, seed: int) -> dict[str, ReportLabels]:
-    """Read the claims of the reports, with those of training reports altered.
+    """Read the claims of a seed's reports, with those of training reports altered; by study.
 
-    Args:
-        shared: folder of a seed's preparation.
-        kind: `shuffled`, every training study has the claims of another; `dropped`, a tenth
-            of the findings is missed; `invented`, each finding is read into a twentieth of
-            the reports.
-        seed: seed of the errors.
-
-    Returns:
-        Study -> claims; nothing for another kind.
+    `shuffled`: every training study has the claims of another; `dropped`: a tenth of the findings
+    is missed; `invented`: each finding is read into a twentieth of the reports; nothing for
+    another.
     """
     if kind not in {"shuffled", "dropped", "invented"}:
         return {}
@@ -244,10 +224,8 @@ def relation_to(
 ) -> Iterator[None]:
     """Let the relation of a training run see other claims of the reports than the place loss.
 
-    Args:
-        claims: study -> claims that the relation sees; none: those that the reports make.
-        asserting_alone: whether sentences that assert nothing are related to no report, so
-            that their anchors have plain InfoNCE.
+    Without `claims` those that the reports make. `asserting_alone`: sentences that assert nothing
+    are related to no report, so that their anchors have plain InfoNCE.
     """
     codes = dict(zip(claims, encode_claims(list(claims.values())), strict=True))
     plain = ContrastiveObjective._relation

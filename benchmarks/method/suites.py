@@ -104,14 +104,7 @@ class Size:
 
 
 def settings_of(suite: str) -> tuple[str, ...]:
-    """Give the settings of a bed; each has a table of its own.
-
-    Args:
-        suite: its name.
-
-    Returns:
-        Their names.
-    """
+    """Give the settings of a bed; each has a table of its own."""
     if suite == DIGITS:
         return tuple(f"r = {r}" for r in SHARES)
     if suite == TRADEOFF:
@@ -122,16 +115,10 @@ def settings_of(suite: str) -> tuple[str, ...]:
 
 
 def runs_of(run_log: RunLog, suite: str, setting: str) -> Runs:
-    """Give the runs of one table.
+    """Give the runs of one table: row -> seed -> figures.
 
-    Args:
-        run_log: the finished runs.
-        suite: a bed.
-        setting: its setting. `stopped` takes of every row and seed the length of training
-            with the better `report auc`, a figure of validation images and their reports.
-
-    Returns:
-        Row -> seed -> figures.
+    The setting `stopped` takes of every row and seed the length of training with the better `report
+    auc`, a figure of validation images and their reports.
     """
     if setting != STOPPED:
         return run_log.of(suite, setting)
@@ -148,13 +135,7 @@ def runs_of(run_log: RunLog, suite: str, setting: str) -> Runs:
 
 
 def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
-    """Run what is not done yet.
-
-    Args:
-        suites: the beds.
-        size: how much of them.
-        run_log: receives the runs.
-    """
+    """Run what is not done yet of some beds."""
     runs = {
         PHANTOM: _phantom_runs,
         CROSS_PHANTOM: _cross_phantom_runs,

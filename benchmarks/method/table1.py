@@ -41,17 +41,9 @@ MINUTES = 75
 
 
 def run_table(work: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Run what is missing of a table.
+    """Run what is missing of a table; give it as `pipelines.table1` keeps it.
 
-    Args:
-        work: folder of the config.
-        settings: further `key=value` settings.
-
-    Returns:
-        The table as numbers, as `pipelines.table1` keeps it.
-
-    Raises:
-        RuntimeError: it failed.
+    RuntimeError where it failed.
     """
     given = [f"work={work}", *settings]
     options = [word for setting in given for word in ("--set", setting)]
@@ -65,14 +57,7 @@ def run_table(work: Path, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the table and print it.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where a run failed.
-    """
+    """Run the table and print it; 1 where a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.method.table1")
     parser.add_argument("--quick", action="store_true", help="two rows, two seeds, few patients")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the config")

@@ -62,17 +62,11 @@ class Model(nn.Module):
 
 
 def measure(gamma_squared: float, eta: float, floor: Floor, seed: int) -> dict[str, float]:
-    """Train with one constant and evaluate the model.
+    """Train with one constant, and a fixed scale of the score, and evaluate the model.
 
-    Args:
-        gamma_squared: fixed scale of the score.
-        eta: the constant; 0 gives InfoNCE.
-        floor: what stands in for Eq. 8 at its minimum.
-        seed: seed of the run.
-
-    Returns:
-        `auc`, `acc`: classes 1-5, prompt minus normal prompt; `r1`, `r1 rare`: image ->
-        class sentence on balanced classes; `cnr`.
+    eta 0 gives InfoNCE; `floor` stands in for Eq. 8 at its minimum. Gives `auc`, `acc`: classes
+    1-5, prompt minus normal prompt; `r1`, `r1 rare`: image -> class sentence on balanced classes;
+    `cnr`.
     """
     generator = np.random.default_rng(seed)
     torch.manual_seed(seed)

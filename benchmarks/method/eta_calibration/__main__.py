@@ -81,18 +81,10 @@ class Options:
 
 
 def calibrate(config: Config, options: Options) -> dict[str, Any]:
-    """Fit a and k, and write the fragment, the record and the picture.
+    """Fit a and k, write the fragment, the record and the picture, and give the record: no texts.
 
-    Args:
-        config: its sentences, likelihoods and what `options.evidence` reads exist.
-        options: how to measure and fit.
-
-    Returns:
-        The record, as `calibration.json` holds it; no texts.
-
-    Raises:
-        ArtifactError: an artifact is missing or damaged.
-        ScoreError: too few sentences are measured below the cap.
+    ArtifactError where an artifact is missing or damaged; ScoreError where too few sentences are
+    measured below the cap.
     """
     cap, work = config.eta.eta_max, resolve_path(config.work, config)
     scored = _open(work, scoring.ARTIFACT)

@@ -56,15 +56,7 @@ class Occurrences:
     def sums(
         self, values: Float[np.ndarray, " pairs"], weights: Weights
     ) -> Float[np.ndarray, " sentences"]:
-        """Sum values over the studies that say each sentence.
-
-        Args:
-            values: one per pair.
-            weights: how often each study counts.
-
-        Returns:
-            One sum per sentence.
-        """
+        """Sum values over the studies that say each sentence, as often as each study counts."""
         summed: np.ndarray = np.bincount(
             self.sentence, values * weights[self.study], minlength=self.sentences
         )
@@ -88,14 +80,7 @@ class MatchTable:
     columns: int
 
     def fitting(self, weights: Weights) -> Float[np.ndarray, " meanings"]:
-        """Sum the weights of the studies that each meaning fits.
-
-        Args:
-            weights: how often each study counts.
-
-        Returns:
-            One sum per meaning.
-        """
+        """Sum the weights of the studies that each meaning fits."""
         known = self.of_study >= 0
         column = np.bincount(self.of_study[known], weights[known], minlength=self.columns)
         rows = max(1, _BLOCK // max(1, self.columns))
@@ -106,14 +91,7 @@ class MatchTable:
         return np.concatenate(sums) if sums else np.empty(0)
 
     def own(self, occurrences: Occurrences) -> Bool[np.ndarray, " pairs"]:
-        """Return whether a sentence fits the study that says it.
-
-        Args:
-            occurrences: who says what.
-
-        Returns:
-            One answer per pair; no where either is unknown.
-        """
+        """Return whether a sentence fits the study that says it; no where either is unknown."""
         meaning, column = self.of_sentence[occurrences.sentence], self.of_study[occurrences.study]
         known = (meaning >= 0) & (column >= 0)
         bits = np.zeros(len(meaning), dtype=bool)
@@ -134,15 +112,8 @@ def measure_meanings(
 ) -> Evidence:
     """Measure each sentence by the studies that its meaning fits, in any wording.
 
-    Args:
-        pll_nats: pseudo-log-likelihoods.
-        occurrences: who says what.
-        meanings: what fits whom.
-        weights: how often each study counts.
-        min_studies: other studies that a share must rest on to count as measured.
-
-    Returns:
-        The evidence; a sentence without meaning, or that nobody says, has weight 0.
+    A share must rest on `min_studies` other studies to count as measured. A sentence without
+    meaning, or that nobody says, has weight 0.
     """
     known = (meanings.of_study >= 0).astype(np.float64)
     fitting = np.append(meanings.fitting(weights), 0.0)[meanings.of_sentence]
@@ -167,14 +138,8 @@ def measure_wordings(
 ) -> Evidence:
     """Measure each sentence by the studies that say the very same words.
 
-    Args:
-        pll_nats: pseudo-log-likelihoods.
-        occurrences: who says what.
-        weights: how often each study counts.
-        min_studies: other studies that a share must rest on to count as measured.
-
-    Returns:
-        The evidence: too small wherever a meaning has several wordings.
+    That is too small wherever a meaning has several wordings. A share must rest on `min_studies`
+    other studies to count as measured.
     """
     ones = np.ones(len(occurrences.study))
     said = occurrences.sums(ones, weights)
@@ -230,18 +195,7 @@ class ScoredCorpus:
 
 
 def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
-    """Read the training sentences.
-
-    Args:
-        source: the sentences.
-        scored: their likelihoods.
-
-    Returns:
-        The corpus.
-
-    Raises:
-        ArtifactStale: likelihoods and sentences differ.
-    """
+    """Read the training sentences; ArtifactStale where their likelihoods are of others."""
     table = read_table(scored.path, scoring.LIKELIHOODS, ["text_key", "pll_nats"])
     keys = sentences.distinct_sentences(source)["text_key"]
     if not table["text_key"].equals(keys):
@@ -265,15 +219,7 @@ def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
 
 
 def by_wordings(corpus: ScoredCorpus, min_studies: int) -> Measure:
-    """Measure by the studies that say the very same words.
-
-    Args:
-        corpus: the training sentences.
-        min_studies: other studies that a share must rest on.
-
-    Returns:
-        The measure.
-    """
+    """Measure by the studies that say the very same words."""
     return lambda weights: measure_wordings(
         corpus.pll_nats, corpus.occurrences, weights, min_studies
     )
@@ -282,16 +228,7 @@ def by_wordings(corpus: ScoredCorpus, min_studies: int) -> Measure:
 def by_claims(corpus: ScoredCorpus, claimed: Artifact, min_studies: int) -> Measure:
     """Measure by the studies whose reports say, or leave open, what a sentence says.
 
-    Args:
-        corpus: the training sentences.
-        claimed: the claims.
-        min_studies: other studies that a share must rest on.
-
-    Returns:
-        The measure.
-
-    Raises:
-        ArtifactStale: the claims lack a sentence or a report.
+    ArtifactStale where the claims lack a sentence or a report.
     """
     reports = _encoded(claimed, labels.REPORT_CLAIMS, "study_id", corpus.study_ids)
     known = np.ones(len(corpus.study_ids), dtype=bool)
@@ -303,18 +240,8 @@ def by_labels(
 ) -> Measure:
     """Measure by the studies whose labels are, or leave open, what a sentence says.
 
-    Args:
-        corpus: the training sentences.
-        claimed: the claims, of which those of the sentences are read.
-        listed: the manifest.
-        min_studies: other studies that a share must rest on.
-
-    Returns:
-        The measure; studies without labels are left out.
-
-    Raises:
-        ArtifactStale: the claims lack a sentence.
-        ConfigError: the source has no label table.
+    Studies without labels are left out. ArtifactStale where the claims lack a sentence; ConfigError
+    where the source has no label table.
     """
     if manifest.STUDY_LABELS.file not in listed.files:
         raise ConfigError("--evidence is 'labels' and the source has none; set another")
@@ -328,15 +255,9 @@ def by_labels(
 
 
 def by_table(corpus: ScoredCorpus, given: Mapping[str, float], min_studies: int) -> Measure:
-    """Take class probabilities as someone gives them.
+    """Take class probabilities as someone gives them: text key -> probability; others do not count.
 
-    Args:
-        corpus: the training sentences.
-        given: text key -> class probability; sentences without one do not count.
-        min_studies: a share of fewer of the corpus's studies does not count as measured.
-
-    Returns:
-        The measure.
+    A share of fewer than `min_studies` of the corpus does not count as measured.
     """
     known = np.array([key in given for key in corpus.keys], dtype=np.float64)
     share = np.array([given.get(key, 0.0) for key in corpus.keys])

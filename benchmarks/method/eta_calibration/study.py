@@ -84,14 +84,7 @@ Row = dict[str, float]
 
 
 class Trial:
-    """One generated corpus in a folder of its own.
-
-    Args:
-        work: the folder.
-        seed: seed of the corpus and everything that is drawn.
-        more: further settings.
-        resamples: bootstrap samples of the intervals.
-    """
+    """One generated corpus in a folder of its own; `resamples` are those of the intervals."""
 
     def __init__(self, work: Path, seed: int, more: Sequence[str], resamples: int) -> None:
         self.work, self._resamples = work, resamples
@@ -134,14 +127,7 @@ class Trial:
 
 
 def measure(trial: Trial) -> dict[str, Row]:
-    """Run one corpus through.
-
-    Args:
-        trial: the corpus.
-
-    Returns:
-        Name of an eta -> its figures.
-    """
+    """Run one corpus through: name of an eta -> its figures."""
     for job in STAGES:
         trial.run(job)
     cap, paper = EtaConfig().eta_max, EtaConfig()
@@ -215,14 +201,7 @@ def _range(row: Row, key: str) -> str:
 
 
 def mean_rows(trials: Sequence[Mapping[str, Row]]) -> dict[str, Row]:
-    """Average over seeds.
-
-    Args:
-        trials: rows of each seed.
-
-    Returns:
-        Rows of means, intervals left out.
-    """
+    """Average over seeds, intervals left out."""
     gathered: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for rows in trials:
         for name, row in rows.items():

@@ -90,14 +90,7 @@ FULL, QUICK = Effort(1000, 20), Effort(200, 5)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print.
-
-    Args:
-        argv: arguments; None: those of the process.
-
-    Returns:
-        0, or 1 where there are no data or no model.
-    """
+    """Measure and print; 1 where there are no data or no model."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_images")
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     parser.add_argument("--model", type=Path, help="a published model; the demo's if not given")
@@ -123,16 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def judge_label(folder: Path, model: Path, effort: Effort) -> Figures:
-    """Ask for pneumonia on children's images, with the model and without.
-
-    Args:
-        folder: the images.
-        model: folder of the published model.
-        effort: how many samples.
-
-    Returns:
-        AUCs with the ends of their intervals.
-    """
+    """Ask for pneumonia on children's images, with the model and without: AUCs with intervals."""
     predictor, bootstrap = load(model), BootstrapOptions(effort.samples, SEED)
     found = labels.read_labelled_images(folder, predictor.config.images)
     evaluated = evaluated_model(predictor)
@@ -166,13 +150,7 @@ def judge_label(folder: Path, model: Path, effort: Effort) -> Figures:
 def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures:
     """Bring boxes of lungs to the grid and back; see where the model points.
 
-    Args:
-        config: config whose source has the boxes.
-        predictor: the model.
-        effort: how many samples.
-
-    Returns:
-        Shares of boxes, overlaps and distances.
+    Gives shares of boxes, overlaps and distances.
     """
     images = lungs.read_lung_images(config)
     model, settings = evaluated_model(predictor), predictor.config
@@ -205,14 +183,7 @@ def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures
 
 
 def bars_of(metrics: Figures) -> dict[str, tuple[str, bool]]:
-    """Say what holds.
-
-    Args:
-        metrics: of both parts.
-
-    Returns:
-        Figure -> its bar, and whether it is met. No bar asks the model for skill.
-    """
+    """Say which bars are met; none asks the model for skill."""
     low, high = SHUFFLED
     bars = {
         "auc_shuffled_probe": (f"{low} to {high}", low <= metrics["auc_shuffled_probe"] <= high),

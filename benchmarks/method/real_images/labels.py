@@ -55,16 +55,8 @@ class LabelledImages:
 def read_labelled_images(folder: Path, settings: ImagesConfig) -> LabelledImages:
     """Decode the images of a folder with a manifest through the gate.
 
-    Args:
-        folder: holds `manifest.csv` with `file`, `label` (`normal` or another) and `patient_id`.
-        settings: how the model's images are prepared.
-
-    Returns:
-        All of them.
-
-    Raises:
-        ImageError: an image is refused.
-        StudyError: the manifest is missing or lacks a column.
+    `manifest.csv` has `file`, `label` (`normal` or another) and `patient_id`. ImageError where an
+    image is refused; StudyError where the manifest is missing or lacks a column.
     """
     rows = read_rows(folder / "manifest.csv", ["file", "label", "patient_id"])
     with Decoder(settings, 1) as decoder:
@@ -89,15 +81,7 @@ def read_labelled_images(folder: Path, settings: ImagesConfig) -> LabelledImages
 def finding_of(findings: Iterable[Finding], label: str) -> Finding:
     """Choose the finding that is judged by a label.
 
-    Args:
-        findings: those that the model was published with.
-        label: name of the label.
-
-    Returns:
-        The finding.
-
-    Raises:
-        QueryError: the model was published without one.
+    QueryError where the model was published without one.
     """
     for finding in findings:
         if finding.label == label:
@@ -112,31 +96,16 @@ def zero_shot_auc(
     labels: Labels,
     bootstrap: BootstrapOptions,
 ) -> Figure:
-    """Ask for a finding by its prompts.
-
-    Args:
-        model: who is asked.
-        images: the images.
-        finding: the prompt pair.
-        labels: 1 present, 0 absent.
-        bootstrap: of the interval.
-
-    Returns:
-        AUC of present against absent.
-    """
+    """Ask for a finding by its prompts: AUC of present (1) against absent (0)."""
     truth: Int8[np.ndarray, "1 images"] = labels[None].astype(np.int8)
     outcome, _ = evaluate_findings(model, images, [finding], truth, bootstrap)
     return outcome.groups[finding.name]["auc"]
 
 
 def direction_of(auc: Figure) -> int:
-    """Say which images score higher.
+    """Say which images score higher: 1 those with the finding, -1 those without.
 
-    Args:
-        auc: of images with the finding against images without.
-
-    Returns:
-        1: those with it; -1: those without; 0: the interval holds 0.5, or there is none.
+    0: the interval holds 0.5, or there is none.
     """
     if auc.low is None or auc.high is None or auc.low <= 0.5 <= auc.high:
         return 0
@@ -146,15 +115,9 @@ def direction_of(auc: Figure) -> int:
 def split_patients(
     labels: Labels, subjects: Iterable[str], generator: np.random.Generator
 ) -> Int64[np.ndarray, " images"]:
-    """Deal patients into folds, those of each label in turn.
+    """Deal patients into folds 0 to 4, those of each label in turn.
 
-    Args:
-        labels: class of each image; a patient counts for the class of the first.
-        subjects: patient of each image.
-        generator: shuffles the patients.
-
-    Returns:
-        Fold of each image, 0 to 4; all images of a patient are in one.
+    All images of a patient are in one fold; a patient counts for the class of the first.
     """
     _, first, owner = np.unique(np.array(list(subjects)), return_index=True, return_inverse=True)
     order = generator.permutation(len(first))
@@ -173,18 +136,8 @@ def probed_auc(
 ) -> Figure:
     """Read a label from features by logistic regression, on patients that did not fit it.
 
-    Args:
-        features: what is known of each image.
-        labels: 1 or 0.
-        folds: fold of each image, from `split_patients`.
-        subjects: patient of each image.
-        bootstrap: of the interval; the classifiers stay as they are.
-
-    Returns:
-        Mean AUC over the folds.
-
-    Raises:
-        MetricError: a fold lacks one of the classes.
+    Gives the mean AUC over the folds of `split_patients`; the classifiers stay as they are in the
+    bootstrap. MetricError where a fold lacks one of the classes.
     """
     margins = np.zeros((FOLDS, len(labels)))
     truth = np.full((FOLDS, len(labels)), UNKNOWN, dtype=np.int8)
@@ -203,17 +156,9 @@ def probed_auc(
 def shuffled_aucs(
     features: Features, labels: Labels, folds: Int64[np.ndarray, " images"], times: int, seed: int
 ) -> Float[np.ndarray, " times"]:
-    """Do what `probed_auc` does with labels that mean nothing.
+    """Do what `probed_auc` does with labels that mean nothing; the AUC of each of `times` deals.
 
-    Args:
-        features: what is known of each image.
-        labels: 1 or 0; dealt again to the images of each fold, so that the classes stay even.
-        folds: fold of each image.
-        times: how often.
-        seed: of the deals.
-
-    Returns:
-        The AUC of each deal.
+    Labels are dealt again to the images of each fold, so that the classes stay even.
     """
     generator = np.random.default_rng(seed)
     names = [str(image) for image in range(len(labels))]

@@ -58,17 +58,10 @@ class LungImage:
 
 
 def read_lung_images(config: Config) -> list[LungImage]:
-    """Read the images with boxes that a config's source names.
+    """Read the images with boxes that a config's source names, in the source's order.
 
-    Args:
-        config: the config; the category of its boxes is `Left Lung` or `Right Lung`.
-
-    Returns:
-        Those that have the box of either lung, in the source's order.
-
-    Raises:
-        ImageError: an image is refused.
-        StudyError: the source cannot be read.
+    The category of a box is `Left Lung` or `Right Lung`; images without both are left out.
+    ImageError where an image is refused; StudyError where the source cannot be read.
     """
     source = read_source(config)
     root = source.raw.root
@@ -95,16 +88,7 @@ def mask_of(image: LungImage, side: str) -> Mask:
 
 
 def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
-    """Bring a box to the grid, the way that images go.
-
-    Args:
-        mask: the box on the image.
-        geometry: what of the image the model is shown.
-        shape: sizes of the model.
-
-    Returns:
-        Share of each cell that the box covers, as far as the way is true.
-    """
+    """Bring a box to the grid, the way that images go: the share of each cell that it covers."""
     painted = GreyImage((mask * WHITE).astype(np.uint16), 16, "png")
     image = shown(painted, geometry, shape.prepared_px, equalize=False)
     pixels = to_input(image[None], shape.input_px)
@@ -114,18 +98,12 @@ def perfect_grid(mask: Mask, geometry: Geometry, shape: Shape) -> Grid:
 
 
 def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
-    """Bring a grid back to the image and compare it with the box.
+    """Bring a grid of `perfect_grid` back to the image and compare it with the box.
 
-    Args:
-        grid: of the box, from `perfect_grid`.
-        mask: the box.
-        geometry: what of the image the grid covers.
-
-    Returns:
-        `pointed`: whether the peak is in the box; `mirrored`: the same of the map turned
-        left to right, which is to fail; `iou`: of the map above its best level; `cells_iou`:
-        of the best choice of whole cells; `off`: how far the map's middle is from the
-        box's, cells; `peak`: the peak's place from left to right, share of the width.
+    `pointed`: whether the peak is in the box; `mirrored`: the same of the map turned left to right,
+    which is to fail; `iou`: of the map above its best level; `cells_iou`: of the best choice of
+    whole cells; `off`: how far the map's middle is from the box's, cells; `peak`: the peak's place
+    from left to right, share of the width.
     """
     height, width = mask.shape
     window = window_of(geometry, height, width)
@@ -148,12 +126,7 @@ def compare(grid: Grid, mask: Mask, geometry: Geometry) -> Figures:
 def located(grid: Grid, mask: Mask) -> Figures:
     """Let the service's code answer where the grid peaks; it sees the whole image.
 
-    Args:
-        grid: of the box, from `perfect_grid`.
-        mask: the box.
-
-    Returns:
-        `pointed`: whether its peak is in the box; `iou`: of the box that it traces.
+    `pointed`: whether its peak is in the box; `iou`: of the box that it traces.
     """
     height, width = mask.shape
     answer = locate(grid, height, width, None)
@@ -169,16 +142,10 @@ def located(grid: Grid, mask: Mask) -> Figures:
 
 
 def perfect_figures(images: Sequence[LungImage], geometry: Geometry, shape: Shape) -> Figures:
-    """Compare the perfect map of every box with it.
+    """Compare the perfect map of every box with it: means of what `compare` gives.
 
-    Args:
-        images: the images.
-        geometry: what of them the grid covers.
-        shape: sizes of the model.
-
-    Returns:
-        Means of what `compare` gives over the boxes; `off_most`, the largest `off`; and
-        `left_is_right`: share of images where the left lung's peak is to the right.
+    `off_most`: the largest `off`; `left_is_right`: share of images where the left lung's peak is to
+    the right.
     """
     rows: list[Figures] = []
     ordered = 0
@@ -194,15 +161,7 @@ def perfect_figures(images: Sequence[LungImage], geometry: Geometry, shape: Shap
 
 
 def located_figures(images: Sequence[LungImage], shape: Shape) -> Figures:
-    """Average what `located` says about every box.
-
-    Args:
-        images: the images.
-        shape: sizes of the model.
-
-    Returns:
-        Means over the boxes.
-    """
+    """Average what `located` gives over the boxes."""
     masks = [mask_of(image, side) for image in images for side in (LEFT, RIGHT)]
     return _means([located(perfect_grid(mask, "whole", shape), mask) for mask in masks])
 
@@ -212,14 +171,7 @@ def shown(
 ) -> UInt8[np.ndarray, "size size"]:
     """Prepare an image and cut out of it what a geometry shows to a model.
 
-    Args:
-        image: the image.
-        geometry: which.
-        size_px: edge of a prepared image, pixels.
-        equalize: whether its histogram is equalised.
-
-    Returns:
-        What `EvaluatedModel.embed_images` takes.
+    `size_px` is the edge of a prepared image; `equalize`: its histogram is equalised.
     """
     height, width = image.pixels.shape
     prepared = square(image, size_px, equalize)

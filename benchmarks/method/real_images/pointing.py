@@ -27,17 +27,7 @@ _HEATMAP_PX = 512
 def encode_images(
     model: EvaluatedModel, images: Sequence[LungImage], geometry: Geometry, settings: ImagesConfig
 ) -> EncodedImages:
-    """Show images to a model.
-
-    Args:
-        model: the model.
-        images: the images.
-        geometry: what of each image it is shown.
-        settings: how the model's images are prepared.
-
-    Returns:
-        The images with their region vectors.
-    """
+    """Show images, or what a geometry shows of them, to a model."""
     shapes = [image.image.pixels.shape for image in images]
     return EncodedImages(
         tuple(image.image_id for image in images),
@@ -58,17 +48,10 @@ def evaluate_names(
 ) -> tuple[dict[str, Figure], float]:
     """Ask where "left lung" and "right lung" are, as an evaluation asks.
 
-    Args:
-        model: who is asked.
-        encoded: the images, from `encode_images`.
-        images: the same images.
-        bootstrap: of the intervals.
-        exchanged: whether each box is asked for by the name of the other lung: a control.
-
-    Returns:
-        Figures over all boxes, and the chance of `pointing`. `side` is the share of boxes
-        whose half of the image scores higher than the other half, by the mean; its chance
-        is 0.5, since a model that prefers one half whatever the name is right once an image.
+    `exchanged` asks for each box by the name of the other lung: a control. Gives figures over all
+    boxes, and the chance of `pointing`. `side` is the share of boxes whose half of the image scores
+    higher than the other half, by the mean; its chance is 0.5, since a model that prefers one half
+    whatever the name is right once an image.
     """
     names = (RIGHT, LEFT) if exchanged else (LEFT, RIGHT)
     units = [
@@ -99,17 +82,9 @@ def evaluate_covered(
 ) -> dict[str, Figure]:
     """See which cells of the encoder's grid change when a lung is painted over.
 
-    Args:
-        model: the model.
-        encoded: the images, from `encode_images`.
-        images: the same images.
-        settings: how the model's images are prepared.
-        bootstrap: of the intervals.
-
-    Returns:
-        `pointed`: share of lungs where the change (1 - cosine) peaks in the lung's box;
-        `side`: where it peaks in the lung's half of the image; `cnr_signed`: how far the
-        change stands out in the box.
+    `pointed`: share of lungs where the change (1 - cosine) peaks in the lung's box; `side`: where
+    it peaks in the lung's half of the image; `cnr_signed`: how far the change stands out in the
+    box.
     """
     columns: dict[str, list[float | None]] = {"pointed": [], "side": [], "cnr_signed": []}
     for side in (LEFT, RIGHT):
@@ -128,14 +103,7 @@ def evaluate_covered(
 
 
 def turn(images: Sequence[LungImage]) -> list[LungImage]:
-    """Mirror images left to right; their boxes stay where they are.
-
-    Args:
-        images: the images.
-
-    Returns:
-        Images of the same sizes, the other lung in each box.
-    """
+    """Mirror images left to right; their boxes stay, so that each holds the other lung."""
     return [
         replace(image, image=replace(image.image, pixels=image.image.pixels[:, ::-1].copy()))
         for image in images
@@ -143,15 +111,7 @@ def turn(images: Sequence[LungImage]) -> list[LungImage]:
 
 
 def cover(image: LungImage, side: str) -> GreyImage:
-    """Paint over one lung's box with the image's mean grey.
-
-    Args:
-        image: the image.
-        side: `LEFT` or `RIGHT`.
-
-    Returns:
-        An image of the same size.
-    """
+    """Paint over one lung's box (`LEFT` or `RIGHT`) with the image's mean grey."""
     pixels = image.image.pixels.copy()
     pixels[mask_of(image, side)] = round(float(pixels.mean()))
     return replace(image.image, pixels=pixels)
