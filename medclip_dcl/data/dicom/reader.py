@@ -8,6 +8,7 @@ identifiers do not enter memory as values. Each syntax has one pinned decoder.
 import io
 import math
 import re
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -100,6 +101,7 @@ _MAX_ELEMENTS = 20_000  # images have some hundred; each costs pydicom some micr
 _UNDEFINED = 0xFFFFFFFF
 _ITEM = b"\xfe\xff\x00\xe0"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0"
+_RLE_HEADER_BYTES = 64
 _FILL = b"\0\xff"  # writers fill the last item with either
 _STREAM_END = b"\xff\xd9"  # EOI of JPEG and JPEG-LS, EOC of JPEG 2000
 
@@ -403,8 +405,12 @@ def _rle(frame: bytes, size: _Size, bits_allocated: int) -> Words:
     segments = int.from_bytes(frame[:4], "little")
     if segments != bits_allocated // 8:
         raise ImageError("corrupt", f"the RLE frame has {segments} segments")
-    # The decoder takes the number of segments from the frame, so it is checked above; its answer
-    # may be longer or shorter than the image, so it is counted below.
+    # The decoder takes number and places of the segments from the frame and reads there, be it
+    # beyond the frame's end (PS3.5 G.5). Its answer may be longer or shorter than the image.
+    head = frame[:_RLE_HEADER_BYTES].ljust(_RLE_HEADER_BYTES, b"\0")
+    bounds = [_RLE_HEADER_BYTES - 1, *struct.unpack_from(f"<{segments}I", head, 4), len(frame)]
+    if bounds != sorted({*bounds}):
+        raise ImageError("corrupt", "the RLE frame's segments do not follow one another in it")
     kind = np.dtype(np.uint16 if bits_allocated == 16 else np.uint8)
     words = np.frombuffer(imagecodecs.dicomrle_decode(frame, kind.str), kind)
     if words.size != size[0] * size[1]:
