@@ -54,7 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--room", choices=sorted(rooms), action="append")
     parser.add_argument("--sample", type=int, default=50, help="mutants of a room; 0: all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--without-seed", type=int, help="leave out the mutants of this seed")
+    parser.add_argument(
+        "--without-seed",
+        type=int,
+        action="append",
+        default=[],
+        help="leave out the mutants that were drawn with this seed, as the kept results say",
+    )
     arguments = parser.parse_args(argv)
     # What tests/conftest.py sets before torch is imported, which here is earlier.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -70,11 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _room(name: str, room: Mapping[str, Any], arguments: argparse.Namespace) -> int:
-    def drawn(seed: int, without: Sequence[Mutant] = ()) -> tuple[list[Mutant], int]:
-        return sample(ROOT, room["modules"], arguments.sample or sys.maxsize, seed, without)
-
-    known = [] if arguments.without_seed is None else drawn(arguments.without_seed)[0]
-    mutants, total = drawn(arguments.seed, known)
+    known: list[Mutant] = []
+    for seed in arguments.without_seed:
+        before = _results()["rooms"].get(name, {}).get(str(seed), {"drawn": arguments.sample})
+        known += sample(ROOT, room["modules"], before["drawn"], seed)[0]
+    count = arguments.sample or sys.maxsize
+    mutants, total = sample(ROOT, room["modules"], count, arguments.seed, known)
     tests = [path for item in room["tests"] for path in _test_files(item)]
     digest = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in tests)).hexdigest()
     tests += room.get("pytest", [])
@@ -240,6 +247,10 @@ def _finished(tests: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def _results() -> dict[str, Any]:
+    return dict(json.loads(RESULTS.read_text("utf-8"))) if RESULTS.is_file() else {"rooms": {}}
+
+
 def _log_lines() -> list[str]:
     return LOG.read_text(encoding="utf-8", errors="replace").splitlines()
 
@@ -275,7 +286,7 @@ def _report(
     figures |= {"survived": len(survived), "score": round(score, 3), "met": score >= GOAL}
     print(f"{name}: {json.dumps(figures)}")
     commit = _git("rev-parse", "--short=10", "HEAD").strip()
-    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {"rooms": {}}
+    results = _results()
     results |= {"benchmark": "mutation", "command": "make mutants", "goal": GOAL}
     results["machine"] = machine()
     results["rooms"].setdefault(name, {})[str(arguments.seed)] = figures | {

@@ -167,7 +167,7 @@ def mutants_table() -> str:
     kept = json.loads((RESULTS / "mutants.json").read_text("utf-8"))
     for room, draws in kept["rooms"].items():
         for _, found in sorted(draws.items()):
-            draw = "first" if found["without_seed"] is None else "fresh"
+            draw = "fresh" if found["without_seed"] else "first"
             noticed = found["killed"] + found["timeout"]
             counts = (found["drawn"], noticed, found["equivalent"], found["survived"])
             score = f"{found['score']:.0%}"
