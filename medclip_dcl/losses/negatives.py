@@ -85,7 +85,6 @@ def reweight_hard(s: Pairs, positive: Int[Tensor, " anchors"], beta: float) -> P
     return _softmax_weights(beta * s.detach().float(), positive)
 
 
-@torch.no_grad()
 def negative_gauges(
     s: Pairs,
     positive: Int[Tensor, " anchors"],
