@@ -76,6 +76,8 @@ def test_the_parts_are_what_they_are_by_hand() -> None:
     assert found.ceiling == pytest.approx(math.log((1 + 4 * (e2 - 0.5) / 0.5) / (1 + 4 / e2)))
     assert found.total == pytest.approx(sum(found[:3]))
     assert bias_bound(4, 1, 0.2, 1.0).wrong_eta == 0
+    nobody = bias_bound(4, 1, 0.0, 1.0)  # no false negatives: only the draw of the N is left
+    assert nobody.total == nobody.negatives == pytest.approx(0.8 * 6.389056 / (2 * 2))
     paper = 3 * e2 * math.sqrt(math.pi / 2)
     assert bias_bound(4, 1, 0.2, 1.0).negatives < paper / (2 * 0.8) / 8
 
@@ -96,7 +98,11 @@ def test_the_corrected_loss_is_that_of_the_loss_itself() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(0, 1, 0.1, 1.0), (1, 0, 0.1, 1.0), (1, 1, 1.0, 1.0), (1, 1, 0.1, 0.0), (1, 1, 0.1, 1.0, 1.0)],
+    [
+        *((0, 1, 0.1, 1.0), (1, 0, 0.1, 1.0), (1, 1, 0.1, 0.0)),
+        *((1, 1, rho, 1.0) for rho in (-0.1, 1.0)),
+        *((1, 1, 0.1, 1.0, eta) for eta in (-0.1, 1.0)),
+    ],
 )
 def test_what_is_out_of_range_is_refused(arguments: tuple[float, ...]) -> None:
     with pytest.raises(ObjectiveError, match="at least 1"):

@@ -83,6 +83,8 @@ def test_gauges_of_weights_by_hand() -> None:
     # (2 + 1)^2 / (4 + 1) = 1.8 and 3; one of three weighs nothing, none of three.
     assert found["effective_negatives"].item() == pytest.approx((1.8 + 3) / 2)
     assert found["negatives_removed"].item() == pytest.approx((1 / 3 + 0) / 2)
+    smaller = negative_gauges(s, positive, weights / 10)  # their size cancels out
+    assert smaller["effective_negatives"].item() == pytest.approx((1.8 + 3) / 2)
     found = negative_gauges(s, positive, weights, excluded=weights == 2)
     assert found["effective_negatives"].item() == pytest.approx((1 + 3) / 2)
     assert found["negatives_removed"].item() == pytest.approx((2 / 3 + 0) / 2)
