@@ -58,10 +58,16 @@ def test_the_interval_is_that_of_rows_repeated_as_often_as_they_are_drawn():
     assert [figure.low, figure.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist())
 
 
-def test_the_interval_does_not_depend_on_how_many_samples_are_measured_at_once(monkeypatch):
-    whole = mean_of(VALUES, SUBJECTS, 100)
-    monkeypatch.setattr("medclip_dcl.evaluation.bootstrap._BLOCK", 24)
-    assert mean_of(VALUES, SUBJECTS, 100) == whole
+def test_samples_are_measured_a_block_at_a_time_and_give_the_same_interval(monkeypatch):
+    whole, sizes = mean_of(VALUES, SUBJECTS, 100), []
+    monkeypatch.setattr("medclip_dcl.evaluation.bootstrap._BLOCK", 31)
+
+    def measure(each):
+        sizes.append(len(each))
+        return {"mean": mean(VALUES, each)}
+
+    assert estimate(measure, SUBJECTS, BootstrapOptions(100, 1), "")["mean"] == whole
+    assert sizes == [3] * 33 + [2]  # at most 31 weights of 8 units in a block
 
 
 def test_repeated_images_of_a_patient_do_not_narrow_the_interval():
@@ -101,8 +107,9 @@ def test_one_patient_has_no_interval():
 
 
 def test_no_rows_are_undefined_not_an_error():
-    figure = mean_of(np.ones(0), [], 100, undefined="no images")
-    assert (figure.value, figure.n, figure.reason) == (None, 0, "no images")
+    for samples in (0, 100):
+        figure = mean_of(np.ones(0), [], samples, undefined="no images")
+        assert (figure.value, figure.n, figure.reason) == (None, 0, "no images")
 
 
 def test_equal_seeds_give_equal_intervals():

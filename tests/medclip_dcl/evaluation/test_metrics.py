@@ -20,6 +20,8 @@ from medclip_dcl.evaluation.metrics import (
     chance_recall,
     expected_ranks,
     mean,
+    mean_of,
+    mean_over_findings,
     median,
     recall_at,
     roc_auc,
@@ -123,6 +125,23 @@ def test_the_weighted_mean_by_hand_leaves_undefined_units_out():
     found = mean(np.array([1.0, 5.0, np.nan, 4.0]), WEIGHTS)
     assert found[:2].tolist() == [10 / 3, 2.0]  # (1 + 5 + 4) / 3; (1 + 1 + 4) / 3
     assert np.isnan(found[2])
+
+
+def test_the_mean_of_figures_is_over_those_that_each_sample_defines():
+    found = mean_of([np.array([1.0, np.nan, np.nan]), np.array([3.0, 5.0, np.nan])])
+    assert found[:2].tolist() == [2.0, 5.0]
+    assert np.isnan(found[2])
+
+
+def test_the_mean_over_findings_leaves_out_those_without_both_classes():
+    one = {"auc": np.array([0.5, np.nan]), "accuracy": np.array([0.6, 1.0])}
+    other = {"auc": np.array([0.9, 0.7]), "accuracy": np.array([0.8, 0.4]), "more": np.zeros(2)}
+    found = mean_over_findings([one, other])
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "mean_auc": pytest.approx([0.7, 0.7]),
+        "mean_accuracy": pytest.approx([0.7, 0.4]),
+    }
+    assert mean_over_findings([]) == {}
 
 
 def test_the_weighted_median_by_hand():
@@ -310,6 +329,3 @@ def test_ranks_agree_with_scikit_learn_where_one_item_is_correct():
     correct = np.eye(12, dtype=bool)[generator.integers(12, size=40)]
     expected = label_ranking_average_precision_score(correct, scores)
     assert (1 / best_ranks(scores, correct)).mean() == pytest.approx(expected, abs=1e-9, rel=0)
-
-
-# A 4x4 heatmap with the top left 2x2 inside: inside 3, 1, 3, 1; outside four 1 and eight 0.
