@@ -128,7 +128,10 @@ def _apply(candidate: _Candidate, source: str) -> Mutant | None:
     from cosmic_ray.mutating import mutate_code
 
     operator = _operators()[candidate.operator]
-    mutated = mutate_code(source, operator, candidate.occurrence)
+    try:
+        mutated = mutate_code(source, operator, candidate.occurrence)
+    except AttributeError:  # cosmic-ray cannot replace an exception whose name has a dot
+        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", SyntaxWarning)  # `is` with a literal
