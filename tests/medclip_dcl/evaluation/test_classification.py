@@ -67,12 +67,14 @@ def test_one_of_several_findings_is_named():
 
 
 def test_images_of_several_findings_have_no_class_and_classes_are_drawn_alike():
-    images = shown(*[{(0, 0): "fluid"}] * 5, {(0, 0): "cyst"}, {(0, 0): "cyst"})
-    truth = np.array([[1, 1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 1, 1]], dtype=np.int8)
-    outcome, rows = evaluate_classes(oracle(), images, FINDINGS, truth, SAMPLING, 2)
-    assert [row["finding"] for row in rows].count("fluid") == 2
-    assert "image-0" not in {row["image_id"] for row in rows}
-    assert outcome.pool == {"images": 4, "classes": 2}
+    images = shown(*[{(0, 0): "fluid"}] * 9, {(0, 0): "cyst"}, {(0, 0): "cyst"})
+    truth = np.array([[1] * 9 + [0] * 2, [1] + [0] * 8 + [1] * 2], dtype=np.int8)
+    outcome, rows = evaluate_classes(oracle(), images, FINDINGS, truth, SAMPLING, 7)
+    assert [row["finding"] for row in rows].count("fluid") == 7
+    drawn = {row["image_id"] for row in rows}
+    assert "image-0" not in drawn
+    assert len(drawn) == 9  # nobody twice
+    assert outcome.pool == {"images": 9, "classes": 2}
 
 
 def test_one_class_is_no_question():

@@ -49,6 +49,8 @@ def test_a_probe_finds_what_features_hold_and_no_more(probed):
     assert list(outcome.groups) == ["0.1", "1"]
     assert set(rows[0]) == set(PROBES.schema.names)
     assert len(rows) == 50 * 2 * (3 + 1)  # images x findings x draws
+    drawn = {(row["fraction"], row["draw"]) for row in rows}
+    assert drawn == {(0.1, 0), (0.1, 1), (0.1, 2), (1.0, 0)}
     by_finding = {
         name: [row for row in rows if (row["finding"], row["fraction"]) == (name, 1.0)]
         for name in ("fluid", "cyst")
@@ -71,8 +73,9 @@ def test_the_figure_is_the_mean_over_findings_with_its_interval(probed):
 def test_a_finding_that_lacks_a_class_anywhere_is_left_out():
     splits = [images(60, 0), images(50, 2)]
     splits[1][1][1] = UNKNOWN
-    outcome, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
-    assert {row["finding"] for row in rows} == {"fluid"}
+    splits[1][1][0, 0] = UNKNOWN  # one image, which leaves the finding both classes
+    outcome, rows = evaluate_probe(splits, FINDINGS, [1.0], BootstrapOptions(0, 0))
+    assert [row["finding"] for row in rows] == ["fluid"] * 49
     splits[1][1][0] = 1
     outcome, rows = evaluate_probe(splits, FINDINGS, FRACTIONS, BootstrapOptions(0, 0))
     assert "no finding has images of both classes" in outcome.absent

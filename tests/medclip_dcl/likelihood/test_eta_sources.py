@@ -33,7 +33,9 @@ def test_frequency_is_the_share_of_training_reports():
         (SentenceClaims(("Edema", "Pneumonia"), (), False), 1 / 5),
         (SentenceClaims((), ("Edema",), False), 2 / 5),
         (SentenceClaims((), ("Edema", "Pneumonia"), False), 2 / 5),
+        (SentenceClaims((), ("Pneumonia",), False), 4 / 5),
         (SentenceClaims((), (), True), 2 / 5),
+        (SentenceClaims(("Edema",), (), True), 2 / 5),  # what is asserted goes before normal
         (SentenceClaims((), (), False), 0),
     ],
 )
