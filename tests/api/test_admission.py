@@ -72,13 +72,20 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
         with pytest.raises(ApiError) as gone:
             await turns.run(Caller(gone=True), lambda: begun.append("gone"))
         assert gone.value.code == "client_gone"
+        leaving = Caller()
+        left = asyncio.create_task(turns.run(leaving, lambda: begun.append("left")))
         after = asyncio.create_task(turns.run(Caller(), lambda: begun.append("after")))
         await asyncio.sleep(0.02)
+        leaving.left.set()
+        with pytest.raises(ApiError):
+            await asyncio.wait_for(left, 5)
         assert begun == []  # who left has made no place
         go.set()
         await asyncio.gather(long, after)
         assert begun.pop() == "after"
         assert await turns.run(Caller(), lambda: "next") == "next"
+        with pytest.raises(ApiError, match="client_gone"):
+            await turns.run(Caller(gone=True), lambda: begun.append("gone"))
 
     asyncio.run(ask())
     assert begun == []

@@ -82,6 +82,7 @@ def test_everything_else_asks_for_a_key(client: TestClient, method: str, path: s
         {"X-API-Key": KEY + "x"},
         {"Authorization": KEY},
         {"Authorization": f"Basic {KEY}"},
+        {"Authorization": f"Token {KEY}"},
         {"Authorization": "Bearer"},
         {"Authorization": f"Bearer {KEY}", "X-API-Key": KEY},
     ],
@@ -96,7 +97,8 @@ def test_a_key_in_the_query_is_none(client: TestClient) -> None:
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
 def test_each_key_opens_by_either_header(client: TestClient, key: str) -> None:
-    assert client.get("/metrics", headers={"X-API-Key": key}).status_code == 200
+    named = {"X-API-Key": key, "X-Request-ID": "a"}
+    assert client.get("/metrics", headers=named).status_code == 200
     assert client.get("/metrics", headers={"Authorization": f"bearer {key}"}).status_code == 200
 
 

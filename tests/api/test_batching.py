@@ -31,6 +31,20 @@ def held(batches: MicroBatcher) -> tuple[asyncio.Future[None], threading.Event]:
     return asyncio.ensure_future(batches.run(lambda: go.wait(10) and None)), go
 
 
+def together(metrics: Metrics, *questions: tuple[object, ...]) -> list[object]:
+    """Ask while the model is busy; the answers, and what was raised in their place."""
+
+    async def ask() -> list[object]:
+        batches = MicroBatcher(8, metrics)
+        _, go = held(batches)
+        asked = [asyncio.ensure_future(batches.submit(Caller(), *each)) for each in questions]  # type: ignore[arg-type]
+        await asyncio.sleep(0.02)
+        go.set()
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    return asyncio.run(ask())
+
+
 def images_in_batches(metrics: Metrics) -> tuple[float, float]:
     """Forward passes and images in them."""
     get: Callable[[str], float | None] = metrics.registry.get_sample_value
@@ -39,19 +53,7 @@ def images_in_batches(metrics: Metrics) -> tuple[float, float]:
 
 def test_images_in_company_are_answered_as_alone(predictor: Predictor) -> None:
     images, metrics = random_images(11), Metrics()
-
-    async def ask() -> list[Tensor]:
-        batches = MicroBatcher(8, metrics)
-        _, go = held(batches)
-        asked = [
-            asyncio.ensure_future(batches.submit(Caller(), predictor, image, torch.clone))
-            for image in images
-        ]
-        await asyncio.sleep(0.05)
-        go.set()
-        return list(await asyncio.gather(*asked))
-
-    found = asyncio.run(ask())
+    found = together(metrics, *((predictor, image, torch.clone) for image in images))
     assert images_in_batches(metrics) == (2, 11)  # eight, then three
     for image, regions in zip(images, found, strict=True):
         alone = predictor.embed_images(image[None])[0]
@@ -70,30 +72,14 @@ def test_what_images_ask_alike_is_made_of_all_of_them_at_once(predictor: Predict
         found = predictor.classify_regions(regions)
         return [[item.score for item in scores] for scores in found]
 
-    async def ask() -> list[list[float]]:
-        batches = MicroBatcher(8, Metrics())
-        _, go = held(batches)
-        asked = [
-            asyncio.ensure_future(
-                batches.submit(
-                    Caller(),
-                    predictor,
-                    image,
-                    list if row % 2 else lambda regions: classified(regions[None])[0],
-                    batched=classified if row % 2 else None,
-                )
-            )
-            for row, image in enumerate(images)
-        ]
-        await asyncio.sleep(0.05)
-        go.set()
-        return list(await asyncio.gather(*asked))
-
-    found = asyncio.run(ask())
+    alike = (list, classified)
+    alone = (lambda regions: classified(regions[None])[0],)
+    asked = ((predictor, image, *(alike if row % 2 else alone)) for row, image in enumerate(images))
+    found = together(Metrics(), *asked)
     assert sorted(sizes) == [1, 1, 1, 3]
     for image, scores in zip(images, found, strict=True):
-        (alone,) = predictor.classify_regions(predictor.embed_images(image[None]))
-        assert scores == pytest.approx([item.score for item in alone], abs=TOLERANCE)
+        (own,) = predictor.classify_regions(predictor.embed_images(image[None]))
+        assert scores == pytest.approx([item.score for item in own], abs=TOLERANCE)
 
 
 def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> None:
@@ -119,26 +105,22 @@ def test_nothing_is_computed_for_the_late_and_the_gone(predictor: Predictor) -> 
     assert images_in_batches(metrics) == (1, 1)
 
 
-def test_a_fault_of_one_question_is_told_to_it_alone(predictor: Predictor) -> None:
+@pytest.mark.parametrize("fault", [ZeroDivisionError(), MemoryError(), torch.OutOfMemoryError()])
+def test_a_fault_of_one_question_is_told_to_it_alone(fault: Exception) -> None:
     image = random_images(1)[0]
 
     def fail(_regions: Tensor) -> None:
-        raise ZeroDivisionError
+        raise fault
 
-    async def ask() -> list[object]:
-        batches = MicroBatcher(8, Metrics())
-        _, go = held(batches)
-        asked = [
-            asyncio.ensure_future(batches.submit(Caller(), predictor, image, answer))
-            for answer in (fail, lambda _: "fine")
-        ]
-        await asyncio.sleep(0.02)
-        go.set()
-        return list(await asyncio.gather(*asked, return_exceptions=True))
-
-    fault, fine = asyncio.run(ask())
-    assert isinstance(fault, ZeroDivisionError)
+    found, fine = together(
+        Metrics(), (Cramped(8), image, fail), (Cramped(8), image, lambda _: "fine")
+    )
     assert fine == "fine"
+    if isinstance(fault, ZeroDivisionError):
+        assert found is fault
+    else:
+        assert isinstance(found, ApiError)
+        assert found.code == "out_of_memory"
 
 
 class Cramped:
@@ -161,24 +143,12 @@ class Broken:
 
 
 def test_a_fault_of_a_forward_pass_is_reported_to_all_and_the_queue_goes_on() -> None:
-    image = random_images(1)[0]
-
-    async def ask() -> list[object]:
-        batches = MicroBatcher(8, Metrics())
-        _, go = held(batches)
-        asked = [
-            asyncio.ensure_future(batches.submit(Caller(), model, image, lambda _: "fine"))
-            for model in (broken, broken, Cramped(8))
-        ]
-        await asyncio.sleep(0.02)
-        go.set()
-        return list(await asyncio.gather(*asked, return_exceptions=True))
-
-    broken = Broken()
-    first, second, fine = asyncio.run(ask())
-    assert isinstance(first, ZeroDivisionError)
-    assert isinstance(second, ZeroDivisionError)
-    assert fine == "fine"
+    image, broken = random_images(1)[0], Broken()
+    models = (broken, broken, Cramped(8))
+    found = together(Metrics(), *((model, image, lambda _: "fine") for model in models))
+    assert isinstance(found[0], ZeroDivisionError)
+    assert isinstance(found[1], ZeroDivisionError)
+    assert found[2] == "fine"
 
 
 def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
@@ -212,41 +182,76 @@ def test_what_waits_is_counted_and_what_is_withdrawn_is_not() -> None:
 @pytest.mark.parametrize(("room", "answers"), [(1, ["fine"] * 3), (0, ["out_of_memory"] * 3)])
 def test_a_batch_that_does_not_fit_is_tried_image_by_image(room: int, answers: list[str]) -> None:
     image, model = random_images(1)[0], Cramped(room)
-
-    async def ask() -> list[object]:
-        batches = MicroBatcher(8, Metrics())
-        _, go = held(batches)
-        asked = [
-            asyncio.ensure_future(batches.submit(Caller(), model, image, lambda _: "fine"))
-            for _ in range(3)
-        ]
-        await asyncio.sleep(0.02)
-        go.set()
-        return list(await asyncio.gather(*asked, return_exceptions=True))
-
-    reported = asyncio.run(ask())
-    assert [item.code if isinstance(item, ApiError) else item for item in reported] == answers
+    found = together(Metrics(), *[(model, image, lambda _: "fine")] * 3)
+    assert [item.code if isinstance(item, ApiError) else item for item in found] == answers
 
 
 def test_two_models_share_no_forward_pass(predictor: Predictor) -> None:
-    image, metrics = random_images(1)[0], Metrics()
+    image, metrics, other = random_images(1)[0], Metrics(), Cramped(8)
+    models = (predictor, predictor, other, predictor)
+    found = together(metrics, *((item, image, lambda _, item=item: id(item)) for item in models))
+    assert found == [id(item) for item in models]
+    assert images_in_batches(metrics) == (3, 4)
 
-    async def ask() -> list[str]:
-        batches = MicroBatcher(8, metrics)
-        _, go = held(batches)
+
+def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> None:
+    image, seen, passed = random_images(1)[0], [], threading.Event()
+
+    class Slow(Cramped):
+        def embed_images(self, images: np.ndarray) -> Tensor:
+            seen.append(len(images))
+            passed.wait(10)
+            return super().embed_images(images)
+
+    async def ask() -> list[object]:
+        batches, model = MicroBatcher(8, Metrics()), Slow(8)
+        busy, go = held(batches)
+        callers = [Caller(0.1), Caller(), Caller()]
         asked = [
-            asyncio.ensure_future(
-                batches.submit(Caller(), model, image, lambda _, model=model: id(model))
-            )
-            for model in (predictor, predictor, other, predictor)
+            asyncio.ensure_future(batches.submit(caller, model, image, lambda _: "fine"))
+            for caller in callers
         ]
         await asyncio.sleep(0.02)
+        time.sleep(0.1)  # the loop is busy: it cannot withdraw the question at its deadline
         go.set()
-        return list(await asyncio.gather(*asked))
+        while not seen:
+            time.sleep(0.01)
+        callers[1].left.set()  # it waits on: what has begun is not undone
+        await asyncio.sleep(0.02)
+        asked[1].cancel()
+        await asyncio.sleep(0.02)
+        passed.set()
+        async with asyncio.timeout(10):
+            return list(await asyncio.gather(*asked, busy, return_exceptions=True))
 
-    other = Cramped(8)
-    assert asyncio.run(ask()) == [id(item) for item in (predictor, predictor, other, predictor)]
-    assert images_in_batches(metrics) == (3, 4)
+    late, cancelled, fine, _ = asyncio.run(ask())
+    assert seen == [2]  # the late one cost nothing
+    assert isinstance(late, ApiError)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert (late.code, fine) == ("deadline", "fine")
+
+
+def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed() -> None:
+    def of_models() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "model"}
+
+    before, batches, go = of_models(), MicroBatcher(8, Metrics()), threading.Event()
+
+    async def leave() -> None:
+        asyncio.ensure_future(batches.run(lambda: go.wait(10)))  # noqa: RUF006 (nobody waits)
+        await asyncio.sleep(0.02)
+
+    async def ask() -> object:
+        return await batches.run(lambda: "fine")
+
+    asyncio.run(leave())
+    go.set()
+    assert asyncio.run(ask()) == "fine"
+    (thread,) = of_models() - before
+    assert thread.daemon  # a process that ends waits for no forward pass
+    batches.close()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_an_image_that_comes_alone_does_not_wait_for_others(predictor: Predictor) -> None:

@@ -24,8 +24,11 @@ HEAD = b'--xyz\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n
 END = b"\r\n--xyz--\r\n"
 
 
-def gathered(body: bytes, memory: BodyMemory) -> tuple[bytes, RequestState, Body]:
-    """Send a body whole: what goes to the form's parser, the request's state, and the account."""
+def gathered(
+    body: bytes, memory: BodyMemory, *, in_pieces: bool = False
+) -> tuple[bytes, RequestState, Body]:
+    """Send a body: what goes to the form's parser, the request's state, and the account."""
+    pieces = [{"body": body[:9], "more_body": True}, {"more_body": True}, {"body": body[9:]}]
 
     async def read(into: memoryview, hold: Callable[[int], None]) -> bool:
         hold(len(body))
@@ -35,15 +38,16 @@ def gathered(body: bytes, memory: BodyMemory) -> tuple[bytes, RequestState, Body
     state = RequestState("id")
     scope: dict[str, Any] = {
         "headers": [(b"content-length", str(len(body)).encode()), (b"content-type", KIND)],
-        "extensions": {READ_BODY: read},
+        "extensions": {} if in_pieces else {READ_BODY: read},
         "state": {"request": state},
     }
     counted = Body(memory)
 
-    async def nothing() -> Any:
-        raise AssertionError("the body is read whole")
+    async def receive() -> Any:
+        assert in_pieces
+        return {"type": "http.request"} | pieces.pop(0)
 
-    message = asyncio.run(counted.gather(scope, nothing))
+    message = asyncio.run(counted.gather(scope, receive))
     assert (message["type"], message["more_body"]) == ("http.request", False)
     return message["body"], state, counted
 
@@ -61,6 +65,18 @@ def test_workers_read_an_image_where_it_arrived() -> None:
             assert counted.size == len(HEAD + image + END)
             counted.release()
             state.image = None
+
+
+def test_a_body_in_pieces_is_set_aside_and_counted_alike() -> None:
+    image, account = bytes(range(256)) * (LARGE // 256), BodyMemory(2 * LARGE, 2 * LARGE)
+    small = image[:-1]
+    for sent, left, aside in ((image, b"", image), (small, small, b"")):
+        body = HEAD + sent + END
+        form, state, counted = gathered(body, account, in_pieces=True)
+        assert (form, bytes(state.image or b"")) == (HEAD + left + END, aside)
+        assert counted.size == len(body)
+        counted.release()
+    assert account.hold(2 * LARGE)
 
 
 def test_memory_is_used_again_when_nobody_refers_to_it() -> None:

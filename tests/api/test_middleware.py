@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
 from api.auth import Auth
@@ -49,6 +51,14 @@ def app_with(
     async def framed() -> Response:
         return Response(headers={"Cache-Control": "max-age=60"})
 
+    @app.get("/cut")
+    async def cut() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"a"
+            raise ZeroDivisionError
+
+        return StreamingResponse(pieces())
+
     @app.post("/fault")
     async def fault() -> None:
         raise ZeroDivisionError("a secret")
@@ -60,15 +70,18 @@ def app_with(
     return app
 
 
-def ask(app: FastAPI, pieces: list[bytes | float], path: str = "/count", **headers: str) -> Any:
-    """Send a body piece by piece; a number is a pause in seconds. Status and JSON."""
+Piece = bytes | float | Callable[[], object]
+
+
+def ask(app: FastAPI, pieces: list[Piece], path: str = "/count", **headers: str) -> Any:
+    """Send a body in pieces, with pauses in seconds and what happens meanwhile. Status and JSON."""
     sent = exchange(app, pieces, path, headers=list(headers.items()))
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
 def exchange(
     app: FastAPI,
-    pieces: list[bytes | float],
+    pieces: list[Piece],
     path: str,
     method: str = "POST",
     headers: list[tuple[str, str]] = [],  # noqa: B006 (it is only read)
@@ -81,7 +94,10 @@ def exchange(
             piece = left.pop(0)
             if isinstance(piece, bytes):
                 return {"type": "http.request", "body": piece, "more_body": bool(left)}
-            await asyncio.sleep(piece)
+            if callable(piece):
+                piece()
+            else:
+                await asyncio.sleep(piece)
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -108,8 +124,10 @@ def exchange(
 MEBIBYTE = bytes(1 << 20)
 
 
-def test_bodies_up_to_the_limit_pass() -> None:
-    assert ask(app_with(max_body_mb=2), [MEBIBYTE, MEBIBYTE]) == (200, str(2 << 20).encode())
+@pytest.mark.parametrize("declared", [{}, {"content_length": str(2 << 20)}])
+def test_bodies_up_to_the_limit_pass(declared: dict[str, str]) -> None:
+    found = ask(app_with(max_body_mb=2), [MEBIBYTE, MEBIBYTE], **declared)
+    assert found == (200, str(2 << 20).encode())
 
 
 def test_an_undeclared_body_is_cut_off_where_it_passes_the_limit() -> None:
@@ -137,6 +155,16 @@ def test_without_a_place_nothing_is_read() -> None:
     assert ask(app_with(limiter), [b"abc"]) == (200, b"3")
 
 
+def test_who_finds_no_place_left_when_the_body_has_arrived_gives_its_bytes_back() -> None:
+    limiter = ConcurrencyLimiter(1, Metrics())
+    app = app_with(limiter)
+    status, body = ask(app, [bytes(6 << 20), limiter.take, b"a"])  # of eight MiB for all bodies
+    assert (status, b"overloaded" in body) == (503, True)
+    assert limiter.is_full  # another's place is not given away
+    limiter.leave()
+    assert ask(app, [bytes(6 << 20)]) == (200, str(6 << 20).encode())
+
+
 def test_places_are_given_back_after_faults() -> None:
     limiter = ConcurrencyLimiter(1, Metrics())
     app = app_with(limiter)
@@ -145,6 +173,27 @@ def test_places_are_given_back_after_faults() -> None:
         assert (status, b"internal" in body) == (500, True)
         assert b"secret" not in body
     assert limiter.take()
+
+
+def test_a_fault_within_an_answer_begins_no_second_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    starts = [message for message in exchange(app_with(), [], "/cut", "GET") if "status" in message]
+    assert [message["status"] for message in starts] == [200]
+    assert [record.msg for record in caplog.records] == ["fault", "request"]
+    assert vars(caplog.records[1])["facts"]["code"] == "internal"
+
+
+def test_what_is_no_request_goes_by() -> None:
+    passed = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        passed.append(scope)
+
+    parts = ServeSettings(model="m"), OPEN, ConcurrencyLimiter(0, Metrics()), BodyMemory(0, 0)
+    middleware: Any = RequestMiddleware(app, *parts, Metrics())
+    for kind in ("lifespan", "websocket", "a"):
+        asyncio.run(middleware({"type": kind}, None, None))
+    assert passed == [{"type": "lifespan"}, {"type": "websocket"}, {"type": "a"}]
 
 
 def test_an_image_that_took_too_long_is_no_busy_model() -> None:
@@ -204,18 +253,20 @@ def test_a_line_says_what_was_asked_and_how_it_went(caplog: pytest.LogCaptureFix
     metrics = Metrics()
     app = app_with(metrics=metrics)
     exchange(app, [b"ab", 0.05, b"c"], "/count", headers=[("x-request-id", "one")])
-    exchange(app, [b"abc"], "/count", headers=[("content-encoding", "gzip")])
+    for coding in ("zstd", "gzip"):
+        exchange(app, [b"abc"], "/count", headers=[("content-encoding", coding)])
     exchange(app, [], "/secret", "SECRET")
-    counted, refused, unknown = (vars(record)["facts"] for record in caplog.records)
+    counted, refused, also, unknown = (vars(record)["facts"] for record in caplog.records)
     milliseconds = counted.pop("ms")
     assert 50 <= counted.pop("timings")["receive"] <= milliseconds < 5000
     assert counted == {"request_id": "one", "method": "POST", "route": "/count", "status": 200}
-    assert (refused["status"], refused["code"]) == (415, "content_encoding")
+    for facts in (refused, also):
+        assert (facts["status"], facts["code"]) == (415, "content_encoding")
     assert (unknown["method"], unknown["route"], unknown["status"]) == ("other", "unmatched", 404)
     assert "secret" not in str(unknown).lower()
     value = metrics.registry.get_sample_value
     assert value("medclip_requests_total", {"route": "/count", "status": "200"}) == 1
-    assert value("medclip_refusals_total", {"code": "content_encoding"}) == 1
+    assert value("medclip_refusals_total", {"code": "content_encoding"}) == 2
     assert value("medclip_request_seconds_count", {"route": "/count"}) == 1
     seconds = value("medclip_request_seconds_sum", {"route": "/count"})
     assert seconds == pytest.approx(milliseconds / 1000, abs=1e-4)

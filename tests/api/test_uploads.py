@@ -57,6 +57,7 @@ BODIES = {
     "no header": b"--xyz\r\n\r\n" + IMAGE + b"\r\n" + END,
     "two images": part("image", IMAGE, FILE) + part("image", IMAGE, FILE) + END,
     "small": part("image", b"image", FILE) + END,
+    "almost large": part("image", IMAGE[:-1], FILE) + part("text", b"a" * 99) + END,
 }
 
 
@@ -82,7 +83,9 @@ def without_large_file(body: bytes) -> tuple[bytes, bytes]:
     return body[:start] + body[end:], body[start:end]
 
 
-@pytest.mark.parametrize("name", ["a large field", "no header", "a preamble", "small"])
+@pytest.mark.parametrize(
+    "name", ["a large field", "no header", "a preamble", "small", "almost large"]
+)
 def test_small_files_and_fields_stay_in_the_form(name: str) -> None:
     assert find_large_file(BODIES[name], len(BODIES[name]), KIND) is None
 
