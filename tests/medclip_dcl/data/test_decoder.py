@@ -137,6 +137,18 @@ def pool_of_one() -> Iterator[Decoder]:
         yield pool
 
 
+def test_memory_is_kept_for_the_next_image_unless_one_took_too_much(
+    pool_of_one: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = dicom_bytes(ramp())
+    pool_of_one.open(file)
+    kept = len(list(Path("/dev/fd").iterdir()))
+    for most, left in ((len(file), kept), (len(file) - 1, kept - 1)):
+        monkeypatch.setattr(images, "KEPT_BYTES", most)
+        assert pool_of_one.open(file).pixels.any()
+        assert len(list(Path("/dev/fd").iterdir())) == left
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_bomb_is_refused_by_name(name: str, pool_of_one: Decoder) -> None:
     data = BOMBS[name].make()

@@ -192,12 +192,16 @@ def test_jpeg_is_turned_as_its_tag_says() -> None:
     assert image.pixels[:, :12].min() > 60000 > 5000 > image.pixels[:, 20:].max()
 
 
-def test_refused_by_first_bytes_and_size() -> None:
+def test_refused_by_first_bytes_and_size(tmp_path: Path) -> None:
     assert refusal(b"") == "empty"
     assert refusal(b"file,view\nimages/a.jpg,PA\n" * 20) == "unknown_format"
-    assert refusal(dicom_bytes(ramp()), max_bytes=1000) == "too_many_bytes"
+    file = dicom_bytes(ramp())
+    assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
+    assert open_image(file, ImagesConfig(max_bytes=len(file))).pixels.any()
     assert refusal(Path("/nowhere/image.dcm")) == "missing"
     assert refusal(Path("/dev/null")) == "missing"
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe") == "missing"  # at once: nobody may ever write to it
 
 
 def test_refused_by_header_before_anything_is_allocated() -> None:

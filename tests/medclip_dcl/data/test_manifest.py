@@ -152,6 +152,33 @@ def test_a_blank_view_counts_as_frontal_where_it_is_asked_for_or_nothing_names_v
         assert [item.image_id for item in chosen.images] == kept
 
 
+def test_inputs_change_with_each_table_file_and_card(tmp_path: Path) -> None:
+    (tmp_path / "s1.txt").write_text("Clear.")
+    table = tmp_path / "table.csv"
+    table.write_text("a")
+    reports = [Study("s1", "p1", "s1.txt")]
+
+    def inputs(**more: object) -> dict[str, str]:
+        raw = studies(tmp_path, studies=reports, tables={"table": table}, **more)
+        raw.images.append(ImageRecord("a", "s1", "p1", "PA", "a.png"))
+        return Source(raw, BoxTable([], set(), 0)).inputs
+
+    first = inputs()
+    assert set(first) == {"table", "files"}
+    assert inputs(card={"name": "owner/set"}).keys() - first.keys() == {"card"}
+    for file, changed in (("s1.txt", {"files"}), ("a.png", {"files"}), ("table.csv", {"table"})):
+        before = inputs()
+        (tmp_path / file).write_text(f"another {file}")
+        assert {name for name, digest in inputs().items() if digest != before[name]} == changed
+
+
+@pytest.mark.parametrize(("size", "found"), [(1024, ["pointer_file"]), (1025, [])])
+def test_a_pointer_has_a_kibibyte_at_most(tmp_path: Path, size: int, found: list[str]) -> None:
+    raw = studies(tmp_path, image("a", 1))
+    (tmp_path / "a.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n".ljust(size))
+    assert [item.reason for item in select(raw, CONFIG).rejects] == found
+
+
 def table(tmp_path: Path, form: TableFormat) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = read_table(tmp_path, form).to_pylist()
     return rows
