@@ -148,6 +148,8 @@ def test_streams_that_are_not_examined_pass() -> None:
     for options in ({"progressive": True}, {"restart_marker_blocks": 4}):
         stream = raster_bytes(with_mid_grey(40), "jpeg", **options)
         require_whole(stream, decoded(stream), 8)
+    stream = raster_bytes(with_mid_grey(40), "jpeg").replace(b"\xff\xda", b"\0\xff\xda", 1)
+    require_whole(stream, decoded(stream), 8)  # a stray byte, over which decoders go
 
 
 def test_fill_bytes_and_an_interval_of_no_restarts_hide_no_cut() -> None:
@@ -317,10 +319,11 @@ def test_the_stream_of_a_jp2_file_is_found_behind_other_boxes(form: str) -> None
         box(b"free") * 63,
         box(b"free", form="to the end"),
         b"\0\0\0\7free",
+        b"\0\0\0\4",
         b"\0\0\0\1free" + bytes(8),
         b"\0\0\0\xfffree",
     ],
-    ids=["many", "the last", "too short", "endless", "beyond"],
+    ids=["many", "the last", "too short", "half a header", "endless", "beyond"],
 )
 def test_a_jp2_file_whose_boxes_lead_astray_is_refused(others: bytes) -> None:
     with pytest.raises(ImageError, match="no code stream"):
