@@ -55,6 +55,7 @@ def test_whole_release_comes_through(tmp_path: Path) -> None:
     assert (labels["Atelectasis"], labels["Cardiomegaly"], labels["Consolidation"]) == (1, 0, -1)
     assert labels["Pneumonia"] is None
     assert rows(tmp_path, manifest.REJECTS) == []
+    assert made(tmp_path).summary["boxes_without_image"] == 0
 
 
 def test_every_fault_has_its_reason(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Splits: one per patient, stable, strict. Selection: what is usable, and a reason for the rest."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -215,6 +216,8 @@ def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
         "rejected": 1,
         "reasons": {"lateral": 1},
     }
+    card = json.loads((tmp_path / manifest.DATASET).read_text())
+    assert list(card) == ["licence", "name"]  # sorted: one card, one content
     assert table(tmp_path, manifest.IMAGES)[0] == {
         "image_id": "a",
         "study_id": "s1",
