@@ -82,9 +82,7 @@ class WorkerSlots:
         reason = await _wait_for(request, turn)
         if reason is None:
             return
-        turn.cancel()
-        if turn.done() and not turn.cancelled():  # it came in the same moment
-            self._turn.release()
+        turn.cancel()  # the semaphore passes on a turn that came in the same moment
         raise ApiError(reason)
 
 

@@ -84,8 +84,11 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
         await asyncio.gather(long, after)
         assert begun.pop() == "after"
         assert await turns.run(Caller(), lambda: "next") == "next"
+        # Of who has left, a loop knows once it has looked at its sockets and then at their readers.
+        loop, unseen = asyncio.get_running_loop(), Caller()
+        loop.call_soon(loop.call_soon, unseen.left.set)
         with pytest.raises(ApiError, match="client_gone"):
-            await turns.run(Caller(gone=True), lambda: begun.append("gone"))
+            await turns.run(unseen, lambda: begun.append("gone"))
 
     asyncio.run(ask())
     assert begun == []
