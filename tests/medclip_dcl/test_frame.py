@@ -256,8 +256,8 @@ def test_every_flipped_or_missing_byte_of_the_header_is_detected(tmp_path: Path)
             header.write_bytes(whole[:index] + flipped + whole[index + 1 :])
             with pytest.raises((ArtifactCorrupt, ArtifactStale)):
                 open_artifact(tmp_path / "thing", ARTIFACT)
-    for length in (0, 1, len(whole) // 2, len(whole) - 1):
-        header.write_bytes(whole[:length])
+    for text in (b"", whole[:1], whole[: len(whole) // 2], whole[:-1], whole + b"\n"):
+        header.write_bytes(text)
         with pytest.raises(ArtifactCorrupt):
             open_artifact(tmp_path / "thing", ARTIFACT)
     header.write_bytes(whole)
@@ -420,6 +420,15 @@ def test_an_old_artifact_that_a_kill_left_is_not_read_in_place_of_the_new(tmp_pa
     assert open_artifact(tmp_path / "thing", ARTIFACT) == new
     assert make(tmp_path / "thing", text="newer").file("data.txt").read_text() == "newer"
     assert not (tmp_path / ".thing.retired").exists()
+
+
+def test_a_writer_may_clear_its_draft_and_folders_above_it_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "above" / "work" / "thing"
+    with write_artifact(path, ARTIFACT, make_fingerprint(ARTIFACT, {}, {})) as writer:
+        for file in writer.directory.iterdir():
+            file.unlink()
+        write_text(writer.directory / "data.txt", "new")
+        assert set(writer.commit({}).files) == {"data.txt"}
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
