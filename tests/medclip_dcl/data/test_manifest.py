@@ -84,11 +84,12 @@ def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(
         image("f", 5, patient=6),
         image("e", 5, patient=4),
         image("c", 1),
+        image("g", 7),
         rejects=[Reject("row-000007", "bad_id")],
     )
     chosen = select(raw, CONFIG)
-    assert [item.image_id for item in chosen.images] == ["c", "d"]
-    assert chosen.subjects == {"s1": "p1", "s2": "p2", "s5": "p5"}
+    assert [item.image_id for item in chosen.images] == ["c", "d", "g"]
+    assert chosen.subjects == {"s1": "p1", "s2": "p2", "s5": "p5", "s7": "p7"}
     assert [tuple(item) for item in chosen.rejects] == [
         ("row-000007", "bad_id"),
         ("b", "lateral"),
@@ -97,7 +98,7 @@ def test_candidates_are_the_images_of_the_right_view_and_rows_that_named_none(
         ("f", "patient_conflict"),
         ("e", "patient_conflict"),
     ]
-    assert (chosen.candidates, chosen.lost) == (6, 4)  # of eight rows, two are of another view
+    assert (chosen.candidates, chosen.lost) == (7, 4)  # of nine rows, two are of another view
     alone = select(RawStudies(tmp_path, studies=raw.studies, has_images=False), CONFIG)
     assert (alone.candidates, alone.lost, len(alone.texts)) == (9, 0, 9)
 
