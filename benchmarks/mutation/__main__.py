@@ -79,7 +79,7 @@ def _room(name: str, room: Mapping[str, Any], arguments: argparse.Namespace) -> 
     known: list[Mutant] = []
     for seed in arguments.without_seed:
         before = _results()["rooms"].get(name, {}).get(str(seed), {"drawn": arguments.sample})
-        known += sample(ROOT, room["modules"], before["drawn"], seed)[0]
+        known += sample(ROOT, room["modules"], before["drawn"], seed, known)[0]
     count = arguments.sample or sys.maxsize
     mutants, total = sample(ROOT, room["modules"], count, arguments.seed, known)
     tests = [path for item in room["tests"] for path in _test_files(item)]
