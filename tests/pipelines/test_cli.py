@@ -106,7 +106,7 @@ def test_a_run_reports_json_then_reuses_and_can_be_quiet(
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["state"] for line in lines[:-1]] == ["made"] * 2
     assert lines[-1]["run"] == str(tmp_path)
-    assert main([*words, "--quiet"]) == 0
+    assert main([*words, "--quiet", "--set", 'jobs=["generate_studies"]']) == 0
     assert capfd.readouterr() == ("", "")
 
     nothing = ["--set", f"work={tmp_path / 'nothing'}", "--set", 'jobs=["split_sentences"]']

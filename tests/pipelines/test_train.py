@@ -40,7 +40,7 @@ from medclip_dcl.model_package import read_model_package, subject_hash
 from medclip_dcl.training.logging import TIMINGS, read_metrics
 from pipelines.train import main
 
-STEPS = 240
+STEPS = 160
 LONG = {"steps": STEPS, "save_every_steps": 20}
 LAUNCH = "accelerate.commands.launch --config_file configs/accelerate/cpu.yaml"
 DEADLINE_S = 90
@@ -238,15 +238,16 @@ def test_a_signal_finishes_the_step_saves_and_exits_with_75(work: Path, number: 
 def test_a_run_does_not_go_on_with_another_eta_or_other_settings(
     work: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert stop_after(work, 5, train=LONG) == 75
+    loop = {**LONG, "steps": 80}
+    assert stop_after(work, 5, train=loop) == 75
     capfd.readouterr()
-    assert train(work, train={**LONG, "learning_rate": 0.5}) == 4
+    assert train(work, train={**loop, "learning_rate": 0.5}) == 4
     assert "settings.train.learning_rate: 0.01 -> 0.5" in capfd.readouterr().err
     write_eta(work, 0.1)
-    assert train(work, train=LONG) == 4
+    assert train(work, train=loop) == 4
     assert "inputs.eta_cache" in capfd.readouterr().err
     write_eta(work, 0.05)
-    assert train(work, train={**LONG, "save_every_steps": 50}) == 0
+    assert train(work, train={**loop, "save_every_steps": 50}) == 0
 
 
 def test_a_run_that_ended_before_it_could_publish_publishes_the_same(
