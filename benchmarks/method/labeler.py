@@ -16,6 +16,7 @@ and no rule was written on them.
 
 import argparse
 import csv
+import functools
 import hashlib
 import json
 import os
@@ -289,6 +290,10 @@ def reads_as_meant(statement: Statement) -> bool:
     )
 
 
+reading = functools.cache(read_report)
+"""A report is in several tables."""
+
+
 def measure_places(part: str, reports: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Print how well sides, zones and degrees of what both assert agree with the indexers'."""
     figures: dict[str, float] = {}
@@ -298,7 +303,7 @@ def measure_places(part: str, reports: Sequence[dict[str, Any]]) -> dict[str, fl
         for report in reports:
             asserted = [
                 item
-                for item in read_report(text_of(report)).mentions
+                for item in reading(text_of(report)).mentions
                 if item.polarity is Polarity.ASSERTED
             ]
             for concepts, true in indexed(report, words).items():
@@ -386,7 +391,7 @@ def measure(
     part: str, reports: Sequence[dict[str, Any]], every: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
     """Print the tables of one part of the reports, and give their figures by name."""
-    readings = [read_report(text_of(report)) for report in reports]
+    readings = [reading(text_of(report)) for report in reports]
     figures: dict[str, float] = {f"reports {part}": len(reports)}
     for level, names, read, truth in (
         ("concepts", [*CONCEPTS_OF, "normal"], concepts_found, labels_of),

@@ -207,7 +207,7 @@ def test_who_is_inside_when_the_service_stops_is_answered_and_nobody_else(tmp_pa
 
 def test_slow_senders_keep_nobody_out_and_are_closed(tmp_path: Path) -> None:
     folder = store(tmp_path)
-    with running(folder, queue=2, body_deadline_s=1.5, header_deadline_s=1) as service:
+    with running(folder, queue=2, body_deadline_s=0.8, header_deadline_s=0.6) as service:
         host, port = service.url.removeprefix("http://").strip("/").split(":")
         slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(12)]
         for number, sender in enumerate(slow):

@@ -86,7 +86,7 @@ class Effort(NamedTuple):
     shuffles: int
 
 
-FULL, QUICK = Effort(1000, 20), Effort(200, 5)
+FULL, QUICK = Effort(1000, 20), Effort(200, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
