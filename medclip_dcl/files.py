@@ -4,6 +4,7 @@ import errno
 import functools
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -29,14 +30,23 @@ def disk_faults_named(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except Exception as error:
         fault = error.__cause__ if isinstance(error, ArtifactUnwritable) else error
-        if not isinstance(fault, OSError) or fault.errno not in DISK_FAULTS:
+        number = _errno_of(fault)
+        if number not in DISK_FAULTS:
             raise
         raise ArtifactUnwritable(
-            f"{path} could not be written: {fault.strerror}; what was there before still holds, "
-            "and so does what had been written; make room and run again to go on"
+            f"{path} could not be written: {os.strerror(number)}; what was there before still "
+            "holds, and so does what had been written; make room and run again to go on"
         ) from fault
+
+
+def _errno_of(error: BaseException | None) -> int:
+    if isinstance(error, OSError):
+        return error.errno or 0
+    # tokenizers raises a plain Exception: "Input/output error (os error 5)"
+    found = re.search(r"\(os error (\d+)\)$", str(error))
+    return int(found[1]) if found else 0
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from medclip_dcl.errors import ArtifactUnwritable, StudyError
 from medclip_dcl.files import (
@@ -66,6 +67,18 @@ def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
     (tmp_path / "in" / f"{STAGED}a.x1").write_bytes(b"a")
     remove_staged(tmp_path)
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["a"]
+
+
+def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> None:
+    """Tokenizers is written in Rust and raises a plain Exception."""
+    tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="a"))
+    with (
+        pytest.raises(ArtifactUnwritable, match="words could not be written: No space left"),
+        disk_faults_named(tmp_path / "words"),
+    ):
+        tokenizer.save("/dev/full")
+    with pytest.raises(Exception, match="os error 2"), disk_faults_named(tmp_path / "words"):
+        tokenizer.save(str(tmp_path / "absent" / "words"))
 
 
 def test_sha256_of_abc_is_the_published_one(tmp_path: Path) -> None:
