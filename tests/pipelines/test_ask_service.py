@@ -61,7 +61,7 @@ def test_the_page_shows_what_was_asked_and_found_and_a_private_one_does_not(
     config_file: Path,
 ) -> None:
     phrase = json.loads((config_file.parent / ask_service.ANSWERS).read_text())["phrase"]
-    whole, private = page(config_file, private=False), page(config_file, private=True)
+    private, whole = page(config_file, private=True), page(config_file, private=False)
     assert phrase in whole
     assert whole.count("data:image/jpeg") > 0
     assert not any(sentence in private for sentence in SENTENCES)
@@ -71,11 +71,11 @@ def test_the_page_shows_what_was_asked_and_found_and_a_private_one_does_not(
 def test_the_summary_of_a_run_has_its_figures_its_page_and_its_viewer(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page(config_file, private=False)
-    capsys.readouterr()
+    report_file = config_file.parent / "report.html"
+    report_file.write_text("")
     assert show.main([str(config_file)]) == 0
     *_, report, viewer = capsys.readouterr().out.splitlines()
-    assert report.split() == ["report", str(config_file.parent / "report.html")]
+    assert report.split() == ["report", str(report_file)]
     assert "medclip serve" in viewer
 
 

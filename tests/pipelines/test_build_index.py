@@ -78,6 +78,6 @@ def test_an_engine_is_filled_before_the_index_is_published(
             question = Query(target, 5, vector=vector)
             assert engine.search(question) == plain.search(question)
     publish(work / "model", seed=1)
-    gone = ["--set", "retrieval.uri=http://127.0.0.1:9", "--set", "retrieval.timeout_s=1"]
+    gone = ["--set", "retrieval.uri=http://127.0.0.1:9", "--set", "retrieval.timeout_s=0.3"]
     assert main(["--config", str(config_file), *gone]) == 1
     assert open_artifact(ARTIFACT.at(work), ARTIFACT).digest == plain.artifact.digest

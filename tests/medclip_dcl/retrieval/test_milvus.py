@@ -140,7 +140,7 @@ def test_an_address_where_nobody_listens_is_refused(folder: Path) -> None:
         free.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(EngineError, match="does not answer"):
-            RetrievalIndex.open(folder, MODEL_DIGEST, RetrievalConfig(uri=uri, timeout_s=1))
+            RetrievalIndex.open(folder, MODEL_DIGEST, RetrievalConfig(uri=uri, timeout_s=0.3))
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
