@@ -56,6 +56,16 @@ def test_figures_hardly_depend_on_the_size_at_which_they_are_taken():
         assert bounded[name].value == pytest.approx(whole[name].value, rel=0.02)
 
 
+def test_heatmaps_are_compared_at_a_bounded_size_and_are_never_enlarged():
+    image = shown({(0, 1): "fluid"}, size_px=(100, 200))
+    upper = BoxedSentence(0, "Fluid", "Fluid.", "fluid", np.array([[0.0, 0.0, 200.0, 33.0]]))
+    areas = [
+        evaluate_grounding(oracle(), image, [upper], longest, SAMPLING)[1][0]["area"]
+        for longest in (2, 20, 200, 400)
+    ]
+    assert areas == [0, 0.3, 0.33, 0.33]  # of 1, 10, 100 and 100 rows: centres above .33
+
+
 def test_a_crop_sees_no_margin_and_its_heatmap_keeps_its_place():
     # 100 x 200 pixels: a crop of 93, from (53, 3); its cells are 23.25 wide. The finding is in
     # cell (0, 1), x 76.25 to 99.5.

@@ -20,6 +20,7 @@ LABELS = np.array(
 
 def test_frequency_is_the_share_of_training_reports():
     assert eta_from_frequency(np.array([0, 1, 4]), 8).tolist() == [0, 0.125, 0.5]
+    assert eta_from_frequency(np.array([0, 1]), 1).tolist() == [0, 1]
     with pytest.raises(ScoreError, match="3 training reports"):
         eta_from_frequency(np.array([4]), 3)
     with pytest.raises(ScoreError, match="0 training reports"):
