@@ -33,7 +33,7 @@ def moods(clause: str) -> list[str]:
         ("edema and effusion have resolved", "nn"),
         ("edema is stable and effusion has resolved", "an"),
         ("resolved edema", "n"),
-        ("resolved left and right edema", "n"),
+        ("resolved right basilar and left edema", "n"),
         ("edema has not resolved", "a"),
         ("edema is excluded", "n"),
         ("edema cannot be excluded", "u"),
