@@ -101,9 +101,11 @@ def test_a_figure_that_mostly_vanishes_under_resampling_has_no_interval():
     assert (half.value, half.low) == (0.5, None)
 
 
-def test_one_patient_has_no_interval():
+def test_one_patient_has_no_interval_and_two_have_one():
     figure = mean_of(np.ones(3), ["a"] * 3, 100)
     assert (figure.value, figure.low) == (1.0, None)
+    figure = mean_of(np.array([1.0, 2.0]), ["a", "b"], 100)
+    assert (figure.value, figure.low, figure.high) == (1.5, 1.0, 2.0)
 
 
 def test_no_rows_are_undefined_not_an_error():
