@@ -150,6 +150,7 @@ def test_streams_that_are_not_examined_pass() -> None:
         require_whole(stream, decoded(stream), 8)
     stream = raster_bytes(with_mid_grey(40), "jpeg").replace(b"\xff\xda", b"\0\xff\xda", 1)
     require_whole(stream, decoded(stream), 8)  # a stray byte, over which decoders go
+    require_whole(stream[: stream.index(b"\0\xff\xda")], decoded(stream), 8)  # it has no scan
 
 
 def test_fill_bytes_and_an_interval_of_no_restarts_hide_no_cut() -> None:
