@@ -38,7 +38,8 @@ def together(metrics: Metrics, *questions: tuple[object, ...]) -> list[object]:
         batches = MicroBatcher(8, metrics)
         _, go = held(batches)
         asked = [asyncio.ensure_future(batches.submit(Caller(), *each)) for each in questions]  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
+        while metrics.registry.get_sample_value("medclip_waiting") != len(questions):
+            await asyncio.sleep(0.01)
         go.set()
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
@@ -204,15 +205,17 @@ def test_late_and_cancelled_questions_of_a_batch_leave_the_others_alone() -> Non
             return super().embed_images(images)
 
     async def ask() -> list[object]:
-        batches, model = MicroBatcher(8, Metrics()), Slow(8)
+        metrics = Metrics()
+        batches, model = MicroBatcher(8, metrics), Slow(8)
         busy, go = held(batches)
-        callers = [Caller(0.1), Caller(), Caller()]
+        callers = [Caller(0.2), Caller(), Caller()]
         asked = [
             asyncio.ensure_future(batches.submit(caller, model, image, lambda _: "fine"))
             for caller in callers
         ]
-        await asyncio.sleep(0.02)
-        time.sleep(0.1)  # the loop is busy: it cannot withdraw the question at its deadline
+        while metrics.registry.get_sample_value("medclip_waiting") != 3 and not asked[0].done():
+            await asyncio.sleep(0.01)
+        time.sleep(0.2)  # the loop is busy: it cannot withdraw the question at its deadline
         go.set()
         while not seen:
             time.sleep(0.01)
@@ -235,14 +238,18 @@ def test_the_thread_of_the_model_outlives_a_loop_that_ended_and_ends_when_closed
     def of_models() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "model"}
 
-    before, batches, go = of_models(), MicroBatcher(8, Metrics()), threading.Event()
+    before, batches = of_models(), MicroBatcher(8, Metrics())
+    begun, go = threading.Event(), threading.Event()
 
     async def leave() -> None:
-        asyncio.ensure_future(batches.run(lambda: go.wait(10)))  # noqa: RUF006 (nobody waits)
-        await asyncio.sleep(0.02)
+        work = batches.run(lambda: begun.set() or go.wait(10))
+        asyncio.ensure_future(work)  # noqa: RUF006 (nobody waits)
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
 
     async def ask() -> object:
-        return await batches.run(lambda: "fine")
+        async with asyncio.timeout(10):
+            return await batches.run(lambda: "fine")
 
     asyncio.run(leave())
     go.set()
