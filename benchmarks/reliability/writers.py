@@ -217,7 +217,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
             settings=(
                 *_HUB,
                 *("source.root={work}/fetched", "source.name=someone/chests"),
-                f"source.revision='{COMMIT}'",
+                f"source.revision={COMMIT}",
             ),
             words=("--config", "{config}", "--set", "work={work}/apart2"),
             before=((f"{_HERE}:reach_hub", (hub,)),),
