@@ -56,6 +56,7 @@ _NONE = (
 _KEY = "service-benchmark-" + "0123456789abcdef" * 2
 _THREADS = 4
 _SHOWN = 8
+_LINE = 300  # characters; a request with an image is one of thousands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,7 +159,7 @@ def try_document(service: Service, examples: int, seed: int) -> dict[str, float]
     found = json.loads(report.read_text(encoding="utf-8"))
     cases = found["test_cases"]
     if found["failures"] or found["errors"]:
-        print(done.stdout[-6000:])
+        print("\n".join(line[:_LINE] for line in done.stdout.splitlines())[-6000:])
     print(f"document: {cases['generated']} cases, {len(found['failures'])} kinds of failure")
     return {
         "document_operations": found["operations"]["tested"],
