@@ -78,6 +78,8 @@ class Writer:
     words: tuple[str, ...] = ("--config", "{config}", "--set", "work={work}")
     before: tuple[Before, ...] = ()
     """Functions that are called in its process first."""
+    timed: tuple[str, ...] = ()
+    """Names of files that hold times, which may be the same in two runs by chance."""
     stride: int = 1
     """At most one in so many of its writes fails, where a loop makes the same for every row."""
 
@@ -241,6 +243,7 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated(
             "sweep",
             words=("--config", "{config}", "--set", "work={work}", "--grid", "{work}/grid.yaml"),
+            timed=("sweep.csv", "sweep.html"),
         ),
         evaluated("table1"),
         evaluated("train", old=("seed=1",)),

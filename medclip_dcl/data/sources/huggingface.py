@@ -118,6 +118,10 @@ def _list_files(root: Path, settings: SourceConfig) -> tuple[str, dict[str, list
             for split, names in builder.config.data_files.items()
         }
     except Exception as error:  # of many kinds, whose words may quote the data
+        if isinstance(error, OSError) and error.errno in DISK_FAULTS:
+            with disk_faults_named(Path(_datasets().config.HF_DATASETS_CACHE)):
+                if not Path(error.filename or "").is_relative_to(root):
+                    raise
         raise StudyError(
             f"source.root holds no dataset that `datasets` knows ({type(error).__name__}); give a "
             "folder of save_to_disk, Parquet, images or webdataset, and its source.config"

@@ -171,6 +171,34 @@ def test_a_config_of_several_is_named(tmp_path: Path) -> None:
         read(tmp_path / "work", tmp_path / "set")
 
 
+@pytest.mark.parametrize(
+    ("number", "file", "expected"),
+    [
+        (errno.ENOSPC, "", ArtifactUnwritable),
+        (errno.EIO, "cache", ArtifactUnwritable),
+        (errno.EACCES, "data.parquet", StudyError),
+        (errno.EISDIR, "cache", StudyError),
+    ],
+)
+def test_a_full_disk_of_the_cache_is_not_taken_for_a_dataset_that_cannot_be_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    file: str,
+    expected: type[Exception],
+) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    where = str((tmp_path if file == "cache" else root) / file) if file else None
+
+    def load(*_: object, **__: object) -> None:
+        raise OSError(number, "of the disk", where)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
+    with pytest.raises(expected):
+        read(tmp_path / "work", root)
+
+
 def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -> None:
     with pytest.raises(ConfigError, match="imagefolder"):
         read(tmp_path, forms / "images")
