@@ -84,7 +84,7 @@ def create_app(settings: ServeSettings | None = None) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     serving: ModelManager = app.state.serving
     settings = serving.current.settings
-    duties = [serving.load_and_watch(), serving.trim_when_idle()]
+    duties = [serving.load_and_watch(), serving.give_memory_back()]
     if hasattr(app.state, "connections"):  # set by the launcher
         duties.append(close_silent(app.state.connections, settings.header_deadline_s))
     tasks = [asyncio.create_task(duty) for duty in duties]

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,7 +43,7 @@ class WorkerSlots:
         self.used_at = 0.0
         self._stage = stage
         self._turn = asyncio.Semaphore(workers)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix=stage)
+        self._threads = start_threads(workers, stage)
         self._metrics = metrics
 
     async def run(self, request: Request, work: Callable[[], _Answer]) -> _Answer:
@@ -84,6 +85,18 @@ class WorkerSlots:
             return
         turn.cancel()  # the semaphore passes on a turn that came in the same moment
         raise ApiError(reason)
+
+
+def start_threads(workers: int, name: str) -> ThreadPoolExecutor:
+    """Make a pool whose threads all run from the beginning.
+
+    A pool that starts them when it needs one more grows for hours: a thread counts as free a
+    moment after its answer is there, and by then the next piece of work has started another.
+    """
+    pool, all_here = ThreadPoolExecutor(workers, thread_name_prefix=name), Barrier(workers)
+    for _ in range(workers):
+        pool.submit(all_here.wait)
+    return pool
 
 
 async def _has_left(request: Request) -> bool:

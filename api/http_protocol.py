@@ -104,7 +104,7 @@ class _LargeBody(asyncio.BufferedProtocol):
 
     async def read(self, memory: memoryview, hold: Callable[[int], None]) -> bool:
         begun, self._cycle.body = self._cycle.body, bytearray()
-        self._memory, self._hold, self._filled = memory, hold, len(begun)
+        self._hold, self._filled = hold, len(begun)
         self._done: asyncio.Future[bool] = self._connection.loop.create_future()
         hold(self._filled)
         memory[: self._filled] = begun
@@ -116,6 +116,7 @@ class _LargeBody(asyncio.BufferedProtocol):
         if self._cycle.waiting_for_100_continue:
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._cycle.waiting_for_100_continue = False
+        self._memory = memory
         self._connection.transport.set_protocol(self)
         self._connection.flow.resume_reading()
         try:
@@ -126,6 +127,7 @@ class _LargeBody(asyncio.BufferedProtocol):
             raise
         finally:
             self._connection.transport.set_protocol(self._connection)
+            del self._memory  # this object lives on, in a cycle of uvicorn's, until it is collected
         self._connection.begin_next_request()
         self._cycle.message_event.clear()
         return True

@@ -22,7 +22,10 @@ LOGGER = logging.getLogger("medclip.service")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64)
 # What a request goes through: its body arrives, it waits, is decoded, waits, and so on.
-_STAGES = ("receive", "decode_wait", "decode", "model_wait", "model", "search_wait", "search")
+_STAGES = (
+    *("receive", "decode_wait", "decode", "model_wait", "model"),
+    *("search_wait", "search", "draw_wait", "draw"),
+)
 
 
 @dataclass

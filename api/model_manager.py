@@ -6,11 +6,12 @@ import io
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from medclip_dcl.inference import Predictor, build_predictor
 from medclip_dcl.model_package import SavedModel, read_model_package
 from medclip_dcl.retrieval.search import Filters, Query, RetrievalIndex
 
-from .batching import MicroBatcher, WorkerSlots
+from .batching import MicroBatcher, WorkerSlots, start_threads
 from .bodies import BodyMemory
 from .errors import ApiError
 from .logging import Metrics, log, log_fault
@@ -35,6 +36,7 @@ _IDLE_S = 10.0
 _SEARCHES = 4  # at once; an engine that is elsewhere is waited for
 _FINE = frozenset({"ready", "no_index"})
 
+_Result = TypeVar("_Result")
 _Mark = tuple[tuple[int, int, int] | None, ...]
 
 
@@ -50,6 +52,7 @@ class ServingState:
     decode_slots: WorkerSlots
     batcher: MicroBatcher
     search_slots: WorkerSlots
+    draw_slots: WorkerSlots
     state: str = "loading"
     """`ready`, or the code of the failure that the model's absence is."""
     index_state: str = "loading"
@@ -122,6 +125,7 @@ class ModelManager:
             WorkerSlots("decode", settings.decode_workers, metrics),
             MicroBatcher(settings.batch, metrics),
             WorkerSlots("search", _SEARCHES, metrics),
+            WorkerSlots("draw", settings.decode_workers, metrics),
             index_state="loading" if settings.index else "no_index",
         )
         self.body_memory = BodyMemory(
@@ -131,6 +135,7 @@ class ModelManager:
         self._metrics = metrics
         self._decoders: list[tuple[ImagesConfig, Decoder]] = []
         self._seen: _Mark = ()
+        self._thread = start_threads(1, "load")
         self._denied: Path | None = None  # a file that could not be read, and may be one day
 
     async def load(self) -> None:
@@ -151,16 +156,16 @@ class ModelManager:
             await asyncio.sleep(self._settings.watch_s)
             await self.reload_if_changed()
 
-    async def trim_when_idle(self) -> None:
-        """Give memory back whenever no image has come for a while, until cancelled."""
+    async def give_memory_back(self) -> None:
+        """Give back the room of bodies now and then, and all else when idle, until cancelled."""
         given_at = 0.0
         while True:
             await asyncio.sleep(_IDLE_S)
+            self.body_memory.give_back()
             used_at = self.current.decode_slots.used_at
             if given_at < used_at < time.monotonic() - _IDLE_S:
                 given_at = time.monotonic()
-                self.body_memory.give_back()
-                await asyncio.to_thread(give_memory_back)
+                await self._in_thread(give_memory_back)
 
     async def reload_if_changed(self) -> None:
         """Reload model and index together, if they were replaced and both answer.
@@ -184,14 +189,19 @@ class ModelManager:
         if new.is_ready:
             self.current = new
             longest_s = self._settings.deadline_s + self.current.published.config.images.deadline_s
-            asyncio.get_running_loop().call_later(longest_s, self._retire_decoders)
+            asyncio.get_running_loop().call_later(longest_s, self._retire)
 
     def close(self) -> None:
         """End the decode workers and drop what waits."""
-        for queue in (self.current.decode_slots, self.current.batcher, self.current.search_slots):
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        now = self.current
+        for queue in (now.decode_slots, now.batcher, now.search_slots, now.draw_slots):
             queue.close()
         for _, decoder in self._decoders:
             decoder.close()
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _mark(self) -> _Mark:
         """What changes when another model or index is renamed into place."""
@@ -202,10 +212,10 @@ class ModelManager:
         """Read model and index and let them answer once, while the old ones are served."""
         self._denied = None
         try:
-            published, predictor = await asyncio.to_thread(self._read_model)
+            published, predictor = await self._in_thread(self._read_model)
             for images in (self._settings.batch, 1):  # what takes most memory, what is common
                 await self.current.batcher.run(partial(_try, predictor, images))
-            decoder = await asyncio.to_thread(self._start_decoder, published.config.images)
+            decoder = await self._in_thread(partial(self._start_decoder, published.config.images))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
             self._explain("model_unusable", error)
             return replace(
@@ -218,11 +228,9 @@ class ModelManager:
         if not self._settings.index:
             return new
         try:
-            index = await asyncio.to_thread(
-                RetrievalIndex.open,
-                Path(self._settings.index),
-                new.predictor.digest,
-                self._settings.retrieval,
+            folder, digest = Path(self._settings.index), new.predictor.digest
+            index = await self._in_thread(
+                partial(RetrievalIndex.open, folder, digest, self._settings.retrieval)
             )
             await self.current.batcher.run(partial(_search, new.predictor, index))
         except Exception as error:  # noqa: BLE001 (readiness reports it, the process lives on)
@@ -262,11 +270,15 @@ class ModelManager:
             list(threads.map(decoder.open, [_gradient()] * workers))
         return decoder
 
-    def _retire_decoders(self) -> None:
-        """End all decode workers but the newest, once nobody can be waiting for them."""
+    def _retire(self) -> None:
+        """End all decode workers but the newest, and return the memory of models before it.
+
+        Called once nobody can be waiting for them.
+        """
         for _, decoder in self._decoders[:-1]:
             decoder.close()
         del self._decoders[:-1]
+        self._thread.submit(give_memory_back)
 
 
 def _try(predictor: Predictor, images: int) -> None:

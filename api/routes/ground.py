@@ -1,6 +1,6 @@
 """POST /ground: where on an image is a phrase answered?"""
 
-import asyncio
+from functools import partial
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -50,7 +50,7 @@ async def ground(
 
     found = await serving.batcher.submit(request, model, image.pixels, answer)
     if whole_image is not None:
-        picture = await asyncio.to_thread(overlay_png, whole_image, found[0])
+        picture = await serving.draw_slots.run(request, partial(overlay_png, whole_image, found[0]))
         return Response(picture, media_type="image/png")
     return GroundAnswer(
         model=model.digest,

@@ -94,6 +94,17 @@ def test_work_whose_deadline_passed_or_whose_caller_left_never_begins() -> None:
     assert begun == []
 
 
+def test_all_threads_run_from_the_beginning() -> None:
+    def named() -> int:
+        return sum(thread.name.startswith("early") for thread in threading.enumerate())
+
+    slots = WorkerSlots("early", 3, Metrics())
+    try:
+        assert named() == 3
+    finally:
+        slots.close()
+
+
 def test_a_device_without_memory_refuses_and_goes_on() -> None:
     def exhaust() -> None:
         raise MemoryError

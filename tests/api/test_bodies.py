@@ -3,16 +3,19 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from api import model_manager
 from api.bodies import Body, BodyMemory
 from api.errors import ApiError
 from api.http_protocol import LARGE, READ_BODY
-from api.logging import RequestState
+from api.logging import Metrics, RequestState
+from api.settings import ServeSettings
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from medclip_dcl.data.images import KEPT_BYTES, Decoder, ImagesConfig, SharedBytes
 
@@ -107,6 +110,28 @@ def test_memory_goes_back_to_the_system_when_idle_and_where_a_body_was_very_larg
     assert [is_open(handle) for handle in handles] == [False, *[True] * 8, False]  # eight are kept
     memory.give_back()
     assert not any(map(is_open, handles))
+
+
+def test_idle_memory_goes_back_to_the_system_while_images_still_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_manager, "_IDLE_S", 0.01)
+
+    async def go_on() -> list[bool]:
+        serving = model_manager.ModelManager(ServeSettings(model="none"), Metrics())
+        serving.current.decode_slots.used_at = time.monotonic() + 60
+        busy, idle = serving.body_memory.lend(9), serving.body_memory.lend(9)
+        assert busy is not None
+        assert idle is not None
+        handles = [busy.handle, idle.handle]
+        del idle
+        duty = asyncio.create_task(serving.give_memory_back())
+        await asyncio.sleep(0.2)
+        duty.cancel()
+        serving.close()
+        return [is_open(handle) for handle in handles]
+
+    assert asyncio.run(go_on()) == [True, False]
 
 
 def is_open(handle: int) -> bool:

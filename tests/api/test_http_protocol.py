@@ -1,9 +1,11 @@
 """A real server on the protocol, with an application that says what it got."""
 
 import asyncio
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,6 +17,13 @@ from api.http_protocol import READ_BODY, ServiceProtocol, _HeadWithBody
 
 MEBIBYTE = 1 << 20
 held: list[int] = []
+
+
+class Whole(bytearray):
+    """Memory that a body is read into."""
+
+
+wholes: list[weakref.ref[Whole]] = []
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -31,7 +40,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     else:
         try:
             length = int(dict(scope["headers"])[b"content-length"])
-            whole = bytearray(length)
+            whole = Whole(length)
+            wholes.append(weakref.ref(whole))
             if not await read(memoryview(whole), hold):
                 return
         except OverflowError:
@@ -102,6 +112,20 @@ def test_a_large_body_comes_whole_and_requests_behind_it_are_answered(
         wire.sendall(bytes(min(MEBIBYTE, size - 1 - at)))
     wire.sendall(b"\x09")
     assert answer(wire) == f"whole {size} 9"
+
+
+def test_memory_of_a_body_is_let_go_with_its_answer(wire: socket.socket) -> None:
+    gc.collect()
+    gc.disable()  # uvicorn's objects refer to each other in circles
+    try:
+        wire.sendall(head(MEBIBYTE))
+        wire.sendall(bytes(MEBIBYTE))
+        assert answer(wire) == f"whole {MEBIBYTE} 0"
+        wire.sendall(head(3) + b"abc")
+        assert answer(wire) == "parsed 3"  # by now the first answer has ended
+        assert [whole() for whole in wholes[-1:]] == [None]
+    finally:
+        gc.enable()
 
 
 def test_who_sends_little_takes_little_memory(wire: socket.socket) -> None:
