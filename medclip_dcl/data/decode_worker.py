@@ -92,8 +92,11 @@ def _serve(channel: socket.socket, settings: ImagesConfig) -> None:
         if pixels is None:
             send(channel, answer)
             continue
-        with _scratch(pixels) as scratch:
-            send(channel, answer, scratch)
+        try:
+            with _scratch(pixels) as scratch:
+                send(channel, answer, scratch)
+        except OSError as error:  # of this machine, not of the image
+            send(channel, {"errno": error.errno})
 
 
 def _read_raster(data: bytes, settings: ImagesConfig) -> DecodedImage:

@@ -216,6 +216,7 @@ class Decoder:
         Raises:
             ImageError: the image is refused; `code` is one of `images.REASONS`.
             StudyError: no decode worker can be started.
+            OSError: this machine has no room to hand the image over.
         """
         facts, pixels = self._ask(source, {})
         del facts["shape"]
@@ -300,6 +301,8 @@ class _Worker:
                     self._buffer.clear()
             facts, answer = receive(channel)
             if answer is None:
+                if "errno" in facts:
+                    raise OSError(facts["errno"], os.strerror(facts["errno"]))
                 return facts, None
             try:
                 size = request.get("size_px")

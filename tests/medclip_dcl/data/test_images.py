@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -22,6 +23,7 @@ from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import (
     REASONS,
     Closed,
+    Decoder,
     ImagesConfig,
     _read_array,
     _SharedBuffer,
@@ -405,6 +407,27 @@ def test_a_buffer_is_written_again_from_its_beginning_until_it_is_given_back() -
     assert open_descriptors() == before
     assert os.pread(buffer.write(b"new"), 99, 0) == b"new"
     buffer.clear()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process")
+@pytest.mark.parametrize("side", ["this process", "the worker"])
+def test_no_room_to_hand_an_image_over_is_not_the_images_fault(side: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    data = raster_bytes(noise, "PNG")  # more than 4096 bytes; the answer has two for a pixel
+    others = set(psutil.Process().children())
+    with Decoder(ImagesConfig(), 1) as decoder:
+        decoder.open(data)
+        [worker] = set(psutil.Process().children()) - others
+        suffers = os.getpid() if side == "this process" else worker.pid
+        usual = resource.prlimit(suffers, resource.RLIMIT_FSIZE)
+        resource.prlimit(suffers, resource.RLIMIT_FSIZE, (4000, usual[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                decoder.open(data)
+        finally:
+            if suffers == os.getpid():
+                resource.prlimit(suffers, resource.RLIMIT_FSIZE, usual)
+        assert decoder.open(data).pixels.shape == (64, 64)  # by another worker
 
 
 def test_an_array_is_copied_out_and_must_be_there_whole() -> None:
