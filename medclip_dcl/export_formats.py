@@ -107,8 +107,10 @@ def export_formats(
         )
     fingerprint = make_fingerprint(EXPORT, {"to": to}, {"model": predictor.digest})
     with write_artifact(folder, EXPORT, fingerprint) as writer, _quiet():
+        if writer.resumed:  # a library that was killed left files under names of its own
+            shutil.rmtree(writer.directory)
         write = _write_transformers if to == "transformers" else _write_onnx
-        (writer.directory / TEXT).mkdir(exist_ok=True)
+        (writer.directory / TEXT).mkdir(parents=True, exist_ok=True)
         for name in _TOKENIZER:
             write_bytes(writer.directory / TEXT / name, (model / TEXT / name).read_bytes())
         differences = write(predictor, writer.directory)

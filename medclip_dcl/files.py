@@ -44,8 +44,9 @@ def disk_faults_named(path: Path) -> Iterator[None]:
 def _errno_of(error: BaseException | None) -> int:
     if isinstance(error, OSError):
         return error.errno or 0
-    # tokenizers raises a plain Exception: "Input/output error (os error 5)"
-    found = re.search(r"\(os error (\d+)\)$", str(error))
+    # tokenizers and safetensors raise errors of their own: "Input/output error (os error 5)", and
+    # perhaps the path behind it
+    found = re.search(r"\(os error (\d+)\)", str(error))
     return int(found[1]) if found else 0
 
 

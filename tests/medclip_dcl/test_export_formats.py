@@ -151,7 +151,8 @@ def test_a_killed_export_is_not_there_and_the_next_one_is_whole(
     model, whole = exported("transformers", "lse_nl")
     out, begun = tmp_path / "out", open_artifact(whole, EXPORT)
     with write_artifact(out, EXPORT, begun.fingerprint) as writer:
-        (writer.directory / "projections.safetensors").write_bytes(b"half")  # and killed
+        (writer.directory / "projections.safetensors").write_bytes(b"half")
+        (writer.directory / ".tmpAbCdEf").write_bytes(b"half")  # as safetensors does; and killed
     assert not out.exists()
     written = export_formats(model, "transformers", out)
     assert max(written.summary.values()) < 1e-6

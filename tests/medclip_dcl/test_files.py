@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
+from benchmarks.fixtures.users import plain_user
 from medclip_dcl.errors import ArtifactUnwritable, StudyError
 from medclip_dcl.files import (
     STAGED,
@@ -70,7 +73,7 @@ def test_half_written_files_are_recognised_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> None:
-    """Tokenizers is written in Rust and raises a plain Exception."""
+    """Tokenizers and safetensors are written in Rust and raise errors of their own."""
     tokenizer = Tokenizer(models.WordPiece({"a": 0}, unk_token="a"))
     with (
         pytest.raises(ArtifactUnwritable, match="words could not be written: No space left"),
@@ -79,6 +82,13 @@ def test_a_disk_that_refuses_a_library_s_own_write_is_named(tmp_path: Path) -> N
         tokenizer.save("/dev/full")
     with pytest.raises(Exception, match="os error 2"), disk_faults_named(tmp_path / "words"):
         tokenizer.save(str(tmp_path / "absent" / "words"))
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with (
+        pytest.raises(ArtifactUnwritable, match="head could not be written: Permission denied"),
+        disk_faults_named(tmp_path / "head"),
+        plain_user(),
+    ):
+        save_file({"weight": torch.zeros(1)}, tmp_path / "closed" / "head")
 
 
 def test_sha256_of_abc_is_the_published_one(tmp_path: Path) -> None:
