@@ -71,6 +71,8 @@ class Writer:
     settings: tuple[str, ...] = ()
     old: tuple[str, ...] | None = None
     """Settings with which an artifact was made that is there before; None: there is none."""
+    once: bool = False
+    """Whether it refuses to run where what it writes is there already."""
     leaf: bool = False
     """Whether no later one reads what it writes."""
     job: str = ""
@@ -204,6 +206,7 @@ def _on_studies() -> tuple[Writer, ...]:
 
 def _on_evaluated(hub: str) -> tuple[Writer, ...]:
     evaluated = functools.partial(Writer, base="evaluated")
+    once = functools.partial(evaluated, once=True)
     rows = (f"{_HERE}:copy_row_by_row", ())
     return (
         evaluated("export_dataset"),
@@ -231,8 +234,8 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated("ask_service"),
         evaluated("write_report", old=("report.private=true",)),
         evaluated("compare", words=("{work}", "{work}", "--json", "{work}/comparison.json")),
-        evaluated("export", words=("{work}", "--to", "transformers", "--out", "{work}/exported")),
-        evaluated("export to onnx", words=("{work}", "--to", "onnx", "--out", "{work}/graphs")),
+        once("export", words=("{work}", "--to", "transformers", "--out", "{work}/exported")),
+        once("export to onnx", words=("{work}", "--to", "onnx", "--out", "{work}/graphs")),
         evaluated(
             "push_model",
             words=(
