@@ -27,6 +27,7 @@ import ctypes
 import errno
 import functools
 import importlib
+import math
 import mmap
 import os
 import pkgutil
@@ -81,7 +82,7 @@ FAULTS = {"eio": (errno.EIO, 0), "full": (errno.ENOSPC, 1), "kill": (0, 0)}
 _CHUNK = 1_000  # corruptions of a line in the log
 _SHA256 = 64  # digits
 _LEAST_BYTES = 700  # of a file that a full disk still takes: the log of the job is one
-_ERROR_BYTES = 400  # of that log behind what is printed without a fault
+_PRINTED_BYTES = 300  # of these
 _WRONG = ("unclear", "silent", "broken", "different", "again")
 
 
@@ -257,7 +258,8 @@ def every_write(bench: Bench, scene: Scene, tier: str, log: RunLog) -> Counter[s
         for at in range(1 + number * step // len(FAULTS), scene.calls + 1, step)
     ]
     files = [path.stat().st_size for path in scene.start.parent.rglob("*") if path.is_file()]
-    least = max(_LEAST_BYTES, scene.printed + _ERROR_BYTES)
+    beyond = max(0, scene.printed - _PRINTED_BYTES)  # what is printed has times, whose digits vary
+    least = _LEAST_BYTES + 1000 * math.ceil(beyond / 1000)
     span = max(min(max(files), 40_000) - least, 0)
     trials += [("cap", least + span * n // SIZES[tier]) for n in range(SIZES[tier])]
     with Progress(name, len(trials), "trial") as progress:
