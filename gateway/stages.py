@@ -99,7 +99,8 @@ class Workers:
                 try:
                     self._go_on(entry)
                 finally:
-                    self._claimed.discard(entry.digest)
+                    with self._changed:  # not while another looks for an image
+                        self._claimed.discard(entry.digest)
                 self._monitor.disk_fault = False
             except (OSError, sqlite3.Error) as error:  # the disk is full, or fails: nothing is lost
                 self._monitor.disk_fault = True

@@ -1,8 +1,9 @@
 """Images are answered, built and sent without a PACS: what fails, and how long it waits."""
 
 import hashlib
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,9 @@ import pytest
 from benchmarks.fixtures.orthanc import gateway_settings, radiograph, send, wait_until
 from gateway import launcher, stages
 from gateway.destinations import SendError
+from gateway.journal import Journal
+from gateway.monitoring import Monitor
+from gateway.spool import Spool
 
 
 class Pacs:
@@ -79,6 +83,39 @@ def test_a_pacs_that_is_down_or_takes_a_part_gets_the_rest_later(gateway, pacs) 
     assert httpx.get(health).json() == {"status": "ok"}
     metrics = httpx.get(health.replace("health", "metrics")).text
     assert 'medclip_gateway_images{state="done"} 1.0' in metrics
+
+
+def test_an_image_that_is_finished_while_another_thread_looks_is_not_taken_twice(
+    tmp_path, monkeypatch
+) -> None:
+    settings = gateway_settings(tmp_path, "http://127.0.0.1:9")
+    with closing(Spool(settings.spool, 2000)) as spool:
+        journal = Journal(settings.spool / "journal.sqlite3")
+        journal.add("d", "1.2", "A")
+        workers = stages.Workers(settings, spool, journal, Monitor(journal, spool), None, Pacs())
+        claimed, seen = threading.Event(), threading.Event()
+
+        def finish(_entry) -> None:
+            claimed.set()
+            seen.wait()
+            workers._stopped = True
+
+        monkeypatch.setattr(workers, "_go_on", finish)
+        first = threading.Thread(target=workers._run)
+        first.start()
+        claimed.wait()
+        waiting = journal.waiting
+
+        def looked(now: float, most: int):
+            found = waiting(now, most)
+            seen.set()
+            first.join(0.1)
+            return found
+
+        monkeypatch.setattr(journal, "waiting", looked)
+        assert workers._claim() is None
+        first.join()
+        journal.close()
 
 
 def test_a_known_image_is_acknowledged_without_work(gateway, pacs) -> None:
