@@ -30,7 +30,7 @@ from .journal import Journal
 from .listener import Intake, Listener
 from .monitoring import Monitor, log, log_fault, silence_libraries
 from .settings import GIBIBYTE, GatewaySettings, read_settings
-from .spool import Spool, prepare_folder
+from .spool import Spool, prepare_folder, remove_image
 from .stages import Workers
 
 _JOURNAL = "journal.sqlite3"
@@ -77,10 +77,10 @@ class Gateway:
         """Remove what is too old: files of the spool, then rows of the journal."""
         try:
             gone = self.journal.older(3600 * self.settings.keep_hours, in_spool=True)
-            for digest in gone:
-                self.spool.remove(digest)
+            old = self.journal.older(86400 * self.settings.remember_days, in_spool=False)
+            self.spool.remove([*gone, *old])  # a file without a row would be taken up at a start
             self.journal.out_of_spool(gone)
-            for digest in self.journal.older(86400 * self.settings.remember_days, in_spool=False):
+            for digest in old:
                 self.journal.forget(digest)
         except (OSError, sqlite3.Error) as error:
             log_fault("disk", error)
@@ -152,7 +152,7 @@ def _forget(settings: GatewaySettings, digest: str) -> None:
         raise ConfigError("forget needs the first digits of an image's digest; see `status`")
     digests = _open(settings).forget(digest)
     for name in digests:
-        (settings.spool / "images" / f"{name}.dcm").unlink(missing_ok=True)
+        remove_image(settings.spool, name)
     print(f"{len(digests)} images are forgotten")
 
 

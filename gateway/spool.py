@@ -120,7 +120,8 @@ class Spool:
         for path in (self.incoming, self._images, self._objects):
             path.mkdir(mode=0o700, exist_ok=True)
         remove_staged(self._objects)
-        self.bytes = sum(path.stat().st_size for path in self._images.iterdir())
+        self.bytes = 0
+        self.remove()
 
     def close(self) -> None:
         """Let another gateway have the folder."""
@@ -134,12 +135,11 @@ class Spool:
         """Make a whole image durable under its digest; OSError where the disk does not take it."""
         part.sync()
         target = self.image(part.digest)
-        is_new = not target.exists()
-        part.path.replace(target)
-        sync_file(self._images)
-        if is_new:
-            with self._room:
+        with self._room:  # two senders may bring one image at a time
+            if not target.exists():
                 self.bytes += part.size
+            part.path.replace(target)
+        sync_file(self._images)
 
     def image(self, digest: str) -> Path:
         """Where an image is, or was."""
@@ -162,14 +162,18 @@ class Spool:
         """Where an object is, or was."""
         return self._objects / digest / f"{uid}.dcm"
 
-    def remove(self, digest: str) -> None:
-        """Delete an image and its objects."""
-        path = self.image(digest)
-        if path.exists():
-            with self._room:
-                self.bytes -= path.stat().st_size
-            path.unlink()
-        shutil.rmtree(self._objects / digest, ignore_errors=True)
+    def remove(self, digests: Iterable[str] = ()) -> None:
+        """Delete images with their objects; then count the bytes that are left."""
+        for digest in digests:
+            remove_image(self.folder, digest)
+        with self._room:  # counted anew: `forget` deletes images in another process
+            self.bytes = sum(path.stat().st_size for path in self._images.iterdir())
+
+
+def remove_image(folder: Path, digest: str) -> None:
+    """Delete an image and its objects from the spool in a folder."""
+    (folder / "images" / f"{digest}.dcm").unlink(missing_ok=True)
+    shutil.rmtree(folder / "objects" / digest, ignore_errors=True)
 
 
 def prepare_folder(folder: Path) -> None:

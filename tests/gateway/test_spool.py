@@ -1,10 +1,16 @@
 """What is kept is durable under its digest; what is not leaves nothing."""
 
 import hashlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from benchmarks.fixtures.orthanc import gateway_settings
+from gateway import launcher
+from gateway.journal import Journal
 from gateway.spool import Part, Spool
 from medclip_dcl.errors import ConfigError
 
@@ -34,8 +40,44 @@ def test_an_image_is_kept_under_the_digest_of_its_bytes(spool: Spool) -> None:
     assert list(spool.digests()) == [digest]
     assert spool.bytes == len(DATA)
     assert list(spool.incoming.iterdir()) == []
-    spool.remove(digest)
+    spool.remove([digest])
     assert (list(spool.digests()), spool.bytes) == ([], 0)
+
+
+def test_an_image_that_two_senders_bring_at_a_time_is_counted_once(spool, monkeypatch) -> None:
+    exists = Path.exists
+
+    def looked(path: Path) -> bool:
+        found = exists(path)
+        time.sleep(0.02)
+        return found
+
+    parts = [written(spool, DATA) for _ in range(2)]
+    monkeypatch.setattr(Path, "exists", looked)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(spool.keep, parts))
+    assert spool.bytes == len(DATA)
+
+
+def test_what_is_forgotten_or_too_old_leaves_neither_image_nor_objects(tmp_path) -> None:
+    settings = gateway_settings(tmp_path, "http://127.0.0.1:9", remember_days=1e-9)
+    with closing(Spool(settings.spool, 2000)) as spool:
+        journal = Journal(settings.spool / "journal.sqlite3")
+        gateway = launcher.Gateway(settings, spool, journal, 0, 0)
+        config = tmp_path / "gateway.yaml"
+        config.write_text(settings.model_dump_json())
+        forget = ["forget", hashlib.sha256(DATA).hexdigest(), "--config", str(config)]
+        for remove in (lambda: launcher.main(forget), gateway.tidy):
+            part = written(spool, DATA)
+            spool.keep(part)
+            journal.add(part.digest, "1.2", "A")
+            journal.refused(part.digest, "view")
+            spool.write_objects(part.digest, {"1.2": b"names"})
+            remove()
+            gateway.tidy()
+            assert not list((spool.folder / "objects").iterdir())
+            assert (list(spool.digests()), spool.bytes, journal.counts()["refused"]) == ([], 0, 0)
+        journal.close()
 
 
 def test_a_part_that_is_too_large_stops_writing_and_leaves_nothing(spool: Spool) -> None:
