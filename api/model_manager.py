@@ -189,7 +189,8 @@ class ModelManager:
         if new.is_ready:
             self.current = new
             longest_s = self._settings.deadline_s + self.current.published.config.images.deadline_s
-            asyncio.get_running_loop().call_later(longest_s, self._retire)
+            loop = asyncio.get_running_loop()
+            loop.call_later(longest_s, self._retire, self._decoders[:-1])
 
     def close(self) -> None:
         """End the decode workers and drop what waits."""
@@ -270,14 +271,15 @@ class ModelManager:
             list(threads.map(decoder.open, [_gradient()] * workers))
         return decoder
 
-    def _retire(self) -> None:
-        """End all decode workers but the newest, and return the memory of models before it.
+    def _retire(self, old: list[tuple[ImagesConfig, Decoder]]) -> None:
+        """End decode workers, and return the memory of models before the current one.
 
         Called once nobody can be waiting for them.
         """
-        for _, decoder in self._decoders[:-1]:
-            decoder.close()
-        del self._decoders[:-1]
+        for item in old:
+            item[1].close()
+            if item in self._decoders:  # an earlier swap may have ended them
+                self._decoders.remove(item)
         self._thread.submit(give_memory_back)
 
 

@@ -1,5 +1,7 @@
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,13 @@ import pytest
 from api.app import create_app
 from api.errors import ApiError
 from api.logging import Metrics
-from api.model_manager import ModelManager
+from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
+from benchmarks.fixtures.films import tiny_model_config
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.users import enterable_folder, plain_user
+from medclip_dcl.config import Config
+from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import ConfigError
 
 
@@ -59,6 +64,35 @@ def test_a_model_that_may_not_be_read_is_served_once_it_may() -> None:
         asyncio.run(serving.reload_if_changed())
         serving.current.check()
         serving.close()
+
+
+def test_a_refused_swap_after_one_that_was_served_ends_no_worker_in_use(tmp_path: Path) -> None:
+    def publish_limited(max_bytes: int) -> None:
+        images = {"size_px": 64, "max_bytes": max_bytes}
+        model = {"work": "unused", "model": tiny_model_config().model_dump(), "images": images}
+        publish(tmp_path / "model", seed=max_bytes, config=Config.model_validate(model))
+
+    async def swap_twice() -> None:
+        plain = {"model": str(tmp_path / "model"), "device": "cpu", "decode_workers": 1}
+        serving = ModelManager(ServeSettings(**plain, engine="torch"), Metrics())
+        await serving.load()
+        later: list[Callable[[], None]] = []
+        loop = asyncio.get_running_loop()
+        loop.call_later = lambda _s, call, *given: later.append(partial(call, *given))
+        publish_limited(2_000_000)
+        await serving.reload_if_changed()
+        served = serving.current.decoder
+        assert served is serving._start_decoder(served._settings)
+        serving._start_decoder(ImagesConfig(max_bytes=3_000_000))  # then no index fits the model
+        for retire in later:
+            retire()
+        assert served.open(_gradient()).pixels.shape == (256, 256)
+        assert [decoder for _, decoder in serving._decoders].count(served) == 1
+        assert len(serving._decoders) == 2
+        serving.close()
+
+    publish_limited(1_000_000)
+    asyncio.run(swap_twice())
 
 
 def test_a_missing_index_leaves_the_model_and_is_not_ready(tmp_path: Path) -> None:
