@@ -76,6 +76,7 @@ UNIT = 256
 _BATCH = 32
 _CONNECTIONS = 4
 _NOT_DICOM = "unknown_format"
+_OF_THE_SERVICE = 500  # status from which on a code is not about the image: `deadline` is both
 
 Source = Path | memoryview
 Answer = ClassifyAnswer | str
@@ -161,7 +162,7 @@ def asking_service(client: Client, images: ImagesConfig, model: str) -> Iterator
             except ImageError as error:
                 return error.code
             except ServiceError as error:
-                if error.code in REASONS:
+                if error.code in REASONS and error.status < _OF_THE_SERVICE:
                     return error.code
                 raise
             if answer.model != model:

@@ -23,6 +23,7 @@ from medclip_dcl.answers import (
     Source,
     answer_images,
     asking_model,
+    asking_service,
     list_images,
 )
 from medclip_dcl.artifact import Artifact, open_artifact
@@ -138,6 +139,20 @@ def test_a_killed_run_goes_on_with_the_same_rows(
     assert asked == [2, 2, 1]
     assert killed == run(tmp_path / "calm", dies=False)
     assert len(list((tmp_path / "killed").iterdir())) == 2  # no note is left
+
+
+def test_a_busy_service_is_not_a_fault_of_the_image(work: Path) -> None:
+    class Busy:
+        def classify(self, *_: object, **_given: object) -> Answer:
+            raise ServiceError("deadline", "the model was busy", self.status)
+
+    service = Busy()
+    with asking_service(service, LIMITS, "") as ask:
+        service.status = 422
+        assert ask([work / "images" / "0.dcm"]) == ["deadline"]
+        service.status = 503
+        with pytest.raises(ServiceError):
+            ask([work / "images" / "0.dcm"])
 
 
 def test_too_many_refused_images_end_the_job(work: Path, tmp_path: Path) -> None:
