@@ -54,7 +54,12 @@ class Client:
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
         self._patience_s = patience_s
-        self._http = httpx.Client(base_url=url, auth=_Key(key), timeout=timeout_s, trust_env=False)
+        try:
+            self._http = httpx.Client(
+                base_url=url, auth=_Key(key), timeout=timeout_s, trust_env=False
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
 
     def __enter__(self) -> Self:
         return self

@@ -67,13 +67,16 @@ class DicomWeb:
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
         headers = {"Authorization": read_keys(key_file)[0]} if key_file else {}
-        self._http = httpx.Client(
-            base_url=url.rstrip("/"),
-            headers=headers,
-            timeout=timeout_s,
-            trust_env=False,
-            transport=transport,
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url.rstrip("/"),
+                headers=headers,
+                timeout=timeout_s,
+                trust_env=False,
+                transport=transport,
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +139,8 @@ class DicomWeb:
             ServiceError: `not_stored` where the archive does not name every object as stored: a
                 success without that was seen to mean nothing.
         """
+        if not files:
+            return
         boundary = secrets.token_hex(16)
         head = f"--{boundary}\r\nContent-Type: application/dicom\r\n\r\n".encode()
         body = b"".join(head + data + b"\r\n" for data in files.values())

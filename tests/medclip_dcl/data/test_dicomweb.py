@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.fixtures.dicom import ramp
 from benchmarks.fixtures.hospital import radiograph
+from medclip_dcl.client import Client
 from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb, read_dicomweb
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
@@ -140,6 +141,17 @@ def failed(uid: str, reason: int) -> dict[str, Any]:
 def test_stored_objects_are_counted(status: int, tree: dict[str, Any]) -> None:
     with archive(lambda _: httpx.Response(status, json=tree)) as web:
         web.store({"1": b"one", "2": b"two"})
+
+
+@pytest.mark.parametrize("kind", [Client, DicomWeb])
+def test_a_malformed_url_is_named(kind: type) -> None:
+    with pytest.raises(ServiceError, match=r"http://127\.0\.0\.1:80x.*Invalid port"):
+        kind("http://127.0.0.1:80x")
+
+
+def test_an_image_without_objects_sends_the_archive_nothing() -> None:
+    with archive(lambda _: httpx.Response(400)) as web:
+        web.store({})  # a presentation state is made where there is a box
 
 
 @pytest.mark.parametrize(
