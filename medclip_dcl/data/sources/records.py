@@ -331,7 +331,14 @@ def _read(path: Path, encoding: str) -> pa.Table:
         objects = _objects(path) if kind.lower() == ".json" else None
         if objects is not None:
             return pa.Table.from_struct_array(pa.array(objects))
-        return arrow_json.read_json(path, arrow_json.ReadOptions(block_size=_BLOCK))
+        options = arrow_json.ReadOptions(block_size=_BLOCK)
+        table = arrow_json.read_json(path, options)
+        # Arrow takes the text 2026-03-01 for a time, and would write it in another way.
+        times = [item.name for item in table.schema if pa.types.is_timestamp(item.type)]
+        if times:
+            texts = arrow_json.ParseOptions(pa.schema([(name, pa.string()) for name in times]))
+            table = arrow_json.read_json(path, options, texts)
+        return table
     read = arrow_csv.ReadOptions(block_size=_BLOCK, encoding=encoding)
     parse = arrow_csv.ParseOptions(newlines_in_values=True)
     with arrow_csv.open_csv(path, read, parse) as reader:

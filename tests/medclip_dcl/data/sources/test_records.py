@@ -84,6 +84,11 @@ def test_all_formats_say_the_same(tmp_path: Path) -> None:
         assert read_rows(tmp_path / name, ["id", "text"]) == WANT, name
 
 
+def test_text_that_looks_like_a_date_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"id": "2026-03-01"}\n{"id": "2026-03-01 10:00:00"}\n')
+    assert read_rows(tmp_path / "t.jsonl", ["id"])["id"] == ["2026-03-01", "2026-03-01 10:00:00"]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
