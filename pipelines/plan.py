@@ -295,7 +295,8 @@ def _disk(config: Config, images: int | None, need: MemoryEstimate) -> Finding:
     if (said := _made(config, sentences.ARTIFACT)) is None:
         unknown.append("sentences to eta_cache")
     else:
-        needs["sentences to eta_cache"] = _SENTENCE * len(sentences.distinct_sentences(said))
+        keys = read_table(said.path, sentences.SENTENCES, ["text_key"])["text_key"]
+        needs["sentences to eta_cache"] = _SENTENCE * pc.count_distinct(keys).as_py()
     for name in list(needs):
         if name in {"prepared", "index", "model", "features"} and (work / name).is_dir():
             del needs[name]  # it is there

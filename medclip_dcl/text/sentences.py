@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from medclip_dcl.artifact import Artifact, ArtifactType
+from medclip_dcl.errors import StudyError
 from medclip_dcl.progress import Progress
 from medclip_dcl.section import Section
 from medclip_dcl.tables import Column, TableFormat, read_table
@@ -93,8 +94,12 @@ def distinct_sentences(artifact: Artifact) -> pa.Table:
 
     Columns text_key, text, count (occurrences in the training split, int32) and reports
     (training reports that contain it, int32), in order of text_key.
+
+    StudyError where there is no sentence.
     """
     table = read_table(artifact.path, SENTENCES, ["study_id", "split", "text", "text_key"])
+    if not table.num_rows:
+        raise StudyError("no report has a usable sentence; correct source.columns, or the reports")
     texts = table.group_by("text_key").aggregate([("text", "min")])
     training = table.filter(pc.equal(table["split"], "train"))
     counts = training.group_by("text_key").aggregate(

@@ -55,6 +55,13 @@ def run(config_file: Path, *settings: str, code: int = 0) -> Artifact | None:
     return open_artifact(config_file.parent / "work" / "eta_cache", eta.ARTIFACT)
 
 
+def test_a_corpus_without_a_sentence_is_refused(config_file, capsys):
+    settings = ["--set", "sentences.min_words=99"]
+    assert split_sentences.main(["--config", str(config_file), *settings]) == 0
+    run(config_file, "source=constant", code=3)
+    assert "no report has a usable sentence" in capsys.readouterr().err
+
+
 def rows_of(artifact: Artifact) -> list[dict]:
     return read_table(artifact.path, eta.ETA).to_pylist()
 
