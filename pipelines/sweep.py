@@ -154,7 +154,7 @@ class Run:
         """
         try:
             tree: dict[str, Any] = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
-            open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT, verify=False)
+            open_artifact(results.ARTIFACT.at(self.folder), results.ARTIFACT)
         except (OSError, ValueError, ArtifactError):
             return None
         return tree if tree.get("digest") == self.digest else None

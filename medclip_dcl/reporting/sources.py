@@ -63,12 +63,13 @@ def find_sources(
 ) -> Sources:
     """Open every artifact of a run that exists; the rest is as in `Sources`.
 
-    Sizes are checked, not every byte: the jobs that used an artifact did that.
+    Of images and their vectors, which may take hundreds of gigabytes, sizes alone are checked.
     """
     artifacts = {}
     for kind in kinds:
         try:
-            artifacts[kind.name] = open_artifact(kind.at(work), kind, verify=False)
+            verify = kind not in {prepared.ARTIFACT, embeddings.ARTIFACT}
+            artifacts[kind.name] = open_artifact(kind.at(work), kind, verify=verify)
         except ArtifactMissing:
             continue
     return Sources(work, settings, artifacts, is_generated, rho, negatives)

@@ -1,5 +1,6 @@
 import re
 import shutil
+import struct
 from html.parser import HTMLParser
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
 from benchmarks.fixtures.evaluated import write_evaluated, write_texts
 from benchmarks.fixtures.published import PROMPTS, publish
+from medclip_dcl.likelihood.eta import ETA
+from medclip_dcl.tables import read_table
 from pipelines.calibrate_scores import main as calibrate
 from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
@@ -132,6 +135,18 @@ def test_a_recipe_of_text_alone_has_a_page(tmp_path):
     page = Page(report(work))
     assert page.ids.issuperset({"data", "text", "provenance"})
     assert page.ids.isdisjoint({"results", "training", "grounding", "service"})
+
+
+def test_a_figure_that_was_damaged_is_not_reported(tmp_path, capsys):
+    work = write_texts(tmp_path / "work")
+    table = work / "eta_cache/eta.arrow"
+    data = bytearray(table.read_bytes())
+    at = data.rindex(struct.pack("<d", read_table(work / "eta_cache", ETA)["eta"][0].as_py()))
+    data[at] ^= 1
+    table.write_bytes(data)
+    config_file = write_config(work / "config.yaml", work)
+    assert main(["--config", str(config_file)]) == 4
+    assert "eta.arrow" in capsys.readouterr().err
 
 
 def test_a_stage_whose_input_has_changed_is_called_stale(tmp_path):
