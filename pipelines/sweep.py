@@ -115,7 +115,10 @@ class Point:
 
 
 def grid_points(axes: Mapping[str, Any]) -> list[Point]:
-    """Give every combination of the axes' values, the last axis changing fastest."""
+    """Give every combination of the axes' values, the last axis changing fastest.
+
+    ConfigError where two of them would share a folder.
+    """
     short = {axis: axis.rpartition(".")[2] for axis in axes}
     if len(set(short.values())) < len(short):
         short = {axis: axis for axis in axes}
@@ -128,6 +131,9 @@ def grid_points(axes: Mapping[str, Any]) -> list[Point]:
             changes |= named[value] if isinstance(named, Mapping) else {axis: value}
         words = [f"{short[axis]}={_text(value)}" for axis, value in at.items()]
         points.append(Point(re.sub(r"[^\w.,=+-]", "_", ",".join(words)), at, changes))
+    names = [point.name for point in points]
+    if len(set(names)) < len(names):
+        raise ConfigError("two points of the grid share a folder's name; name the axis's values")
     return points
 
 

@@ -15,6 +15,7 @@ from benchmarks.fixtures.corpus import commit_tables, write_config
 from benchmarks.fixtures.evaluated import write_untrained
 from medclip_dcl.config import load_config, read_yaml
 from medclip_dcl.data import manifest
+from medclip_dcl.errors import ConfigError
 from medclip_dcl.tables import read_table
 from pipelines.job import Job
 from pipelines.sweep import (
@@ -90,6 +91,8 @@ def test_points_are_every_combination_and_named_by_their_values():
     alike = grid_points({"model.text.dim": ["a/b"], "model.similarity.dim": [1]})
     assert [point.name for point in alike] == ["model.text.dim=a_b,model.similarity.dim=1"]
     assert [point.name for point in grid_points({})] == [""]
+    with pytest.raises(ConfigError, match="share a folder's name"):
+        grid_points({"objective.similar_table": ["a/b", "a b"]})
 
 
 def test_slices_partition_the_grid(made):
