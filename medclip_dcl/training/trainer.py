@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,7 @@ from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -92,6 +93,8 @@ CLIP_NORM = 1.0
 paper clips, and an anchor's gradient weighs up to 1 / (1 - eta) and more (`debiased`)."""
 _MOST_SKIPPED = 10  # steps in a row without a finite loss or gradient, after which a run gives up
 _IDS_SHOWN = 8
+# Of all processes for the main one, which caches features: torch waits ten minutes on GPUs.
+_LONGEST_WAIT = timedelta(days=1)
 _PR_SET_PDEATHSIG = 1
 _SAME_KEY_PRESS_S = 1.0
 _LEAST_RANDOM_RATE = 1e-4
@@ -182,7 +185,10 @@ def start_accelerator(settings: TrainConfig, work: Path | None = None) -> Accele
     accelerator = Accelerator(
         mixed_precision=settle_precision(settings).precision,
         cpu=not torch.accelerator.is_available(),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            InitProcessGroupKwargs(timeout=_LONGEST_WAIT),
+        ],
         **tracker_options(settings, work),
     )
     if accelerator.num_processes != settings.processes:

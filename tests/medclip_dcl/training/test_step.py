@@ -11,7 +11,7 @@ from medclip_dcl.rng import RngStream, seed_for
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import optimizer_tensors
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig
-from medclip_dcl.training.trainer import TrainStep
+from medclip_dcl.training.trainer import TrainStep, start_accelerator
 
 SETTINGS = TrainConfig(global_batch=6, steps=10, learning_rate=1e-2, warmup_steps=0)
 
@@ -34,6 +34,14 @@ def slopes() -> list[torch.Tensor]:
 def copies(encoder: DualEncoder, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     everything = {**encoder.state_dict(), **optimizer_tensors(optimizer, encoder)}
     return {name: tensor.clone() for name, tensor in everything.items()}
+
+
+def test_processes_wait_hours_for_the_one_that_caches_features() -> None:
+    started = start_accelerator(
+        SETTINGS.model_copy(update={"torch_threads": torch.get_num_threads()})
+    )
+    assert started.init_handler is not None
+    assert started.init_handler.timeout.total_seconds() >= 12 * 3600
 
 
 def test_a_step_moves_every_weight_and_leaves_no_gradient() -> None:
