@@ -166,6 +166,7 @@ class Evaluation:
         self._files = _question_files(config)
         self._bootstrap = BootstrapOptions(config.evaluate.bootstrap, _SEED)
         self._outcomes: dict[str, EvalResult] = {}
+        self._gallery = self._read_gallery()  # before hours of encoding
         self.tables = {form: [] for form in results.TABLES}
         self.short = {}
 
@@ -293,7 +294,7 @@ class Evaluation:
     def _ask_boxes(self, encoded: EncodedImages) -> None:
         outcomes, tables, bootstrap = self._outcomes, self.tables, self._bootstrap
         outcomes |= dict.fromkeys(_BOX_QUESTIONS, EvalResult(_NO_BOXES))
-        gallery = self._gallery()
+        gallery = self._gallery
         tables[results.GALLERY] = [{"finding": name, "sentence": text} for name, text in gallery]
         if manifest.BOXES.file not in self._source.files:
             return
@@ -317,13 +318,18 @@ class Evaluation:
                 self._model, vectors, found, texts, truth, bootstrap
             )
 
-    def _gallery(self) -> list[tuple[str, str]]:
+    def _read_gallery(self) -> list[tuple[str, str]]:
         # Finding and sentence of each line; a line of a file is its own finding.
         file = self._files.get("gallery")
         if file is None:
             known = read_truth(resolve_path(self._config.source.root, self._config))
             return [] if known is None else list(known.gallery.items())
-        lines = [normalise_text(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = type(error).__name__
+            raise ConfigError(f"evaluate.gallery cannot be read ({reason}); give UTF-8") from error
+        lines = [normalise_text(line) for line in text.splitlines()]
         return [(line, line) for line in dict.fromkeys(lines) if line]
 
     def _ask_reports(self, encoded: EncodedImages, rows: Rows) -> None:

@@ -214,6 +214,12 @@ def test_a_probe_reads_training_images_and_says_by_share_of_labels(tmp_path, cap
     assert "probe, 50% of the labels, AUC" in capsys.readouterr().out
 
 
+def test_a_gallery_that_is_not_utf8_is_refused(work, capsys):
+    (work / "latin.txt").write_bytes("épanchement".encode("latin-1"))
+    assert run(work, gallery=str(work / "latin.txt")) == 2
+    assert "evaluate.gallery cannot be read" in capsys.readouterr().err
+
+
 def test_prompts_that_are_no_file_are_a_configuration_error(work, capsys):
     assert run(work, prompts="nowhere.yaml") == 2
     assert "evaluate.prompts" in capsys.readouterr().err
