@@ -83,7 +83,8 @@ class Writer:
     timed: tuple[str, ...] = ()
     """Names of files that hold times, which may be the same in two runs by chance."""
     stride: int = 1
-    """At most one in so many of its writes fails, where a loop makes the same for every row."""
+    """At most one in so many of its writes fails: a loop makes the same for every row, or it takes
+    long."""
 
     @property
     def command(self) -> str:
@@ -235,7 +236,11 @@ def _on_evaluated(hub: str) -> tuple[Writer, ...]:
         evaluated("write_report", old=("report.private=true",)),
         evaluated("compare", words=("{work}", "{work}", "--json", "{work}/comparison.json")),
         once("export", words=("{work}", "--to", "transformers", "--out", "{work}/exported")),
-        once("export to onnx", words=("{work}", "--to", "onnx", "--out", "{work}/graphs")),
+        once(
+            "export to onnx",
+            words=("{work}", "--to", "onnx", "--out", "{work}/graphs"),
+            stride=4,  # takes half a minute
+        ),
         evaluated(
             "push_model",
             words=(
