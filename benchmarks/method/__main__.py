@@ -34,7 +34,6 @@ import torch
 
 from benchmarks.method.bars import held_against
 from benchmarks.method.comparison import print_table, summary
-from benchmarks.method.run_log import RunLog
 from benchmarks.method.suites import (
     CONSTANTS,
     GOALS,
@@ -46,6 +45,7 @@ from benchmarks.method.suites import (
     settings_of,
 )
 from benchmarks.record import finish, machine
+from benchmarks.run_log import RunLog
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(arguments: argparse.Namespace, size: Size) -> int:
-    run_log = RunLog(size.work / "runs.jsonl")
+    run_log = RunLog(size.work, "runs")
     if not arguments.tables:
         run_suites(arguments.bed or SUITES, size, run_log)
     tables: dict[str, Any] = {}
@@ -75,8 +75,8 @@ def _measure(arguments: argparse.Namespace, size: Size) -> int:
                 print_table(title, runs, METRICS[suite], CONSTANTS[suite], GOALS[suite])
                 tables[title] = summary(runs, METRICS[suite], CONSTANTS[suite])
     figures, bars = held_against(run_log)
-    figures["runs"] = len(run_log.figures)
-    figures["cpu_seconds"] = sum(run["cpu s"] for run in run_log.figures.values())
+    figures["runs"] = len(run_log.found)
+    figures["cpu_seconds"] = sum(run["cpu s"] for run in run_log.found.values())
     print()
     for name, (bar, met) in bars.items():
         print(f"{name:48} {figures[name]:7.3f}  bar {bar}  {'met' if met else 'MISSED'}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from benchmarks.method import suites
 from benchmarks.method.comparison import Paired, Runs, best_constant, paired
-from benchmarks.method.run_log import RunLog
+from benchmarks.run_log import RunLog
 
 GOAL = suites.GOALS[suites.PHANTOM]
 GOAL_METRICS = ("auc", "acc", "r1", "cnr")
@@ -29,12 +29,12 @@ def held_against(run_log: RunLog) -> tuple[Figures, Bars]:
     metrics: Figures = {}
     bars: Bars = {}
     for suite in (suites.PHANTOM, suites.STUDIES):
-        _goal(suite, run_log.of(suite, ""), metrics, bars)
+        _goal(suite, suites.runs_of(run_log, suite, ""), metrics, bars)
     _cross(run_log, metrics, bars)
-    _pixels(run_log.of(suites.CROSS_STUDIES, ""), metrics, bars)
-    _asserting(run_log.of(suites.ASSERTING_STUDIES, ""), metrics, bars)
+    _pixels(suites.runs_of(run_log, suites.CROSS_STUDIES, ""), metrics, bars)
+    _asserting(suites.runs_of(run_log, suites.ASSERTING_STUDIES, ""), metrics, bars)
     _tradeoff(run_log, metrics, bars)
-    paper = run_log.of(suites.STUDIES, "").get(THE_PAPER, {})
+    paper = suites.runs_of(run_log, suites.STUDIES, "").get(THE_PAPER, {})
     for metric, least in DEMO_BARS.items():
         if paper:
             name = f"studies the paper {metric}"
@@ -158,7 +158,7 @@ def _tradeoff(run_log: RunLog, metrics: Figures, bars: Bars) -> None:
         ("gamma^2 = 14", "const 0.05", "r1", 0.005, 7),
     )
     for setting, row, metric, least, wins in asked:
-        found = paired(run_log.of(suites.TRADEOFF, setting), row, "infonce", metric)
+        found = paired(suites.runs_of(run_log, suites.TRADEOFF, setting), row, "infonce", metric)
         if found is not None:
             name = f"tradeoff {setting} {row} {metric}"
             metrics[name], metrics[f"{name}, wins"] = found.median, found.wins
@@ -166,7 +166,7 @@ def _tradeoff(run_log: RunLog, metrics: Figures, bars: Bars) -> None:
             if len(found.differences) == len(suites.TRADEOFF_SEEDS):
                 bars[f"{name}, wins"] = (f">= {wins} of 10", found.wins >= wins)
     for metric in ("r1 rare", "cnr"):
-        runs = run_log.of(suites.TRADEOFF, "gamma^2 = 5")
+        runs = suites.runs_of(run_log, suites.TRADEOFF, "gamma^2 = 5")
         found = paired(runs, "const 0.1", "infonce", metric)
         if found is not None:
             name = f"tradeoff gamma^2 = 5 const 0.1 {metric}"

@@ -6,7 +6,8 @@ before the next seed, so that a stopped benchmark has compared whatever it has r
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from benchmarks.method.rows import (
     Row,
     factorial,
 )
-from benchmarks.method.run_log import Run, RunLog
+from benchmarks.run_log import Run, RunLog
 
 PHANTOM_SEEDS = tuple(range(300, 308))
 STUDIES_SEEDS = tuple(range(310, 315))
@@ -120,9 +121,17 @@ def runs_of(run_log: RunLog, suite: str, setting: str) -> Runs:
     The setting `stopped` takes of every row and seed the length of training with the better `report
     auc`, a figure of validation images and their reports.
     """
-    if setting != STOPPED:
-        return run_log.of(suite, setting)
-    lengths = [run_log.of(suite, length) for length in (SHORT, LONG)]
+    if setting == STOPPED:
+        return _stopped([runs_of(run_log, suite, length) for length in (SHORT, LONG)])
+    rows: dict[str, dict[int, Mapping[str, float]]] = {}
+    for trial, figures in run_log.found.items():
+        run = Run.of(trial)
+        if (run.bed, run.setting) == (suite, setting):
+            rows.setdefault(run.row, {})[run.seed] = figures
+    return rows
+
+
+def _stopped(lengths: Sequence[Runs]) -> Runs:
     short, long = lengths
     return {
         row: {
@@ -148,10 +157,20 @@ def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
     for main in (True, False):
         for suite in suites:
             for run, work in runs[suite](size, main=main):
-                run_log.measure(run, work)
+                run_log.once(run.trial, functools.partial(_measured, run, work))
 
 
 Work = functools.partial[dict[str, float]]
+
+
+def _measured(run: Run, work: Work) -> dict[str, float]:
+    begun = time.process_time()
+    figures = {name: round(float(value), 5) for name, value in work().items()}
+    figures["cpu s"] = round(time.process_time() - begun, 2)
+    shown = "  ".join(f"{name} {value:.3f}" for name, value in list(figures.items())[:4])
+    took = f"({figures['cpu s']} s)"
+    print(f"{run.bed} {run.setting} seed {run.seed} {run.row}: {shown}  {took}", flush=True)
+    return figures
 
 
 def _phantom_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:

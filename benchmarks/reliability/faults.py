@@ -50,7 +50,6 @@ import medclip_dcl
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.hub import DatasetHub, running_dataset_hub
 from benchmarks.record import finish
-from benchmarks.reliability.run_log import RunLog
 from benchmarks.reliability.writers import (
     Base,
     Before,
@@ -62,6 +61,7 @@ from benchmarks.reliability.writers import (
     write_base,
     writers,
 )
+from benchmarks.run_log import RunLog
 from medclip_dcl.artifact import (
     HEADER,
     ArtifactType,

@@ -35,7 +35,7 @@ from benchmarks.fixtures.bombs import BOMBS
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.record import finish
 from benchmarks.reliability.mutants import Seed, pick, read_seed
-from benchmarks.reliability.run_log import RunLog
+from benchmarks.run_log import RunLog
 from medclip_dcl.data.dicom.reader import SYNTAXES
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig

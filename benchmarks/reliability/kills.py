@@ -47,7 +47,7 @@ from benchmarks.reliability.crash_targets import (
 )
 from benchmarks.reliability.exactness import newest, unreadable
 from benchmarks.reliability.index_swap import REPLACING_SHARE, IndexSwap
-from benchmarks.reliability.run_log import RunLog
+from benchmarks.run_log import RunLog
 from medclip_dcl.files import STAGED
 from medclip_dcl.progress import Progress
 from medclip_dcl.training.logging import read_metrics

@@ -38,8 +38,8 @@ from benchmarks.fixtures.mutant_requests import mutant
 from benchmarks.fixtures.service import ROOT, Service, running, store
 from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
 from benchmarks.fixtures.wire import Answer, Part, Request, exchange, form
-from benchmarks.method.run_log import Run, RunLog
 from benchmarks.record import finish
+from benchmarks.run_log import RunLog
 from medclip_dcl.progress import Progress
 
 TIERS = {"quick": (1, 8, 500, 7), "normal": (1, 150, 5_000, 1), "long": (10, 150, 10_000, 1)}
@@ -80,17 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = try_surface(key_file, every)
         with _serving(folder, key_file, max_body_mb=4, body_deadline_s=0.5) as service:
             work = arguments.work or (Path("runs/service") if tier == "long" else folder)
-            runs = RunLog(work / "parts.jsonl")
+            log, found = RunLog(work, "parts"), []
             for part in range(parts):
-                given = (service, examples, part + 1)
-                runs.measure(Run("service", tier, "document", part), partial(try_document, *given))
+                document = partial(try_document, service, examples, part + 1)
+                found.append(log.once(f"service / {tier} / document / {part}", document))
                 numbers = range(part * mutants, (part + 1) * mutants)
-                runs.measure(
-                    Run("service", tier, "hostile", part), partial(try_hostile, service, numbers)
-                )
-        figures |= _together(
-            [figures for run, figures in runs.figures.items() if run.setting == tier]
-        )
+                hostile = partial(try_hostile, service, numbers)
+                found.append(log.once(f"service / {tier} / hostile / {part}", hostile))
+        figures |= _together(found)
         with _serving(folder, key_file) as service:
             figures |= try_bombs(service)
     figures["seconds"] = time.monotonic() - begun
@@ -124,7 +121,7 @@ def _together(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     """Sums; of what is no count, the worst."""
     worst = {"_growth_mib": max, "_alive": min, "_operations": min, "_named": min}
     found: dict[str, float] = {}
-    for name in {name: 0 for part in parts for name in part if name != "cpu s"}:
+    for name in {name: 0 for part in parts for name in part if name != "cpu s"}:  # in parts of old
         values = [part[name] for part in parts if name in part]
         found[name] = next((worst[end] for end in worst if name.endswith(end)), sum)(values)
     return found

@@ -10,7 +10,7 @@ from benchmarks.fixtures.bombs import BOMBS
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
 from benchmarks.reliability import fuzz
 from benchmarks.reliability.mutants import read_seed
-from benchmarks.reliability.run_log import RunLog
+from benchmarks.run_log import RunLog
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.errors import ImageError
