@@ -2,6 +2,7 @@
 
 import functools
 import json
+import operator
 import platform
 import subprocess
 import sys
@@ -14,6 +15,14 @@ from medclip_dcl.artifact import package_versions
 from medclip_dcl.distributed import available_cores
 
 ROOT = Path(__file__).parents[1]
+Bars = Mapping[str, tuple[str, bool]]
+_COMPARISONS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "=": operator.eq,
+}
 
 
 def machine() -> dict[str, Any]:
@@ -41,15 +50,34 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+def judge(figures: Mapping[str, float], bars: Mapping[str, str]) -> Bars:
+    """Print figures with their bars; give these with whether each is met, if its figure is there.
+
+    A bar is a comparison, such as ">= 2.5", or the very number, such as "0"; words may follow.
+    """
+    judged = {
+        name: (bar, _is_met(figures[name], bar)) for name, bar in bars.items() if name in figures
+    }
+    for name, value in figures.items():
+        bar, met = judged.get(name, ("", True))
+        print(f"{name:40} {value:12.5g}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}".rstrip())
+    return judged
+
+
+def _is_met(value: float, bar: str) -> bool:
+    sign, number, *_ = bar.split() if bar[0] in "<>=" else ("=", *bar.split())
+    return bool(_COMPARISONS[sign](value, float(number)))
+
+
 def finish(
     name: str,
     figures: Mapping[str, float],
-    bars: Mapping[str, tuple[str, bool]],
+    bars: Bars,
     commits: str | None = None,
 ) -> int:
     """Print a benchmark's last line; 0: a missed bar is a figure like any other.
 
-    A bar is written as people read it, such as ">= 2.5". `commits` are those that were measured,
+    A bar is as people read it, and whether it is met. `commits` are those that were measured,
     where a run took several sessions.
     """
     line = {

@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections import Counter
@@ -54,8 +53,6 @@ CURVE_STEPS = 50
 CURVE_SEEDS = 3
 STOPPED = 75
 _HUNG_S = 120
-
-Env = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -144,22 +141,9 @@ def start(work: Path, processes: int, cut: Cut | None, **sections: Mapping[str, 
     config_file = write_config(work / "config.yaml", work, train=loop, **sections)
     where = (cut.step, cut.number, cut.flush) if cut else (0, 0, 0)
     before = ("benchmarks.reliability.exactness:arm", (str(work), *where))
-    shared: Env = {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}
-    if processes > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    started = []
-    for rank in range(processes):
-        own = shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {})
-        log = work.with_name(f"{work.name}-{rank}.log")
-        arguments = ["--config", str(config_file)]
-        process = forkserver.start(
-            "pipelines.train", arguments, log, environment=own, before=before
-        )
-        started.append(process)
-    return started
+    arguments = ["--config", str(config_file)]
+    log = work.with_name(f"{work.name}.log")
+    return forkserver.start_ranks(processes, "pipelines.train", arguments, log, before=before)
 
 
 def end_of(started: list[ForkServerProcess]) -> list[int]:
@@ -183,7 +167,7 @@ def must_end(work: Path, processes: int, **sections: Mapping[str, Any]) -> None:
     """Train to the end; RuntimeError where a process ends with another code than 0."""
     codes = end_of(start(work, processes, None, **sections))
     if any(codes):
-        output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
+        output = work.with_name(f"{work.name}.log-0").read_text(encoding="utf-8")
         raise RuntimeError(f"training ended with {codes}: {output[-2000:]}")
 
 
@@ -276,7 +260,7 @@ def _twice_in_an_epoch(run: End) -> int:
 def _refuses(work: Path) -> int:
     """Return whether a run of one process refuses to go on with two."""
     codes = end_of(start(work, 2, None))
-    output = work.with_name(f"{work.name}-0.log").read_text(encoding="utf-8")
+    output = work.with_name(f"{work.name}.log-0").read_text(encoding="utf-8")
     return int(codes[0] == 4 and "settings.train.processes: 1 -> 2" in output)
 
 

@@ -9,25 +9,24 @@ bootstrap samples. `--quick`: 600 images and 100 samples. The scores mean nothin
 
 import argparse
 import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.record import finish
+from benchmarks.fixtures.corpus import commit_tables
+from benchmarks.processes import options, spent_by
+from benchmarks.record import finish, judge
 from medclip_dcl import model_package
-from medclip_dcl.artifact import ArtifactType, make_fingerprint, open_artifact, write_artifact
+from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
 from medclip_dcl.data.prepared import PreparedImages
 from medclip_dcl.evaluation import results
-from medclip_dcl.tables import TableFormat, read_table, write_table
+from medclip_dcl.tables import TableFormat, read_table
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler.lexicon import LABELS
 from medclip_dcl.text.sentences import distinct_sentences, text_key
@@ -77,7 +76,7 @@ def write_images(demo: Path, work: Path, total: int) -> None:
         manifest.BOXES: boxes,
         manifest.REJECTS: [],
     }
-    _seal(work, manifest.ARTIFACT, tables)
+    commit_tables(work, manifest.ARTIFACT, tables)
     artifact = open_artifact(sentences.ARTIFACT.at(demo), sentences.ARTIFACT)
     texts = distinct_sentences(artifact)["text"].to_pylist()[:SENTENCES]
     said = [
@@ -93,7 +92,7 @@ def write_images(demo: Path, work: Path, total: int) -> None:
         for number, row in enumerate(rows)
         for position, text in enumerate(texts[index % len(texts)] for index in (number, -number))
     ]
-    _seal(work, sentences.ARTIFACT, {sentences.SENTENCES: said})
+    commit_tables(work, sentences.ARTIFACT, {sentences.SENTENCES: said})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,23 +122,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         tree = results.read_figures(open_artifact(results.ARTIFACT.at(work), results.ARTIFACT))
     asked = [name for name, outcome in tree["questions"].items() if not outcome["absent"]]
     figures = {"images": images, "samples": samples, "questions": len(asked), **found}
-    for name, value in figures.items():
-        print(f"{name:24} {value:10.1f}")
-    return finish("evaluation", figures, {})
+    return finish("evaluation", figures, judge(figures, {}))
 
 
 def _measured(settings: Sequence[str]) -> Mapping[str, float] | None:
-    options = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "pipelines.evaluate", "--config", str(CONFIG), *options]
+    command = [sys.executable, "-m", "pipelines.evaluate", "--config", str(CONFIG)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    code = subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode
-    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
-    if code:
-        print(f"evaluate ended with exit code {code}", file=sys.stderr)
+    spent = spent_by([*command, *options(settings)], stdout=sys.stderr, env=environment)
+    if spent.code:
+        print(f"evaluate ended with exit code {spent.code}", file=sys.stderr)
         return None
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall_seconds": seconds, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}
+    return {"wall_seconds": spent.wall_s, "cpu_seconds": spent.cpu_s, "peak_mib": spent.peak_mib}
 
 
 def _labels(generator: np.random.Generator) -> dict[str, int]:
@@ -159,13 +152,6 @@ def _write_prepared(
             mine = names[start : start + SHARD]
             prepared.write_shard(writer.directory, shard, mine, pixels, sizes, [])
         writer.commit({"size_px": images.size_px, "images": len(names)})
-
-
-def _seal(work: Path, kind: ArtifactType, tables: Mapping[TableFormat, Rows]) -> None:
-    with write_artifact(kind.at(work), kind, make_fingerprint(kind, {}, {})) as writer:
-        for form, rows in tables.items():
-            write_table(writer.directory, form, rows)
-        writer.commit({})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config, load_config, resolve_path
@@ -78,9 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MedclipError as error:
         print(f"benchmarks.precision: {error}", file=sys.stderr)
         return error.exit_code
-    for name, value in figures.items():
-        print(f"{name:60} {value:11.5f}")
-    return finish("precision", figures, {})
+    return finish("precision", figures, judge(figures, {}))
 
 
 def differences(found: Answers, plain: Answers) -> list[tuple[str, float]]:

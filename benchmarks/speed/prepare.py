@@ -24,13 +24,20 @@ import pydicom
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
-from benchmarks.record import finish
+from benchmarks.processes import cpu_s
+from benchmarks.record import finish, judge
+from benchmarks.speed.timing import cpu_ms, interleaved, wall_ms
 from medclip_dcl.data.images import Decoder, ImagesConfig
 
 ROWS, COLUMNS, SIZE_PX = 3000, 2500, 512
 IMAGES = 4
-BARS = {"dicom": 1.2, "jpeg": 1.5}
-MAX_LEVELS, MEAN_LEVELS = 2.0, 0.5
+BARS = {
+    "dicom_ratio": ">= 1.2",
+    "jpeg_ratio": ">= 1.5",
+    **{f"{kind}_max_difference": "<= 2.0" for kind in ("dicom", "jpeg", "real_jpeg")},
+    **{f"{kind}_mean_difference": "<= 0.5" for kind in ("dicom", "jpeg", "real_jpeg")},
+}
+"""Differences are in levels of 255."""
 _JPEG_QUALITY = 95  # MIMIC-CXR-JPG's
 
 
@@ -61,7 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 5 if parser.parse_args(argv).quick else 25
     figures: dict[str, float] = {}
-    bars: dict[str, tuple[str, bool]] = {}
     with tempfile.TemporaryDirectory() as folder, Decoder(ImagesConfig(), 1) as decoder:
         images = [draw_image(seed) for seed in range(IMAGES)]
         files: dict[str, list[Path]] = {"dicom": [], "jpeg": []}
@@ -77,18 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind, baseline in (("dicom", rival_dicom), ("jpeg", rival_jpeg)):
             found = compare(decoder, baseline, files[kind], rounds)
             figures |= {f"{kind}_{name}": value for name, value in found.items()}
-            bars[f"{kind}_ratio"] = (f">= {BARS[kind]}", found["ratio"] >= BARS[kind])
-            bars |= difference_bars(kind, found)
         figures |= half_scale(files["jpeg"])
         real = real_jpegs()
         if real:
             found = differences(decoder, rival_jpeg, real)
             figures |= {f"real_jpeg_{name}": value for name, value in found.items()}
-            bars |= difference_bars("real_jpeg", found)
-    for name, value in figures.items():
-        bar, met = bars.get(name, ("", True))
-        print(f"{name:26} {value:9.3f}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}")
-    return finish("prepare", figures, bars)
+    return finish("prepare", figures, judge(figures, BARS))
 
 
 def compare(
@@ -102,24 +102,22 @@ def compare(
     Gives milliseconds an image, CPU and wall, ratio of CPU times, differences in levels of 255.
     """
     found = differences(decoder, baseline, paths)
-    worker = _worker()
-    ours: list[tuple[float, float]] = []
-    theirs: list[tuple[float, float]] = []
-    for _ in range(rounds):
-        for path in paths:
-            theirs.append(_timed(lambda path=path: baseline(path), None))
-            ours.append(_timed(lambda path=path: _ours(decoder, path), worker))
-    (our_cpu, our_wall), (their_cpu, their_wall) = (
-        tuple(1e3 * statistics.median(column) for column in zip(*times, strict=True))
-        for times in (ours, theirs)
+    (worker,) = psutil.Process().children()
+    times = interleaved(
+        {
+            "theirs": lambda number: baseline(paths[number % len(paths)]),
+            "ours": lambda number: _ours(decoder, paths[number % len(paths)]),
+        },
+        rounds * len(paths),
+        warm_up=0,
+        clock=lambda: time.process_time() + cpu_s(worker.pid),
     )
+    figures = {"cpu_ms": cpu_ms(times, "ours"), "wall_ms": wall_ms(times, "ours")}
+    figures |= {"rival_cpu_ms": cpu_ms(times, "theirs"), "rival_wall_ms": wall_ms(times, "theirs")}
     return {
-        "ratio": their_cpu / our_cpu,
-        "wall_ratio": their_wall / our_wall,
-        "cpu_ms": our_cpu,
-        "wall_ms": our_wall,
-        "rival_cpu_ms": their_cpu,
-        "rival_wall_ms": their_wall,
+        "ratio": figures["rival_cpu_ms"] / figures["cpu_ms"],
+        "wall_ratio": figures["rival_wall_ms"] / figures["wall_ms"],
+        **figures,
         **found,
     }
 
@@ -135,20 +133,14 @@ def differences(
     }
 
 
-def difference_bars(kind: str, found: dict[str, float]) -> dict[str, tuple[str, bool]]:
-    """Give the bars of the differences, in levels of 255."""
-    return {
-        f"{kind}_max_difference": (f"<= {MAX_LEVELS}", found["max_difference"] <= MAX_LEVELS),
-        f"{kind}_mean_difference": (f"<= {MEAN_LEVELS}", found["mean_difference"] <= MEAN_LEVELS),
-    }
-
-
 def half_scale(paths: Sequence[Path]) -> dict[str, float]:
     """Say what JPEG decoding at half scale would save, and how far off it would be."""
-    saved, gaps = [], []
+    full, half = lambda n: _decoded(paths[n], 1), lambda n: _decoded(paths[n], 2)
+    times = interleaved({"full": full, "half": half}, len(paths), warm_up=0)
+    pairs = zip(times["full"], times["half"], strict=True)
+    saved = [1e3 * (whole_cpu - half_cpu) for (whole_cpu, _), (half_cpu, _) in pairs]
+    gaps = []
     for path in paths:
-        full, half = (_timed(lambda p=path, d=d: _decoded(p, d), None)[0] for d in (1, 2))
-        saved.append(1e3 * (full - half))
         small = _decoded(path, 2).convert("F").resize((SIZE_PX, SIZE_PX), Image.Resampling.BICUBIC)
         gaps.append(float(np.abs(np.clip(np.asarray(small), 0, 255) - rival_jpeg(path)).max()))
     return {"half_scale_saves_ms": statistics.median(saved), "half_scale_max_difference": max(gaps)}
@@ -186,28 +178,6 @@ def _decoded(path: Path, divisor: int) -> Image.Image:
         image.draft("L", (COLUMNS // divisor, ROWS // divisor))
     image.load()
     return image
-
-
-def _timed(run: Callable[[], object], worker: psutil.Process | None) -> tuple[float, float]:
-    """Give CPU seconds, those of the worker included, and wall seconds."""
-    before, start, wall = _cpu_s(worker), time.process_time(), time.perf_counter()
-    run()
-    wall = time.perf_counter() - wall
-    return time.process_time() - start + _cpu_s(worker) - before, wall
-
-
-def _cpu_s(process: psutil.Process | None) -> float:
-    if process is None:
-        return 0.0
-    if sys.platform == "linux":  # the clock of another process, in nanoseconds
-        return time.clock_gettime(~process.pid << 3 | 2)
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _worker() -> psutil.Process:
-    (worker,) = psutil.Process().children()
-    return worker
 
 
 if __name__ == "__main__":

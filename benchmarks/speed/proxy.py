@@ -15,7 +15,6 @@ import contextlib
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,14 +28,15 @@ import numpy as np
 from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.service import ROOT
-from benchmarks.record import finish
+from benchmarks.processes import free_port
+from benchmarks.record import finish, judge
 from benchmarks.speed.serve.clients import Target, arrivals, crowd, form_request
 from benchmarks.speed.serve.models import publish_paper_size
 from benchmarks.speed.serve.processes import cpu_s, served, target_of, wait_for
 
 OVERLOAD = 4.0
 STALLED = 40
-LEAST_GOODPUT = 0.9
+BARS = {"goodput": ">= 0.9", "other": "0"}
 _CLIENTS = 16
 _SENT_BYTES = 2**20
 _ANNOUNCED_BYTES = 62 * 2**20
@@ -131,9 +131,7 @@ async def _stalled_senders(target: Target) -> AsyncIterator[None]:
 @contextlib.contextmanager
 def _proxy(folder: Path, service: Target) -> Iterator[int]:
     """Start nginx before a service; gives its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     text = (ROOT / "docker/nginx.conf").read_text()
     for old, new in (
         ("listen 8080 default_server", f"listen 127.0.0.1:{port}"),
@@ -184,14 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         spent_s=lambda: cpu_s(service.process),
                     )
                 )
-    bars = {
-        "goodput": (f">= {LEAST_GOODPUT:g}", figures["goodput"] >= LEAST_GOODPUT),
-        "other": ("0", figures["other"] == 0),
-    }
-    for figure, value in figures.items():
-        bar, met = bars.get(figure, ("", True))
-        print(f"{figure:20} {value:11.3f}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}")
-    return finish("proxy", figures, bars)
+    return finish("proxy", figures, judge(figures, BARS))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 import yaml
 
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from medclip_dcl.data.synthetic.patients import NATURAL, Study, draw_patient
 from medclip_dcl.data.synthetic.reports import study_labels
 from medclip_dcl.data.synthetic.settings import GenerateConfig
@@ -50,7 +50,7 @@ STAGES = {
     "images": ("generate_studies", "build_manifest", "prepare_images"),
 }
 """What runs at each size; `draw` and `relations` are this module's own."""
-MOST_GROWTH = 1.1
+BARS = {"growth_exponent": "<= 1.1"}
 
 _SEED = 19
 _RARE = 0.6  # share of reports with a sentence that hardly another says
@@ -108,10 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
     figures = _figures(found, sizes)
-    bars = {"growth_exponent": (f"<= {MOST_GROWTH}", figures["growth_exponent"] <= MOST_GROWTH)}
-    for name, value in figures.items():
-        print(f"{name:40} {value:10.3f}")
-    return finish("scale", figures, bars)
+    return finish("scale", figures, judge(figures, BARS))
 
 
 def _measured(folder: Path, kind: str, size: int, stage: str) -> Measured | int:

@@ -28,7 +28,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.record import finish
+from benchmarks.processes import memory_mib
+from benchmarks.record import finish, judge
 from medclip_dcl.config import load_config
 from medclip_dcl.data import manifest
 from medclip_dcl.data.images import ImagesConfig
@@ -38,8 +39,8 @@ from medclip_dcl.data.row_images import image_source, row_name
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.tables import read_table
 
-BARS = {"parquet_speed": 0.9, "arrow_speed": 0.9}
-COPY_MIB, GROWTH_MIB = 500, 50
+BARS = {"parquet_speed": ">= 0.9", "arrow_speed": ">= 0.9"}
+BARS |= {"copy_peak_mib": "<= 500", "rows_growth_mib": "<= 50"}
 _TIMES = 4  # that every image is read in a round, so that starting a worker counts for little
 _ROW_BYTES, _IMAGE_BYTES, _GROUP = 4096, 1 << 20, 32
 _TABLES = (manifest.IMAGES, manifest.REPORTS, manifest.STUDY_LABELS, manifest.BOXES)
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         work, folder, rows = options.child
         (_copy if work == "copy" else _read)(Path(folder), int(rows))
-        print(_peak_mib())
+        print(memory_mib("VmHWM"))
         return 0
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
@@ -68,14 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if os.environ.get("TEST_DATA"):
                 figures |= real(folder, 3 if options.quick else 9)
             figures |= memory(folder, options.gb or (1 if options.quick else 10))
-    bars = {key: (f">= {bar}", figures[key] >= bar) for key, bar in BARS.items() if key in figures}
-    bars |= {key: ("= 0", not value) for key, value in figures.items() if key.endswith("_differ")}
-    for key, most in (("copy_peak_mib", COPY_MIB), ("rows_growth_mib", GROWTH_MIB)):
-        if key in figures:
-            bars[key] = (f"<= {most}", figures[key] <= most)
-    for key, value in figures.items():
-        bar, met = bars.get(key, ("", True))
-        print(f"{key:20} {value:10.3f}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}")
+    bars = judge(figures, BARS | {key: "= 0" for key in figures if key.endswith("_differ")})
     return finish("sources_served" if options.served else "sources", figures, bars)
 
 
@@ -357,11 +351,6 @@ def _read(folder: Path, rows: int) -> None:
     for row in range(rows):
         total += len(image_source(folder, row_name("train-00000.parquet", "image", row)))
     assert total == rows * _ROW_BYTES
-
-
-def _peak_mib() -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def _child(work: str, folder: Path, rows: int) -> float:

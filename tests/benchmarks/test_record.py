@@ -5,7 +5,7 @@ from datetime import date
 
 import pytest
 
-from benchmarks.record import finish, machine
+from benchmarks.record import finish, judge, machine
 
 
 def test_last_line_holds_name_machine_figures_and_bars(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,3 +22,12 @@ def test_machine_names_day_cores_and_packages() -> None:
     assert facts["cores"] >= 1
     assert date.fromisoformat(facts["date"]).year >= 2026
     assert "numpy" in facts["packages"]
+
+
+def test_a_bar_is_met_as_its_words_say(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"ratio": 2.0, "lost": 0, "wins": 7, "off": 0.1, "peak": 3}
+    bars = {"ratio": ">= 2", "lost": "0", "wins": ">= 7 of 8", "off": "< 0", "peak": "<= 2.5"}
+    found = judge(figures, bars | {"not measured": "= 1"})
+    assert {name for name, (_, met) in found.items() if met} == {"ratio", "lost", "wins"}
+    assert {name: bar for name, (bar, _) in found.items()} == bars
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*figures]

@@ -2,9 +2,8 @@
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 
 from benchmarks.speed.pll.models import SIZES, draw, random_bert, tokenizer
 from benchmarks.speed.pll.peers import Minicons
+from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.likelihood.diagnostics import spearman
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.eta import cap_eta, eta_from_pll
@@ -35,23 +35,20 @@ def speed(sentences: int, rounds: int) -> dict[str, float]:
     engines = {model: prepare_engine(model, "auto", 1) for model in (rough, exact)}
     prepared = time.process_time() - start
     minicons = Minicons(exact, words)
-    seconds: dict[str, list[float]] = {"minicons": [], "float32": [], "bfloat16": []}
-    for round_ in range(rounds + 1):
-        for name in seconds:
-            start = time.process_time()
-            if name == "minicons":
-                minicons.score(texts, 1)
-            else:
-                model = exact if name == "float32" else rough
-                score_encodings(
-                    model, encodings, mask_id, "original", CPU_BUDGET, None, engines[model]
-                )
-            if round_:
-                seconds[name].append(time.process_time() - start)
-    took = {name: median(values) for name, values in seconds.items()}
+
+    def score(model: BertForMaskedLM) -> None:
+        score_encodings(model, encodings, mask_id, "original", CPU_BUDGET, None, engines[model])
+
+    rivals: dict[str, Callable[[int], object]] = {
+        "minicons": lambda _: minicons.score(texts, 1),
+        "float32": lambda _: score(exact),
+        "bfloat16": lambda _: score(rough),
+    }
+    times = interleaved(rivals, rounds, warm_up=1)
+    ours = cpu_ms(times, "bfloat16")
     return {
-        "base_bf16_over_minicons": took["minicons"] / took["bfloat16"],
-        "base_bf16_over_float32": took["float32"] / took["bfloat16"],
+        "base_bf16_over_minicons": cpu_ms(times, "minicons") / ours,
+        "base_bf16_over_float32": cpu_ms(times, "float32") / ours,
         "base_bf16_and_float32_prepare_s": prepared,
     }
 

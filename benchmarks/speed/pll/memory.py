@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.processes import memory_mib
 from benchmarks.speed.pll.models import SIZES, draw, long_encoding, random_bert, tokenizer
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
 
 _ASKED = 12  # pieces of the long sentence that are scored: several batches, all alike
-_STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_REFS = Path("/proc/self/clear_refs")
 
 
 def peak_of(size: str, longest: int) -> dict[str, float] | None:
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _REFS.write_text("5", encoding="ascii")  # forget the peak so far
     mask_id = int(words.mask_token_id)
     score_encodings(model, encodings, mask_id, "original", CPU_BUDGET, None, engine)
-    figures["peak"] = _megabytes("VmHWM")
+    figures["peak"] = memory_mib("VmHWM")
     print(json.dumps(figures))
     return 0
 
@@ -54,12 +55,7 @@ def _resident() -> float:
     """Resident memory once what is free has been given back, so that it cannot hide a peak."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    return _megabytes("VmRSS")
-
-
-def _megabytes(field: str) -> float:
-    lines = _STATUS.read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+    return memory_mib("VmRSS")
 
 
 if __name__ == "__main__":

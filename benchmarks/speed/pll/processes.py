@@ -10,14 +10,13 @@ worker. Where there are fewer cores than processes, CPU seconds are valid and wa
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.record import finish
+from benchmarks.processes import options, spent_by
+from benchmarks.record import finish, judge
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.text import sentences
@@ -36,23 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             for kind in (sentences.ARTIFACT, masked_lm.ARTIFACT):
                 shutil.copytree(kind.at(made), kind.at(Path(folder)))
-            settings = (f"work={folder}", "likelihood.workers=1")
             launch = ["--standalone", "--nproc-per-node", str(count)]
             job = ["-m", "pipelines.score_sentences", "--config", str(arguments.config)]
-            overrides = [part for item in settings for part in ("--set", item)]
-            before, wall = os.times(), time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-m", "torch.distributed.run", *launch, *job, *overrides],
+            job += options((f"work={folder}", "likelihood.workers=1"))
+            spent = spent_by(
+                [sys.executable, "-m", "torch.distributed.run", *launch, *job],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-            wall, after = time.perf_counter() - wall, os.times()
-        if done.returncode:
+        if spent.code:
             return 1
-        user, system = after.children_user, after.children_system
-        cpu = user + system - before.children_user - before.children_system
-        figures |= {f"cpu_s_{count}": cpu, f"wall_s_{count}": wall}
-        print(f"{count} processes: {cpu:8.1f} s CPU, {wall:8.1f} s wall", flush=True)
-    return finish("pll_processes", figures, {})
+        figures |= {f"cpu_s_{count}": spent.cpu_s, f"wall_s_{count}": spent.wall_s}
+    return finish("pll_processes", figures, judge(figures, {}))
 
 
 if __name__ == "__main__":

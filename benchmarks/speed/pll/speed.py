@@ -1,9 +1,8 @@
 """CPU time of ours and of the peers, interleaved, on one thread."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.speed.pll import floor
 from benchmarks.speed.pll.models import SIZES, draw, random_bert, tokenizer, with_repeats
 from benchmarks.speed.pll.peers import Minicons, masked_row_head
+from benchmarks.speed.timing import Times, cpu_ms, interleaved
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
 from medclip_dcl.likelihood.pll import encode_sentences, score_encodings
 
@@ -24,7 +24,7 @@ MINICONS, BATCHED, PORT = "minicons, batch 1", "minicons, batch 8", "masked-row 
 class Rounds:
     """CPU seconds of every contestant, round by round."""
 
-    seconds: Mapping[str, list[float]]
+    times: Times
     gflop: float
     best_gflops: float
     torch_gflops: float
@@ -34,17 +34,17 @@ class Rounds:
 
     def ratio(self, baseline: str, ours: str = OURS) -> float:
         """Divide medians: how many times the baseline's CPU time ours goes into."""
-        return median(self.seconds[baseline]) / median(self.seconds[ours])
+        return cpu_ms(self.times, baseline) / cpu_ms(self.times, ours)
 
     @property
     def over_floor(self) -> float:
         """Our CPU time over the least possible one."""
-        return median(self.seconds[OURS]) * self.best_gflops / self.gflop
+        return cpu_ms(self.times, OURS) / 1e3 * self.best_gflops / self.gflop
 
     @property
     def reachable(self) -> float:
         """CPU time of minicons over the least possible one: the most that anyone can reach."""
-        return median(self.seconds[MINICONS]) * self.best_gflops / self.gflop
+        return cpu_ms(self.times, MINICONS) / 1e3 * self.best_gflops / self.gflop
 
 
 def compare(size: str, sentences: int, rounds: int, *, repeats: bool, peers: bool) -> Rounds:
@@ -77,10 +77,21 @@ def compare(size: str, sentences: int, rounds: int, *, repeats: bool, peers: boo
     }
     if peers:
         contestants |= {BATCHED: lambda: minicons.score(texts, 8), PLAIN: plain}
-    seconds, scores, rates = _interleave(contestants, rounds, model.config.hidden_size)
+    products = floor.kernels(model.config.hidden_size)
+    scores: dict[str, Floats] = {}
+    rates: dict[str, list[float]] = {name: [] for name in products}
+
+    def scored(name: str) -> Callable[[int], None]:
+        return lambda _: scores.update({name: contestants[name]()})
+
+    def rated(name: str) -> Callable[[int], None]:
+        return lambda _: rates[name].append(products[name]())
+
+    turns = {name: scored(name) for name in contestants} | {name: rated(name) for name in products}
+    times = interleaved(turns, rounds, warm_up=1)
     apart = max(float(np.abs(got - scores[MINICONS]).max()) for got in scores.values())
     return Rounds(
-        seconds,
+        {name: times[name] for name in contestants},
         floor.total(model.config, [item.tokens for item in set(encodings)]) / 1e9,
         floor.best_rate(rates) / 1e9,
         floor.best_rate({name: r for name, r in rates.items() if name.startswith("torch")}) / 1e9,
@@ -89,36 +100,18 @@ def compare(size: str, sentences: int, rounds: int, *, repeats: bool, peers: boo
     )
 
 
-def _interleave(
-    contestants: Mapping[str, Callable[[], Floats]], rounds: int, width: int
-) -> tuple[dict[str, list[float]], dict[str, Floats], dict[str, list[float]]]:
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    scores = {}
-    products = floor.kernels(width)
-    rates: dict[str, list[float]] = {name: [] for name in products}
-    for round_ in range(rounds + 1):
-        for name, run in contestants.items():
-            start = time.process_time()
-            scores[name] = run()
-            if round_:
-                seconds[name].append(time.process_time() - start)
-        for name, measure in products.items():
-            rates[name].append(measure())
-    return seconds, scores, rates
-
-
 def show(title: str, rounds: Rounds) -> None:
     """Print the times as a table."""
     print(title)
-    for name, seconds in rounds.seconds.items():
+    for name in rounds.times:
         print(
-            f"    {name:24} {median(seconds):8.3f} s CPU   minicons / it "
+            f"    {name:24} {cpu_ms(rounds.times, name) / 1e3:8.3f} s CPU   minicons / it "
             f"{rounds.ratio(MINICONS, name):6.2f}   port / it {rounds.ratio(PORT, name):6.2f}"
         )
     least = rounds.gflop / rounds.best_gflops
     print(
         f"    {'floor':24} {least:8.3f} s CPU   minicons / it {rounds.reachable:6.2f}   "
-        f"port / it {median(rounds.seconds[PORT]) / least:6.2f}   "
+        f"port / it {cpu_ms(rounds.times, PORT) / 1e3 / least:6.2f}   "
         f"({rounds.gflop:.1f} GFLOP at {rounds.best_gflops:.0f} GFLOP/s; "
         f"torch alone {rounds.torch_gflops:.0f})"
     )

@@ -20,48 +20,46 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from benchmarks.speed.serve import engines, loads, ratios
 from benchmarks.speed.serve.models import publish_demo_size, publish_paper_size
 
-Bar = tuple[str, float]
-
-BARS: dict[str, Bar] = {
-    "paper_over_bare": (">=", 0.93),
-    "paper_p99_over_p50": ("<=", 1.8),
-    "paper_over_litserve": (">=", 0.98),
-    "paper_dicom_over_decode_and_forward": (">=", 0.85),
-    "resnet18_float32_over_bare": (">=", 1.25),
-    "resnet50_float32_over_bare": (">=", 1.35),
-    "resnet18_bf16_over_bare": (">=", 2.2),
-    "resnet50_bf16_over_bare": (">=", 2.5),
-    "over_litserve_pytorch": (">=", 1.25),
-    "over_litserve_same_engine": (">=", 1.0),
-    "dicom_over_decode_and_forward": (">=", 0.93),
+BARS = {
+    "paper_over_bare": ">= 0.93",
+    "paper_p99_over_p50": "<= 1.8",
+    "paper_over_litserve": ">= 0.98",
+    "paper_dicom_over_decode_and_forward": ">= 0.85",
+    "resnet18_float32_over_bare": ">= 1.25",
+    "resnet50_float32_over_bare": ">= 1.35",
+    "resnet18_bf16_over_bare": ">= 2.2",
+    "resnet50_bf16_over_bare": ">= 2.5",
+    "over_litserve_pytorch": ">= 1.25",
+    "over_litserve_same_engine": ">= 1",
+    "dicom_over_decode_and_forward": ">= 0.93",
     **{
         f"{model}_overload_{figure}": bar
         for model in ("paper", "demo")
         for figure, bar in {
-            "other": ("<=", 0.0),
-            "goodput": (">=", 0.8),
-            "health_p99_ms": ("<=", 250.0),
-            "memory_mb": ("<=", 32.0),
+            "other": "<= 0",
+            "goodput": ">= 0.8",
+            "health_p99_ms": "<= 250",
+            "memory_mb": "<= 32",
         }.items()
     },
-    "storm_overload_other": ("<=", 0),
-    "storm_overload_goodput": (">=", 0.9),
-    "storm_overload_health_p99_ms": ("<=", 100),
-    "storm_overload_health_failures": ("<=", 0),
-    "storm_overload_memory_mb": ("<=", 32),
-    "storm_overload_open_files": ("<=", 0),
-    "storm_overload_still_open": ("<=", 0),
-    "slow_p99_over_alone": ("<=", 2),
-    "slow_refused_others": ("<=", 0),
-    "slow_still_open": ("<=", 0),
-    "departures_p99_over_alone": ("<=", 2),
-    "departures_refused_others": ("<=", 0),
-    "departures_encoded": ("<=", 0),
-    "departures_decoded": ("<=", 0),
+    "storm_overload_other": "<= 0",
+    "storm_overload_goodput": ">= 0.9",
+    "storm_overload_health_p99_ms": "<= 100",
+    "storm_overload_health_failures": "<= 0",
+    "storm_overload_memory_mb": "<= 32",
+    "storm_overload_open_files": "<= 0",
+    "storm_overload_still_open": "<= 0",
+    "slow_p99_over_alone": "<= 2",
+    "slow_refused_others": "<= 0",
+    "slow_still_open": "<= 0",
+    "departures_p99_over_alone": "<= 2",
+    "departures_refused_others": "<= 0",
+    "departures_encoded": "<= 0",
+    "departures_decoded": "<= 0",
 }
 
 
@@ -78,21 +76,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         paper = publish_paper_size(Path(folder) / "paper")
         rounds = 2 if arguments.quick else 5
         if arguments.engines:
-            return _finish(_engines(paper, rounds))
-        if arguments.minutes:
+            figures = _engines(paper, rounds)
+        elif arguments.minutes:
             storm = loads.overload(paper, 60 * arguments.minutes, rests=True, is_rude=True)
-            return _finish(_named("storm", storm))
-        demo = publish_demo_size(Path(folder) / "demo")
-        figures = _named("paper", ratios.measure(paper, rounds, 16 if arguments.quick else 32))
-        share = 1.0 if arguments.long else 0.1
-        for name, size in (("paper", paper), ("demo", demo)):
-            figures |= _named(name, loads.overload(size, 60 * share, rests=not arguments.quick))
-        figures |= loads.bad_manners(demo, share)
-        if not arguments.quick:
-            figures |= _named("demo", ratios.measure(demo, rounds, 160))
-            figures |= _named("layout", ratios.layouts(paper / "model"))
-            figures |= _engines(paper, rounds)
-    return _finish(figures)
+            figures = _named("storm", storm)
+        else:
+            demo = publish_demo_size(Path(folder) / "demo")
+            share = 1.0 if arguments.long else 0.1
+            figures = _everything(paper, demo, rounds, share, is_quick=arguments.quick)
+    return finish("serve", figures, judge(figures, BARS))
+
+
+def _everything(
+    paper: Path, demo: Path, rounds: int, share: float, *, is_quick: bool
+) -> dict[str, float]:
+    figures = _named("paper", ratios.measure(paper, rounds, 16 if is_quick else 32))
+    for name, size in (("paper", paper), ("demo", demo)):
+        figures |= _named(name, loads.overload(size, 60 * share, rests=not is_quick))
+    figures |= loads.bad_manners(demo, share)
+    if not is_quick:
+        figures |= _named("demo", ratios.measure(demo, rounds, 160))
+        figures |= _named("layout", ratios.layouts(paper / "model"))
+        figures |= _engines(paper, rounds)
+    return figures
 
 
 def _engines(paper: Path, rounds: int) -> dict[str, float]:
@@ -102,21 +108,8 @@ def _engines(paper: Path, rounds: int) -> dict[str, float]:
     return figures | _named("resnet50", engines.over_bare(deep, rounds, 16))
 
 
-def _finish(figures: dict[str, float]) -> int:
-    bars = {name: _judged(bar, figures[name]) for name, bar in BARS.items() if name in figures}
-    for name, value in figures.items():
-        bar, met = bars.get(name, ("", True))
-        print(f"{name:44} {value:11.3f}  {bar and f'bar {bar}'} {'' if met else 'MISSED'}")
-    return finish("serve", figures, bars)
-
-
 def _named(prefix: str, figures: dict[str, float]) -> dict[str, float]:
     return {f"{prefix}_{name}": value for name, value in figures.items()}
-
-
-def _judged(bar: Bar, value: float) -> tuple[str, bool]:
-    sign, least = bar
-    return f"{sign} {least:g}", value >= least if sign == ">=" else value <= least
 
 
 if __name__ == "__main__":

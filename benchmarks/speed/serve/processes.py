@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import Any
 import psutil
 
 from benchmarks.fixtures.service import PATIENCE_S, ROOT, Process, Service, running
+from benchmarks.processes import cpu_s as own_cpu_s
+from benchmarks.processes import free_port
 from benchmarks.speed.serve.clients import Target
 from medclip_dcl.distributed import available_cores
 
@@ -47,16 +48,11 @@ def one_core() -> Iterator[None]:
 def cpu_s(service: Process) -> float:
     """Sum the CPU seconds of a process and its descendants since each of them began."""
     first = psutil.Process(service.pid)
-    return sum(_own_cpu_s(item) for item in (first, *first.children(recursive=True)))
-
-
-def _own_cpu_s(process: psutil.Process) -> float:
-    if sys.platform == "linux":  # the clock of another process, in nanoseconds
-        with contextlib.suppress(OSError):
-            return time.clock_gettime(~process.pid << 3 | 2)
-        return 0.0
-    times = process.cpu_times()
-    return times.user + times.system
+    spent = 0.0
+    for item in (first, *first.children(recursive=True)):
+        with contextlib.suppress(OSError):  # it has ended
+            spent += own_cpu_s(item.pid)
+    return spent
 
 
 class Bare:
@@ -138,18 +134,12 @@ def served(folder: Path, **settings: object) -> Iterator[Service]:
 @contextlib.contextmanager
 def rival(model: Path, engine: Engine = PYTORCH) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Start LitServe on the first core and wait until it is ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with one_core():
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "benchmarks.speed.serve.litserve_baseline",
-                str(model),
-                str(port),
-                *engine,
+                *(sys.executable, "-m", "benchmarks.speed.serve.litserve_baseline"),
+                *(str(model), str(port), *engine),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

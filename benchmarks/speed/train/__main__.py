@@ -23,33 +23,19 @@ import torch
 from transformers import BertConfig
 
 from benchmarks.fixtures.corpus import write_corpus
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from benchmarks.speed.train import steps
 from benchmarks.speed.train.fixtures import make_fixture
 
 PREPARED_PX, INPUT_PX = 512, 480
 SMALL_PX = 128, 120
 """Images of the memory run: what could grow does not depend on their size."""
-Bars = dict[str, tuple[str, bool]]
-
-
-class Bar(NamedTuple):
-    """What a figure must reach."""
-
-    sign: str
-    value: float
-
-    def met(self, found: float) -> bool:
-        """Return whether a figure reaches it."""
-        return found >= self.value if self.sign == ">=" else found <= self.value
-
-
 BARS = {
-    "loop_ratio": Bar(">=", 0.95),
-    "loop_wall_ratio": Bar(">=", 0.95),
-    "loader_images_per_core_s": Bar(">=", 400),
-    "bf16_over_float32": Bar(">=", 1.8),
-    "memory_mb_per_step": Bar("<=", 1),
+    "loop_ratio": ">= 0.95",
+    "loop_wall_ratio": ">= 0.95",
+    "loader_images_per_core_s": ">= 400",
+    "bf16_over_float32": ">= 1.8",
+    "memory_mb_per_step": "<= 1",
 }
 
 
@@ -76,34 +62,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     tier = QUICK if parser.parse_args(argv).quick else FULL
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        return finish("train", *_measure(tier, Path(name)))
+        figures = _measure(tier, Path(name))
+    return finish("train", figures, judge(figures, BARS))
 
 
-def _measure(tier: Tier, folder: Path) -> tuple[dict[str, float], Bars]:
-    figures: dict[str, float] = {}
-    bars: Bars = {}
-
-    def note(found: dict[str, float]) -> None:
-        figures.update(found)
-        for name, value in found.items():
-            bar = BARS.get(name)
-            if bar is not None:
-                bars[name] = (f"{bar.sign} {bar.value:g}", bar.met(value))
-            words = (
-                "" if bar is None else f"bar {bars[name][0]} {'met' if bars[name][1] else 'MISSED'}"
-            )
-            print(f"{name:26} {value:10.3f}  {words}", flush=True)
-
+def _measure(tier: Tier, folder: Path) -> dict[str, float]:
     work = write_corpus(folder / "images", tier.studies, PREPARED_PX)
-    note(steps.loader_alone(make_fixture(work, 64, INPUT_PX), tier.loaded))
-    note(steps.compare(make_fixture(work, tier.batch, INPUT_PX), folder, tier.rounds, tier.steps))
+    figures = steps.loader_alone(make_fixture(work, 64, INPUT_PX), tier.loaded)
+    loop = make_fixture(work, tier.batch, INPUT_PX)
+    figures |= steps.compare(loop, folder, tier.rounds, tier.steps)
     paper = make_fixture(work, tier.batch, INPUT_PX, BertConfig())
-    note(steps.reduced(paper, 2 * tier.rounds + 1))
+    figures |= steps.reduced(paper, 2 * tier.rounds + 1)
     prepared_px, input_px = SMALL_PX
     work = write_corpus(folder / "small", tier.studies, prepared_px)
     base = make_fixture(work, 4, input_px, BertConfig())
-    note(steps.memory(base, folder / "memory", tier.memory_steps))
-    return figures, bars
+    return figures | steps.memory(base, folder / "memory", tier.memory_steps)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def make_fixture(
         corpus=corpus,
         supervision=reported,
         prepared=PreparedImages(open_artifact(prepared.ARTIFACT.at(work), prepared.ARTIFACT)),
-        tokens=TokenTable(read_bert_tokenizer(folder), texts, _longest(text)),
+        tokens=TokenTable(read_bert_tokenizer(folder), texts, 32 if text is None else 128),
         sampler=ImageTextSampler(corpus.images, corpus.sentences, batch, config.seed, False),
         input_px=input_px,
         seed=config.seed,
@@ -121,7 +121,3 @@ def run_loop(
         )
         trainer.run(fixture.dataset.batch, logger)
     return watched.seen
-
-
-def _longest(text: BertConfig | None) -> int:
-    return 32 if text is None else 128

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
+from benchmarks.speed.timing import cpu_ms, interleaved
 from benchmarks.speed.train.fixtures import TrainFixture, run_loop
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.augment import jitter
@@ -92,14 +93,9 @@ def compare(scene: TrainFixture, folder: Path, rounds: int, steps: int) -> dict[
 def reduced(scene: TrainFixture, rounds: int) -> dict[str, float]:
     """Time bare steps in float32 and bfloat16 in turn, after one: median CPU seconds and ratio."""
     plain, half = BareStep(scene), BareStep(scene, reduced=True)
-    spent: list[tuple[float, float]] = []
-    for _ in range(rounds + 1):
-        begun = time.process_time()
-        plain()
-        between = time.process_time()
-        half()
-        spent.append((between - begun, time.process_time() - between))
-    float32_s, bf16_s = (statistics.median(column) for column in zip(*spent[1:], strict=True))
+    rivals = {"float32": lambda _: plain(), "bf16": lambda _: half()}
+    times = interleaved(rivals, rounds, warm_up=1)
+    float32_s, bf16_s = (cpu_ms(times, name) / 1e3 for name in rivals)
     return {
         "bf16_over_float32": float32_s / bf16_s,
         "step_float32_cpu_s": float32_s,
