@@ -9,7 +9,6 @@ Reads sentences, likelihoods and, as `--evidence` asks, claims, the label table 
 
     eta.yaml          the `eta` section of a config: source, a, k, eta_max
     calibration.json  the fit, its 95 % interval, its error next to the paper's a and k
-    calibration.svg   every sentence's likelihood and class probability, and the lines
 
 Look at the correlation first: a likelihood is the chance of one wording, and where it says
 little of the meaning, a constant, `labels` or a `table` is the better source of eta.
@@ -25,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from markupsafe import Markup
 
 from benchmarks.method.eta_calibration.evidence import (
     Measure,
@@ -55,13 +53,10 @@ from medclip_dcl.files import write_text
 from medclip_dcl.likelihood import scoring
 from medclip_dcl.likelihood.eta import read_given_table
 from medclip_dcl.likelihood.settings import EtaConfig
-from medclip_dcl.reporting import charts
 from medclip_dcl.text import sentences
 from medclip_dcl.text.labeler import labels
 
 FOLDER, CALIBRATION = "calibration", "calibration.json"
-
-_POINTS = 800  # sentences drawn in the picture
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class Options:
 
 
 def calibrate(config: Config, options: Options) -> dict[str, Any]:
-    """Fit a and k, write the fragment, the record and the picture, and give the record: no texts.
+    """Fit a and k, write the fragment and the record, and give the record: no texts.
 
     ArtifactError where an artifact is missing or damaged; ScoreError where too few sentences are
     measured below the cap.
@@ -102,29 +97,18 @@ def calibrate(config: Config, options: Options) -> dict[str, Any]:
         "cap": cap,
         "studies": len(corpus.study_ids),
         "sentences": int((evidence.weight > 0).sum()),
-        **asdict(censored_shares(evidence, cap)),
+        **censored_shares(evidence, cap),
         "correlation": correlation(evidence),
         "fitted": asdict(line),
         "interval": _intervals(lines),
         "resamples": len(lines),
         **_compared(evidence, line, config.eta),
-        "points": _points(evidence, rng),
     }
     folder = work / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CALIBRATION, json.dumps(record, indent=1) + "\n")
-    write_text(folder / "calibration.svg", _standalone(_picture(record)))
     write_text(folder / "eta.yaml", _fragment(record))
     return record
-
-
-def _standalone(chart: str) -> str:
-    """Make a chart an SVG document of its own, in the report's colours, light or dark."""
-    palette = Path(charts.__file__).with_name("page.css").read_text(encoding="utf-8")
-    palette = palette[: palette.index("* {")]
-    style = f"<style>{palette} svg {{ color: var(--ink); background: var(--card); }}</style>"
-    start = chart.index(">") + 1
-    return f"{chart[:start]}{style}{chart[start:]}"
 
 
 def _open(work: Path, kind: ArtifactType) -> Artifact:
@@ -149,9 +133,9 @@ def _compared(evidence: Evidence, line: Line, eta: EtaConfig) -> dict[str, Any]:
     cap, paper, constant = eta.eta_max, EtaConfig(), best_constant(evidence, eta.eta_max)
     lines = {
         "fitted": line,
-        "configured": Line(eta.a, eta.k, 0.0),
-        "paper": Line(paper.a, paper.k, 0.0),
-        "constant": Line(constant, 0.0, 0.0),
+        "configured": Line(eta.a, eta.k),
+        "paper": Line(paper.a, paper.k),
+        "constant": Line(constant, 0.0),
     }
     errors = {
         name: log_error(eta_of_line(evidence.pll_nats, item, cap), evidence, cap)
@@ -167,38 +151,6 @@ def _intervals(lines: Sequence[Line]) -> dict[str, list[float]] | None:
         name: np.quantile([getattr(line, name) for line in lines], [0.025, 0.975]).tolist()
         for name in ("a", "k")
     }
-
-
-def _points(evidence: Evidence, rng: np.random.Generator) -> list[list[float]]:
-    """A sample of the measured sentences for the picture: likelihood and share, no texts."""
-    known = np.flatnonzero(evidence.is_measured & (evidence.weight > 0))
-    kept = rng.choice(known, min(len(known), _POINTS), replace=False)
-    return [[round(float(evidence.pll_nats[i]), 3), float(evidence.share[i])] for i in sorted(kept)]
-
-
-def _picture(record: Mapping[str, Any]) -> Markup:
-    """Draw the sentences by likelihood and class probability, and what each line makes of them."""
-    points = np.array(record["points"], dtype=np.float64).reshape(-1, 2)
-    pll_nats, share = points[:, 0], points[:, 1]
-    x = np.linspace(float(pll_nats.min(initial=-1.0)), 0.0, 200)
-    least = float(share.min(initial=record["cap"])) / 3
-
-    def line(name: str, a: float, k: float) -> charts.Line:
-        y = eta_of_line(x, Line(a, k, 0.0), record["cap"])
-        seen = y >= least
-        return charts.Line(name, x[seen].tolist(), y[seen].tolist())
-
-    names = charts.Labels(
-        "Class probability of each sentence against its pseudo-log-likelihood, with fitted lines",
-        "pseudo-log-likelihood, nats",
-        "class probability",
-    )
-    lines = [
-        line("fitted", record["fitted"]["a"], record["fitted"]["k"]),
-        line("paper", **record["paper"]),
-        line("best constant", record["constant"], 0.0),
-    ]
-    return charts.draw_points(pll_nats, share, names, log_y=True, lines=lines)
 
 
 def _fragment(record: Mapping[str, Any]) -> str:

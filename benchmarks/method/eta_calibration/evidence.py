@@ -39,44 +39,30 @@ Weights = Float[np.ndarray, " studies"]
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Which study says which sentence; each pair stands once.
-
-    Attributes:
-        sentence: place of the sentence in the corpus's order, one per pair.
-        study: number of the study, one per pair.
-        sentences: distinct sentences of the corpus.
-        studies: number of studies.
-    """
+    """Which study says which sentence, by their numbers; each pair stands once."""
 
     sentence: Int[np.ndarray, " pairs"]
     study: Int[np.ndarray, " pairs"]
-    sentences: int
+    sentences: int  # in the corpus
     studies: int
 
     def sums(
-        self, values: Float[np.ndarray, " pairs"], weights: Weights
+        self, values: Float[np.ndarray, " pairs"] | float, weights: Weights
     ) -> Float[np.ndarray, " sentences"]:
         """Sum values over the studies that say each sentence, as often as each study counts."""
-        summed: np.ndarray = np.bincount(
-            self.sentence, values * weights[self.study], minlength=self.sentences
-        )
-        return summed
+        return np.bincount(self.sentence, values * weights[self.study], minlength=self.sentences)
 
 
 @dataclass(frozen=True)
 class MatchTable:
-    """Which meanings fit which studies.
-
-    Attributes:
-        of_sentence: meaning of each sentence; -1 where nobody knows it.
-        of_study: what is known of each study, as a column of `fits`; -1: nothing.
-        fits: for each meaning, bits over the columns, packed as `numpy.packbits` does.
-        columns: number of columns.
-    """
+    """Which meanings fit which studies."""
 
     of_sentence: Int[np.ndarray, " sentences"]
+    """Meaning of each; -1 where nobody knows it."""
     of_study: Int[np.ndarray, " studies"]
+    """What is known of each, as a column of `fits`; -1: nothing."""
     fits: UInt8[np.ndarray, "meanings bytes"]
+    """Bits over the columns, packed as `numpy.packbits` does."""
     columns: int
 
     def fitting(self, weights: Weights) -> Float[np.ndarray, " meanings"]:
@@ -85,7 +71,7 @@ class MatchTable:
         column = np.bincount(self.of_study[known], weights[known], minlength=self.columns)
         rows = max(1, _BLOCK // max(1, self.columns))
         sums = [
-            self._unpacked(np.arange(start, min(start + rows, len(self.fits)))) @ column
+            np.unpackbits(self.fits[start : start + rows], axis=1, count=self.columns) @ column
             for start in range(0, len(self.fits), rows)
         ]
         return np.concatenate(sums) if sums else np.empty(0)
@@ -98,9 +84,6 @@ class MatchTable:
         at = column[known]
         bits[known] = self.fits[meaning[known], at // 8] >> (7 - at % 8) & 1
         return bits
-
-    def _unpacked(self, rows: Int[np.ndarray, " rows"]) -> UInt8[np.ndarray, "rows columns"]:
-        return np.unpackbits(self.fits[rows], axis=1, count=self.columns)
 
 
 def measure_meanings(
@@ -142,7 +125,7 @@ def measure_wordings(
     other studies to count as measured.
     """
     ones = np.ones(len(occurrences.study))
-    said = occurrences.sums(ones, weights)
+    said = occurrences.sums(1.0, weights)
     everywhere, always = np.ones(occurrences.studies), np.ones(occurrences.sentences)
     return _evidence(pll_nats, occurrences, said, ones, everywhere, always, weights, min_studies)
 
@@ -158,7 +141,7 @@ def _evidence(
     min_studies: int,
 ) -> Evidence:
     """Leave the study that says a sentence out, on average over those that say it."""
-    said = occurrences.sums(np.ones(len(own)), weights)
+    said = occurrences.sums(1.0, weights)
     square, safe = weights**2, np.maximum(said, 1e-300)
     total = float((weights * known).sum())
     others = fitting - occurrences.sums(own, square) / safe
@@ -177,21 +160,15 @@ _ROWS = 512  # meanings compared with all reports at a time
 
 @dataclass(frozen=True)
 class ScoredCorpus:
-    """The training sentences: their likelihoods, and who says them.
-
-    Attributes:
-        keys: text keys of all distinct sentences.
-        pll_nats: their pseudo-log-likelihoods, nats.
-        occurrences: which training study says which.
-        study_ids: the training studies.
-        patient_of: patient of each study, numbered from 0.
-    """
+    """The training sentences: their likelihoods, and who says them."""
 
     keys: list[str]
+    """Text keys of all distinct sentences."""
     pll_nats: NDArray[np.float64]
     occurrences: Occurrences
     study_ids: list[str]
     patient_of: NDArray[np.int64]
+    """Patient of each study, numbered from 0."""
 
 
 def read_scored_corpus(source: Artifact, scored: Artifact) -> ScoredCorpus:
@@ -262,9 +239,8 @@ def by_table(corpus: ScoredCorpus, given: Mapping[str, float], min_studies: int)
     known = np.array([key in given for key in corpus.keys], dtype=np.float64)
     share = np.array([given.get(key, 0.0) for key in corpus.keys])
     floor = min_studies / max(1, len(corpus.study_ids) - 1)
-    ones = np.ones(len(corpus.occurrences.study))
     return lambda weights: Evidence(
-        corpus.pll_nats, share, known * corpus.occurrences.sums(ones, weights), floor
+        corpus.pll_nats, share, known * corpus.occurrences.sums(1.0, weights), floor
     )
 
 

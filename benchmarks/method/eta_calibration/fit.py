@@ -50,64 +50,39 @@ _BOUNDS = ((-30.0, float(np.log(LARGEST_A))), (0.0, 30.0), (-7.0, 3.0))
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured class probabilities of sentences.
+    """Measured class probabilities of sentences."""
 
-    Attributes:
-        pll_nats: pseudo-log-likelihood of each sentence, nats, at most 0.
-        share: measured class probability, in [0, 1].
-        weight: how often the sentence counts, at least 0.
-        floor: smallest share that counts as measured, above 0.
-    """
-
-    pll_nats: Floats
-    share: Floats
-    weight: Floats
-    floor: float
+    pll_nats: Floats  # at most 0
+    share: Floats  # in [0, 1]
+    weight: Floats  # how often the sentence counts, at least 0
+    floor: float  # smallest share that counts as measured, above 0
 
     @property
     def is_measured(self) -> Bool[np.ndarray, " sentences"]:
         """Sentences whose share is not below the floor."""
         return self.share >= self.floor
 
+    @property
+    def is_counted(self) -> Bool[np.ndarray, " sentences"]:
+        """Measured sentences that somebody says."""
+        return self.is_measured & (self.weight > 0)
+
 
 @dataclass(frozen=True)
 class Line:
-    """A fitted line.
-
-    Attributes:
-        a: scale, in (0, `LARGEST_A`].
-        k: exponent, at least 0.
-        sigma: standard deviation of log rho about the line, capped or not, nats.
-    """
+    """A fitted line: 0 < a <= `LARGEST_A`, k >= 0."""
 
     a: float
     k: float
-    sigma: float
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How a fit's sentences divide, as shares of their weight."""
-
-    measured: float
-    below_floor: float
-    above_cap: float
+    sigma: float = 0.0
+    """Standard deviation of log rho about the line, capped or not, nats."""
 
 
 def fit_line(evidence: Evidence, cap: float, method: str) -> Line:
-    """Fit a and k.
+    """Fit a and k; `cap` is the largest eta that is used, `method` is as the module explains.
 
-    Args:
-        evidence: measured class probabilities.
-        cap: largest eta that is used, in (0, 1).
-        method: `capped` or `censored`, as the module explains.
-
-    Returns:
-        The line, with 0 < a <= `LARGEST_A` and k >= 0.
-
-    Raises:
-        ScoreError: fewer than ten sentences are measured below the cap, the floor is not
-            below the cap, or the arrays are malformed.
+    ScoreError where fewer than ten sentences are measured below the cap, where the floor is not
+    below it, or where the arrays are malformed.
 
     Source: `capped`: ours. `censored`: Tobin 1958; one optimum, since the likelihood is
         concave in 1/sigma and coefficients/sigma (Olsen 1978), in which both bounds are linear.
@@ -198,16 +173,8 @@ def resample_lines(
 ) -> list[Line]:
     """Fit bootstrap samples of patients, each with all of its studies.
 
-    Args:
-        measure: gives the evidence when study i counts as often as the i-th weight says.
-        patient_of: patient of each study, numbered from 0.
-        cap: largest eta that is used.
-        method: as in `fit_line`.
-        resamples: number of samples.
-        generator: source of randomness.
-
-    Returns:
-        One line per sample in which enough sentences are measured.
+    `measure` gives the evidence when study i counts as often as the i-th weight says; `patient_of`
+    numbers patients from 0. Gives a line for every sample in which enough sentences are measured.
 
     Source: ours; sentences of one report, and reports of one patient, are not independent.
     """
@@ -223,54 +190,29 @@ def resample_lines(
 
 
 def correlation(evidence: Evidence) -> float:
-    """Correlate likelihood and log share over the measured sentences, as often as they count.
-
-    Args:
-        evidence: measured class probabilities.
-
-    Returns:
-        Pearson's coefficient; nan where either does not vary.
-    """
-    known = evidence.is_measured & (evidence.weight > 0)
-    weight = evidence.weight[known]
+    """Correlate likelihood and log share of the measured sentences; nan where one does not vary."""
+    known = evidence.is_counted
     if not known.any():
         return float("nan")
-    columns = (evidence.pll_nats[known], np.log(evidence.share[known]))
-    x, y = (column - np.average(column, weights=weight) for column in columns)
-    scale = np.sqrt((weight * x * x).sum() * (weight * y * y).sum())
-    return float((weight * x * y).sum() / scale) if scale > 0 else float("nan")
+    columns = np.stack([evidence.pll_nats[known], np.log(evidence.share[known])])
+    (x, xy), (_, y) = np.cov(columns, aweights=evidence.weight[known], ddof=0)
+    return float(xy / np.sqrt(x * y)) if x * y > 0 else float("nan")
 
 
-def censored_shares(evidence: Evidence, cap: float) -> Shares:
-    """Tell how much of the evidence the fit sees with its value.
-
-    Args:
-        evidence: measured class probabilities.
-        cap: largest eta that is used.
-
-    Returns:
-        Shares of the weight.
-    """
+def censored_shares(evidence: Evidence, cap: float) -> dict[str, float]:
+    """Give the shares of the weight that the fit sees with their value, and on either side."""
     total = max(float(evidence.weight.sum()), 1e-300)
     below = float(evidence.weight[~evidence.is_measured].sum()) / total
     above = float(evidence.weight[evidence.share >= cap].sum()) / total
-    return Shares(1 - below - above, below, above)
+    return {"measured": 1 - below - above, "below_floor": below, "above_cap": above}
 
 
 def best_constant(evidence: Evidence, cap: float) -> float:
-    """Give the constant eta with the least log error.
+    """Give the constant eta with the least log error: the geometric mean of the capped shares.
 
-    Args:
-        evidence: measured class probabilities.
-        cap: largest eta that is used.
-
-    Returns:
-        Geometric mean of the capped shares of the measured sentences.
-
-    Raises:
-        ScoreError: no sentence is measured.
+    ScoreError where no sentence is measured.
     """
-    known = evidence.is_measured & (evidence.weight > 0)
+    known = evidence.is_counted
     if not known.any():
         raise ScoreError("no sentence is measured; lower --min-studies or add studies")
     capped = np.minimum(evidence.share[known], cap)
@@ -278,18 +220,11 @@ def best_constant(evidence: Evidence, cap: float) -> float:
 
 
 def log_error(eta: Floats, evidence: Evidence, cap: float) -> float:
-    """Measure how far etas are from the capped class probabilities, on the log scale.
+    """Give the root of the weighted mean square of log min(eta, cap) - log min(rho, cap), nats.
 
-    Args:
-        eta: an eta for each sentence, above 0; it is capped here.
-        evidence: measured class probabilities; sentences below the floor are left out.
-        cap: largest eta that is used.
-
-    Returns:
-        Root of the weighted mean square of log eta - log min(rho, cap), nats: 0.69 is a
-        factor of 2. nan where nothing is measured.
+    Sentences below the floor are left out; nan where nothing is measured. 0.69 is a factor of 2.
     """
-    known = evidence.is_measured & (evidence.weight > 0)
+    known = evidence.is_counted
     if not known.any():
         return float("nan")
     off = np.log(np.minimum(eta[known], cap)) - np.log(np.minimum(evidence.share[known], cap))
@@ -297,16 +232,7 @@ def log_error(eta: Floats, evidence: Evidence, cap: float) -> float:
 
 
 def eta_of_line(pll_nats: Floats, line: Line, cap: float) -> Floats:
-    """Give the eta that a line and the cap make of likelihoods.
-
-    Args:
-        pll_nats: pseudo-log-likelihoods, nats.
-        line: a and k.
-        cap: largest eta that is used.
-
-    Returns:
-        min(a * p**k, cap).
-    """
+    """Give min(a * p**k, cap)."""
     eta: np.ndarray = cap_eta(eta_from_pll(torch.from_numpy(pll_nats), line.a, line.k), cap).numpy()
     return eta
 
@@ -323,7 +249,7 @@ def _check(evidence: Evidence, cap: float) -> None:
     wrong |= evidence.weight < 0
     if wrong.any():
         raise ScoreError(f"{int(wrong.sum())} sentences have no valid likelihood, share or weight")
-    inside = evidence.is_measured & (evidence.share < cap) & (evidence.weight > 0)
+    inside = evidence.is_counted & (evidence.share < cap)
     if inside.sum() < _FEWEST:
         raise ScoreError(
             f"{int(inside.sum())} sentences are measured below the cap and {_FEWEST} are needed; "

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from benchmarks.method.eta_calibration.__main__ import Options, calibrate
 from benchmarks.method.eta_calibration.evidence import by_claims, read_scored_corpus
 from benchmarks.method.eta_calibration.fit import Line, eta_of_line
+from benchmarks.processes import options
 from benchmarks.record import finish
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
@@ -91,15 +92,10 @@ class Trial:
         self._settings = (f"work={work}", f"seed={seed}", *SETTINGS, *more)
 
     def run(self, job: str, *settings: str) -> None:
-        """Run a job or tool in this process (starting Python costs more), its lines on stderr.
-
-        Raises:
-            RuntimeError: it ended with another code than 0.
-        """
-        options = [word for item in (*self._settings, *settings) for word in ("--set", item)]
+        """Run a job in this process (starting Python costs more), its lines on stderr."""
         with contextlib.redirect_stdout(sys.stderr):
             main = importlib.import_module(f"pipelines.{job}").main
-            code = main(["--config", CONFIG, *options])
+            code = main(["--config", CONFIG, *options((*self._settings, *settings))])
         if code:
             raise RuntimeError(f"{job} ended with exit code {code}")
 
@@ -149,7 +145,7 @@ def measure(trial: Trial) -> dict[str, Row]:
         }
 
     def of_line(a: float, k: float) -> Row:
-        return {"a": a, "k": k, **judged(eta_of_line(pll_nats, Line(a, k, 0.0), cap))}
+        return {"a": a, "k": k, **judged(eta_of_line(pll_nats, Line(a, k), cap))}
 
     rows = {"pll, paper": of_line(paper.a, paper.k)}
     for evidence, method in FITS:
@@ -170,34 +166,13 @@ def measure(trial: Trial) -> dict[str, Row]:
 
 def print_table(seed: int | str, rows: Mapping[str, Row]) -> None:
     print(f"\nseed {seed}")
-    head = ("a", "95 %", "k", "95 %", "error", "each once", "r", "zero")
-    print(
-        f"{'eta':22}"
-        + "".join(f"{name:>{width}}" for name, width in zip(head, _WIDTHS, strict=True))
-    )
+    columns = ("a", "a_low", "a_high", "k", "k_low", "k_high", "error", "error_each_once", "r")
+    columns += ("zero",)
+    print(f"{'eta':22}" + "".join(f"{name:>{2 + max(6, len(name))}}" for name in columns))
     for name, row in rows.items():
-        cells = [
-            _number(row, "a"),
-            _range(row, "a"),
-            _number(row, "k"),
-            _range(row, "k"),
-            *(_number(row, key) for key in ("error", "error_each_once", "r", "zero")),
-        ]
-        print(
-            f"{name:22}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, _WIDTHS, strict=True))
-        )
-
-
-_WIDTHS = (8, 15, 8, 15, 8, 11, 7, 7)
-
-
-def _number(row: Row, key: str) -> str:
-    return f"{row[key]:.3f}" if key in row and not np.isnan(row[key]) else "-"
-
-
-def _range(row: Row, key: str) -> str:
-    low, high = f"{key}_low", f"{key}_high"
-    return f"{row[low]:.3f}-{row[high]:.3f}" if low in row else ""
+        cells = (f"{row[key]:.3f}" if key in row else "" for key in columns)
+        widths = (2 + max(6, len(key)) for key in columns)
+        print(f"{name:22}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
 
 
 def mean_rows(trials: Sequence[Mapping[str, Row]]) -> dict[str, Row]:

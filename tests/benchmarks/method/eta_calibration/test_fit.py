@@ -214,7 +214,7 @@ def test_shares_constant_and_error_by_hand():
         0.01,
     )
     shares = censored_shares(evidence, CAP)
-    assert (shares.above_cap, shares.measured, shares.below_floor) == (0.25, 0.25, 0.5)
+    assert shares == {"above_cap": 0.25, "measured": 0.25, "below_floor": 0.5}
     assert best_constant(evidence, CAP) == pytest.approx(0.1)
     eta = np.array([0.4, 0.1, 0.05, 0.2])
     assert log_error(eta, evidence, CAP) == pytest.approx(math.sqrt(math.log(2) ** 2 / 4))
