@@ -44,7 +44,7 @@ from benchmarks.method.suites import (
     runs_of,
     settings_of,
 )
-from benchmarks.record import finish, machine
+from benchmarks.record import finish, judge, machine
 from benchmarks.run_log import RunLog
 
 
@@ -74,12 +74,11 @@ def _measure(arguments: argparse.Namespace, size: Size) -> int:
             if runs:
                 print_table(title, runs, METRICS[suite], CONSTANTS[suite], GOALS[suite])
                 tables[title] = summary(runs, METRICS[suite], CONSTANTS[suite])
-    figures, bars = held_against(run_log)
+    figures, wanted = held_against(run_log)
     figures["runs"] = len(run_log.found)
     figures["cpu_seconds"] = sum(run["cpu s"] for run in run_log.found.values())
     print()
-    for name, (bar, met) in bars.items():
-        print(f"{name:48} {figures[name]:7.3f}  bar {bar}  {'met' if met else 'MISSED'}")
+    bars = judge({name: figures[name] for name in wanted}, wanted)
     kept = {
         "machine": machine(),
         "figures": {name: round(value, 4) for name, value in figures.items()},

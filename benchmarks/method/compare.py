@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.method.table1 import QUICK, WORK, run_table
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
 from medclip_dcl.evaluation.compare import (
@@ -32,7 +32,7 @@ from pipelines.table1 import FOLDER
 
 POOL, CONTROL = "lse_nl", "shuffled"
 TRIALS = 20
-LEAST_SILENT = 17
+BARS = {"silent_on_halves": ">= 17", "different_from_control": f"= {TRIALS}"}
 SAMPLES = 1000
 
 
@@ -97,13 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"\n{TRIALS} trials; a verdict is `different` where any figure is, after correction")
-    for name, value in counts.items():
-        print(f"{name:32} {value:g}")
-    bars = {
-        "silent_on_halves": (f">= {LEAST_SILENT}", counts["silent_on_halves"] >= LEAST_SILENT),
-        "different_from_control": (f"= {TRIALS}", counts["different_from_control"] == TRIALS),
-    }
-    return finish("compare", counts, bars)
+    return finish("compare", counts, judge(counts, BARS))
 
 
 def _measure(work: Path, pool: int, controls: int, settings: Sequence[str]) -> dict[str, float]:

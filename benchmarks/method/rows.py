@@ -143,11 +143,7 @@ most reports say, so that nearly every image is its positive or leaves its loss.
 
 
 def factorial() -> tuple[Row, ...]:
-    """Give every row of the phantom: source of eta x positives x floor, and all others.
-
-    Returns:
-        The rows, main ones first, each once.
-    """
+    """Give every row of the phantom once, main ones first: eta x positives x floor, and others."""
     first: dict[tuple[object, ...], Row] = {}
     for row in (*MAIN, *BASELINES, *EARLY, *_crossed()):
         first.setdefault(_settings(row), row)

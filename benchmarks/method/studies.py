@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.method.phantom_corpus import DROPPED_BY_WORSE, INVENTED_BY_WORSE, worsen
 from benchmarks.method.rows import Row
+from benchmarks.processes import options
 from medclip_dcl import model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.data import manifest, prepared
@@ -169,9 +170,8 @@ def _run(
         f"source.root={folder / 'studies'}",
         *settings,
     ]
-    options = [word for setting in given for word in ("--set", setting)]
     with redirect_stdout(sys.stderr):  # the last line of a benchmark is its own
-        code = job(["--config", str(CONFIG), *options])
+        code = job(["--config", str(CONFIG), *options(given)])
     if code:
         raise RuntimeError(f"{job.__module__} ended with exit code {code}")
 

@@ -12,18 +12,16 @@ patients with boxes in its training split. `--quick`: 2,000 studies.
 import argparse
 import csv
 import json
-import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import finish
+from benchmarks.processes import spent_by
+from benchmarks.record import finish, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.data_check import read_preflight
@@ -31,12 +29,19 @@ from medclip_dcl.data.synthetic.faults import Planted, read_fault_list
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.data.synthetic.tree import BOX_TABLE
-from medclip_dcl.tables import TableFormat, read_table
+from medclip_dcl.tables import read_table
 
 PATIENTS = {"quick": 1_480, "full": 14_800}
 FAULTS = {"quick": 5, "full": 25}
 SEED = 0
 SIZE_PX = 64
+BARS = dict.fromkeys(
+    (
+        *("manifest_missed", "manifest_invented", "check_missed", "check_invented"),
+        *("bit_depths_differ", "leaks"),
+    ),
+    "0",
+)
 
 Named = set[tuple[str, str]]
 """Code and id."""
@@ -45,17 +50,6 @@ _TEXT_FAULTS = {"missing_report", "pointer_report", "empty_report", "foreign_rep
 _GATE = {"truncated", "unknown_format", "constant", "burned_in"}
 _CHECK_ALONE = _GATE | {"same_pixels", "two_splits", "boxed_training"}
 """Codes that no reject of the manifest bears."""
-
-
-def run(job: str, config_file: Path) -> tuple[int, float, float]:
-    """Run a job in a process: exit code, wall seconds, CPU seconds of it and its workers."""
-    command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(config_file)]
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    quiet = subprocess.DEVNULL
-    code = subprocess.run(command, stdout=quiet, stderr=quiet, env=os.environ).returncode
-    wall, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return code, wall, cpu
 
 
 def write_config(work: Path, tier: str) -> Path:
@@ -143,15 +137,18 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
     planted = read_fault_list(work / "studies")
     with (work / "studies/truth/images.csv").open(encoding="utf-8", newline="") as stream:
         drawn_images = list(csv.DictReader(stream))
-    folder = manifest.ARTIFACT.at(work)
-    images, reports = rows(folder, manifest.IMAGES), rows(folder, manifest.REPORTS)
-    rejects = {(row["reason"], row["id"]) for row in rows(folder, manifest.REJECTS)}
+    images, reports, left_out = (
+        read_table(manifest.ARTIFACT.at(work), form).to_pylist()
+        for form in (manifest.IMAGES, manifest.REPORTS, manifest.REJECTS)
+    )
+    rejects = {(row["reason"], row["id"]) for row in left_out}
     artifact = open_artifact(data_check.ARTIFACT.at(work), data_check.ARTIFACT)
-    found = {(row["code"], row["id"]) for row in rows(artifact.path, data_check.FOUND)}
+    table = read_table(artifact.path, data_check.FOUND).to_pylist()
+    found = {(row["code"], row["id"]) for row in table}
     usable = {row["study_id"] for row in reports}
     same_text = studies_with_same_text(planted, drawn_images, usable)
     wanted = expected_findings(planted, drawn_images, same_text)
-    left_out = expected_rejects(planted, drawn_images)
+    wanted_rejects = expected_rejects(planted, drawn_images)
     lines = [f"{'code':24}{'there':>8}{'found':>8}{'missed':>8}{'invented':>10}"]
     for code in sorted({code for code, _ in wanted | found}):
         there, seen = ({i for c, i in named if c == code} for named in (wanted, found))
@@ -159,15 +156,16 @@ def compare(work: Path) -> tuple[dict[str, float], list[str]]:
             f"{code:24}{len(there):8}{len(seen):8}{len(there - seen):8}{len(seen - there):10}"
         )
     tree = read_preflight(artifact)
-    opened = {row["image_id"] for row in rows(artifact.path, data_check.IMAGES) if row["source"]}
+    looked_at = read_table(artifact.path, data_check.IMAGES).to_pylist()
+    opened = {row["image_id"] for row in looked_at if row["source"]}
     bits = Counter(row["bits_stored"] for row in drawn_images if row["dicom_id"] in opened)
     figures = {
         "studies": len({row["study_id"] for row in drawn_images}),
         "images": len(drawn_images),
         "planted": len(planted),
         "kinds_of_fault": len({item.fault for item in planted}),
-        "manifest_missed": len(left_out - rejects),
-        "manifest_invented": len(rejects - left_out),
+        "manifest_missed": len(wanted_rejects - rejects),
+        "manifest_invented": len(rejects - wanted_rejects),
         "check_missed": len(wanted - found),
         "check_invented": len(found - wanted),
         "bit_depths_differ": float(dict(bits) != tree["images"]["bits"]),
@@ -187,12 +185,6 @@ def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[s
     return both + sum("train" in splits[subject] for subject in boxed & splits.keys())
 
 
-def rows(folder: Path, form: TableFormat) -> list[dict[str, Any]]:
-    """Read a table of an artifact."""
-    found: list[dict[str, Any]] = read_table(folder, form).to_pylist()
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the archive, run both jobs, print what they found; 1 where a job could not be run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.archive")
@@ -203,17 +195,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         work = Path(folder)
         config_file = write_config(work, tier)
         for job, code in (("generate_studies", 0), ("build_manifest", 0), ("check_data", 3)):
-            ended, wall, cpu = run(job, config_file)
-            if ended != code:
-                print(f"{job} ended with exit code {ended}, not {code}", file=sys.stderr)
+            command = [sys.executable, "-m", f"pipelines.{job}", "--config", str(config_file)]
+            spent = spent_by(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if spent.code != code:
+                print(f"{job} ended with exit code {spent.code}, not {code}", file=sys.stderr)
                 return 1
-            times |= {f"{job}_wall_s": wall, f"{job}_cpu_s": cpu}
-            print(f"{job:18}{wall:8.1f} s wall{cpu:8.1f} s CPU", flush=True)
+            times |= {f"{job}_wall_s": spent.wall_s, f"{job}_cpu_s": spent.cpu_s}
         figures, lines = compare(work)
     print(*lines, sep="\n")
-    zero = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
-    bars = {name: ("0", figures[name] == 0) for name in (*zero, "bit_depths_differ", "leaks")}
-    return finish("archive", figures | times, bars)
+    figures |= times
+    return finish("archive", figures, judge(figures, BARS))
 
 
 def _images_without_report(

@@ -30,6 +30,7 @@ from safetensors.numpy import load_file
 
 from benchmarks.fixtures.corpus import TINY_DEMO
 from benchmarks.method.demo import CONFIG, read_figures
+from benchmarks.processes import options
 from benchmarks.record import finish
 from medclip_dcl.artifact import HEADER, read_artifact_header
 from medclip_dcl.config import load_config
@@ -59,12 +60,12 @@ def run(name: str, base: Path, settings: Sequence[str]) -> None:
     work.mkdir(parents=True, exist_ok=True)
     words = (f"work={work}", f"generate.root={studies}", f"source.root={studies}", *settings)
     words += (f"train.torch_threads={threads}",)
-    options = [word for setting in words for word in ("--set", setting)]
     for stage in (item for item in stages_of(load_config(CONFIG)) if item not in _UNCOMPARED):
         # `medclip run` gives OpenMP one thread in training, whatever torch has
         openmp = str(1 if stage == "train" else threads)
         environment = {**os.environ, **ISA[isa], "OMP_NUM_THREADS": openmp}
-        command = [sys.executable, "-m", "pipelines", stage, "--config", str(CONFIG), *options]
+        command = [sys.executable, "-m", "pipelines", stage, "--config", str(CONFIG)]
+        command += options(words)
         with (work / "log").open("ab") as log:
             code = subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
         if code:
@@ -74,10 +75,9 @@ def run(name: str, base: Path, settings: Sequence[str]) -> None:
 def difference(first: Path, second: Path) -> dict[str, float]:
     """Compare an artifact with another of its type, file by file.
 
-    Returns:
-        `files` that differ; `largest` difference of two numbers; the same `relative` to the
-        largest number of its file; `others`: values that are not numbers and
-        differ, or that one of the two lacks; digests of inputs do not count.
+    Gives `files` that differ; `largest` difference of two numbers; the same `relative` to the
+    largest number of its file; `others`: values that are not numbers and differ, or that one of
+    the two lacks; digests of inputs do not count.
     """
     one, two = (read_artifact_header(path).files for path in (first, second))
     found = dict.fromkeys(("files", "largest", "relative", "others"), 0.0)

@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config, write_corpus
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactError
@@ -300,32 +300,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = write_corpus(folder / "base", studies=STUDIES)
         for processes in (1, 2):
             count = resume(base, processes, cuts)
-            shown = ", ".join(f"{key} {value}" for key, value in sorted(count.items()))
-            print(f"resume    {processes} processes: {shown}", flush=True)
             figures |= {f"processes_{processes}_{key}": value for key, value in count.items()}
         found = [curve(folder, seed) for seed in range(seeds)]
-    shown = ", ".join(f"{difference:.1e}" for difference in found)
-    print(f"curve     over {CURVE_STEPS} steps, largest relative difference by seed: {shown}")
     figures["curve_difference_ppm"] = 1e6 * max(found)
-    return finish("exactness", figures, _bars(figures, len(cuts)))
+    return finish("exactness", figures, judge(figures, _bars(len(cuts))))
 
 
-def _bars(figures: Mapping[str, float], cuts: int) -> dict[str, tuple[str, bool]]:
-    wrong = ("different_weights", "different_curve", "different_samples", "unreadable", "missed")
-    bars = {
-        key: ("0", figures[key] == 0)
-        for processes in (1, 2)
-        for key in [f"processes_{processes}_{name}" for name in (*wrong, "twice_in_an_epoch")]
-    }
-    for processes in (1, 2):
-        name = f"processes_{processes}_most_lost"
-        bars[name] = (f"<= {LOOP['save_every_steps']}", figures[name] <= LOOP["save_every_steps"])
-        name = f"processes_{processes}_cuts"
-        bars[name] = (f"{cuts}", figures[name] == cuts)
-    bars["processes_1_refused"] = ("1", figures["processes_1_refused"] == 1)
-    difference = figures["curve_difference_ppm"]
-    bars["curve_difference_ppm"] = ("<= 10", difference <= 10)
-    return bars
+def _bars(cuts: int) -> dict[str, str]:
+    none = ("different_weights", "different_curve", "different_samples", "unreadable", "missed")
+    each = dict.fromkeys((*none, "twice_in_an_epoch"), "0")
+    each |= {"most_lost": f"<= {LOOP['save_every_steps']}", "cuts": f"{cuts}"}
+    bars = {f"processes_{n}_{name}": bar for n in (1, 2) for name, bar in each.items()}
+    return bars | {"processes_1_refused": "1", "curve_difference_ppm": "<= 10"}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ import torch
 from pyarrow.csv import read_csv
 
 from benchmarks.method.demo import CONFIG
+from benchmarks.processes import options
 from benchmarks.record import finish
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
@@ -62,10 +63,11 @@ Row = dict[str, str]
 def run(work: Path, *stages: str, settings: Iterable[str]) -> None:
     """Run stages of the demo's recipe in `work`."""
     words = (f"work={work}", f"generate.root={work.parent / 'studies'}", *settings)
-    options = [word for setting in words for word in ("--set", setting)]
+    given = ["--config", str(CONFIG), *options(words)]
     for stage in stages:
-        command = [sys.executable, "-m", "pipelines", stage, "--config", str(CONFIG), *options]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        subprocess.run(
+            [sys.executable, "-m", "pipelines", stage, *given], check=True, stdout=sys.stderr
+        )
 
 
 def read_studies(root: Path) -> list[Row]:

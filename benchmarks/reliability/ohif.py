@@ -31,10 +31,11 @@ import pydicom
 from benchmarks.fixtures import hospital, orthanc
 from benchmarks.fixtures.browser import Page, browsing, find_browser
 from benchmarks.fixtures.dicom import ramp
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from medclip_dcl.data.images import Decoder, ImagesConfig
 
 VERSION = "3.13.2"
+BARS = {"boxes_shown": "2", "negative_lines": "4", "black_without_coordinates": "1"}
 _WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 _PATIENCE_S = 60.0
 _BLACK_AFTER_S = 15.0
@@ -115,12 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "negative_lines": float(len({text for text in shown["no box"] if text.count(":") == 2})),
         "black_without_coordinates": float(not shown["no coordinates"]),
     }
-    bars = {
-        "boxes_shown": ("2", figures["boxes_shown"] == 2),
-        "negative_lines": ("4", figures["negative_lines"] == 4),
-        "black_without_coordinates": ("1", figures["black_without_coordinates"] == 1),
-    }
-    return finish("ohif", figures, bars)
+    return finish("ohif", figures, judge(figures, BARS))
 
 
 def _pages(folder: Path) -> Path:

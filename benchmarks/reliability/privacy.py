@@ -54,7 +54,6 @@ from benchmarks.fixtures.corpus import TINY_DEMO
 from benchmarks.fixtures.forkserver import forget
 from benchmarks.fixtures.hub import TOKEN, running_hub
 from benchmarks.fixtures.orthanc import (
-    free_port,
     missing,
     radiograph,
     running,
@@ -62,7 +61,9 @@ from benchmarks.fixtures.orthanc import (
     stub_service,
     wait_until,
 )
-from benchmarks.record import finish
+from benchmarks.processes import free_port
+from benchmarks.processes import options as as_options
+from benchmarks.record import finish, judge
 from gateway.destinations import SendError
 from gateway.launcher import started
 from gateway.monitoring import silence_libraries
@@ -103,6 +104,9 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
 }
 """Kind of canary -> places where it may stand -> why."""
+_NONE = ("header_leaks", "text_leaks", "spool_left", "encodings_missed", "commands_not_run")
+_SOME = ("header_kept", "text_kept", "burned_in", "objects_named")
+BARS = dict.fromkeys(_SOME, ">= 1") | dict.fromkeys(_NONE, "0")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,10 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures |= {"commands": len(commands.ran), "commands_not_run": len(not_run)}
     figures["wrong_ends"] = len(commands.wrong)
     figures["seconds"] = time.monotonic() - begun
-    least = ("header_kept", "text_kept", "burned_in", "objects_named")
-    most = ("header_leaks", "text_leaks", "spool_left", "encodings_missed", "commands_not_run")
-    bars = {name: (">= 1", figures[name] >= 1) for name in least}
-    bars |= {name: ("0", figures[name] == 0) for name in most}
+    bars = judge(figures, BARS)
     finish("privacy", figures, bars)
     unmet = arguments.strict and not all(met for _, met in bars.values())
     return int(unmet or figures["wrong_ends"] > 0)
@@ -201,7 +202,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
 
     def options(*settings: str, config_file: str = CONFIG) -> list[str]:
         words = (*roots, *TINY_DEMO, *settings) if config_file == CONFIG else settings
-        return ["--config", config_file, *(w for setting in words for w in ("--set", setting))]
+        return ["--config", config_file, *as_options(words)]
 
     def refused(name: str, log: str, *settings: str, config_file: str = CONFIG) -> None:
         words = options(*settings, config_file=config_file)
@@ -245,13 +246,9 @@ def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
     run("plan", *shared, "--seconds", "0")
     run("bound")
     run("sweep", *shared, "--grid", str(grid))
-    table = (
-        "table1.seeds=[0]",
-        'table1.rows=["dcl_05","dcl_10"]',
-        "table1.processes=1",
-        "table1.tune_by=",
-    )
-    run("table1", *shared, *(word for setting in table for word in ("--set", setting)))
+    table = ("table1.seeds=[0]", 'table1.rows=["dcl_05","dcl_10"]')
+    table += ("table1.processes=1", "table1.tune_by=")
+    run("table1", *shared, *as_options(table))
     (other,) = (path.parent for path in (work / "sweeps").rglob("results"))
     run("compare", str(work), str(other), "--json", str(out / "compare.json"), "--samples", "20")
     for form in ("transformers", "onnx"):
@@ -332,8 +329,7 @@ def _answer_an_archive(commands: Commands, options: Callable[..., list[str]]) ->
         commands.run("build_manifest", *own, log="logs/web_manifest.log")
         shutil.copytree(out / "work/model", out / "web/model")
         answer = ('answer.objects=["sr","sc"]', f"answer.archive={pacs.web}")
-        words = [word for setting in answer for word in ("--set", setting)]
-        commands.run("answer_images", *own, *words, log="logs/web_answers.log")
+        commands.run("answer_images", *own, *as_options(answer), log="logs/web_answers.log")
 
 
 def gateway(commands: Commands) -> dict[str, float]:

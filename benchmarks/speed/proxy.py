@@ -59,19 +59,12 @@ async def measure(
     seconds: float,
     spent_s: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
-    """Take turns between capacity and overload.
+    """Take turns between capacity, asked of `direct`, and overload among stalled senders.
 
-    Args:
-        direct: where capacity is asked for.
-        proxied: where overload and stalled senders go.
-        rounds: how many turns; medians count.
-        seconds: of overload in a turn; capacity takes about half as long.
-        spent_s: CPU time of the service so far.
-
-    Returns:
-        `capacity_per_s`; `goodput` and `goodput_cpu`, as shares of it, by wall clock and by the
-        service's CPU time; `p99_s` of answers under overload; counts of `answered`, `refused`
-        (429, 503) and `other` requests, all rounds together.
+    `seconds` is the length of an overload, `spent_s` gives the CPU time of the service so far.
+    Gives `capacity_per_s`; `goodput` and `goodput_cpu`, as shares of it, by wall clock and by the
+    service's CPU time; `p99_s` of answers under overload, all medians over rounds; counts of
+    `answered`, `refused` (429, 503) and `other` requests, all rounds together.
     """
     await crowd(direct, _CLIENTS, 2 * _CLIENTS)  # every buffer has been used once
     answers = 2 * _CLIENTS

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.record import finish, judge
-from benchmarks.speed.serve import engines, loads, ratios
+from benchmarks.speed.serve import loads, ratios
 from benchmarks.speed.serve.models import publish_demo_size, publish_paper_size
 
 BARS = {
@@ -102,10 +102,10 @@ def _everything(
 
 
 def _engines(paper: Path, rounds: int) -> dict[str, float]:
-    figures = engines.over_rivals(paper, rounds, 32)
-    figures |= _named("resnet18", engines.over_bare(paper, rounds, 32))
+    figures = ratios.engine_over_rivals(paper, rounds, 32)
+    figures |= _named("resnet18", ratios.engine_over_bare(paper, rounds, 32))
     deep = publish_paper_size(paper.with_name("deep"), "resnet50")
-    return figures | _named("resnet50", engines.over_bare(deep, rounds, 16))
+    return figures | _named("resnet50", ratios.engine_over_bare(deep, rounds, 16))
 
 
 def _named(prefix: str, figures: dict[str, float]) -> dict[str, float]:

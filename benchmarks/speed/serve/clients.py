@@ -10,30 +10,22 @@ _BOUNDARY = "benchmark"
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go and what they say.
-
-    Attributes:
-        host: address.
-        port: port.
-        request: the whole request, head and body.
-    """
+    """Where requests go and what they say."""
 
     host: str
     port: int
     request: bytes
+    """Head and body."""
 
 
 @dataclass
 class Answered:
-    """What clients were told.
-
-    Attributes:
-        statuses: how often each status was given; 0: no answer came.
-        seconds: how long each answered request took, in the order of their ends.
-    """
+    """What clients were answered."""
 
     statuses: dict[int, int] = field(default_factory=dict)
+    """How often each status was given; 0: no answer came."""
     seconds: list[float] = field(default_factory=list)
+    """How long each answered request took, in the order of their ends."""
 
     def note(self, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -71,11 +63,7 @@ class Client:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self) -> tuple[int, bytes]:
-        """Send the request.
-
-        Returns:
-            Status and body; status 0 where no answer came.
-        """
+        """Send the request; gives status and body, status 0 where no answer came."""
         is_reused = self._streams is not None
         try:
             return await self._ask()
@@ -110,14 +98,7 @@ async def crowd(
 ) -> Answered:
     """Let some clients ask again and again, each as soon as it has been answered.
 
-    Args:
-        target: what they ask.
-        clients: how many there are.
-        requests: answers after which they stop.
-        marked: called with the number of answers so far after each.
-
-    Returns:
-        What they were told.
+    They stop after so many `requests`. `marked` is called with the number of answers after each.
     """
     answered = Answered()
     left = requests
@@ -139,16 +120,7 @@ async def crowd(
 
 
 async def arrivals(target: Target, per_second: float, seconds: float) -> Answered:
-    """Let requests arrive at a fixed rate, whether or not earlier ones have been answered.
-
-    Args:
-        target: what they ask.
-        per_second: rate.
-        seconds: for how long.
-
-    Returns:
-        What they were told.
-    """
+    """Let requests arrive at a fixed rate, whether or not earlier ones have been answered."""
     answered = Answered()
     idle: list[Client] = []
     under_way: set[asyncio.Task[None]] = set()

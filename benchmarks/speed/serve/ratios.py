@@ -1,10 +1,15 @@
-"""Images a second of the service over those of the bare model and of LitServe, in turn."""
+"""Images a second of the service over those of the bare model and of LitServe, in turn.
+
+Whoever is not being measured is stopped. `folder` holds `model`; `images`, a multiple of 16, are
+answered in one measurement. Figures are ratios of medians over rounds, and what they are made of.
+"""
 
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +17,24 @@ import numpy as np
 
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.fixtures.films import random_images
-from benchmarks.fixtures.service import Process
+from benchmarks.fixtures.service import Process, Service
 from benchmarks.speed.prepare import COLUMNS, ROWS, draw_image
 from benchmarks.speed.serve.clients import Target, crowd, form_request
-from benchmarks.speed.serve.processes import Bare, bare, cpu_s, rival, served, stopped, target_of
+from benchmarks.speed.serve.processes import (
+    PYTORCH,
+    Bare,
+    Engine,
+    bare,
+    cpu_s,
+    rival,
+    served,
+    stopped,
+    target_of,
+)
 
 CLIENTS = 16
+FLOAT32: Engine = ("openvino", "float32")
+BFLOAT16: Engine = ("openvino", "bfloat16")
 _PASSES = {1: 6, 8: 2}
 """Images in a forward pass -> passes in a round."""
 
@@ -34,55 +51,139 @@ class Load:
     """How long each answer took."""
 
 
-def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
-    """Measure a model bare, behind the service and behind LitServe, in turn.
+class Times:
+    """CPU and wall milliseconds of each contestant, round by round."""
 
-    `folder` holds `model`; `images`, a multiple of 16, are answered in one measurement. Gives
-    ratios of medians over rounds, and what they are made of.
-    """
-    pixels = random_images(1, size_px=512, seed=1)[0]
-    small = form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
-    path = folder / "image.dcm"
-    path.write_bytes(full_size_dicom())
-    large = form_request("/classify", path.read_bytes())
-    times: dict[str, list[float]] = {}
-    waits: list[float] = []
+    def __init__(self) -> None:
+        self._cpu_ms, self._wall_ms = defaultdict[str, list[float]](list), defaultdict(list)
+
+    def note(self, name: str, cpu_ms: float, wall_ms: float, **_more: object) -> None:
+        """Add a round."""
+        self._cpu_ms[name].append(cpu_ms)
+        self._wall_ms[name].append(wall_ms)
+
+    def cpu_ms(self) -> dict[str, float]:
+        """Medians of CPU time by contestant."""
+        return {name: statistics.median(values) for name, values in self._cpu_ms.items()}
+
+    def wall_ms(self) -> dict[str, float]:
+        """Medians of wall time by contestant."""
+        return {name: statistics.median(values) for name, values in self._wall_ms.items()}
+
+
+def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
+    """Measure a model bare, behind the service and behind LitServe, in PyTorch."""
+    times, waits = Times(), list[float]()
     with ExitStack() as stack:
         model = stack.enter_context(bare(folder / "model"))
         service = stack.enter_context(served(folder, batch=8))
-        other, port = stack.enter_context(rival(folder / "model"))
-        theirs = Target("127.0.0.1", port, small.replace(b"/classify", b"/predict", 1))
+        others = {"litserve": stack.enter_context(rival(folder / "model"))}
         for _ in range(rounds):
-            with stopped(other):
-                with stopped(service.process):
-                    _note(times, "bare", best_forward(model))
-                    _note(times, "decode", model.ask("decode", path, 3))
-                ours = load(target_of(service, small), service.process, CLIENTS, images)
-                whole = load(target_of(service, large), service.process, 8, images // 2)
-            with stopped(service.process):
-                reply = load(theirs, other, CLIENTS, images)
-            _note(times, "serve", {"cpu_ms": ours.cpu_ms, "wall_ms": ours.wall_ms})
-            _note(times, "serve_dicom", {"cpu_ms": whole.cpu_ms, "wall_ms": whole.wall_ms})
-            _note(times, "litserve", {"cpu_ms": reply.cpu_ms, "wall_ms": reply.wall_ms})
-            waits += ours.seconds
-    return _ratios(times, waits)
+            waits += _round(times, folder, model, service, others, images)
+    cpu, wall = times.cpu_ms(), times.wall_ms()
+    p50, p99 = (float(np.quantile(waits, share)) for share in (0.5, 0.99))
+    return {
+        "over_bare": cpu["bare"] / cpu["serve"],
+        "over_bare_wall": wall["bare"] / wall["serve"],
+        "over_litserve": cpu["litserve"] / cpu["serve"],
+        "over_litserve_wall": wall["litserve"] / wall["serve"],
+        "dicom_over_decode_and_forward": (cpu["decode"] + cpu["bare"]) / cpu["serve_dicom"],
+        "p99_over_p50": p99 / p50,
+        "p50_ms": 1e3 * p50,
+        **{f"{name}_cpu_ms": value for name, value in cpu.items()},
+        **{f"{name}_wall_ms": value for name, value in wall.items()},
+    }
+
+
+def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, float]:
+    """Measure the service with OpenVINO, and LitServe with the same engine and with PyTorch."""
+    times = Times()
+    with ExitStack() as stack:
+        model = stack.enter_context(bare(folder / "model", engine=FLOAT32))
+        service = stack.enter_context(_served(folder, FLOAT32))
+        others = {
+            name: stack.enter_context(rival(folder / "model", engine))
+            for name, engine in (("same_engine", FLOAT32), ("pytorch", PYTORCH))
+        }
+        for _ in range(rounds):
+            _round(times, folder, model, service, others, images)
+    cpu = times.cpu_ms()
+    alone = cpu["decode"] + cpu["bare"]
+    return {
+        "over_litserve_pytorch": cpu["pytorch"] / cpu["serve"],
+        "over_litserve_same_engine": cpu["same_engine"] / cpu["serve"],
+        "dicom_over_decode_and_forward": alone / cpu["serve_dicom"],
+        "rivals_decode_and_forward_cpu_ms": alone,
+        "rivals_ours_cpu_ms": cpu["serve"],
+        "rivals_dicom_cpu_ms": cpu["serve_dicom"],
+        **{f"rivals_{name}_cpu_ms": cpu[name] for name in others},
+    }
+
+
+def engine_over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]:
+    """Measure the service with OpenVINO in float32 and bfloat16, and the bare model in PyTorch."""
+    times = Times()
+    with ExitStack() as stack:
+        model = stack.enter_context(bare(folder / "model"))
+        services = {
+            name: stack.enter_context(_served(folder, engine))
+            for name, engine in (("float32", FLOAT32), ("bf16", BFLOAT16))
+        }
+        servers = {name: service.process for name, service in services.items()}
+        for _ in range(rounds):
+            with _alone("bare", servers):
+                times.note("bare", **best_forward(model))
+            for name, service in services.items():
+                with _alone(name, servers):
+                    found = load(target_of(service, _jpeg_request()), service.process, images)
+                times.note(name, **vars(found))
+    cpu = times.cpu_ms()
+    return {f"{name}_over_bare": cpu["bare"] / cpu[name] for name in services} | {
+        f"engine_{name}_cpu_ms": value for name, value in cpu.items()
+    }
 
 
 def layouts(model: Path) -> dict[str, float]:
     """Measure forward passes of eight by allocator and thread, in turn: median CPU ms an image."""
-    times: dict[str, list[float]] = {}
+    times = Times()
     with bare(model) as kept, bare(model, {}) as default:
         for _ in range(3):
             for allocator, process in (("kept", kept), ("default", default)):
                 for what in ("forward", "forward_in_thread"):
-                    reply = process.ask(what, 8, 2)
-                    times.setdefault(f"{what}_{allocator}_memory_cpu_ms", []).append(
-                        reply["cpu_ms"]
-                    )
-    return {name: statistics.median(values) for name, values in times.items()}
+                    times.note(f"{what}_{allocator}_memory_cpu_ms", **process.ask(what, 8, 2))
+    return times.cpu_ms()
 
 
-def load(target: Target, server: Process, clients: int, images: int) -> Load:
+def _round(
+    times: Times,
+    folder: Path,
+    model: Bare,
+    service: Service,
+    others: Mapping[str, tuple[Process, int]],
+    images: int,
+) -> Sequence[float]:
+    """Let all take a turn; gives how long each answer of the service took."""
+    path, small = folder / "image.dcm", _jpeg_request()
+    if not path.exists():
+        path.write_bytes(full_size_dicom())
+    servers = {"serve": service.process, **{name: process for name, (process, _) in others.items()}}
+    with _alone("bare", servers):
+        times.note("bare", **best_forward(model))
+        times.note("decode", **model.ask("decode", path, 3))
+    with _alone("serve", servers):
+        large = form_request("/classify", path.read_bytes())
+        ours = load(target_of(service, small), service.process, images)
+        whole = load(target_of(service, large), service.process, images // 2, clients=8)
+    times.note("serve", **vars(ours))
+    times.note("serve_dicom", **vars(whole))
+    for name, (process, port) in others.items():
+        theirs = Target("127.0.0.1", port, small.replace(b"/classify", b"/predict", 1))
+        with _alone(name, servers):
+            times.note(name, **vars(load(theirs, process, images)))
+    return ours.seconds
+
+
+def load(target: Target, server: Process, images: int, clients: int = CLIENTS) -> Load:
     """Ask a server and take the times between two marks, while all clients were asking.
 
     `server` is its first process. RuntimeError where an answer was not 200.
@@ -117,22 +218,21 @@ def best_forward(model: Bare) -> dict[str, float]:
     return min(reply, key=lambda times: times["cpu_ms"])
 
 
-def _note(times: dict[str, list[float]], name: str, reported: dict[str, float]) -> None:
-    for unit, value in reported.items():
-        times.setdefault(f"{name}_{unit}", []).append(value)
+def _jpeg_request() -> bytes:
+    pixels = random_images(1, size_px=512, seed=1)[0]
+    return form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
 
 
-def _ratios(times: dict[str, list[float]], waits: Sequence[float]) -> dict[str, float]:
-    mid = {name: statistics.median(values) for name, values in times.items()}
-    p50, p99 = (float(np.quantile(waits, share)) for share in (0.5, 0.99))
-    figures = {
-        "over_bare": mid["bare_cpu_ms"] / mid["serve_cpu_ms"],
-        "over_bare_wall": mid["bare_wall_ms"] / mid["serve_wall_ms"],
-        "over_litserve": mid["litserve_cpu_ms"] / mid["serve_cpu_ms"],
-        "over_litserve_wall": mid["litserve_wall_ms"] / mid["serve_wall_ms"],
-        "dicom_over_decode_and_forward": (mid["decode_cpu_ms"] + mid["bare_cpu_ms"])
-        / mid["serve_dicom_cpu_ms"],
-        "p99_over_p50": p99 / p50,
-        "p50_ms": 1e3 * p50,
-    }
-    return figures | mid
+def _served(folder: Path, engine: Engine) -> AbstractContextManager[Service]:
+    name, precision = engine
+    return served(folder, batch=8, engine=name, precision=precision)
+
+
+@contextmanager
+def _alone(name: str, servers: Mapping[str, Process]) -> Iterator[None]:
+    """Stop every server but one."""
+    with ExitStack() as stack:
+        for other, process in servers.items():
+            if other != name:
+                stack.enter_context(stopped(process))
+        yield

@@ -3,10 +3,16 @@
 import pytest
 
 from benchmarks.method import suites
-from benchmarks.method.bars import GOAL, held_against
+from benchmarks.method.bars import GOAL, Figures, held_against
+from benchmarks.record import Bars, judge
 from benchmarks.run_log import Run, RunLog
 
 METRICS = ("auc", "acc", "r1", "cnr")
+
+
+def judged(run_log: RunLog) -> tuple[Figures, Bars]:
+    figures, bars = held_against(run_log)
+    return figures, judge(figures, bars)
 
 
 def run_log_of(seeds: tuple[int, ...], losses: int) -> RunLog:
@@ -23,7 +29,7 @@ def run_log_of(seeds: tuple[int, ...], losses: int) -> RunLog:
 
 
 def test_goal_asks_for_seven_wins_over_every_rival() -> None:
-    figures, bars = held_against(run_log_of(suites.PHANTOM_SEEDS, losses=2))
+    figures, bars = judged(run_log_of(suites.PHANTOM_SEEDS, losses=2))
     assert figures["phantom goal auc, fewest wins"] == 6
     assert not bars["phantom goal auc, fewest wins"][1]
     assert figures["phantom goal acc, fewest wins"] == 8
@@ -31,7 +37,7 @@ def test_goal_asks_for_seven_wins_over_every_rival() -> None:
 
 
 def test_unfinished_runs_meet_no_bar() -> None:
-    _, bars = held_against(run_log_of(suites.PHANTOM_SEEDS[:7], losses=0))
+    _, bars = judged(run_log_of(suites.PHANTOM_SEEDS[:7], losses=0))
     assert bars == {}
 
 
@@ -46,7 +52,7 @@ def test_cross_is_stopped_by_reports_and_held_against_the_best_rival() -> None:
                 figures["report auc"] = report
                 run = Run(suites.CROSS_PHANTOM, setting, row, seed)
                 run_log.once(run.trial, lambda figures=figures: figures)
-    figures, bars = held_against(run_log)
+    figures, bars = judged(run_log)
     assert figures["phantom_cross_wins_min"] == 8
     assert bars["phantom_cross_wins_min"][1]
 
@@ -69,7 +75,7 @@ def pixel_runs(seeds: tuple[int, ...], losses: int) -> RunLog:
 
 
 def test_places_are_held_against_the_better_rival_of_each_seed() -> None:
-    figures, bars = held_against(pixel_runs(suites.PIXELS_SEEDS, losses=2))
+    figures, bars = judged(pixel_runs(suites.PIXELS_SEEDS, losses=2))
     assert figures["pixels_cross_place_wins_min"] == 6
     assert not bars["pixels_cross_place_wins_min"][1]
     assert figures["cross studies auc over the better rival"] == pytest.approx(0.15)
@@ -79,7 +85,7 @@ def test_places_are_held_against_the_better_rival_of_each_seed() -> None:
 
 
 def test_seven_seeds_of_pixels_meet_no_bar() -> None:
-    figures, bars = held_against(pixel_runs(suites.PIXELS_SEEDS[:7], losses=0))
+    figures, bars = judged(pixel_runs(suites.PIXELS_SEEDS[:7], losses=0))
     assert figures["cross studies r1 over the better rival, wins"] == 7
     assert bars == {}
 
@@ -93,7 +99,7 @@ def test_asserting_sentences_must_win_every_seed(seeds: int, losses: int) -> Non
             figures = dict.fromkeys(suites.METRICS[suite], value)
             figures["r5"] = 0.0 if index < losses else value
             run_log.once(Run(suite, "", row, seed).trial, lambda figures=figures: figures)
-    figures, bars = held_against(run_log)
+    figures, bars = judged(run_log)
     assert figures["asserting studies auc over cross, place, wins"] == seeds
     if seeds < len(suites.ASSERTING_SEEDS):
         assert bars == {}

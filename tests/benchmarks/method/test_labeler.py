@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.method.labeler import Score, main, measure_generated, reads_as_meant
+from benchmarks.method.labeler import main, measure_generated, reads_as_meant, score_names
 from medclip_dcl.data.synthetic.reports import ICU, Meaning, Statement
 
 
 def test_scores_are_those_of_the_counts() -> None:
-    score = Score(hits=6, false_alarms=2, misses=4)
-    assert (score.positives, score.precision, score.recall) == (10, 0.75, 0.6)
-    assert score.f1 == pytest.approx(2 * 0.75 * 0.6 / 1.35)
+    pairs = [({"a"}, {"a"})] * 6 + [({"a", "b"}, set())] * 2 + [({"b"}, {"a"})] * 4
+    found = score_names(pairs, ("a", "b"))
+    assert found["a"] == pytest.approx((10, 0.75, 0.6, 2 * 0.75 * 0.6 / 1.35))
+    assert found["b"] == (0, 0, 0, 0)
 
 
 def test_without_data_it_says_what_is_missing(
