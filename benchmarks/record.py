@@ -1,12 +1,13 @@
 """What every benchmark says about its machine, and the JSON line with which it ends."""
 
+import argparse
 import functools
 import json
 import operator
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return found.stdout.strip()
+
+
+def is_quick(argv: Sequence[str] | None) -> bool:
+    """Whether `--quick` is asked for, by a benchmark that has no other option."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller sizes")
+    return bool(parser.parse_args(argv).quick)
 
 
 def judge(figures: Mapping[str, float], bars: Mapping[str, str]) -> Bars:

@@ -13,7 +13,6 @@ The failure case stands next to it: v is not a fair draw from the anchor's class
 near-copy of the anchor, as an augmented view is. The correction then takes away too much.
 """
 
-import argparse
 import functools
 import math
 import statistics
@@ -27,7 +26,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
 
 SHARES = (0.1, 0.25, 0.5)
@@ -114,9 +113,7 @@ def biases(r: float, seed: int, copies: bool = False, mates: int = M) -> dict[st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, whether or not a bar is met."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.bias")
-    parser.add_argument("--quick", action="store_true", help="three seeds instead of ten")
-    seeds = range(3 if parser.parse_args(argv).quick else 10)
+    seeds = range(3 if is_quick(argv) else 10)
     torch.set_num_threads(1)
     start = time.process_time()
 

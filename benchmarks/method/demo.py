@@ -8,7 +8,6 @@ studies stay. Finished runs are read again. `--quick`: one seed of each. Seeds, 
 fixed before the first run.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.processes import options
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config, resolve_path
 from medclip_dcl.data import manifest, prepared
@@ -88,9 +87,7 @@ def run_seed(work: Path, row: str, seed: int) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every row's mean and seeds; 1 where the demo has not been run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.demo")
-    parser.add_argument("--quick", action="store_true", help="one seed of each row")
-    quick = parser.parse_args(argv).quick
+    quick = is_quick(argv)
     config = load_config(CONFIG)
     work = resolve_path(config.work, config)
     if not results.ARTIFACT.at(work).is_dir():

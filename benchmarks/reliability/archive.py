@@ -9,7 +9,6 @@ against the fault list and the truth of the tree, id by id: `missed` faults that
 patients with boxes in its training split. `--quick`: 2,000 studies.
 """
 
-import argparse
 import csv
 import json
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import spent_by
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.data_check import read_preflight
@@ -187,9 +186,7 @@ def leaks(work: Path, images: Sequence[dict[str, Any]], reports: Sequence[dict[s
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the archive, run both jobs, print what they found; 1 where a job could not be run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.archive")
-    parser.add_argument("--quick", action="store_const", const="quick", default="full", dest="tier")
-    tier = parser.parse_args(argv).tier
+    tier = "quick" if is_quick(argv) else "full"
     times: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

@@ -14,7 +14,6 @@ Processes are real ones that talk over gloo; the model and its data are so small
 measured is the order of things. `--quick` cuts at three of the points.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ import torch
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import write_config, write_corpus
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.errors import ArtifactError
@@ -289,10 +288,7 @@ def curve(folder: Path, seed: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Cut, resume, compare, and print what came of it; 1 where a run could not be started."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.exactness")
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args(argv).quick
-    cuts, seeds = (CUTS[:3], 1) if quick else (CUTS, CURVE_SEEDS)
+    cuts, seeds = (CUTS[:3], 1) if is_quick(argv) else (CUTS, CURVE_SEEDS)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -7,7 +7,6 @@ Then the gateway's listener against Orthanc.
 The listener's figures need the Debian packages orthanc, orthanc-dicomweb and dcmtk.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from benchmarks.fixtures.hospital import (
     radiograph,
     results_of,
 )
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from benchmarks.reliability.gateway import PRELOADED, Bench
 from benchmarks.speed.timing import cpu_ms, interleaved
 from medclip_dcl.data.dicom.header import separate
@@ -163,9 +162,7 @@ def measure_listener(*, quick: bool) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, whether or not a bar is met."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hospital")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    quick = parser.parse_args(argv).quick
+    quick = is_quick(argv)
     figures = measure_objects(1 if quick else ROUNDS)
     with Decoder(ImagesConfig(), 1) as decoder:
         found = {name: as_expected(dirty, decoder) for name, dirty in DIRTY_HEADERS.items()}

@@ -36,7 +36,7 @@ from pyarrow.csv import read_csv
 
 from benchmarks.method.demo import CONFIG
 from benchmarks.processes import options
-from benchmarks.record import finish
+from benchmarks.record import finish, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest, prepared
@@ -204,12 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         means = {patient: float(np.mean(found)) for patient, found in of_patient.items()}
         found = attack(means, members, 50 if quick else 1000)
         figures |= {f"{name}_{key}": value for key, value in found.items()}
-        auc, rate = (
-            "{:.3f} [{:.3f}, {:.3f}]".format(*(found[key + end] for end in ("", "_low", "_high")))
-            for key in ("auc", "tpr_at_fpr_1")
-        )
-        print(f"{name:16}AUC {auc}   TPR at 1 % FPR {rate}   patients {len(means)}")
     holds = figures["null_auc_low"] <= 0.5 <= figures["null_auc_high"]
+    judge(figures, {})
     return finish("membership", figures, {"null_auc": ("interval holds 0.5", holds)})
 
 

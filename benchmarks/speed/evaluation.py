@@ -7,7 +7,6 @@ The demo's model is examined on the demo's images, repeated under new names unti
 bootstrap samples. `--quick`: 600 images and 100 samples. The scores mean nothing.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import numpy as np
 
 from benchmarks.fixtures.corpus import commit_tables
 from benchmarks.processes import options, spent_by
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from medclip_dcl import model_package
 from medclip_dcl.artifact import make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.config import load_config, resolve_path
@@ -97,10 +96,7 @@ def write_images(demo: Path, work: Path, total: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and print; 1 where the demo has not been run or the evaluation failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.evaluation")
-    parser.add_argument("--quick", action="store_true", help="600 images, 100 samples")
-    quick = parser.parse_args(argv).quick
-    images, samples = (QUICK_IMAGES, QUICK_SAMPLES) if quick else (IMAGES, SAMPLES)
+    images, samples = (QUICK_IMAGES, QUICK_SAMPLES) if is_quick(argv) else (IMAGES, SAMPLES)
     config = load_config(CONFIG)
     demo = resolve_path(config.work, config)
     if not model_package.ARTIFACT.at(demo).is_dir():

@@ -7,7 +7,6 @@ of the ratio within a round. The InfoNCE that ours is measured against is writte
 here: a masked log-sum-exp over the negatives.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, cpu_ratio, interleaved, show
 from medclip_dcl.losses.debiased import debiased_contrastive_loss
 from medclip_dcl.losses.info_nce import info_nce_loss
@@ -49,9 +48,7 @@ def matrix_products(x: Tensor, y: Tensor, query: Tensor, a: Tensor, dh: Tensor, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, whether or not a bar is met."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.loss")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    rounds = 1 if parser.parse_args(argv).quick else 4
+    rounds = 1 if is_quick(argv) else 4
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

@@ -8,7 +8,6 @@ same in a worker process under its deadline and memory cap. Both handle the same
 turn, on one core each; ratios are of CPU time, all processes counted.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
 from benchmarks.processes import cpu_s
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.timing import cpu_ms, interleaved, wall_ms
 from medclip_dcl.data.images import Decoder, ImagesConfig
 
@@ -64,9 +63,7 @@ def rival_square(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0, whether or not a bar is met."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.prepare")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    rounds = 5 if parser.parse_args(argv).quick else 25
+    rounds = 5 if is_quick(argv) else 25
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, Decoder(ImagesConfig(), 1) as decoder:
         images = [draw_image(seed) for seed in range(IMAGES)]

@@ -9,7 +9,6 @@ ones are answered, next to 40 senders that have a key, send one MiB of 62, pause
 cut off or refused, and come again after eight seconds. Needs nginx, such as Debian's nginx-light.
 """
 
-import argparse
 import asyncio
 import contextlib
 import re
@@ -29,10 +28,15 @@ from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.service import ROOT
 from benchmarks.processes import free_port
-from benchmarks.record import finish, judge
+from benchmarks.record import finish, is_quick, judge
 from benchmarks.speed.serve.clients import Target, arrivals, crowd, form_request
-from benchmarks.speed.serve.models import publish_paper_size
-from benchmarks.speed.serve.processes import cpu_s, served, target_of, wait_for
+from benchmarks.speed.serve.processes import (
+    cpu_s,
+    publish_paper_size,
+    served,
+    target_of,
+    wait_for,
+)
 
 OVERLOAD = 4.0
 STALLED = 40
@@ -148,13 +152,10 @@ def _proxy(folder: Path, service: Target) -> Iterator[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 1 where there is no nginx."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy")
-    parser.add_argument("--quick", action="store_true", help="one round of 10 s instead of 3 of 20")
-    arguments = parser.parse_args(argv)
+    rounds, seconds = (1, 10.0) if is_quick(argv) else (3, 20.0)
     if shutil.which("nginx") is None:
         print("nginx is not installed; Debian's package nginx-light has it", file=sys.stderr)
         return 1
-    rounds, seconds = (1, 10.0) if arguments.quick else (3, 20.0)
     key = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

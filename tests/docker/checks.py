@@ -19,7 +19,7 @@ import pydicom
 
 from benchmarks.fixtures import orthanc
 from benchmarks.speed import proxy
-from benchmarks.speed.serve.models import publish_paper_size
+from benchmarks.speed.serve.processes import publish_paper_size
 from tests.docker.clients import (
     HOST,
     MEBIBYTE,

@@ -20,7 +20,6 @@ table as it falls. The default method, `capped`, was chosen on seed 0 with 400 p
 which the full tier does not run.
 """
 
-import argparse
 import contextlib
 import importlib
 import sys
@@ -37,7 +36,7 @@ from benchmarks.method.eta_calibration.__main__ import Options, calibrate
 from benchmarks.method.eta_calibration.evidence import by_claims, read_scored_corpus
 from benchmarks.method.eta_calibration.fit import Line, eta_of_line
 from benchmarks.processes import options
-from benchmarks.record import finish
+from benchmarks.record import finish, is_quick
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import load_config
 from medclip_dcl.likelihood import eta, scoring
@@ -191,18 +190,12 @@ def mean_rows(trials: Sequence[Mapping[str, Row]]) -> dict[str, Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table per seed, their mean, and the JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.method.eta_calibration.study")
-    parser.add_argument("--quick", action="store_true", help="one seed, fewer patients")
-    is_quick = parser.parse_args(argv).quick
+    quick = is_quick(argv)
     trials = {}
-    for seed in SEEDS[:1] if is_quick else SEEDS:
+    for seed in SEEDS[:1] if quick else SEEDS:
         with tempfile.TemporaryDirectory(prefix="calibration-") as folder:
-            trial = Trial(
-                Path(folder),
-                seed,
-                QUICK if is_quick else (),
-                QUICK_RESAMPLES if is_quick else RESAMPLES,
-            )
+            more, resamples = (QUICK, QUICK_RESAMPLES) if quick else ((), RESAMPLES)
+            trial = Trial(Path(folder), seed, more, resamples)
             trials[seed] = measure(trial)
         print_table(seed, trials[seed])
     if len(trials) > 1:

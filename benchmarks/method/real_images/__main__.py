@@ -50,33 +50,6 @@ SEED = 0
 SHUFFLED = (0.45, 0.55)
 PERFECT_BARS = {"pointed": "= 1", "left_is_right": "= 1", "mirrored": "= 0", "off_most": "< 0.5"}
 
-_TITLES = {
-    "zero_shot": "the model's prompts, without training",
-    "probe": "linear probe of the model's vectors",
-    "shuffled_probe": "  with shuffled labels: mean, and 95 % of the deals",
-    "random_probe": "  with random weights in place of the model's",
-    "pixels": "no model: logistic regression on 32 x 32 grey levels",
-    "shape": "no model: logistic regression on the file's width and height",
-}
-_NAMES = {
-    "named": '"left lung", "right lung"',
-    "exchanged": "the other lung's name",
-    "turned": "the same names on mirrored images",
-}
-_DIRECTIONS = {
-    1: "images with pneumonia score higher",
-    -1: "normal images score higher",
-    0: "no direction, the interval holds 0.5",
-}
-_PERFECT = {
-    "pointed": "peak in box",
-    "mirrored": "of mirrored",
-    "left_is_right": "left to right",
-    "iou": "IoU",
-    "cells_iou": "whole cells",
-    "off_most": "most off",
-}
-
 
 class Effort(NamedTuple):
     """Bootstrap samples, and deals of shuffled labels."""
@@ -142,7 +115,6 @@ def judge_label(folder: Path, model: Path, effort: Effort) -> Figures:
     shuffled = labels.shuffled_aucs(features, found.labels, folds, effort.shuffles, SEED)
     low, high = np.quantile(shuffled, [0.025, 0.975]).tolist()
     aucs["shuffled_probe"] = Figure(float(shuffled.mean()), len(images.image_ids), 0, low, high)
-    _print_label(found, aucs)
     return _flat(aucs, "auc")
 
 
@@ -159,23 +131,13 @@ def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures
     }
     cells = encoded["whole"].regions.shape[1]
     own = Shape(settings.images.size_px, settings.model.image.input_px, cells)
-    print(
-        f"\n{len(images)} images, {2 * len(images)} lungs: a perfect map of each, back on the image"
-    )
-    print(" " * 26 + "".join(f"{title:>15}" for title in _PERFECT.values()))
     metrics: Figures = {"lung_images": len(images)}
     for name, shape in (("model", own), ("paper", PAPER)):
         for geometry in GEOMETRIES:
             found = lungs.perfect_figures(images, geometry, shape)
             metrics |= {f"{name}_{geometry}_{key}": value for key, value in found.items()}
-            title = f"  {shape.cells} x {shape.cells} cells, `{geometry}`"
-            print(f"{title:26}" + "".join(f"{found[key]:15.3f}" for key in _PERFECT))
     located = lungs.located_figures(images, own)
     metrics |= {f"located_{key}": value for key, value in located.items()}
-    print(
-        "  the service's answer to the model's map: peak in its box "
-        f"{located['pointed']:.3f}, IoU of the traced box {located['iou']:.3f}"
-    )
     for geometry in GEOMETRIES:
         metrics |= _judge_model(model, encoded[geometry], images, settings.images, effort)
     return metrics
@@ -191,7 +153,7 @@ def bars_of(metrics: Figures) -> Bars:
         for key, bar in PERFECT_BARS.items()
     }
     shuffled = (f"{low} to {high}", low <= metrics["auc_shuffled_probe"] <= high)
-    return {"auc_shuffled_probe": shuffled} | judge({name: metrics[name] for name in bars}, bars)
+    return {"auc_shuffled_probe": shuffled} | judge(metrics, bars)
 
 
 def _judge_model(
@@ -203,13 +165,10 @@ def _judge_model(
 ) -> Figures:
     """See what a covered lung changes, and where the model points for the lungs' names."""
     geometry, bootstrap = encoded.geometry, BootstrapOptions(effort.samples, SEED)
-    print(f"the model itself, geometry `{geometry}`")
     covered = pointing.evaluate_covered(model, encoded, images, settings, bootstrap)
-    _print_figure("a lung painted over: the change peaks in its box", covered["pointed"])
-    _print_figure("  in its half of the image, chance 0.5", covered["side"])
     figures = _flat(covered, f"covered_{geometry}")
     turned = pointing.encode_images(model, pointing.turn(images), geometry, settings)
-    for kind, title in _NAMES.items():
+    for kind in ("named", "exchanged", "turned"):
         asked, chance = pointing.evaluate_names(
             model,
             turned if kind == "turned" else encoded,
@@ -219,9 +178,6 @@ def _judge_model(
         )
         found = {name: asked[name] for name in ("side", "pointing", "cnr_signed", "miou")}
         figures |= _flat(found, f"{kind}_{geometry}") | {f"{kind}_{geometry}_chance": chance}
-        _print_figure(f"{title}: its half scores higher, chance 0.5", found["side"])
-        _print_figure("  contrast to noise of its box, signed", found["cnr_signed"])
-        _print_figure(f"  pointing into its box, chance {chance:.3f}", found["pointing"])
     return figures
 
 
@@ -231,23 +187,6 @@ def _encoded(model: EvaluatedModel, found: labels.LabelledImages, batch: int = 6
         for start in range(0, len(found.pixels), batch)
     ]
     return EncodedImages(found.image_ids, found.subject_ids, found.sizes_px, torch.cat(parts))
-
-
-def _print_label(found: labels.LabelledImages, aucs: Mapping[str, Figure]) -> None:
-    ill = int(found.labels.sum())
-    patients = len(set(found.subject_ids))
-    print(f"{len(found.labels)} images of {patients} children, {ill} with pneumonia: AUC")
-    for name, title in _TITLES.items():
-        _print_figure(title, aucs[name])
-    print(f"the prompts: {_DIRECTIONS[labels.direction_of(aucs['zero_shot'])]}")
-    print(
-        "The label can be read from 32 x 32 grey levels, and from the file's shape: a high AUC "
-        "of this set is not skill."
-    )
-
-
-def _print_figure(title: str, figure: Figure) -> None:
-    print(f"  {title:70}{figure.value:6.3f}  [{figure.low:.3f}, {figure.high:.3f}]")
 
 
 def _flat(figures: Mapping[str, Figure], name: str) -> Figures:

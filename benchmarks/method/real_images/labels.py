@@ -102,16 +102,6 @@ def zero_shot_auc(
     return outcome.groups[finding.name]["auc"]
 
 
-def direction_of(auc: Figure) -> int:
-    """Say which images score higher: 1 those with the finding, -1 those without.
-
-    0: the interval holds 0.5, or there is none.
-    """
-    if auc.low is None or auc.high is None or auc.low <= 0.5 <= auc.high:
-        return 0
-    return 1 if auc.low > 0.5 else -1
-
-
 def split_patients(
     labels: Labels, subjects: Iterable[str], generator: np.random.Generator
 ) -> Int64[np.ndarray, " images"]:

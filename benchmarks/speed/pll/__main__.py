@@ -129,7 +129,6 @@ def _exactness(tier: Tier) -> dict[str, float]:
 
 
 def _memory(figures: dict[str, float]) -> None:
-    print("base: resident MB: model | weights the engine keeps | scoring above both, at its peak")
     above = []
     for longest in (40, 510):
         got = memory.peak_of("base", longest)
@@ -137,10 +136,6 @@ def _memory(figures: dict[str, float]) -> None:
             print("    this system does not tell the peak")
             return
         above.append(got["peak"] - got["engine"])
-        print(
-            f"    longest {longest:3}: {got['model']:6.0f} | {got['engine'] - got['model']:6.0f} "
-            f"| {above[-1]:6.1f}"
-        )
         figures |= {
             "base_engine_mb": got["engine"] - got["model"],
             f"base_scoring_mb_{longest}": above[-1],

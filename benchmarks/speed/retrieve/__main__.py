@@ -31,9 +31,7 @@ from benchmarks.fixtures.milvus import milvus_server
 from benchmarks.record import finish, judge
 from benchmarks.speed.retrieve import synthetic_index, views
 from benchmarks.speed.retrieve.recall import (
-    CURVE,
     K_HITS,
-    Curve,
     image_curve,
     recall_by_storage,
     text_curve,
@@ -107,7 +105,6 @@ def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
     parts = [predictor.embed_images(part) for part in np.array_split(pixels, asked // 50)]
     of_images = image_curve(index, sentences)
     of_texts = text_curve(index, torch.cat(parts))
-    _show({"images by a sentence": of_images, "sentences by an image": of_texts})
     wanted = max(of_images.least(0.99), of_texts.least(0.99))
     figures = {
         "images": float(len(index.pooled)),
@@ -131,13 +128,6 @@ def _stored(folder: Path, model: Path, *, quick: bool) -> int:
         print(f"{way:36}{size:6.0f} bytes a region  recall@{K_HITS} {recall:.4f}", flush=True)
         figures[f"recall_at_10_of_{way}"] = recall
     return finish("retrieve_stored", figures, {})
-
-
-def _show(curves: dict[str, Curve]) -> None:
-    print(f"recall@{K_HITS} by candidates".ljust(26) + "".join(f"{k:>8}" for k in CURVE))
-    for name, curve in curves.items():
-        shown = "".join(f"{curve.recall[k]:8.4f}" if k in curve.recall else " " * 8 for k in CURVE)
-        print(name.ljust(26) + shown)
 
 
 def _candidates(count: int) -> dict[str, float]:

@@ -20,9 +20,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.fixtures.published import publish
 from benchmarks.record import finish, judge
 from benchmarks.speed.serve import loads, ratios
-from benchmarks.speed.serve.models import publish_demo_size, publish_paper_size
+from benchmarks.speed.serve.processes import publish_paper_size
+from medclip_dcl.config import load_config
+from medclip_dcl.model_package import ARTIFACT
+
+DEMO = Path("configs/demo.yaml")
 
 BARS = {
     "paper_over_bare": ">= 0.93",
@@ -81,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             storm = loads.overload(paper, 60 * arguments.minutes, rests=True, is_rude=True)
             figures = _named("storm", storm)
         else:
-            demo = publish_demo_size(Path(folder) / "demo")
+            demo = Path(folder) / "demo"
+            publish(ARTIFACT.at(demo), config=load_config(DEMO))
             share = 1.0 if arguments.long else 0.1
             figures = _everything(paper, demo, rounds, share, is_quick=arguments.quick)
     return finish("serve", figures, judge(figures, BARS))

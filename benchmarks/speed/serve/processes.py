@@ -13,11 +13,14 @@ from typing import Any
 
 import psutil
 
+from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.service import PATIENCE_S, ROOT, Process, Service, running
 from benchmarks.processes import cpu_s as own_cpu_s
 from benchmarks.processes import free_port
 from benchmarks.speed.serve.clients import Target
+from medclip_dcl.config import Config
 from medclip_dcl.distributed import available_cores
+from medclip_dcl.model_package import ARTIFACT
 
 KEPT = {
     "MALLOC_ARENA_MAX": "1",
@@ -155,6 +158,16 @@ def rival(model: Path, engine: Engine = PYTORCH) -> Iterator[tuple[subprocess.Po
             with contextlib.suppress(psutil.NoSuchProcess):
                 item.kill()
         process.wait()
+
+
+def publish_paper_size(folder: Path, kind: str = "resnet18") -> Path:
+    """Publish a ResNet at 480 px with a grid of 15 x 15; ResNet-18 is the model of the paper.
+
+    Random weights take as long as learned ones.
+    """
+    config = {"work": "unused", "model": {"image": {"kind": kind}}}
+    publish(ARTIFACT.at(folder), config=Config.model_validate(config))
+    return folder
 
 
 def target_of(service: Service, request: bytes) -> Target:

@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fixtures.corpus import write_corpus
-from benchmarks.speed.train.fixtures import TrainFixture, make_fixture, run_loop
-from benchmarks.speed.train.steps import BareStep, loader_alone, memory
+from benchmarks.speed.train import (
+    BareStep,
+    TrainFixture,
+    loader_alone,
+    make_fixture,
+    memory,
+    run_loop,
+)
 from medclip_dcl.training.logging import read_metrics
 
 

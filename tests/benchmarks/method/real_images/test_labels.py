@@ -9,7 +9,7 @@ from benchmarks.fixtures.dicom import raster_bytes
 from benchmarks.method.real_images import labels
 from medclip_dcl.data.images import ImagesConfig
 from medclip_dcl.errors import QueryError
-from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
+from medclip_dcl.evaluation.bootstrap import BootstrapOptions
 from medclip_dcl.inference import Finding
 
 TRUTH = np.arange(60) % 2
@@ -48,15 +48,6 @@ def test_images_that_fit_a_probe_never_judge_it() -> None:
     names = np.eye(60)
     found = labels.probed_auc(names, TRUTH, folds(), PATIENTS, BootstrapOptions(0, 0))
     assert found.value == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "direction"), [(0.51, 0.6, 1), (0.3, 0.49, -1), (0.45, 0.7, 0), (None, None, 0)]
-)
-def test_direction_needs_an_interval_on_one_side(
-    low: float | None, high: float | None, direction: int
-) -> None:
-    assert labels.direction_of(Figure(0.55, 10, 10, low, high)) == direction
 
 
 def test_images_come_through_the_gate_with_their_labels(tmp_path: Path) -> None:

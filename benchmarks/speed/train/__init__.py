@@ -1,1 +1,0 @@
-"""Speed and memory of the training loop against its own bare step."""
