@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.method.phantom_corpus import Corpus, build_corpus, read_reports
 from benchmarks.method.phantom_world import (
+    Corpus,
     PhantomImages,
     Sentence,
+    build_corpus,
     draw_balanced,
     draw_findings,
     draw_images,
     draw_report,
     prototypes,
+    read_reports,
 )
 from benchmarks.method.rows import Row
 from medclip_dcl.losses import negatives

@@ -26,7 +26,7 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from benchmarks.method.phantom_corpus import DROPPED_BY_WORSE, INVENTED_BY_WORSE, worsen
+from benchmarks.method.phantom_world import DROPPED_BY_WORSE, INVENTED_BY_WORSE, worsen
 from benchmarks.method.rows import Row
 from benchmarks.processes import options
 from medclip_dcl import model_package

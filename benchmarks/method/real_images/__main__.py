@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.method.real_images import labels, lungs, pointing
+from benchmarks.method.real_images import labels, lungs
 from benchmarks.method.real_images.lungs import Figures, LungImage, Shape
 from benchmarks.record import Bars, finish, judge
 from medclip_dcl import model_package
@@ -126,7 +126,7 @@ def judge_lungs(config: Config, predictor: Predictor, effort: Effort) -> Figures
     images = lungs.read_lung_images(config)
     model, settings = evaluated_model(predictor), predictor.config
     encoded = {
-        geometry: pointing.encode_images(model, images, geometry, settings.images)
+        geometry: lungs.encode_images(model, images, geometry, settings.images)
         for geometry in GEOMETRIES
     }
     cells = encoded["whole"].regions.shape[1]
@@ -165,11 +165,11 @@ def _judge_model(
 ) -> Figures:
     """See what a covered lung changes, and where the model points for the lungs' names."""
     geometry, bootstrap = encoded.geometry, BootstrapOptions(effort.samples, SEED)
-    covered = pointing.evaluate_covered(model, encoded, images, settings, bootstrap)
+    covered = lungs.evaluate_covered(model, encoded, images, settings, bootstrap)
     figures = _flat(covered, f"covered_{geometry}")
-    turned = pointing.encode_images(model, pointing.turn(images), geometry, settings)
+    turned = lungs.encode_images(model, lungs.turn(images), geometry, settings)
     for kind in ("named", "exchanged", "turned"):
-        asked, chance = pointing.evaluate_names(
+        asked, chance = lungs.evaluate_names(
             model,
             turned if kind == "turned" else encoded,
             images,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.record import finish, judge, machine
-from benchmarks.speed.pll import bfloat16, exactness, memory, speed
+from benchmarks.speed.pll import exactness, memory, speed
 from benchmarks.speed.pll.models import SIZES, has_data, long_encoding, random_bert, tokenizer
 from benchmarks.speed.pll.speed import MINICONS, PORT
 from medclip_dcl.likelihood.engines import CPU_BUDGET, prepare_engine
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{machine()['processor']}, one thread")
     figures: dict[str, float] = {}
     _speed(tier, figures)
-    figures |= bfloat16.speed(tier.base, tier.rounds)
-    figures |= bfloat16.drift(tier.base, arguments.trained, tier.drift)
+    figures |= speed.compare_bfloat16(tier.base, tier.rounds)
+    figures |= speed.drift(tier.base, arguments.trained, tier.drift)
     exact = _exactness(tier)
     figures |= exact
     if not arguments.quick:

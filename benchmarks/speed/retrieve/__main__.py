@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.fixtures.milvus import milvus_server
 from benchmarks.record import finish, judge
-from benchmarks.speed.retrieve import synthetic_index, views
+from benchmarks.speed.retrieve import indexes
 from benchmarks.speed.retrieve.recall import (
     K_HITS,
     image_curve,
@@ -96,12 +96,12 @@ def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
     predictor = load(model, "cpu")
     count, asked = (1, 100) if quick else (9, 300)
     begun = time.monotonic()
-    path = views.build(folder, model.parent, predictor, count, _VIEW_SETTINGS)
+    path = indexes.build_views(folder, model.parent, predictor, count, _VIEW_SETTINGS)
     index = RetrievalIndex.open(path, predictor.digest)
     print(f"{len(index.pooled)} images, {len(index.sentences)} sentences, ", end="")
     print(f"embedded and opened in {time.monotonic() - begun:.0f} s")
-    sentences = predictor.embed_sentences(views.questions(asked))
-    pixels = views.asking_images(predictor, asked // 2)
+    sentences = predictor.embed_sentences(indexes.questions(asked))
+    pixels = indexes.asking_images(predictor, asked // 2)
     parts = [predictor.embed_images(part) for part in np.array_split(pixels, asked // 50)]
     of_images = image_curve(index, sentences)
     of_texts = text_curve(index, torch.cat(parts))
@@ -120,9 +120,9 @@ def _recall(folder: Path, model: Path, *, quick: bool) -> dict[str, float]:
 
 def _stored(folder: Path, model: Path, *, quick: bool) -> int:
     predictor = load(model, "cpu")
-    path = views.build(folder, model.parent, predictor, 1 if quick else 9, _VIEW_SETTINGS)
+    path = indexes.build_views(folder, model.parent, predictor, 1 if quick else 9, _VIEW_SETTINGS)
     index = RetrievalIndex.open(path, predictor.digest)
-    sentences = predictor.embed_sentences(views.questions(100 if quick else 300)[::3])
+    sentences = predictor.embed_sentences(indexes.questions(100 if quick else 300)[::3])
     figures = {}
     for way, (size, recall) in recall_by_storage(index, sentences, 300).items():
         print(f"{way:36}{size:6.0f} bytes a region  recall@{K_HITS} {recall:.4f}", flush=True)
@@ -152,12 +152,12 @@ def _candidates(count: int) -> dict[str, float]:
 
 
 def _cost(folder: Path, candidates: int, images: int, rounds: int) -> dict[str, float]:
-    encoder = synthetic_index.MadeUpEncoder()
-    artifact = synthetic_index.build(folder / "made_up", images, encoder)
+    encoder = indexes.MadeUpEncoder()
+    artifact = indexes.build_made_up(folder / "made_up", images, encoder)
     built = float(artifact.origin["seconds"])
     size = sum(entry["bytes"] for entry in artifact.files.values())
     begun = time.monotonic()
-    index = RetrievalIndex.open(artifact.path, synthetic_index.MODEL)
+    index = RetrievalIndex.open(artifact.path, indexes.MODEL)
     opened = time.monotonic() - begun
     index = with_candidates(index, candidates)
     vectors = [encoder.sentence(images + number) for number in range(rounds + 2)]

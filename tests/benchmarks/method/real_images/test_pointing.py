@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.method.real_images import pointing
+from benchmarks.method.real_images import lungs
 from benchmarks.method.real_images.lungs import LEFT, RIGHT, LungImage, mask_of
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import ImagesConfig
@@ -45,7 +45,7 @@ def images() -> list[LungImage]:
 
 def test_covered_lung_has_the_images_mean_grey_and_nothing_else_changes() -> None:
     image = images()[0]
-    covered, mask = pointing.cover(image, LEFT).pixels, mask_of(image, LEFT)
+    covered, mask = lungs.cover(image, LEFT).pixels, mask_of(image, LEFT)
     assert set(covered[mask].tolist()) == {round(float(image.image.pixels.mean()))}
     assert (covered[~mask] == image.image.pixels[~mask]).all()
     assert image.image.pixels[mask].min() == 65535
@@ -53,9 +53,9 @@ def test_covered_lung_has_the_images_mean_grey_and_nothing_else_changes() -> Non
 
 def test_change_is_found_where_a_lung_was_covered() -> None:
     for geometry in GEOMETRIES:
-        encoded = pointing.encode_images(MODEL, images(), geometry, SETTINGS)
+        encoded = lungs.encode_images(MODEL, images(), geometry, SETTINGS)
         assert encoded.regions.shape == (2, 8, 8, 2)
-        found = pointing.evaluate_covered(MODEL, encoded, images(), SETTINGS, DRAWN)
+        found = lungs.evaluate_covered(MODEL, encoded, images(), SETTINGS, DRAWN)
         assert (found["pointed"].value, found["side"].value) == (1, 1)
         assert (found["pointed"].n, found["pointed"].subjects) == (4, 2)
         assert (found["cnr_signed"].value or 0) > 1
@@ -70,24 +70,24 @@ def test_change_elsewhere_is_a_miss() -> None:
         for image in images()
         for right in ({RIGHT: image.boxes[LEFT]},)
     ]
-    encoded = pointing.encode_images(MODEL, exchanged, "whole", SETTINGS)
-    found = pointing.evaluate_covered(MODEL, encoded, exchanged, SETTINGS, DRAWN)
+    encoded = lungs.encode_images(MODEL, exchanged, "whole", SETTINGS)
+    found = lungs.evaluate_covered(MODEL, encoded, exchanged, SETTINGS, DRAWN)
     assert (found["pointed"].value, found["side"].value) == (1, 0)
 
 
 def test_names_point_to_their_lungs_and_exchanged_ones_do_not() -> None:
-    encoded = pointing.encode_images(MODEL, images(), "whole", SETTINGS)
-    named, chance = pointing.evaluate_names(MODEL, encoded, images(), DRAWN)
+    encoded = lungs.encode_images(MODEL, images(), "whole", SETTINGS)
+    named, chance = lungs.evaluate_names(MODEL, encoded, images(), DRAWN)
     assert (named["pointing"].value, named["side"].value) == (1, 1)
     assert chance == 0.125  # a lung covers an eighth of the image
-    exchanged, _ = pointing.evaluate_names(MODEL, encoded, images(), DRAWN, exchanged=True)
+    exchanged, _ = lungs.evaluate_names(MODEL, encoded, images(), DRAWN, exchanged=True)
     assert (exchanged["pointing"].value, exchanged["side"].value) == (0, 0)
     assert (exchanged["cnr_signed"].value or 0) < 0 < (named["cnr_signed"].value or 0)
 
 
 def test_model_that_sees_the_lungs_fails_on_mirrored_images() -> None:
-    turned = pointing.turn(images())
+    turned = lungs.turn(images())
     assert (turned[0].image.pixels == images()[0].image.pixels[:, ::-1]).all()
-    encoded = pointing.encode_images(MODEL, turned, "whole", SETTINGS)
-    found, _ = pointing.evaluate_names(MODEL, encoded, images(), DRAWN)
+    encoded = lungs.encode_images(MODEL, turned, "whole", SETTINGS)
+    found, _ = lungs.evaluate_names(MODEL, encoded, images(), DRAWN)
     assert (found["pointing"].value, found["side"].value) == (0, 0)
