@@ -77,12 +77,7 @@ def _is_met(value: float, bar: str) -> bool:
     return bool(_COMPARISONS[sign](value, float(number)))
 
 
-def finish(
-    name: str,
-    figures: Mapping[str, float],
-    bars: Bars,
-    commits: str | None = None,
-) -> int:
+def finish(name: str, figures: Mapping[str, float], bars: Bars, commits: str | None = None) -> int:
     """Print a benchmark's last line; 0: a missed bar is a figure like any other.
 
     A bar is as people read it, and whether it is met. `commits` are those that were measured,

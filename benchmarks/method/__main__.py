@@ -36,7 +36,6 @@ from benchmarks.method.bars import held_against
 from benchmarks.method.comparison import print_table, summary
 from benchmarks.method.suites import (
     CONSTANTS,
-    GOALS,
     METRICS,
     SUITES,
     Size,
@@ -72,8 +71,8 @@ def _measure(arguments: argparse.Namespace, size: Size) -> int:
         for setting in settings_of(suite):
             runs, title = runs_of(run_log, suite, setting), f"{suite} {setting}".strip()
             if runs:
-                print_table(title, runs, METRICS[suite], CONSTANTS[suite], GOALS[suite])
                 tables[title] = summary(runs, METRICS[suite], CONSTANTS[suite])
+                print_table(title, tables[title], METRICS[suite])
     figures, wanted = held_against(run_log)
     figures["runs"] = len(run_log.found)
     figures["cpu_seconds"] = sum(run["cpu s"] for run in run_log.found.values())

@@ -22,12 +22,7 @@ from benchmarks.method.table1 import QUICK, WORK, run_table
 from benchmarks.record import finish, judge
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.evaluation import results
-from medclip_dcl.evaluation.compare import (
-    Side,
-    compare_sides,
-    measure_sides,
-    read_sample_results,
-)
+from medclip_dcl.evaluation.compare import Side, compare_sides, measure_sides, read_sample_results
 from pipelines.table1 import FOLDER
 
 POOL, CONTROL = "lse_nl", "shuffled"

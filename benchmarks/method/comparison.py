@@ -40,10 +40,6 @@ class Paired:
         """Seeds in which the row is strictly better."""
         return sum(value > 0 for value in self.differences)
 
-    def __str__(self) -> str:
-        """Mean, deviation and wins, as the tables show them."""
-        return f"{self.mean:+.3f}+-{self.sd:.3f} {self.wins}/{len(self.differences)}"
-
 
 def spread(values: Sequence[float]) -> float:
     """Give the standard deviation of a sample; 0 for one value."""
@@ -73,34 +69,22 @@ def best_constant(runs: Runs, constants: Iterable[str], metric: str) -> str | No
     return max(means, key=lambda row: means[row]) if means else None
 
 
-def print_table(
-    title: str, runs: Runs, metrics: Sequence[str], constants: Sequence[str], goal: str
-) -> None:
-    """Print one table: InfoNCE as it is, every other row as a paired difference to it.
-
-    The best of the rows `constants` is picked and set against the row `goal`.
-    """
-    if "infonce" not in runs:
+def print_table(title: str, table: Mapping[str, Any], metrics: Sequence[str]) -> None:
+    """Print a table of `summary`: InfoNCE as it is, every other row as a difference to it."""
+    if "infonce" not in table:
         return
-    print(f"\n## {title}: {len(runs['infonce'])} seeds; paired differences to infonce\n")
+    seeds = len(table["infonce"]["seeds"])
+    print(f"\n## {title}: {seeds} seeds; paired differences to infonce, and wins\n")
     print("| row | " + " | ".join(metrics) + " | floor | n |")
     print("|---" * (len(metrics) + 3) + "|")
-    for row, seeds in runs.items():
-        if row == "infonce":
-            cells = [
-                f"{_mean(seeds, m):.3f} ({spread([f[m] for f in seeds.values()]):.3f})"
-                for m in metrics
-            ]
-        else:
-            cells = [str(paired(runs, row, "infonce", metric) or "") for metric in metrics]
-        floor = statistics.fmean(figures.get("floor", 0.0) for figures in seeds.values())
-        print(f"| {row} | " + " | ".join(cells) + f" | {floor:.2f} | {len(seeds)} |")
-    print()
-    for metric in metrics:
-        best = best_constant(runs, constants, metric)
-        if goal in runs and best is not None:
-            difference = paired(runs, goal, best, metric)
-            print(f"{goal} minus the best constant in {metric} ({best}): {difference}")
+    for row, cells in table.items():
+        shown = []
+        for metric in metrics:
+            mean, sd, *more = cells[metric]
+            is_paired = row != "infonce" and more
+            values = "{:+.3f}+-{:.3f} {}".format(*more) if is_paired else f"{mean:.3f} ({sd:.3f})"
+            shown.append(values)
+        print(f"| {row} | {' | '.join(shown)} | {cells['floor']:.2f} | {len(cells['seeds'])} |")
 
 
 def summary(runs: Runs, metrics: Sequence[str], constants: Sequence[str]) -> dict[str, Any]:

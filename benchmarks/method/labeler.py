@@ -83,11 +83,7 @@ CONCEPTS_OF_HEADING = {
 """Heading of the indexers -> our concepts. They name place and size: `Opacity/lung/base/left`."""
 
 QUALIFIERS = {
-    "side": {
-        "left": {"left"},
-        "right": {"right"},
-        "bilateral": {"left", "right"},
-    },
+    "side": {"left": {"left"}, "right": {"right"}, "bilateral": {"left", "right"}},
     "zone": {
         "upper lobe": {"upper"},
         "apex": {"upper"},

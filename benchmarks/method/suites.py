@@ -83,6 +83,7 @@ _LENGTHS = {
     AUGMENTED: (phantom.AUGMENTED_STEPS, 1.0),
 }
 """Setting of the confirmatory round -> training steps, noise on the regions of each step."""
+_PIXELS_ROWS = (PIXELS_FIRST, PIXELS_THEN)
 QUICK_MAIN = ("infonce", "multipositive claims", "true")
 QUICK_ROWS = (*QUICK_MAIN, "const 0.1")
 QUICK_STUDIES: tuple[str, ...] = (
@@ -149,8 +150,10 @@ def run_suites(suites: Iterable[str], size: Size, run_log: RunLog) -> None:
         PHANTOM: _phantom_runs,
         CROSS_PHANTOM: _cross_phantom_runs,
         STUDIES: _studies_runs,
-        CROSS_STUDIES: _cross_studies_runs,
-        ASSERTING_STUDIES: _asserting_runs,
+        CROSS_STUDIES: functools.partial(_pixels_runs, CROSS_STUDIES, PIXELS_SEEDS, _PIXELS_ROWS),
+        ASSERTING_STUDIES: functools.partial(
+            _pixels_runs, ASSERTING_STUDIES, ASSERTING_SEEDS, (ASSERTING, ())
+        ),
         DIGITS: _digits_runs,
         TRADEOFF: _tradeoff_runs,
     }
@@ -219,18 +222,15 @@ def _studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
             yield Run(STUDIES, "", row.name, seed), job
 
 
-def _cross_studies_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
-    rows: tuple[Row, ...] = PIXELS_FIRST if main else PIXELS_THEN
-    return _pixels_runs(CROSS_STUDIES, PIXELS_SEEDS, rows, size)
-
-
-def _asserting_runs(size: Size, *, main: bool) -> Iterator[tuple[Run, Work]]:
-    return _pixels_runs(ASSERTING_STUDIES, ASSERTING_SEEDS, ASSERTING if main else (), size)
-
-
 def _pixels_runs(
-    suite: str, seeds: tuple[int, ...], rows: tuple[Row, ...], size: Size
+    suite: str,
+    seeds: tuple[int, ...],
+    both: tuple[tuple[Row, ...], tuple[Row, ...]],
+    size: Size,
+    *,
+    main: bool,
 ) -> Iterator[tuple[Run, Work]]:
+    rows = both[0] if main else both[1]
     steps, settings = studies.STEPS, studies.STOPPED
     if size.quick:
         seeds, steps = (0,), 20

@@ -39,14 +39,15 @@ from benchmarks.record import finish
 from benchmarks.reliability.crash_targets import (
     CONFIG,
     CRASH_TARGETS,
+    REPLACING_SHARE,
     SAVED_EVERY,
     SMALL,
     TINY,
     CrashTarget,
     Facts,
+    IndexSwap,
 )
 from benchmarks.reliability.exactness import newest, unreadable
-from benchmarks.reliability.index_swap import REPLACING_SHARE, IndexSwap
 from benchmarks.run_log import RunLog
 from medclip_dcl.files import STAGED
 from medclip_dcl.progress import Progress

@@ -60,23 +60,20 @@ class Field:
 
 @dataclass(frozen=True)
 class Seed:
-    """A sound file.
-
-    Attributes:
-        form: its format.
-        data: its bytes.
-        fields: where things stand; empty parts are left out.
-        elements: start and stop of every element, segment or chunk.
-        little: whether its numbers are little-endian.
-        body: where a deflated data set starts; 0: nothing is deflated.
-    """
+    """A sound file."""
 
     form: Format
+    """Its format."""
     data: bytes
+    """Its bytes."""
     fields: tuple[Field, ...]
+    """Where things stand; empty parts are left out."""
     elements: tuple[tuple[int, int], ...]
+    """Start and stop of every element, segment or chunk."""
     little: bool = True
+    """Whether its numbers are little-endian."""
     body: int = 0
+    """Where a deflated data set starts; 0: nothing is deflated."""
 
 
 def read_seed(data: bytes) -> Seed:

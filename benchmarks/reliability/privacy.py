@@ -53,14 +53,7 @@ from benchmarks.fixtures.canaries import (
 from benchmarks.fixtures.corpus import TINY_DEMO
 from benchmarks.fixtures.forkserver import forget
 from benchmarks.fixtures.hub import TOKEN, running_hub
-from benchmarks.fixtures.orthanc import (
-    missing,
-    radiograph,
-    running,
-    send,
-    stub_service,
-    wait_until,
-)
+from benchmarks.fixtures.orthanc import missing, radiograph, running, send, stub_service, wait_until
 from benchmarks.processes import free_port
 from benchmarks.processes import options as as_options
 from benchmarks.record import finish, judge
@@ -232,10 +225,7 @@ def _run_everything(commands: Commands) -> dict[str, float]:
     if not missing():
         _answer_an_archive(commands, options)
     rejects = pq.read_table(work / "prepared/rejects.parquet").to_pylist()
-    return {
-        "planted": planted,
-        "burned_in": sum(row["reason"] == "burned_in" for row in rejects),
-    }
+    return {"planted": planted, "burned_in": sum(row["reason"] == "burned_in" for row in rejects)}
 
 
 def _run_tools(commands: Commands, work: Path, shared: Sequence[str]) -> None:
@@ -359,11 +349,7 @@ def gateway(commands: Commands) -> dict[str, float]:
             return list(objects)
 
     silence_libraries()
-    with (
-        (out / "log").open("w") as log,
-        contextlib.redirect_stderr(log),
-        stub_service() as service,
-    ):
+    with (out / "log").open("w") as log, contextlib.redirect_stderr(log), stub_service() as service:
         tree = {"port": 0, "metrics_port": 0, "callers": {"MODALITY": ["127.0.0.1"]}}
         tree |= {"service": service.url, "spool": str(base / "spool"), "keep_hours": 0}
         tree["destination"] = {"kind": "dicomweb", "url": "http://127.0.0.1:9"}

@@ -15,7 +15,6 @@ repeated.
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +31,7 @@ import httpx
 from api.app import create_app
 from api.settings import ServeSettings
 from benchmarks.fixtures.bombs import BOMBS
-from benchmarks.fixtures.hostile import CANARY, named
-from benchmarks.fixtures.mutant_requests import mutant
+from benchmarks.fixtures.hostile import CANARY, mutant, named
 from benchmarks.fixtures.service import ROOT, Service, running, store
 from benchmarks.fixtures.surface import KEYED, OPEN, routes_of, try_everything
 from benchmarks.fixtures.wire import Answer, Part, Request, exchange, form
@@ -78,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         key_file.write_text(_KEY, encoding="ascii")
         key_file.chmod(0o400)
         figures = try_surface(key_file, every)
-        with _serving(folder, key_file, max_body_mb=4, body_deadline_s=0.5) as service:
+        settings = {"publish_schema": True, "key_file": str(key_file)}
+        with running(folder, fresh=True, max_body_mb=4, body_deadline_s=0.5, **settings) as service:
             work = arguments.work or (Path("runs/service") if tier == "long" else folder)
             log, found = RunLog(work, "parts"), []
             for part in range(parts):
@@ -88,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 hostile = partial(try_hostile, service, numbers)
                 found.append(log.once(f"service / {tier} / hostile / {part}", hostile))
         figures |= _together(found)
-        with _serving(folder, key_file) as service:
+        with running(folder, fresh=True, **settings) as service:
             figures |= try_bombs(service)
     figures["seconds"] = time.monotonic() - begun
     bars = judge(figures, _bars(figures, tier))
@@ -164,7 +162,7 @@ def try_hostile(service: Service, numbers: range) -> dict[str, float]:
     """Send the named requests and those spoilt ones, then look for canaries."""
     asked = named()
     requests = list(asked.items()) + [(f"mutant {number}", mutant(number)) for number in numbers]
-    before, address = service.resident_mb(), _address(service)
+    before, address = service.resident_mb(), service.address
     with ThreadPoolExecutor(_THREADS) as threads:
         answers = []
         progress = Progress("hostile requests", len(requests), "request")
@@ -209,7 +207,7 @@ def try_bombs(service: Service) -> dict[str, float]:
     for name, (data, reasons) in images.items():
         started = time.monotonic()
         request = Request("/classify", body=form(Part("image", data, "image.dcm")))
-        answer = exchange(_address(service), request.encoded(_KEY), 2 * LIMIT_S)
+        answer = exchange(service.address, request.encoded(_KEY), 2 * LIMIT_S)
         slowest = max(slowest, time.monotonic() - started)
         code = _code(answer)
         is_right = code in reasons if reasons else answer.status in {200, 413, 415, 422}
@@ -238,13 +236,6 @@ def _bars(figures: dict[str, float], tier: str) -> dict[str, str]:
     bars["bombs_slowest_s"] = f"<= {LIMIT_S:.0f}"
     ends = {"_growth_mib": "<= 256", "_alive": "1"} | dict.fromkeys(_NONE, "0")
     return bars | {name: bar for name in figures for end, bar in ends.items() if name.endswith(end)}
-
-
-@contextmanager
-def _serving(folder: Path, key_file: Path, **settings: object) -> Iterator[Service]:
-    settings = {"publish_schema": True, "key_file": str(key_file), **settings}
-    with running(folder, fresh=True, **settings) as service:
-        yield service
 
 
 def _faults(
@@ -289,11 +280,6 @@ def _code(answer: Answer) -> str:
 
 def _holds(data: bytes) -> bool:
     return CANARY.encode() in data or _KEY.encode() in data
-
-
-def _address(service: Service) -> tuple[str, int]:
-    host, port = re.fullmatch(r"http://([^:]+):(\d+)/", service.url).groups()  # type: ignore[union-attr]
-    return host, int(port)
 
 
 def _show(what: str, names: Sequence[str]) -> None:

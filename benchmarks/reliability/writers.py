@@ -56,10 +56,7 @@ _COLUMNS = {
     "image_id": "image_ids",
     "view": "views",
 }
-_HUB = (
-    "source.kind=huggingface",
-    f"source.columns={json.dumps(_COLUMNS)}",
-)
+_HUB = ("source.kind=huggingface", f"source.columns={json.dumps(_COLUMNS)}")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from scipy import stats
+
 from benchmarks.record import finish
 
 NAMES = ("loss", "train", "pll", "prepare", "retrieve", "evaluation")
@@ -67,22 +69,13 @@ def compared(rounds: Sequence[tuple[Figures, Figures]]) -> dict[str, list[float]
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Give the median, and order statistics around it that hold the true one in 94 % or more.
+    """Give the median, and order statistics around it that hold the true one in 93 % or more.
 
-    With fewer than five ratios the ends are the extremes, which hold it less often.
-
-    Source: the binomial distribution of how many of n draws fall below their median.
+    With fewer than five ratios they are the extremes, which hold it less often.
     """
-    ordered, n = sorted(ratios), len(ratios)
-    cut = 0
-    while cut + 1 < n / 2 and _below(cut + 1, n) <= 0.03:
-        cut += 1
-    return statistics.median(ordered), ordered[cut], ordered[n - 1 - cut]
-
-
-def _below(cut: int, n: int) -> float:
-    """Chance that at most `cut` of n draws are below the median."""
-    return sum(math.comb(n, k) for k in range(cut + 1)) / 2**n
+    low, high = stats.quantile_test(ratios, p=0.5).confidence_interval(0.93)
+    ends = (min(ratios), max(ratios)) if math.isnan(low) else (float(low), float(high))
+    return statistics.median(ratios), *ends
 
 
 @contextmanager

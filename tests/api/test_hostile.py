@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.fixtures.hostile import CANARY, named
-from benchmarks.fixtures.mutant_requests import mutant
+from benchmarks.fixtures.hostile import CANARY, mutant, named
 from benchmarks.fixtures.service import Service
 from benchmarks.fixtures.wire import Request, exchange
 

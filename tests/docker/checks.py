@@ -491,7 +491,7 @@ def _overload(engine: Engine, report: Report, key: str) -> None:
         "docker compose up --detach --wait --no-build cpu"
     )
     report.that("ready with ResNet-18 at 480 px", _until_ready(90))
-    target = proxy.Target(HOST, PORT, proxy.classify_request(key))
+    target = proxy.Target(HOST, PORT, proxy.keyed_request(key))
     figures = asyncio.run(proxy.measure(target, target, rounds=2, seconds=20))
     figures.pop("goodput_cpu")  # the container's CPU time is not asked for
     report.figures |= {f"overload_{name}": value for name, value in figures.items()}

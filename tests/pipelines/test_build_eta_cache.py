@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.corpus import commit_tables
-from benchmarks.fixtures.reports import write_reports
+from benchmarks.fixtures.corpus import commit_tables, write_reports
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta, scoring

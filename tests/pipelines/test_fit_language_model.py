@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.bert import tiny_bert, write_cxr_bert
-from benchmarks.fixtures.reports import write_reports
+from benchmarks.fixtures.corpus import write_reports
 from medclip_dcl.artifact import Artifact, open_artifact
 from medclip_dcl.likelihood import masked_lm
 from medclip_dcl.likelihood.masked_lm import load_language_model

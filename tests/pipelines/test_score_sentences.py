@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.bert import tiny_bert, tiny_tokenizer
-from benchmarks.fixtures.reports import write_reports
+from benchmarks.fixtures.corpus import write_reports
 from medclip_dcl.artifact import Artifact, make_fingerprint, open_artifact, write_artifact
 from medclip_dcl.likelihood import masked_lm, scoring
 from medclip_dcl.likelihood.masked_lm import save_language_model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fixtures.reports import write_reports
+from benchmarks.fixtures.corpus import write_reports
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.tables import read_table
 from medclip_dcl.text import sentences

@@ -15,11 +15,7 @@ from medclip_dcl.data.images import Decoder, ImagesConfig
 from medclip_dcl.data.sources.records import read_rows
 from medclip_dcl.errors import QueryError
 from medclip_dcl.evaluation.bootstrap import BootstrapOptions, Figure
-from medclip_dcl.evaluation.classification import (
-    UNKNOWN,
-    evaluate_findings,
-    mean_finding_figures,
-)
+from medclip_dcl.evaluation.classification import UNKNOWN, evaluate_findings, mean_finding_figures
 from medclip_dcl.evaluation.evaluated_model import EncodedImages, EvaluatedModel
 from medclip_dcl.evaluation.probe import Labelled, linear_probe
 from medclip_dcl.inference import Finding
@@ -33,23 +29,20 @@ Labels = Int64[np.ndarray, " images"]
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images whose label is known.
-
-    Attributes:
-        image_ids: the files' names.
-        subject_ids: patient of each image.
-        labels: 1 pneumonia, 0 normal.
-        pixels: prepared images.
-        thumbnails: 32 x 32 grey levels of each, 0 to 255.
-        sizes_px: height and width of each file.
-    """
+    """Images whose label is known."""
 
     image_ids: tuple[str, ...]
+    """The files' names."""
     subject_ids: tuple[str, ...]
+    """Patient of each image."""
     labels: Labels
+    """1 pneumonia, 0 normal."""
     pixels: UInt8[np.ndarray, "images size size"]
+    """Prepared images."""
     thumbnails: Features
+    """32 x 32 grey levels of each, 0 to 255."""
     sizes_px: tuple[tuple[int, int], ...]
+    """Height and width of each file."""
 
 
 def read_labelled_images(folder: Path, settings: ImagesConfig) -> LabelledImages:

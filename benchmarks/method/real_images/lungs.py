@@ -267,11 +267,7 @@ def evaluate_names(
         grid = np.array(row["grid"]).reshape(row["rows"], -1)
         half = grid.shape[1] // 2  # the middle of an odd number of columns is in neither
         sides.append(float((grid[:, -half:].mean() > grid[:, :half].mean()) == (side == LEFT)))
-    reported = mean_figures(
-        {"side": sides},
-        [row["subject_id"] for row in rows],
-        bootstrap,
-    )
+    reported = mean_figures({"side": sides}, [row["subject_id"] for row in rows], bootstrap)
     return {**outcome.figures, **reported}, outcome.chance["pointing"] or 0.0
 
 

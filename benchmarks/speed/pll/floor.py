@@ -5,7 +5,8 @@ nobody asks for not at all; adding, normalising and looking up cost nothing here
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -47,19 +48,9 @@ def kernels(width: int) -> dict[str, Callable[[], float]]:
         )
         work = 2.0 * ROWS * inputs * outputs
         shape = f"{ROWS} x {inputs} x {outputs}"
-        rates[f"torch {shape}"] = _rate(_torch_product(x, weight, bias), work)
+        rates[f"torch {shape}"] = _rate(partial(F.linear, x, weight, bias), work)
         rates[f"onnxruntime {shape}"] = _rate(_onnx_product(x, weight, bias), work)
     return rates
-
-
-def best_rate(measured: dict[str, list[float]]) -> float:
-    """Take the fastest kernel by its best round: a floor must not be lifted by a busy machine."""
-    return max(map(max, measured.values()))
-
-
-def total(config: BertConfig, pieces: Iterable[int]) -> float:
-    """Count the operations of a set of sentences by their scored word pieces."""
-    return sum(operations(config, n) for n in pieces)
 
 
 def _rate(product: Callable[[], Any], work: float) -> Callable[[], float]:
@@ -73,10 +64,6 @@ def _rate(product: Callable[[], Any], work: float) -> Callable[[], float]:
         return repeats * work / (time.process_time() - start)
 
     return measure
-
-
-def _torch_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Callable[[], Any]:
-    return lambda: F.linear(x, weight, bias)
 
 
 def _onnx_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Callable[[], Any]:

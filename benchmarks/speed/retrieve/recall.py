@@ -22,17 +22,14 @@ _SAMPLE = 512  # images that the leading directions are found on
 
 @dataclass(frozen=True)
 class Curve:
-    """Recall@10 by number of candidates.
-
-    Attributes:
-        queries: what was asked, without a number of candidates.
-        best: (queries, 10) rows of the exhaustive search's hits.
-        recall: candidates -> mean share of `best` among them.
-    """
+    """Recall@10 by number of candidates."""
 
     queries: list[Query]
+    """What was asked, without a number of candidates."""
     best: npt.NDArray[np.int64]
+    """(queries, 10) rows of the exhaustive search's hits."""
     recall: dict[int, float]
+    """Candidates -> mean share of `best` among them."""
 
     def least(self, bar: float) -> int:
         """Give the least number of candidates that reaches a bar; the largest where none does."""

@@ -5,6 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from benchmarks.fixtures.dicom import raster_bytes
+from benchmarks.fixtures.films import random_images
+
 _BOUNDARY = "benchmark"
 
 
@@ -27,6 +32,11 @@ class Answered:
     seconds: list[float] = field(default_factory=list)
     """How long each answered request took, in the order of their ends."""
 
+    @property
+    def p99_s(self) -> float:
+        """Time within which 99 % were answered."""
+        return float(np.quantile(self.seconds, 0.99)) if self.seconds else float("inf")
+
     def note(self, status: int, seconds: float) -> None:
         """Count an answer."""
         self.statuses[status] = self.statuses.get(status, 0) + 1
@@ -48,6 +58,12 @@ def form_request(path: str, image: bytes) -> bytes:
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
+
+
+def classify_request(size_px: int = 256) -> bytes:
+    """A POST of a square JPEG to /classify."""
+    pixels = random_images(1, size_px=size_px, seed=1)[0]
+    return form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
 
 
 def get_request(path: str) -> bytes:

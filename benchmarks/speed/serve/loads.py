@@ -12,16 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.service import ROOT, Service
 from benchmarks.speed.serve.clients import (
     Answered,
     Client,
     Target,
     arrivals,
+    classify_request,
     crowd,
-    form_request,
     get_request,
 )
 from benchmarks.speed.serve.processes import cpu_s, served, target_of
@@ -48,7 +46,7 @@ def overload(
     """
     settings = _RUDE if is_rude else {}
     with served(folder, **settings) as service:
-        target = target_of(service, form_request("/classify", _image()))
+        target = target_of(service, classify_request())
         health = target_of(service, get_request("/health"))
         company = _bad_company(target) if is_rude else nullcontext({})
         return asyncio.run(_overload(service, target, health, seconds, company, rests=rests))
@@ -60,15 +58,11 @@ def bad_manners(folder: Path, share: float) -> dict[str, float]:
     `share` is of the full counts: 300 slow senders, 1,000 that leave.
     """
     with served(folder, **_RUDE) as service:
-        target = target_of(service, form_request("/classify", _image()))
+        target = target_of(service, classify_request())
         return {
             **asyncio.run(_slow_senders(target, round(300 * share))),
             **asyncio.run(_departures(service, target, round(1000 * share))),
         }
-
-
-def _image() -> bytes:
-    return raster_bytes(random_images(1, size_px=256, seed=1)[0], "jpeg", quality=90)
 
 
 async def _overload(
@@ -96,7 +90,7 @@ async def _overload(
         reported = await arrivals(target, OVERLOAD * capacity, seconds)
     took, spent = time.perf_counter() - started, cpu_s(service.process) - spent
     watching.cancel()
-    augmentation = await watching
+    health_answers = await watching
     await asyncio.sleep(_REST_S if rests else _SETTLE_S)
     memory = {"overload_memory_mb": service.resident_mb() - before_mb} if rests else {}
     return {
@@ -109,10 +103,10 @@ async def _overload(
         "overload_other": sum(n for code, n in reported.statuses.items() if code not in ALLOWED),
         "overload_goodput": reported.statuses.get(200, 0) / took / capacity,
         "overload_cpu_share": reported.statuses.get(200, 0) * answer_cpu_s / spent,
-        "overload_p99_s": _p99(reported),
-        "overload_health_p99_ms": 1e3 * _p99(augmentation),
-        "overload_health_failures": sum(augmentation.statuses.values())
-        - augmentation.statuses.get(200, 0),
+        "overload_p99_s": reported.p99_s,
+        "overload_health_p99_ms": 1e3 * health_answers.p99_s,
+        "overload_health_failures": sum(health_answers.statuses.values())
+        - health_answers.statuses.get(200, 0),
         "overload_open_files": _open_files(service) - before_files,
     }
 
@@ -165,7 +159,7 @@ async def _slow_senders(target: Target, senders: int) -> dict[str, float]:
         writer.close()
     return {
         "slow_senders": senders,
-        "slow_p99_over_alone": _p99(beside) / _p99(alone),
+        "slow_p99_over_alone": beside.p99_s / alone.p99_s,
         "slow_p50_over_alone": float(np.median(beside.seconds) / np.median(alone.seconds)),
         "slow_refused_others": sum(beside.statuses.values()) - beside.statuses.get(200, 0),
         "slow_still_open": sum(not is_closed for is_closed in closed),
@@ -186,7 +180,7 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
     asked = beside.statuses.get(200, 0)
     return {
         "departures": clients,
-        "departures_p99_over_alone": _p99(beside) / _p99(alone),
+        "departures_p99_over_alone": beside.p99_s / alone.p99_s,
         "departures_refused_others": sum(beside.statuses.values()) - asked,
         "departures_encoded": done["encoded"] - asked,
         "departures_decoded": done["decoded"] - asked,
@@ -243,7 +237,3 @@ def _count_of(stage: str) -> str:
 
 def _open_files(service: Service) -> int:
     return len(os.listdir(f"/proc/{service.process.pid}/fd"))  # noqa: PTH208
-
-
-def _p99(answered: Answered) -> float:
-    return float(np.quantile(answered.seconds, 0.99)) if answered.seconds else float("inf")

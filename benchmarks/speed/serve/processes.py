@@ -59,18 +59,11 @@ def cpu_s(service: Process) -> float:
 
 
 class Bare:
-    """A bare model that answers what it costs."""
+    """A bare model in a process that answers what it costs."""
 
-    def __init__(self, model: Path, environment: Mapping[str, str], engine: Engine) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model), *engine],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
-        )
-        self._told()
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._answer()
 
     def ask(self, what: str, subject: object, times: int) -> dict[str, float]:
         """Measure `forward`, `forward_in_thread` or `decode`: medians of `cpu_ms` and `wall_ms`.
@@ -80,14 +73,9 @@ class Bare:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what} {subject} {times}\n")
         self._process.stdin.flush()
-        return self._told()
+        return self._answer()
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _told(self) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         reply: dict[str, Any] = json.loads(self._process.stdout.readline())
         return reply
@@ -99,11 +87,19 @@ def bare(
 ) -> Iterator[Bare]:
     """Start a bare model on the first core."""
     with one_core():
-        started = Bare(model, environment, engine)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.speed.serve.bare", str(model), *engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        )
     try:
-        yield started
+        yield Bare(process)
     finally:
-        started.close()
+        process.kill()
+        process.communicate()
 
 
 @contextlib.contextmanager
@@ -172,8 +168,7 @@ def publish_paper_size(folder: Path, kind: str = "resnet18") -> Path:
 
 def target_of(service: Service, request: bytes) -> Target:
     """Say where a service is asked something."""
-    host, port = service.url.removeprefix("http://").rstrip("/").split(":")
-    return Target(host, int(port), request)
+    return Target(*service.address, request)
 
 
 def wait_for(url: str) -> None:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fixtures.dicom import dicom_bytes, raster_bytes
-from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.dicom import dicom_bytes
 from benchmarks.fixtures.service import Process, Service
 from benchmarks.speed.prepare import COLUMNS, ROWS, draw_image
-from benchmarks.speed.serve.clients import Target, crowd, form_request
+from benchmarks.speed.serve.clients import Target, classify_request, crowd, form_request
 from benchmarks.speed.serve.processes import (
     PYTORCH,
     Bare,
@@ -135,7 +134,7 @@ def engine_over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]
                 times.note("bare", **best_forward(model))
             for name, service in services.items():
                 with _alone(name, servers):
-                    found = load(target_of(service, _jpeg_request()), service.process, images)
+                    found = load(target_of(service, classify_request(512)), service.process, images)
                 times.note(name, **vars(found))
     cpu = times.cpu_ms()
     return {f"{name}_over_bare": cpu["bare"] / cpu[name] for name in services} | {
@@ -163,7 +162,7 @@ def _round(
     images: int,
 ) -> Sequence[float]:
     """Let all take a turn; gives how long each answer of the service took."""
-    path, small = folder / "image.dcm", _jpeg_request()
+    path, small = folder / "image.dcm", classify_request(512)
     if not path.exists():
         path.write_bytes(full_size_dicom())
     servers = {"serve": service.process, **{name: process for name, (process, _) in others.items()}}
@@ -216,11 +215,6 @@ def best_forward(model: Bare) -> dict[str, float]:
     """Measure forward passes of one image and of eight: CPU and wall ms of the better one."""
     reply = [model.ask("forward", images, passes) for images, passes in _PASSES.items()]
     return min(reply, key=lambda times: times["cpu_ms"])
-
-
-def _jpeg_request() -> bytes:
-    pixels = random_images(1, size_px=512, seed=1)[0]
-    return form_request("/classify", raster_bytes(pixels, "jpeg", quality=90))
 
 
 def _served(folder: Path, engine: Engine) -> AbstractContextManager[Service]:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.fixtures.batches import pair_batch
-from benchmarks.fixtures.films import tiny_dual_encoder
+from benchmarks.fixtures.films import pair_batch, tiny_dual_encoder
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder

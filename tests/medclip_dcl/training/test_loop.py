@@ -9,8 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from benchmarks.fixtures.batches import pair_batch
-from benchmarks.fixtures.films import tiny_dual_encoder
+from benchmarks.fixtures.films import pair_batch, tiny_dual_encoder
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch
