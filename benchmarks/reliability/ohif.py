@@ -11,7 +11,6 @@ groups can go.
 """
 
 import argparse
-import http.server
 import io
 import mimetypes
 import os
@@ -19,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ import pydicom
 from benchmarks.fixtures import hospital, orthanc
 from benchmarks.fixtures.browser import Page, browsing, find_browser
 from benchmarks.fixtures.dicom import ramp
+from benchmarks.fixtures.hub import Handler, served
 from benchmarks.record import finish, judge
 from medclip_dcl.data.images import Decoder, ImagesConfig
 
@@ -45,12 +44,9 @@ _CONFIG = Path(__file__).parents[2] / "docker/hospital/ohif.js"
 @contextmanager
 def viewer(pages: Path, pacs: orthanc.Orthanc) -> Iterator[str]:
     """Serve OHIF's pages and the PACS from one origin; gives its address."""
-    web = httpx.Client(base_url=pacs.url, trust_env=False, timeout=30)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class Pages(Handler):
+        def do_GET(self) -> None:  # noqa: N802 (http.server's name)
             path = self.path.partition("?")[0]
             if path.startswith("/dicom-web"):
                 found = web.get(self.path, headers={"Accept": self.headers.get("Accept", "*/*")})
@@ -63,25 +59,15 @@ def viewer(pages: Path, pacs: orthanc.Orthanc) -> Iterator[str]:
                     file = pages / "index.html"
                 kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
                 data, status = file.read_bytes(), 200
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
-            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
-            self.end_headers()
-            self.wfile.write(data)
+            isolated = {"Cross_Origin_Opener_Policy": "same-origin"}
+            isolated["Cross_Origin_Embedder_Policy"] = "require-corp"
+            self.answer(status, data, kind, **isolated)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        web.close()
+    with (
+        httpx.Client(base_url=pacs.url, trust_env=False, timeout=30) as web,
+        served(Pages) as url,
+    ):
+        yield url
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,17 +20,15 @@ import argparse
 import contextlib
 import csv
 import gzip
-import importlib
 import io
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import httpx
@@ -38,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, PngImagePlugin
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.canaries import (
     HEADER,
     NATIVE,
@@ -51,7 +50,6 @@ from benchmarks.fixtures.canaries import (
     spoil_tag,
 )
 from benchmarks.fixtures.corpus import TINY_DEMO
-from benchmarks.fixtures.forkserver import forget
 from benchmarks.fixtures.hub import TOKEN, running_hub
 from benchmarks.fixtures.orthanc import missing, radiograph, running, send, stub_service, wait_until
 from benchmarks.processes import free_port
@@ -63,7 +61,6 @@ from gateway.monitoring import silence_libraries
 from gateway.settings import GatewaySettings
 from medclip_dcl.config import load_config
 from pipelines.__main__ import COMMANDS
-from pipelines.__main__ import main as medclip
 
 CONFIG = "configs/demo.yaml"
 _TEXTS = "report texts are what this artifact is for"
@@ -148,47 +145,41 @@ class Commands:
         self.environment = {"HOME": str(self.out / "home"), "TMPDIR": str(self.out / "tmp")}
         self.environment |= {"XDG_CACHE_HOME": str(self.out / "home/cache"), "COLUMNS": "200"}
 
-    def start(self, words: Sequence[str], log: Path, **environment: str) -> int:
-        """Fork a process that runs a command; gives its id."""
+    def start(self, words: Sequence[str], log: Path, **environment: str) -> ForkServerProcess:
+        """Start a command in a process of its own."""
         self.ran.add(words[0])
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            code = 70
-            try:
-                with log.open("wb") as stream:
-                    os.dup2(stream.fileno(), 1)
-                    os.dup2(stream.fileno(), 2)
-                os.environ |= {**self.environment, **environment}
-                tempfile.tempdir = None
-                forget("huggingface_hub")  # it reads the environment when it is imported
-                code = medclip(list(words))
-                sys.stdout.flush()
-                sys.stderr.flush()
-            except BaseException:  # noqa: BLE001 (whatever it is, its trace is searched too)
-                sys.excepthook(*sys.exc_info())
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        return child
+        return forkserver.start(
+            "pipelines.__main__",
+            words,
+            log,
+            environment={**self.environment, **environment},
+            before=("benchmarks.reliability.privacy:forget_environment", ()),
+        )
 
     def run(self, *words: str, expected: int = 0, log: str = "", **environment: str) -> None:
         """Run a command to its end; a wrong one is printed and counted."""
         path = self.out / (log or f"logs/{words[0]}.log")
-        child = self.start(words, path, **environment)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code != expected:
+        process = self.start(words, path, **environment)
+        process.join()
+        said = path.read_text(errors="replace")
+        if process.exitcode != expected or "Traceback (most recent call last)" in said:
             self.wrong.append(log or words[0])
-            print(f"{log or words[0]} ended with {code}, not {expected}:")
-            print(path.read_text(errors="replace")[-2000:], flush=True)
+            print(f"{log or words[0]} ended with {process.exitcode}, not {expected}:")
+            print(said[-2000:], flush=True)
+
+
+def forget_environment() -> None:
+    """Forget what libraries read from the environment before; called in the process itself."""
+    tempfile.tempdir = None
+    forkserver.forget("huggingface_hub")
 
 
 def _run_everything(commands: Commands) -> dict[str, float]:
     """Run every command of the CLI but the gateway's; count plants and rejects."""
     base = commands.base
     story = load_config(Path(CONFIG)).jobs
-    for name in ("check_data", "answer_images", "export_dataset", *story):  # once, for all forks
-        importlib.import_module(f"pipelines.{name}")
+    jobs = ("check_data", "answer_images", "export_dataset", *story)
+    forkserver.context(["pipelines.__main__", *(f"pipelines.{name}" for name in jobs)])
     run, out = commands.run, commands.out
     work = out / "work"
     roots = (f"work={work}", f"generate.root={base / 'studies'}", f"source.root={base / 'studies'}")
@@ -301,8 +292,8 @@ def _ask_the_service(commands: Commands, work: Path) -> None:
             answers.append(client.post(f"/v1/{route}", files=files, data=data))
     pages = [f"{answer.status_code} {dict(answer.headers)} {answer.text}" for answer in answers]
     (out / "service_pages").write_text("\n".join(pages))
-    os.kill(service, signal.SIGTERM)
-    os.waitpid(service, 0)
+    service.terminate()
+    service.join()
 
 
 def _answer_an_archive(commands: Commands, options: Callable[..., list[str]]) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +46,7 @@ def overload(
     """
     settings = _RUDE if is_rude else {}
     with served(folder, **settings) as service:
-        target = target_of(service, classify_request())
-        health = target_of(service, get_request("/health"))
-        company = _bad_company(target) if is_rude else nullcontext({})
-        return asyncio.run(_overload(service, target, health, seconds, company, rests=rests))
+        return asyncio.run(_overload(service, seconds, rests=rests, is_rude=is_rude))
 
 
 def bad_manners(folder: Path, share: float) -> dict[str, float]:
@@ -66,14 +63,11 @@ def bad_manners(folder: Path, share: float) -> dict[str, float]:
 
 
 async def _overload(
-    service: Service,
-    target: Target,
-    health: Target,
-    seconds: float,
-    company: AbstractAsyncContextManager[Mapping[str, float]],
-    *,
-    rests: bool,
+    service: Service, seconds: float, *, rests: bool, is_rude: bool
 ) -> dict[str, float]:
+    target = target_of(service, classify_request())
+    health = target_of(service, get_request("/health"))
+    company = _bad_company(target) if is_rude else nullcontext({})
     started = time.perf_counter()
     await crowd(target, _CLIENTS, 3 * _CLIENTS)  # every buffer has been used once
     rate = 3 * _CLIENTS / (time.perf_counter() - started)
@@ -175,7 +169,8 @@ async def _departures(service: Service, target: Target, clients: int) -> dict[st
     beside, _ = await asyncio.gather(crowd(target, 1, 60), leaving.communicate(target.request))
     await asyncio.sleep(_SETTLE_S)
     after = figures_of(service)
-    names = {"encoded": "medclip_batch_images_sum", "decoded": _count_of("decode")}
+    names = {"encoded": "medclip_batch_images_sum"}
+    names["decoded"] = 'medclip_stage_seconds_count{stage="decode"}'
     done = {name: after.get(key, 0) - before.get(key, 0) for name, key in names.items()}
     asked = beside.statuses.get(200, 0)
     return {
@@ -229,10 +224,6 @@ def figures_of(service: Service) -> Mapping[str, float]:
     with urllib.request.urlopen(f"{service.url}metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}
-
-
-def _count_of(stage: str) -> str:
-    return f'medclip_stage_seconds_count{{stage="{stage}"}}'
 
 
 def _open_files(service: Service) -> int:
