@@ -44,21 +44,12 @@ from medclip_dcl.text.labeler.labels import (
 from medclip_dcl.text.labeler.lexicon import MIDLINE
 from medclip_dcl.text.labeler.phrases import Polarity
 
-CONCEPTS_OF = {
-    "Atelectasis": {"Atelectasis"},
-    "Cardiomegaly": {"Cardiomegaly"},
-    "Effusion": {"Effusion"},
+_SAME = ("Atelectasis", "Cardiomegaly", "Effusion", "Mass", "Pneumonia", "Pneumothorax")
+_SAME += ("Consolidation", "Edema", "Emphysema", "Fibrosis", "Hernia")
+CONCEPTS_OF = {name: {name} for name in _SAME} | {
     "Infiltration": {"Infiltrate"},
-    "Mass": {"Mass"},
     "Nodule": {"Nodule", "Calcified Nodule"},
-    "Pneumonia": {"Pneumonia"},
-    "Pneumothorax": {"Pneumothorax"},
-    "Consolidation": {"Consolidation"},
-    "Edema": {"Edema"},
-    "Emphysema": {"Emphysema"},
-    "Fibrosis": {"Fibrosis"},
     "Pleural_Thickening": {"Pleural Thickening"},
-    "Hernia": {"Hernia"},
 }
 """Name in the labels -> our concepts."""
 
@@ -104,15 +95,10 @@ QUALIFIERS = {
 }
 """Attribute -> the indexers' word -> ours."""
 
-FINDING_OF = {
-    "Atelectasis": ("Atelectasis",),
-    "Cardiomegaly": ("Cardiomegaly",),
+_SAME_FINDING = ("Atelectasis", "Cardiomegaly", "Pneumonia", "Pneumothorax", "Consolidation")
+FINDING_OF = {name: (name,) for name in (*_SAME_FINDING, "Edema")} | {
     "Pleural Effusion": ("Effusion",),
     "Lung Lesion": ("Mass", "Nodule"),
-    "Pneumonia": ("Pneumonia",),
-    "Pneumothorax": ("Pneumothorax",),
-    "Consolidation": ("Consolidation",),
-    "Edema": ("Edema",),
     "Pleural Other": ("Pleural_Thickening",),
 }
 """CheXpert's name -> names in the labels; the other four have no counterpart there."""

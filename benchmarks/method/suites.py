@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.method import digits, phantom, studies, tradeoff
 from benchmarks.method.comparison import Runs
-from benchmarks.method.phantom_examination import examine
+from benchmarks.method.phantom import examine
 from benchmarks.method.rows import (
     ASSERTING,
     BOTH,

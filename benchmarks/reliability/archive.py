@@ -34,13 +34,8 @@ PATIENTS = {"quick": 1_480, "full": 14_800}
 FAULTS = {"quick": 5, "full": 25}
 SEED = 0
 SIZE_PX = 64
-BARS = dict.fromkeys(
-    (
-        *("manifest_missed", "manifest_invented", "check_missed", "check_invented"),
-        *("bit_depths_differ", "leaks"),
-    ),
-    "0",
-)
+_ZERO = ("manifest_missed", "manifest_invented", "check_missed", "check_invented")
+BARS = dict.fromkeys((*_ZERO, "bit_depths_differ", "leaks"), "0")
 
 Named = set[tuple[str, str]]
 """Code and id."""

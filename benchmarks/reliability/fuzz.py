@@ -194,7 +194,10 @@ def dicom_seeds() -> Iterator[bytes]:
     lossless = bytes(imagecodecs.ljpeg_encode(image, bitspersample=12))
     streams = {
         "rle": [(image, _run_lengths(image))],
-        "dct": [(grey, raster_bytes(grey, "jpeg")), (image, _twelve_bits(image))],
+        "dct": [
+            (grey, raster_bytes(grey, "jpeg")),
+            (image, bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))),
+        ],
         "lossless": [(image, lossless)],
         "ls": [(image, bytes(imagecodecs.jpegls_encode(image)))],
         "j2k": [
@@ -314,10 +317,6 @@ def _is_sound(picture: GreyImage) -> bool:
 def _image() -> np.ndarray:
     noise = np.random.default_rng(0).integers(0, 300, (40, 48))
     return (noise + np.linspace(0, 3700, 40 * 48).reshape(40, 48)).astype(np.uint16)
-
-
-def _twelve_bits(image: np.ndarray) -> bytes:
-    return bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
 
 
 def _run_lengths(image: np.ndarray) -> bytes:

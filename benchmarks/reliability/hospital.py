@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from pydicom.uid import ImplicitVRLittleEndian
@@ -44,10 +44,8 @@ KINDS: tuple[Kind, ...] = ("sr", "pr", "sc")
 BARS = {"objects_cpu_ms": "<= 300", "objects_mib": "<= 4", "damaged_failures": "0"}
 BARS |= {"listener_over_orthanc": ">= 0.5"}
 
-_T = TypeVar("_T")
 
-
-def cpu_ms_of(work: Callable[[], _T], rounds: int) -> tuple[float, _T]:
+def cpu_ms_of(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
     """The median CPU time of some work in this process, after once to warm up; and its result."""
     made = work()
     return cpu_ms(interleaved({"work": lambda _: work()}, rounds, warm_up=0), "work"), made

@@ -49,7 +49,6 @@ def write_images(demo: Path, work: Path, total: int) -> None:
     indices = [images.row_of[sources[number % len(sources)]] for number in range(total)]
     names = [f"image-{number:05d}" for number in range(total)]
     _write_prepared(work, images, names, indices)
-    generator = np.random.default_rng(0)
     rows = [
         {
             "image_id": name,
@@ -61,8 +60,10 @@ def write_images(demo: Path, work: Path, total: int) -> None:
         }
         for number, name in enumerate(names)
     ]
+    drawn = np.random.default_rng(0).random((total, len(LABELS))) < 0.3
     labels = [
-        {"study_id": row["study_id"], **dict.fromkeys(LABELS), **_labels(generator)} for row in rows
+        {"study_id": row["study_id"], **dict(zip(LABELS, map(int, own), strict=True))}
+        for row, own in zip(rows, drawn, strict=True)
     ]
     boxes = [
         {**box, "image_id": names[number], "subject_id": rows[number]["subject_id"]}
@@ -129,11 +130,6 @@ def _measured(settings: Sequence[str]) -> Mapping[str, float] | None:
         print(f"evaluate ended with exit code {spent.code}", file=sys.stderr)
         return None
     return {"wall_seconds": spent.wall_s, "cpu_seconds": spent.cpu_s, "peak_mib": spent.peak_mib}
-
-
-def _labels(generator: np.random.Generator) -> dict[str, int]:
-    drawn = generator.random(len(LABELS)) < 0.3
-    return {name: int(value) for name, value in zip(LABELS, drawn, strict=True)}
 
 
 def _write_prepared(

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.fixtures.service import ROOT
 from benchmarks.processes import free_port
 from benchmarks.record import finish, is_quick, judge
-from benchmarks.speed.serve.clients import Target, arrivals, classify_request, crowd
+from benchmarks.speed.serve.clients import Target, arrivals, classify_request, crowd, meanwhile
 from benchmarks.speed.serve.processes import cpu_s, publish_paper_size, served, target_of, wait_for
 
 OVERLOAD = 4.0
@@ -72,7 +72,7 @@ async def measure(
         capacity = answers / (time.perf_counter() - started)
         answer_cpu_s = (spent_s() - spent) / answers
         answers = max(2 * _CLIENTS, round(capacity * seconds / 2))
-        async with _stalled_senders(proxied):
+        async with meanwhile(*(_send_and_stall(proxied) for _ in range(STALLED))):
             started, spent = time.perf_counter(), spent_s()
             seen = await arrivals(proxied, OVERLOAD * capacity, seconds)
             took_s, spent = time.perf_counter() - started, spent_s() - spent
@@ -90,31 +90,20 @@ async def measure(
     }
 
 
-@contextlib.asynccontextmanager
-async def _stalled_senders(target: Target) -> AsyncIterator[None]:
+async def _send_and_stall(target: Target) -> None:
     head = target.request.partition(b"\r\n\r\n")[0]
     head = re.sub(rb"(Content-Length): \d+", rb"\1: %d" % _ANNOUNCED_BYTES, head)
-
-    async def one() -> None:
-        while True:
-            begun = time.perf_counter()
-            with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(target.host, target.port)
-                try:
-                    writer.write(head + b"\r\n\r\n" + bytes(_SENT_BYTES))
-                    while await reader.read(4096):
-                        pass
-                finally:
-                    writer.close()
-            await asyncio.sleep(max(0.0, begun + _STALLED_AGAIN_S - time.perf_counter()))
-
-    senders = [asyncio.ensure_future(one()) for _ in range(STALLED)]
-    try:
-        yield
-    finally:
-        for sender in senders:
-            sender.cancel()
-        await asyncio.gather(*senders, return_exceptions=True)
+    while True:
+        begun = time.perf_counter()
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(target.host, target.port)
+            try:
+                writer.write(head + b"\r\n\r\n" + bytes(_SENT_BYTES))
+                while await reader.read(4096):
+                    pass
+            finally:
+                writer.close()
+        await asyncio.sleep(max(0.0, begun + _STALLED_AGAIN_S - time.perf_counter()))
 
 
 @contextlib.contextmanager

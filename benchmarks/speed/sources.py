@@ -192,7 +192,7 @@ def covid_as_rows(settings: SourceConfig, folder: Path) -> SourceConfig:
             "views": [image.view],
             "widths": [image.width_px],
             "heights": [image.height_px],
-            "text": dict(zip(("f", "i", "rest"), reports[image.study_id], strict=True)),
+            "text": dict(zip(("f", "i", "report"), reports[image.study_id], strict=True)),
             "objects": [
                 {
                     "bbox": [[b[k] for k in ("x", "y", "width", "height")] for b in own],
@@ -203,9 +203,6 @@ def covid_as_rows(settings: SourceConfig, folder: Path) -> SourceConfig:
         }
         for image in source.raw.images
     ]
-    for row in rows:  # the reader takes a report apart once more
-        text: Any = row["text"]
-        text["report"] = text.pop("rest")
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet", row_group_size=16)
     columns = {
         "subject_id": "patient",

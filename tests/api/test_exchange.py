@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.fixtures import forkserver
 from benchmarks.fixtures.corpus import KINDS, write_config, write_corpus
-from benchmarks.fixtures.killed import SHARDS, killed_at_shard
 from benchmarks.fixtures.published import publish
 from benchmarks.fixtures.service import PATIENCE_S, Service, png, running, store
 from medclip_dcl.artifact import read_artifact_header
@@ -21,6 +21,8 @@ from pipelines import build_index
 
 CLIENTS = 4
 PARTS = ("model", "index")
+SHARDS = ("--set", "index.shard_rows=1", "--set", "index.pictures=false")
+"""Small shards, so that there are many moments to kill a build in."""
 
 
 def put(new: Path, folder: Path, part: str) -> None:
@@ -142,7 +144,13 @@ def test_the_old_index_answers_while_its_successor_is_built_killed_and_built_aga
         publish(work / "model", seed=1)
         shutil.copytree(work, tmp_path / "calm")
         wait_for(service, "swap_refused")  # no index of this model yet
-        assert killed_at_shard(config_file, draft, 5, meanwhile=ask) == -signal.SIGKILL
+        words = ["--config", str(config_file), *SHARDS]
+        build = forkserver.start("pipelines.build_index", words, tmp_path / "build.log")
+        while build.is_alive() and not (draft / "pooled-00005.npy").is_file():
+            ask()
+        build.kill()
+        build.join()
+        assert build.exitcode == -signal.SIGKILL
         assert (draft / "pooled-00005.npy").is_file()
         first_shard = (draft / "pooled-00000.npy").stat().st_mtime_ns
         ask()

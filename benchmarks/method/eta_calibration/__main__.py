@@ -90,9 +90,7 @@ def calibrate(config: Config, options: Options) -> dict[str, Any]:
     rng = np.random.default_rng(config.seed)
     lines = resample_lines(measure, corpus.patient_of, cap, options.method, options.resamples, rng)
     record = {
-        "evidence": options.evidence,
-        "method": options.method,
-        "min_studies": options.min_studies,
+        **asdict(options),
         "likelihoods": scored.digest,
         "cap": cap,
         "studies": len(corpus.study_ids),

@@ -11,7 +11,7 @@ drawn as training draws it, rare ones included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow.compute as pc
@@ -100,17 +100,9 @@ def measure_meanings(
     """
     known = (meanings.of_study >= 0).astype(np.float64)
     fitting = np.append(meanings.fitting(weights), 0.0)[meanings.of_sentence]
-    own = meanings.own(occurrences)
-    return _evidence(
-        pll_nats,
-        occurrences,
-        fitting,
-        own.astype(np.float64),
-        known,
-        np.where(meanings.of_sentence >= 0, 1.0, 0.0),
-        weights,
-        min_studies,
-    )
+    own = meanings.own(occurrences).astype(np.float64)
+    found = _evidence(pll_nats, occurrences, fitting, own, known, weights, min_studies)
+    return replace(found, weight=np.where(meanings.of_sentence >= 0, found.weight, 0.0))
 
 
 def measure_wordings(
@@ -126,8 +118,8 @@ def measure_wordings(
     """
     ones = np.ones(len(occurrences.study))
     said = occurrences.sums(1.0, weights)
-    everywhere, always = np.ones(occurrences.studies), np.ones(occurrences.sentences)
-    return _evidence(pll_nats, occurrences, said, ones, everywhere, always, weights, min_studies)
+    everywhere = np.ones(occurrences.studies)
+    return _evidence(pll_nats, occurrences, said, ones, everywhere, weights, min_studies)
 
 
 def _evidence(
@@ -136,7 +128,6 @@ def _evidence(
     fitting: Float[np.ndarray, " sentences"],
     own: Float[np.ndarray, " pairs"],
     known: Weights,
-    counts: Float[np.ndarray, " sentences"],
     weights: Weights,
     min_studies: int,
 ) -> Evidence:
@@ -147,7 +138,7 @@ def _evidence(
     others = fitting - occurrences.sums(own, square) / safe
     studies = total - occurrences.sums(known[occurrences.study], square) / safe
     share = np.clip(others / np.maximum(studies, 1e-300), 0.0, 1.0)
-    return Evidence(pll_nats, share, said * counts, min_studies / max(total - 1, 1.0))
+    return Evidence(pll_nats, share, said, min_studies / max(total - 1, 1.0))
 
 
 Measure = Callable[[NDArray[np.float64]], Evidence]

@@ -24,7 +24,6 @@ import contextlib
 import importlib
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,15 +175,13 @@ def print_table(seed: int | str, rows: Mapping[str, Row]) -> None:
 
 def mean_rows(trials: Sequence[Mapping[str, Row]]) -> dict[str, Row]:
     """Average over seeds, intervals left out."""
-    gathered: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for rows in trials:
-        for name, row in rows.items():
-            for key, value in row.items():
-                if not key.endswith(("_low", "_high")):
-                    gathered[name][key].append(value)
     return {
-        name: {key: float(np.mean(values)) for key, values in row.items()}
-        for name, row in gathered.items()
+        name: {
+            key: float(np.mean([rows[name][key] for rows in trials]))
+            for key in row
+            if not key.endswith(("_low", "_high"))
+        }
+        for name, row in trials[0].items()
     }
 
 
@@ -198,11 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             trial = Trial(Path(folder), seed, more, resamples)
             trials[seed] = measure(trial)
         print_table(seed, trials[seed])
-    if len(trials) > 1:
-        print_table("mean", mean_rows(list(trials.values())))
+    means = mean_rows(list(trials.values()))
+    print_table("mean", means)
     figures = {
         f"{name}: {key}": value
-        for name, row in mean_rows(list(trials.values())).items()
+        for name, row in means.items()
         for key, value in row.items()
         if not np.isnan(value)
     }

@@ -21,6 +21,7 @@ from benchmarks.speed.serve.clients import (
     classify_request,
     crowd,
     get_request,
+    meanwhile,
 )
 from benchmarks.speed.serve.processes import cpu_s, served, target_of
 
@@ -117,19 +118,16 @@ async def _bad_company(target: Target) -> AsyncIterator[Mapping[str, float]]:
             counts["overload_cut_off" if is_closed else "overload_still_open"] += 1
             writer.close()
 
-    senders = [asyncio.ensure_future(send_slowly(number)) for number in range(_SLOW)]
     leaving = await _start_leaving(target, 10**9, _LEAVES_EVERY_S)
     assert leaving.stdin is not None
     leaving.stdin.write(target.request)
     leaving.stdin.close()
     try:
-        yield counts
+        async with meanwhile(*(send_slowly(number) for number in range(_SLOW))):
+            yield counts
     finally:
         leaving.kill()
         await leaving.wait()
-        for sender in senders:
-            sender.cancel()
-        await asyncio.gather(*senders, return_exceptions=True)
 
 
 async def _half_sent(

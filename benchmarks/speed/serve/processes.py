@@ -103,13 +103,13 @@ def bare(
 
 
 @contextlib.contextmanager
-def stopped(process: Process) -> Iterator[None]:
-    """Keep a server and its descendants from running, while another one is measured.
+def alone(name: str, servers: Mapping[str, Process]) -> Iterator[None]:
+    """Keep all servers but one, with their descendants, from running, while that is measured.
 
     A server that has nothing to do need not be idle: LitServe takes a tenth of the core.
     """
-    first = psutil.Process(process.pid)
-    tree = (first, *first.children(recursive=True))
+    others = [psutil.Process(item.pid) for other, item in servers.items() if other != name]
+    tree = [item for first in others for item in (first, *first.children(recursive=True))]
     for item in tree:
         item.suspend()
     try:

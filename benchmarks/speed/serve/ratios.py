@@ -5,11 +5,9 @@ answered in one measurement. Figures are ratios of medians over rounds, and what
 """
 
 import asyncio
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +21,14 @@ from benchmarks.speed.serve.processes import (
     PYTORCH,
     Bare,
     Engine,
+    alone,
     bare,
     cpu_s,
     rival,
     served,
-    stopped,
     target_of,
 )
+from benchmarks.speed.timing import Times, cpu_ms, wall_ms
 
 CLIENTS = 16
 FLOAT32: Engine = ("openvino", "float32")
@@ -50,36 +49,26 @@ class Load:
     """How long each answer took."""
 
 
-class Times:
-    """CPU and wall milliseconds of each contestant, round by round."""
+def _note(times: Times, name: str, cpu_ms: float, wall_ms: float, **_more: object) -> None:
+    times.setdefault(name, []).append((cpu_ms / 1e3, wall_ms / 1e3))
 
-    def __init__(self) -> None:
-        self._cpu_ms, self._wall_ms = defaultdict[str, list[float]](list), defaultdict(list)
 
-    def note(self, name: str, cpu_ms: float, wall_ms: float, **_more: object) -> None:
-        """Add a round."""
-        self._cpu_ms[name].append(cpu_ms)
-        self._wall_ms[name].append(wall_ms)
-
-    def cpu_ms(self) -> dict[str, float]:
-        """Medians of CPU time by contestant."""
-        return {name: statistics.median(values) for name, values in self._cpu_ms.items()}
-
-    def wall_ms(self) -> dict[str, float]:
-        """Medians of wall time by contestant."""
-        return {name: statistics.median(values) for name, values in self._wall_ms.items()}
+def _cpu_ms(times: Times) -> dict[str, float]:
+    """Medians by contestant."""
+    return {name: cpu_ms(times, name) for name in times}
 
 
 def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
     """Measure a model bare, behind the service and behind LitServe, in PyTorch."""
-    times, waits = Times(), list[float]()
+    times: Times = {}
+    waits: list[float] = []
     with ExitStack() as stack:
         model = stack.enter_context(bare(folder / "model"))
         service = stack.enter_context(served(folder, batch=8))
         others = {"litserve": stack.enter_context(rival(folder / "model"))}
         for _ in range(rounds):
             waits += _round(times, folder, model, service, others, images)
-    cpu, wall = times.cpu_ms(), times.wall_ms()
+    cpu, wall = _cpu_ms(times), {name: wall_ms(times, name) for name in times}
     p50, p99 = (float(np.quantile(waits, share)) for share in (0.5, 0.99))
     return {
         "over_bare": cpu["bare"] / cpu["serve"],
@@ -96,7 +85,7 @@ def measure(folder: Path, rounds: int, images: int) -> dict[str, float]:
 
 def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, float]:
     """Measure the service with OpenVINO, and LitServe with the same engine and with PyTorch."""
-    times = Times()
+    times: Times = {}
     with ExitStack() as stack:
         model = stack.enter_context(bare(folder / "model", engine=FLOAT32))
         service = stack.enter_context(_served(folder, FLOAT32))
@@ -106,7 +95,7 @@ def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, floa
         }
         for _ in range(rounds):
             _round(times, folder, model, service, others, images)
-    cpu = times.cpu_ms()
+    cpu = _cpu_ms(times)
     alone = cpu["decode"] + cpu["bare"]
     return {
         "over_litserve_pytorch": cpu["pytorch"] / cpu["serve"],
@@ -121,7 +110,7 @@ def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, floa
 
 def engine_over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]:
     """Measure the service with OpenVINO in float32 and bfloat16, and the bare model in PyTorch."""
-    times = Times()
+    times: Times = {}
     with ExitStack() as stack:
         model = stack.enter_context(bare(folder / "model"))
         services = {
@@ -130,13 +119,13 @@ def engine_over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]
         }
         servers = {name: service.process for name, service in services.items()}
         for _ in range(rounds):
-            with _alone("bare", servers):
-                times.note("bare", **best_forward(model))
+            with alone("bare", servers):
+                _note(times, "bare", **best_forward(model))
             for name, service in services.items():
-                with _alone(name, servers):
+                with alone(name, servers):
                     found = load(target_of(service, classify_request(512)), service.process, images)
-                times.note(name, **vars(found))
-    cpu = times.cpu_ms()
+                _note(times, name, **vars(found))
+    cpu = _cpu_ms(times)
     return {f"{name}_over_bare": cpu["bare"] / cpu[name] for name in services} | {
         f"engine_{name}_cpu_ms": value for name, value in cpu.items()
     }
@@ -144,13 +133,13 @@ def engine_over_bare(folder: Path, rounds: int, images: int) -> dict[str, float]
 
 def layouts(model: Path) -> dict[str, float]:
     """Measure forward passes of eight by allocator and thread, in turn: median CPU ms an image."""
-    times = Times()
+    times: Times = {}
     with bare(model) as kept, bare(model, {}) as default:
         for _ in range(3):
             for allocator, process in (("kept", kept), ("default", default)):
                 for what in ("forward", "forward_in_thread"):
-                    times.note(f"{what}_{allocator}_memory_cpu_ms", **process.ask(what, 8, 2))
-    return times.cpu_ms()
+                    _note(times, f"{what}_{allocator}_memory_cpu_ms", **process.ask(what, 8, 2))
+    return _cpu_ms(times)
 
 
 def _round(
@@ -166,19 +155,19 @@ def _round(
     if not path.exists():
         path.write_bytes(full_size_dicom())
     servers = {"serve": service.process, **{name: process for name, (process, _) in others.items()}}
-    with _alone("bare", servers):
-        times.note("bare", **best_forward(model))
-        times.note("decode", **model.ask("decode", path, 3))
-    with _alone("serve", servers):
+    with alone("bare", servers):
+        _note(times, "bare", **best_forward(model))
+        _note(times, "decode", **model.ask("decode", path, 3))
+    with alone("serve", servers):
         large = form_request("/classify", path.read_bytes())
         ours = load(target_of(service, small), service.process, images)
         whole = load(target_of(service, large), service.process, images // 2, clients=8)
-    times.note("serve", **vars(ours))
-    times.note("serve_dicom", **vars(whole))
+    _note(times, "serve", **vars(ours))
+    _note(times, "serve_dicom", **vars(whole))
     for name, (process, port) in others.items():
         theirs = Target("127.0.0.1", port, small.replace(b"/classify", b"/predict", 1))
-        with _alone(name, servers):
-            times.note(name, **vars(load(theirs, process, images)))
+        with alone(name, servers):
+            _note(times, name, **vars(load(theirs, process, images)))
     return ours.seconds
 
 
@@ -220,13 +209,3 @@ def best_forward(model: Bare) -> dict[str, float]:
 def _served(folder: Path, engine: Engine) -> AbstractContextManager[Service]:
     name, precision = engine
     return served(folder, batch=8, engine=name, precision=precision)
-
-
-@contextmanager
-def _alone(name: str, servers: Mapping[str, Process]) -> Iterator[None]:
-    """Stop every server but one."""
-    with ExitStack() as stack:
-        for other, process in servers.items():
-            if other != name:
-                stack.enter_context(stopped(process))
-        yield

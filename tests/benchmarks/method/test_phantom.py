@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.method import phantom
-from benchmarks.method.phantom_examination import _offset
+from benchmarks.method.phantom import _offset
 from benchmarks.method.phantom_world import TYPES, draw_findings, draw_report, meaning, synonym_of
 from benchmarks.method.rows import CROSS, MAIN, Row, factorial
 from medclip_dcl.losses.info_nce import info_nce_loss
