@@ -192,6 +192,7 @@ def dicom_seeds() -> Iterator[bytes]:
     image = _image()
     grey = (image >> 4).astype(np.uint8)
     lossless = bytes(imagecodecs.ljpeg_encode(image, bitspersample=12))
+    twelve_bits = bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
     streams = {
         "rle": [(image, _run_lengths(image))],
         "dct": [
