@@ -195,10 +195,7 @@ def dicom_seeds() -> Iterator[bytes]:
     twelve_bits = bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))
     streams = {
         "rle": [(image, _run_lengths(image))],
-        "dct": [
-            (grey, raster_bytes(grey, "jpeg")),
-            (image, bytes(imagecodecs.jpeg8_encode(image, bitspersample=12))),
-        ],
+        "dct": [(grey, raster_bytes(grey, "jpeg")), (image, twelve_bits)],
         "lossless": [(image, lossless)],
         "ls": [(image, bytes(imagecodecs.jpegls_encode(image)))],
         "j2k": [
