@@ -96,12 +96,12 @@ def engine_over_rivals(folder: Path, rounds: int, images: int) -> dict[str, floa
         for _ in range(rounds):
             _round(times, folder, model, service, others, images)
     cpu = _cpu_ms(times)
-    alone = cpu["decode"] + cpu["bare"]
+    apart = cpu["decode"] + cpu["bare"]
     return {
         "over_litserve_pytorch": cpu["pytorch"] / cpu["serve"],
         "over_litserve_same_engine": cpu["same_engine"] / cpu["serve"],
-        "dicom_over_decode_and_forward": alone / cpu["serve_dicom"],
-        "rivals_decode_and_forward_cpu_ms": alone,
+        "dicom_over_decode_and_forward": apart / cpu["serve_dicom"],
+        "rivals_decode_and_forward_cpu_ms": apart,
         "rivals_ours_cpu_ms": cpu["serve"],
         "rivals_dicom_cpu_ms": cpu["serve_dicom"],
         **{f"rivals_{name}_cpu_ms": cpu[name] for name in others},
