@@ -21,7 +21,7 @@ import typer
 
 from medclip_dcl.config import Config, resolve_path
 from medclip_dcl.distributed import available_cores
-from medclip_dcl.errors import ImageError
+from medclip_dcl.errors import MedclipError
 
 from .cli import ConfigFileIfAny, Overrides, config_of, tool_main
 
@@ -148,7 +148,7 @@ def _gate() -> Finding:
     Image.linear_gradient("L").save(drawn, "PNG")
     try:
         image = open_image(drawn.getvalue())
-    except (ImageError, OSError) as error:
+    except (MedclipError, OSError) as error:
         words = f"no decode worker starts ({type(error).__name__}); are processes forbidden here?"
         return Finding("image gate", "fault", words)
     rows, columns = image.pixels.shape

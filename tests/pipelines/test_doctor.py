@@ -4,6 +4,7 @@ import types
 import pytest
 import torch
 
+from medclip_dcl.data import images
 from pipelines import doctor
 
 CONFIG = "configs/demo.yaml"
@@ -21,6 +22,13 @@ def test_a_sound_machine_has_no_fault(capsys):
     assert {state for state, _ in found.values()} <= {"ok", "note"}
     assert found["image gate"] == ("ok", "a worker process decoded 256 x 256 pixels")
     assert found["processes"] == ("ok", "train.processes 1, 64 pairs each of a batch of 64")
+
+
+def test_a_machine_on_which_no_decode_worker_starts_has_a_fault(monkeypatch):
+    monkeypatch.setattr(images, "_BOOT", "raise SystemExit")
+    monkeypatch.setattr(images, "_decoders", {})
+    found = doctor._gate()
+    assert (found.state, found.words.split(" (")[0]) == ("fault", "no decode worker starts")
 
 
 def test_without_a_recipe_the_machine_alone_is_asked(capsys):
