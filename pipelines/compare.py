@@ -92,7 +92,7 @@ def command(
     a: Annotated[str, typer.Argument(metavar="RUN_A", help="Folder of a run, or of one config's.")],
     b: Annotated[str, typer.Argument(metavar="RUN_B", help="The same of the other config.")],
     figure: Annotated[list[str] | None, typer.Option(help="This one; may be repeated.")] = None,
-    samples: Annotated[int, typer.Option(help="Draws of patients and runs.")] = SAMPLES,
+    samples: Annotated[int, typer.Option(min=2, help="Draws of patients and runs.")] = SAMPLES,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="File for every number.")] = None,
 ) -> int:
