@@ -152,8 +152,8 @@ class MicroBatcher:
     async def submit(
         self,
         request: Request,
-        model: Predictor,
-        image: _Square,
+        model: Predictor | None,
+        image: _Square | None,
         answer: Callable[[Any], _Answer],
         batched: Callable[[Tensor], Sequence[Any]] | None = None,
     ) -> _Answer:
@@ -168,33 +168,6 @@ class MicroBatcher:
             ApiError: the deadline passed or the client left before the forward pass, or the
                 device has no memory for it.
         """
-        return await self._ask(request, model, image, answer, batched)
-
-    async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
-        """Ask something that is about no image, as `submit` does."""
-        return await self._ask(request, None, None, lambda _none: answer())
-
-    async def run(self, work: Callable[[], _Answer]) -> _Answer:
-        """Run something else in the model's thread, in turn."""
-        future = asyncio.get_running_loop().create_future()
-        self._append(_Question(None, None, lambda _none: work(), float("inf"), future))
-        done: _Answer = await future
-        return done
-
-    def close(self) -> None:
-        """End the thread once its batch is answered."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-
-    async def _ask(
-        self,
-        request: Request,
-        model: Predictor | None,
-        image: _Square | None,
-        answer: Callable[[Any], _Answer],
-        batched: Callable[[Tensor], Sequence[Any]] | None = None,
-    ) -> _Answer:
         if await _has_left(request):
             raise ApiError("client_gone")
         state = state_of(request.scope)
@@ -214,6 +187,23 @@ class MicroBatcher:
             self._metrics.note(state.timings, "model_wait", (begun or now) - asked)
             if begun is not None:
                 self._metrics.note(state.timings, "model", now - begun)
+
+    async def ask(self, request: Request, answer: Callable[[], _Answer]) -> _Answer:
+        """Ask something that is about no image, as `submit` does."""
+        return await self.submit(request, None, None, lambda _none: answer())
+
+    async def run(self, work: Callable[[], _Answer]) -> _Answer:
+        """Run something else in the model's thread, in turn."""
+        future = asyncio.get_running_loop().create_future()
+        self._append(_Question(None, None, lambda _none: work(), float("inf"), future))
+        done: _Answer = await future
+        return done
+
+    def close(self) -> None:
+        """End the thread once its batch is answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def _append(self, question: _Question) -> None:
         with self._changed:
