@@ -338,9 +338,9 @@ def _write_sketches(
     texts = open_shards(locate, "texts", counts[1], shard_rows, dim)
     if not (directory / SKETCH).is_file():
         said = texts.gather(_landmark_sentences(counts[1], most))
-        drawn_on = regions.gather(_spread(counts[0], _IMAGES_WITH_BOXES)).astype(np.float32)
+        drawn_on = regions.gather(spread(counts[0], _IMAGES_WITH_BOXES)).astype(np.float32)
         landmarks = np.concatenate([said, _boxes(drawn_on, most // 3)])
-        sample = regions.gather(_spread(counts[0], _IMAGES))
+        sample = regions.gather(spread(counts[0], _IMAGES))
         scores = _over_blocks(sample, lambda images: score_at(landmarks, images, similarity))
         fit_sketch(landmarks, scores).write(directory)
     sketch = Sketch.read(directory / SKETCH, dim)
@@ -375,7 +375,7 @@ def measure_recall(
     if not len(unused):
         return None
     asked = open_shards(locate, "texts", texts, shard_rows, dim).gather(
-        unused[_spread(len(unused), _QUESTIONS)]
+        unused[spread(len(unused), _QUESTIONS)]
     )
     sketch = Sketch.read(locate(SKETCH), dim)
     sketches = open_shards(locate, "image_sketches", images, shard_rows, sketch.basis.shape[1])
@@ -406,10 +406,10 @@ def _over_blocks(images: npt.NDArray[np.float16], give: Callable[[Tensor], Float
 
 def _landmark_sentences(texts: int, landmarks: int) -> Rows:
     """Rows, ascending, of the sentences that a sketch is fitted on."""
-    return _spread(texts, landmarks - landmarks // 3)
+    return spread(texts, landmarks - landmarks // 3)
 
 
-def _spread(rows: int, most: int) -> Rows:
+def spread(rows: int, most: int) -> Rows:
     """At most `most` of so many rows, at even distances; ascending."""
     return np.unique(np.linspace(0, rows - 1, min(rows, most)).astype(np.int64))
 

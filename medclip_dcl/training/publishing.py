@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import BertConfig
@@ -30,6 +29,7 @@ from medclip_dcl.model_package import (
 from medclip_dcl.models.image_encoder import preprocessing_facts
 from medclip_dcl.models.text_encoder import BERT_FIELDS
 from medclip_dcl.models.towers import plain_tree
+from medclip_dcl.retrieval.index import spread
 from medclip_dcl.section import Section
 from medclip_dcl.tables import read_table
 from medclip_dcl.training.trainer import TrainInputs, TrainResult
@@ -85,7 +85,7 @@ def package_model(
 def _input_range(inputs: TrainInputs, trained: TrainResult) -> InputRange:
     # Some of the training images stand for all where they are many.
     rows = trained.corpus.image_rows
-    taken = _spread(len(rows), _RANGE_IMAGES)
+    taken = spread(len(rows), _RANGE_IMAGES)
     table = read_table(inputs.manifest.path, IMAGES, ["image_id", "subject_id"]).to_pylist()
     patient_of = {row["image_id"]: row["subject_id"] for row in table}
     images = PreparedImages(inputs.prepared)
@@ -110,7 +110,7 @@ def _fit_offsets(
     image_ids = [item for item in held_out if item in images.row_of]
     if len(image_ids) < _LEAST_VALIDATION:
         split, image_ids = "train", list(trained.corpus.image_ids)
-    image_ids = [image_ids[index] for index in _spread(len(image_ids), _BANK_IMAGES)]
+    image_ids = [image_ids[index] for index in spread(len(image_ids), _BANK_IMAGES)]
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     predictor = build_predictor(SavedModel(folder, "draft", config, card, None), device)
@@ -119,11 +119,6 @@ def _fit_offsets(
         np.stack([images.pixels(images.row_of[image_id]) for image_id in part]) for part in parts
     )
     return fit_offsets(predictor, pixels, image_ids, split)
-
-
-def _spread(count: int, most: int) -> npt.NDArray[np.int64]:
-    # Some of many, evenly from the first to the last.
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def _model_card(
