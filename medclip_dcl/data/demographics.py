@@ -28,6 +28,7 @@ _KEYS = ("image_id", "study_id", "subject_id")
 _AGE_BANDS = (18, 40, 60, 80)
 _SEX = re.compile(r"\s*([fm])", re.IGNORECASE)
 _AGE = re.compile(r"\s*(\d{1,3})(?:\.\d*)?\s*([DWMY]?)\s*", re.IGNORECASE)
+_A_YEAR = {"": 1, "Y": 1, "M": 12, "W": 52, "D": 365}
 _NAMES = {"F": "female", "M": "male"}
 
 
@@ -81,7 +82,7 @@ def age_band(text: str) -> str:
     match = _AGE.fullmatch(text)
     if match is None:
         return ""
-    years = int(match[1]) if match[2].upper() in {"", "Y"} else 0
+    years = int(match[1]) // _A_YEAR[match[2].upper()]
     above = next((start for start in _AGE_BANDS if start > years), None)
     if above is None:
         return f"{_AGE_BANDS[-1]} and over"

@@ -15,7 +15,14 @@ IMAGES = [
     ("text", "band"),
     [
         *(("17", "under 18"), ("18", "18 to 39"), ("39.9", "18 to 39"), ("80", "80 and over")),
-        *(("045Y", "40 to 59"), ("008M", "under 18"), ("", ""), ("adult", ""), ("-3", "")),
+        *(
+            ("045Y", "40 to 59"),
+            ("008M", "under 18"),
+            ("300M", "18 to 39"),
+            ("", ""),
+            ("adult", ""),
+            ("-3", ""),
+        ),
     ],
 )
 def test_an_age_falls_into_its_band(text: str, band: str) -> None:
