@@ -1,4 +1,4 @@
-"""Diagnostics of eta: its spread, whom it corrects, and how near it is to the truth."""
+"""Diagnostics of eta: whom it corrects, and how near it is to the truth."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,9 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """Counts between edges; one edge more than counts."""
-
-    edges: Floats
-    counts: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class Diagnostics:
     """Figures about the etas of a corpus; sentences are named by their index in the arrays."""
 
-    eta: Histogram
-    """Distinct sentences by eta, 40 bins from 0 to the largest."""
-    pll_nats: Histogram | None
-    """Distinct sentences by pseudo-log-likelihood; None where there is none."""
     most_corrected: NDArray[np.int64]
     """Training sentences with the largest eta, largest first; ties by count."""
     least_corrected: NDArray[np.int64]
@@ -48,7 +36,6 @@ class Truth:
     """Agreement of eta with the true class probability rho, over sentences that have one."""
 
     sentences: int
-    spearman: float
     pearson_log: float
     """Pearson correlation of log eta and log rho, both above 0."""
     pearson_log_weighted: float
@@ -86,10 +73,6 @@ def diagnose(
     if pll_nats is not None:
         correlation = spearman(pll_nats[said], count[said])
     return Diagnostics(
-        eta=_histogram(eta, 0.0, float(eta.max(initial=0.0))),
-        pll_nats=None
-        if pll_nats is None
-        else _histogram(pll_nats, float(pll_nats.min(initial=0.0)), 0.0),
         most_corrected=largest_first[:examples],
         least_corrected=smallest_first[:examples],
         spearman_pll_count=correlation,
@@ -117,7 +100,6 @@ def compare_with_truth(
         log_error = float(np.sqrt((weights * off**2).sum() / weights.sum()))
     return Truth(
         sentences=int(known.sum()),
-        spearman=spearman(eta[known], rho[known]),
         pearson_log=_pearson(log_eta, log_rho, np.ones(len(log_eta))),
         pearson_log_weighted=_pearson(log_eta, log_rho, weights),
         median_ratio=float(np.median(ratio)) if len(ratio) else float("nan"),
@@ -141,11 +123,6 @@ def _pearson(x: Floats, y: Floats, weights: Floats) -> float:
     x, y = x - (x * weights).sum() / total, y - (y * weights).sum() / total
     scale = np.sqrt((weights * x * x).sum() * (weights * y * y).sum())
     return float((weights * x * y).sum() / scale) if scale > 0 else float("nan")
-
-
-def _histogram(values: Floats, low: float, high: float) -> Histogram:
-    counts, edges = np.histogram(values, bins=40, range=(low, high if high > low else low + 1))
-    return Histogram(edges.astype(np.float64), counts.astype(np.int64))
 
 
 SentenceFloats = Float[np.ndarray, " sentences"]
