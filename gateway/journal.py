@@ -42,7 +42,6 @@ class Entry:
 
     digest: str
     state: str
-    caller: str
     attempts: int
     failing_since: float | None
     answer: str | None
