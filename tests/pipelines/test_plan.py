@@ -1,5 +1,6 @@
 """What a config will take, before anything is prepared and after."""
 
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,13 @@ Answers = dict[str, tuple[str, str]]
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "work")
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the count of memory, most of a plan's time, where nothing is said about it."""
+    nothing = plan.MemoryEstimate(*[1] * len(fields(plan.MemoryEstimate)))
+    monkeypatch.setattr(plan, "estimate_training_memory", lambda *_: nothing)
 
 
 def answers(
@@ -74,6 +82,7 @@ def test_a_random_image_encoder_at_a_low_rate_is_named(
         assert "set model.image.pretrained" in second.words
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_numbers_that_are_given_give_passes_hours_and_bytes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -86,6 +95,7 @@ def test_numbers_that_are_given_give_passes_hours_and_bytes(
     assert "prepared 0.262 GB" in found["disk"][1]  # 1000 * 512**2
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_epochs_become_steps_where_the_studies_are_known(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -134,6 +144,7 @@ def test_more_than_the_machine_has_is_a_fault(
     }
 
 
+@pytest.mark.usefixtures("no_memory")
 def test_more_processes_leave_the_method_alone_and_larger_batches_do_not(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pipelines.evaluate import main as evaluate
 from pipelines.write_report import main
 
 SECTIONS = ("results", "data", "text", "training", "grounding", "retrieval", "provenance")
+CANARY = "a canary sings in the left lung"
 
 
 class Page(HTMLParser):
@@ -55,23 +56,45 @@ def report(work, **sections):
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
+    """Evaluated, with calibrated scores and prompts in other words."""
     work = write_evaluated(tmp_path_factory.mktemp("reported") / "work")
+    publish(work / "model", ["elsewhere"], seed=5)
     gallery = work / "gallery.txt"
     gallery.write_text("\n".join(said for _, said, _ in KINDS))
-    settings = {"bootstrap": 20, "gallery": str(gallery)}
-    config_file = write_config(work / "config.yaml", work, evaluate=settings)
+    (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
+    pair = "{name: pneumonia, label: Pneumonia, positive: [pneumonia, %s], negative: no pneumonia}"
+    (work / "other.yaml").write_text(f"format_version: 1\nfindings: [{pair % CANARY}]\n")
+    config_file = write_config(
+        work / "config.yaml",
+        work,
+        evaluate={
+            "bootstrap": 20,
+            "gallery": str(gallery),
+            "prompts": str(work / "prompts.yaml"),
+            "paraphrases": str(work / "other.yaml"),
+        },
+        probabilities={"least_per_class": 2},
+        source={"root": str(work)},
+    )
+    assert calibrate(["--config", str(config_file)]) == 0
     assert evaluate(["--config", str(config_file)]) == 0
     return work
 
 
+def page(work, *, private):
+    config_file = str(work / "config.yaml")
+    assert main(["--config", config_file, "--set", f"report.private={str(private).lower()}"]) == 0
+    return (work / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def open_page(work):
-    return report(work)
+    return page(work, private=False)
 
 
 @pytest.fixture(scope="module")
 def private_page(work):
-    return report(work, report={"private": True})
+    return page(work, private=True)
 
 
 def test_the_page_has_a_section_for_every_artifact(open_page):
@@ -130,9 +153,18 @@ def test_a_private_report_still_has_its_figures(private_page):
     assert "grounding CNR" in private_page
 
 
-def test_a_recipe_of_text_alone_has_a_page(tmp_path):
-    work = write_texts(tmp_path / "work")
-    page = Page(report(work))
+@pytest.fixture(scope="module")
+def text_page(tmp_path_factory):
+    """That of a recipe of text alone; one sentence has markup."""
+    hostile = "<script>alert(1)</script> & heart"
+    kinds = ((KINDS[0][0], hostile, KINDS[0][2]), *KINDS[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.fixtures.corpus.KINDS", kinds)
+        return report(write_texts(tmp_path_factory.mktemp("text") / "work"))
+
+
+def test_a_recipe_of_text_alone_has_a_page(text_page):
+    page = Page(text_page)
     assert page.ids.issuperset({"data", "text", "provenance"})
     assert page.ids.isdisjoint({"results", "training", "grounding", "service"})
 
@@ -159,14 +191,10 @@ def test_a_stage_whose_input_has_changed_is_called_stale(tmp_path):
     assert ">stale<" in report(work)
 
 
-def test_markup_in_a_report_s_sentence_stays_text(tmp_path, monkeypatch):
-    hostile = "<script>alert(1)</script> & heart"
-    kinds = ((KINDS[0][0], hostile, KINDS[0][2]), *KINDS[1:])
-    monkeypatch.setattr("benchmarks.fixtures.corpus.KINDS", kinds)
-    text = report(write_texts(tmp_path / "work"))
-    assert "<script" not in text
-    assert "&lt;script&gt;" in text
-    Page(text)
+def test_markup_in_a_report_s_sentence_stays_text(text_page):
+    assert "<script" not in text_page
+    assert "&lt;script&gt;" in text_page
+    Page(text_page)
 
 
 def test_there_is_no_page_about_nothing(tmp_path, capsys):
@@ -175,40 +203,8 @@ def test_there_is_no_page_about_nothing(tmp_path, capsys):
     assert "build_manifest" in capsys.readouterr().err
 
 
-CANARY = "a canary sings in the left lung"
-
-
-@pytest.fixture(scope="module")
-def calibrated(tmp_path_factory):
-    work = write_evaluated(tmp_path_factory.mktemp("sections") / "work")
-    publish(work / "model", ["elsewhere"], seed=5)
-    (work / "prompts.yaml").write_text(f"format_version: 1\nfindings: {PROMPTS}\n")
-    pair = "{name: pneumonia, label: Pneumonia, positive: [pneumonia, %s], negative: no pneumonia}"
-    (work / "other.yaml").write_text(f"format_version: 1\nfindings: [{pair % CANARY}]\n")
-    config_file = write_config(
-        work / "config.yaml",
-        work,
-        evaluate={
-            "bootstrap": 10,
-            "prompts": str(work / "prompts.yaml"),
-            "paraphrases": str(work / "other.yaml"),
-        },
-        probabilities={"least_per_class": 2},
-        source={"root": str(work)},
-    )
-    assert calibrate(["--config", str(config_file)]) == 0
-    assert evaluate(["--config", str(config_file)]) == 0
-    return work
-
-
-def page(work, *, private):
-    config_file = str(work / "config.yaml")
-    assert main(["--config", config_file, "--set", f"report.private={str(private).lower()}"]) == 0
-    return (work / "report.html").read_text(encoding="utf-8")
-
-
-def test_trust_and_false_negatives_have_their_sections(calibrated):
-    text = page(calibrated, private=False)
+def test_trust_and_false_negatives_have_their_sections(open_page):
+    text = open_page
     assert 'id="trust"' in text
     assert 'id="audit"' in text
     assert "Reliability: share of images" in text
@@ -218,8 +214,8 @@ def test_trust_and_false_negatives_have_their_sections(calibrated):
     assert any(said in text for _, *pair in KINDS for said in pair)
 
 
-def test_a_private_page_keeps_the_figures_and_drops_prompts_images_and_sentences(calibrated):
-    text = page(calibrated, private=True)
+def test_a_private_page_keeps_the_figures_and_drops_prompts_images_and_sentences(private_page):
+    text = private_page
     assert 'id="trust"' in text
     assert 'id="audit"' in text
     assert "Reliability: share of images" in text

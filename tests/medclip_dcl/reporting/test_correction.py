@@ -10,6 +10,7 @@ from benchmarks.fixtures.evaluated import write_texts
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest
 from medclip_dcl.likelihood import eta
+from medclip_dcl.reporting import charts
 from medclip_dcl.reporting.correction import audit_batches, describe_eta
 from medclip_dcl.reporting.settings import ReportConfig
 from medclip_dcl.reporting.sources import find_sources
@@ -31,6 +32,12 @@ def work(tmp_path_factory):
 @pytest.fixture(scope="module")
 def view(work):
     return describe_eta(sources(work))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Charts without their pictures, which take most of the time."""
+    monkeypatch.setattr(charts, "_svg", lambda *_: "")
 
 
 def sources(work, rho=None, **settings):
@@ -55,6 +62,7 @@ def test_eta_is_drawn_against_likelihood_frequency_and_labels(view):
     assert titles == [*expected, "Is it right?"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
     work = write_texts(tmp_path / "work")
     rows = read_table(eta.ARTIFACT.at(work), eta.ETA).to_pylist()
@@ -65,6 +73,7 @@ def test_eta_without_likelihoods_has_no_chart_of_them(tmp_path):
     assert "How likely." not in [chart["title"] for chart in view["charts"]]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
     work = write_texts(tmp_path / "work")
     folder = manifest.ARTIFACT.at(work)
@@ -76,6 +85,7 @@ def test_a_label_table_without_a_training_study_is_no_truth(tmp_path):
     assert "Is it right?" not in [chart["title"] for chart in view["charts"]]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_generator_s_truth_goes_before_labels(work, view):
     rho = {text_key(text): 0.1 for text in TEXTS}
     found = caption(describe_eta(sources(work, rho)), "Is it right?")
