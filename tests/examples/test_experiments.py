@@ -137,6 +137,7 @@ def test_views_are_the_halves_of_a_digit() -> None:
 def test_most_anchors_are_on_the_floor_and_the_fallback_trains_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(memory_bank, "DRAWS", 2)
     words = ["example", "--epochs", "2", "--seeds", "1", "--negatives", "64", "--tau", "0.1"]
     monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path)])
     rows = {row["arm"]: row for row in memory_bank.main()}

@@ -726,7 +726,11 @@ def test_features_do_not_depend_on_their_neighbors() -> None:
 # ---- Ratios, losses and seeds
 
 
-def test_a_sweep_continues_and_draws_when_all_parts_are_done(tmp_path: Path) -> None:
+def test_a_sweep_continues_and_draws_when_all_parts_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "draw_map", lambda *_: None)
+    monkeypatch.setattr(probe, "PENALTIES", (probe.ONE_LABEL_PENALTY,))
     words = [*TINY, "--steps", "2", "--per-class", "20", "--test-per-class", "4"]
     words += ["--shares", "0.5", "1", "--ratios", "0.5", "--losses", "cl", "true", "--seeds", "2"]
     words += ["--out", str(tmp_path)]

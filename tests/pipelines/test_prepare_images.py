@@ -115,9 +115,13 @@ def test_two_dask_workers_give_the_bytes_of_the_local_pool(tmp_path: Path) -> No
     }
     here = config_file(tmp_path, source, "here", max_reject_share=0.1)
     assert prepare_images.main(["--config", str(here)]) == 0
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-    ) as cluster:
+    forkserver.context()  # has imported what the workers of the cluster need
+    with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        ) as cluster,
+    ):
         there = config_file(
             tmp_path,
             source,

@@ -17,6 +17,7 @@ from medclip_dcl.likelihood.pll import encode_sentences
 from medclip_dcl.likelihood.settings import LanguageModelConfig
 
 SETTINGS = LanguageModelConfig(steps=30, batch=16, learning_rate=5e-3)
+SHORT = SETTINGS.model_copy(update={"steps": 10})
 
 
 def tiny_corpus(repeats: int = 1) -> Corpus:
@@ -44,7 +45,7 @@ def test_same_seed_same_weights_other_seed_other_weights():
     results = []
     for seed in (3, 3, 4):
         model = tiny_bert()
-        fit_model(model, tiny_corpus(), SETTINGS, seed=seed)
+        fit_model(model, tiny_corpus(), SHORT, seed=seed)
         results.append(weights(model))
     first, second, third = results
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -53,23 +54,23 @@ def test_same_seed_same_weights_other_seed_other_weights():
 
 def test_a_fit_that_goes_on_from_a_saved_state_ends_with_the_same_bits(tmp_path):
     whole, stopped, resumed = tiny_bert(), tiny_bert(), tiny_bert(scale=1.0)
-    fit_model(whole, tiny_corpus(), SETTINGS, seed=5)
+    fit_model(whole, tiny_corpus(), SHORT, seed=5)
     file = FitStateFile(tmp_path)
 
     class Killed(Exception):
         pass
 
     def kill(step, _loss, state):
-        if step == 12:
+        if step == 6:
             file.write(state())
             raise Killed
 
     with pytest.raises(Killed):
-        fit_model(stopped, tiny_corpus(), SETTINGS, seed=5, after_step=kill)
+        fit_model(stopped, tiny_corpus(), SHORT, seed=5, after_step=kill)
     start = file.read()
     assert start is not None
-    assert start.step == 12
-    fit_model(resumed, tiny_corpus(), SETTINGS, seed=5, start=start)
+    assert start.step == 6
+    fit_model(resumed, tiny_corpus(), SHORT, seed=5, start=start)
     expected, got = weights(whole), weights(resumed)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
 
