@@ -131,7 +131,7 @@ def open_artifact(path: Path, kind: ArtifactType, *, verify: bool = True) -> Art
         ArtifactCorrupt: a file is missing, was added, or differs from what was committed.
     """
     if not path.exists() and (_retired(path) / HEADER).is_file():
-        path = _retired(path)  # its writer ended between two renames
+        path = _restore(path)
     if not (path / HEADER).is_file():
         raise ArtifactMissing(f"no {kind.name} in {path}; run {kind.job} first")
     artifact = _read_header(path, kind)
@@ -309,6 +309,19 @@ def _publish(directory: Path, final: Path) -> None:
         raise
     sync_file(final.parent)
     shutil.rmtree(retired, ignore_errors=True)
+
+
+def _restore(path: Path) -> Path:
+    """Give back its name to an artifact whose writer was killed between the two renames.
+
+    Gives the folder where it is: still the retired one while a writer lives, or where this user
+    may not rename it.
+    """
+    retired = _retired(path)
+    with suppress(ArtifactError, OSError), _locked(path):
+        if not path.exists():
+            retired.replace(path)
+    return path if path.exists() else retired
 
 
 def remove_retired(path: Path) -> None:

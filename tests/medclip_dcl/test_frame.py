@@ -403,11 +403,17 @@ def test_between_two_renames_the_old_artifact_still_opens(
         with pytest.raises(ArtifactUnwritable):
             make(tmp_path / "thing", text="new", a=2)
     assert not (tmp_path / "thing").exists()
-    assert open_artifact(tmp_path / "thing", ARTIFACT).digest == old.digest
     with write_artifact(
         tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
     ) as draft:
         assert draft.resumed
+        found = open_artifact(tmp_path / "thing", ARTIFACT)
+        assert (found.digest, found.path.name) == (old.digest, ".thing.retired")  # not its to move
+    found = open_artifact(tmp_path / "thing", ARTIFACT)
+    assert (found.digest, found.path) == (old.digest, tmp_path / "thing")  # nobody writes it now
+    with write_artifact(
+        tmp_path / "thing", ARTIFACT, make_fingerprint(ARTIFACT, {"a": 2}, {})
+    ) as draft:
         draft.commit({})
     assert open_artifact(tmp_path / "thing", ARTIFACT).file("data.txt").read_text() == "new"
     assert {path.name for path in tmp_path.iterdir()} == {"thing", ".thing.lock"}

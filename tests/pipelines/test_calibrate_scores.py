@@ -109,6 +109,8 @@ def test_a_second_run_leaves_the_model_and_another_method_makes_it_anew(
     assert isotonic is not None
     assert len(isotonic.logits) >= 2
     assert open_artifact(work / "model", model_package.ARTIFACT).digest != digest
+    (work / "model").rename(work / ".model.retired")  # killed between two renames
+    assert calibrated(work).findings
 
 
 def test_images_that_the_model_was_trained_on_are_refused(

@@ -39,7 +39,7 @@ def test_an_index_that_is_gone_damaged_or_answers_otherwise_is_counted(tmp_path:
         index_swap.ask(new)
         path.write_bytes(whole)
     assert index_swap.unserved == 2
-    shutil.rmtree(base / ".index.retired")
+    shutil.rmtree(base / "index")
     index_swap.ask(base)
     assert index_swap.unserved == 3
     otherwise = IndexSwap(index_swap.digest, old=index_swap.new, new=index_swap.old)
