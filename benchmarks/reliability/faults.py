@@ -242,7 +242,7 @@ def _is_new(scene: Scene, seen: dict[str, str]) -> bool:
 def is_clear(job: str, code: int, log: Path) -> bool:
     """Return whether a failing command said what the disk refused, in one line and no trace."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    said = ("could not be written", "its log says why")  # the log of one of many runs
+    said = ("could not be written", "its log.txt says why")  # the log of one of many runs
     lines = [line for line in text.splitlines() if line.startswith(f"{job}: ")]
     own = [line for line in lines if any(words in line for words in said)]
     return code == 4 and len(own) == 1 and "Traceback" not in text
