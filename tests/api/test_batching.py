@@ -11,8 +11,8 @@ from torch import Tensor
 from api.batching import MicroBatcher
 from api.errors import ApiError
 from api.logging import Metrics, state_of
-from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.inference import Predictor, load
 from tests.api.test_admission import Caller
 

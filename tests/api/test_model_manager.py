@@ -11,8 +11,8 @@ from api.errors import ApiError
 from api.logging import Metrics
 from api.model_manager import ModelManager, _gradient
 from api.settings import ServeSettings
-from benchmarks.fixtures.films import tiny_model_config
 from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.tiny_models import tiny_model_config
 from benchmarks.fixtures.users import enterable_folder, plain_user
 from medclip_dcl.config import Config
 from medclip_dcl.data.images import ImagesConfig

@@ -15,8 +15,8 @@ from PIL import Image
 
 from benchmarks.fixtures import published
 from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.service import Service, png, running
+from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.data.images import open_image
 from medclip_dcl.inference import load
 from medclip_dcl.input_range import fit_input_range

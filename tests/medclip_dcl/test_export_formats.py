@@ -12,8 +12,8 @@ import torch
 from onnxruntime import InferenceSession
 from PIL import Image
 
-from benchmarks.fixtures.films import tiny_model_config
 from benchmarks.fixtures.published import SENTENCES, publish
+from benchmarks.fixtures.tiny_models import tiny_model_config
 from medclip_dcl.artifact import open_artifact, write_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, ConfigError

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.fixtures.corpus import commit_tables, write_config
 from benchmarks.fixtures.evaluated import write_evaluated
-from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import PROMPTS, publish
+from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl import model_package
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.data import manifest

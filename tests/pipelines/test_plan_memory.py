@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.fixtures.films import tiny_text_config
+from benchmarks.fixtures.tiny_models import tiny_text_config
 from medclip_dcl.config import Config
 from medclip_dcl.models.dual_encoder import DualEncoder
 from pipelines.plan import estimate_training_memory

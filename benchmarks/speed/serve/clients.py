@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fixtures.dicom import raster_bytes
-from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.tiny_models import random_images
 
 _BOUNDARY = "benchmark"
 

@@ -233,7 +233,7 @@ def test_the_gap_rests_on_findings_that_every_group_has_with_and_without() -> No
     margins = rng.normal(size=(2, 60))
     truth = (rng.uniform(size=(2, 60)) < 0.5).astype(np.int8)
     views = np.array(["PA", "AP"] * 30)
-    truth[1, views == "AP"] = 0  # nobody filmed AP has the second finding
+    truth[1, views == "AP"] = 0  # no AP image shows the second finding
     owners = [f"p{number}" for number in range(60)]
     found = evaluate_subgroups(margins, truth, owners, {"view": views.tolist()}, SAMPLING, 2)
     areas = [

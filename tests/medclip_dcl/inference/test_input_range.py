@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import publish
+from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.data.synthetic.patients import NATURAL, draw_patient
 from medclip_dcl.data.synthetic.settings import GenerateConfig
 from medclip_dcl.errors import CheckpointError, QueryError

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.fixtures.films import random_images
 from benchmarks.fixtures.published import PROMPTS, SENTENCES, publish
+from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.errors import ArtifactCorrupt, CheckpointError, QueryError
 from medclip_dcl.inference import Finding, build_predictor, load

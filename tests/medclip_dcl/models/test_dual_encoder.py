@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.fixtures.films import (
+from benchmarks.fixtures.tiny_models import (
     random_images,
     random_tokens,
     tiny_dual_encoder,

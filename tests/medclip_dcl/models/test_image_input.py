@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from benchmarks.fixtures.films import random_images
+from benchmarks.fixtures.tiny_models import random_images
 from medclip_dcl.models.image_encoder import to_input
 
 

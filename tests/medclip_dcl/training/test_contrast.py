@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.fixtures.films import pair_batch, tiny_dual_encoder
+from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.losses.place import encode_zones, place_loss
 from medclip_dcl.losses.relations import encode_claims
 from medclip_dcl.models.dual_encoder import DualEncoder

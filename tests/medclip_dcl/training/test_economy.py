@@ -3,7 +3,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from benchmarks.fixtures.films import pair_batch, tiny_dual_encoder, tiny_model_config
+from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder, tiny_model_config
 from medclip_dcl.models.settings import ImageEncoderConfig, ModelConfig
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.settings import ObjectiveConfig, TrainConfig

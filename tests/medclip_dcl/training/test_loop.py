@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from benchmarks.fixtures.films import pair_batch, tiny_dual_encoder
+from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.errors import TrainingError
 from medclip_dcl.training.checkpoint import CheckpointStore
 from medclip_dcl.training.dataset import ImageTextBatch

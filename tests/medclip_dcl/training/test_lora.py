@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from benchmarks.fixtures.films import pair_batch, random_tokens, tiny_dual_encoder
+from benchmarks.fixtures.tiny_models import pair_batch, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import ConfigError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.lora import add_adapters, merged

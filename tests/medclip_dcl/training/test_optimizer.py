@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from benchmarks.fixtures.films import random_images, random_tokens, tiny_dual_encoder
+from benchmarks.fixtures.tiny_models import random_images, random_tokens, tiny_dual_encoder
 from medclip_dcl.errors import CheckpointError
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.models.image_encoder import to_input

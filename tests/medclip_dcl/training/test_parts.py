@@ -4,7 +4,7 @@ import math
 import torch
 from accelerate import Accelerator
 
-from benchmarks.fixtures.films import pair_batch, tiny_dual_encoder
+from benchmarks.fixtures.tiny_models import pair_batch, tiny_dual_encoder
 from medclip_dcl.models.dual_encoder import DualEncoder
 from medclip_dcl.training.objective import ContrastiveObjective
 from medclip_dcl.training.optim import (

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.fixtures.corpus import KINDS, read_tiny_corpus, write_corpus
-from benchmarks.fixtures.films import tiny_dual_encoder, tiny_model_config
+from benchmarks.fixtures.tiny_models import tiny_dual_encoder, tiny_model_config
 from medclip_dcl.artifact import open_artifact
 from medclip_dcl.config import Config
 from medclip_dcl.data import manifest, prepared
