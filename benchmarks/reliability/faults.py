@@ -1,6 +1,7 @@
 """A disk that fails at each n-th write of every command, is full, or returns other bytes.
 
-    python -m benchmarks.reliability.faults [--quick | --long] [--work FOLDER] [--only NAME]
+    python -m benchmarks.reliability.faults [--quick | --long] [--work FOLDER]
+        [--only NAME | --corrupt]
 
 Every command that writes (`writers.py`) runs on a small folder, in most cases where an artifact
 of other settings is in its place, and the n-th call that changes the disk below that folder
@@ -357,6 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--long", action="store_const", const="long", dest="tier")
     parser.add_argument("--work", type=Path, metavar="FOLDER")
     parser.add_argument("--only", action="append", choices=names)
+    parser.add_argument("--corrupt", action="store_true", help="corrupt artifacts, no failing disk")
     arguments = parser.parse_args(argv)
     tier = arguments.tier or "normal"
     chosen = arguments.only or (QUICK if tier == "quick" else names)
@@ -370,6 +372,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             forkserver.context(sorted({f"pipelines.{item.command}" for item in writers()}))
         bench = Bench(Path(name), chosen)
         for scene in bench.scenes():
+            if arguments.corrupt:
+                continue
             found = every_write(bench, scene, tier, log)
             shown = ", ".join(f"{key} {value}" for key, value in found.items())
             varying = f"; varies: {', '.join(sorted(scene.varies))}" if scene.varies else ""
@@ -377,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             count += found
         figures = {f"write_{key}": float(value) for key, value in count.items()}
         figures |= _try_corruptions(Path(name), CORRUPTIONS[tier], log)
-    bars = {f"write_{key}": ("0", not count[key]) for key in _WRONG}
+    bars = {} if arguments.corrupt else {f"write_{key}": ("0", not count[key]) for key in _WRONG}
     bars |= {
         f"corrupt_{key}": ("0", not figures[f"corrupt_{key}"]) for key in ("unnamed", "silent")
     }
