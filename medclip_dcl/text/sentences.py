@@ -95,7 +95,7 @@ def distinct_sentences(artifact: Artifact) -> pa.Table:
     Columns text_key, text, count (occurrences in the training split, int32) and reports
     (training reports that contain it, int32), in order of text_key.
 
-    StudyError where there is no sentence.
+    Raises StudyError where no report has a usable sentence.
     """
     table = read_table(artifact.path, SENTENCES, ["study_id", "split", "text", "text_key"])
     if not table.num_rows:
