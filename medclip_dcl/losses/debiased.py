@@ -4,12 +4,16 @@ Axes and symbols
     anchors, candidates   rows and columns of s; with texts as anchors, texts and images
     s       scaled similarity of anchor x and candidate x', |s| <= gamma**2
     p       column of the anchor's positive x+
-    N       negatives u of an anchor: the candidates that are not known to be positive
-    M       positives v of an anchor: x+ alone, or x+ and its known class-mates
-    eta     chance that a random candidate shares the anchor's class, in [0, 1)
+    N       negatives u of an anchor, draws from all classes
+    M       positives v of an anchor: x+ alone, or x+ and what else is known of its class
+    eta     chance that one of u shares the anchor's class, in [0, 1)
+    K       candidates found to be of the anchor's class among u: false negatives found
     g       (1/(1-eta)) [ (1/N) sum_n e^{s(x,u_n)} - eta (1/M) sum_m e^{s(x,v_m)} ]      (Eq. 8)
             but at least e^{-gamma**2}, the least value that e^s can take; Figure 5 leaves this
             floor out, and meets logarithms of negative numbers
+    Eq. 8 takes N eta false negatives out of u. K of them that are found leave u beforehand,
+    and must not be taken out twice: N - K negatives are left, (N eta - K) / (N - K) of them
+    false, or none; these stand for N and eta in everything below.
     loss    -log( e^{s_p} / (e^{s_p} + N g) ) = log(1 + N g / e^{s_p})                   (Eq. 7)
 
 Everything is computed relative to e^{s_p} and in logarithms, so that no scale overflows:
@@ -33,6 +37,7 @@ from torch import Tensor
 from medclip_dcl.errors import ObjectiveError
 from medclip_dcl.losses.info_nce import (
     Reduction,
+    check_range,
     checked,
     log_negatives,
     negative_count,
@@ -57,7 +62,7 @@ class DebiasedTerms(NamedTuple):
     N: Float[Tensor, "..."]
     """Negatives: their count, or the sum of their weights; one for all where it is the same."""
     eta: Float[Tensor, "..."]
-    """Chance that a random candidate is of the anchor's class; one for all where it is the same."""
+    """Chance that one of them is of the anchor's class; one for all where it is the same."""
 
     def loss(self, floor: Floor, reduction: Reduction = "mean") -> Float[Tensor, "..."]:
         """Compute the loss, Eq. 7; arguments as in `debiased_contrastive_loss`."""
@@ -100,6 +105,7 @@ def debiased_contrastive_loss(
     *,
     weights: Float[Tensor, "anchors candidates"] | None = None,
     known_positives: Bool[Tensor, "anchors candidates"] | None = None,
+    known_mates: Bool[Tensor, "anchors candidates"] | None = None,
     floor: Floor = "floor",
     reduction: Reduction = "mean",
 ) -> Float[Tensor, "..."]:
@@ -114,9 +120,14 @@ def debiased_contrastive_loss(
             it receives no gradient. 0 gives InfoNCE.
         gamma: root of the scale of s; read for the floor alone, without gradient.
         weights: factor on e^s of each negative, at least 0, no gradient. N is their
-            sum: let them sum to the number of negatives, unless they remove some.
-        known_positives: candidates known to be of the anchor's class: they leave the
-            negatives and join v. The positive is always one.
+            sum: let them sum to the number of negatives, unless they remove some. Those
+            removed are taken to be of the anchor's class as often as the others.
+        known_positives: columns of the anchor's class that were never drawn from all
+            classes: further views of x+, its neighbors. They join v, and are not among
+            the N. The positive is always one.
+        known_mates: candidates found to be of the anchor's class: duplicates, images
+            whose report says the same. They leave the negatives and join v, and eta
+            falls to what is left to expect, `max(0, (N eta - K) / (N - K))`.
         floor: what stands in for g where Eq. 8 falls below its least value:
             `floor`: that value, e^{-gamma**2}; the anchor then hardly learns;
             `zero`: the same, but g may fall to 0;
@@ -128,13 +139,21 @@ def debiased_contrastive_loss(
         The loss, at least 0; float32 at least.
 
     Raises:
-        ObjectiveError: shapes do not fit, `eta` is a number outside [0, 1), or `floor`
-            or `reduction` is unknown.
+        ObjectiveError: shapes do not fit, `eta` is outside [0, 1), a weight is negative or not
+            finite, or `floor` or `reduction` is unknown. Tensors on an accelerator are checked
+            there, without waiting: they fail as a RuntimeError at its next synchronization.
 
-    Source: Wang et al. 2023, Eq. 7 and 8; floors: Chuang et al. 2020, Appendix B.
+    Source: Wang et al. 2023, Eq. 7 and 8; floors: Chuang et al. 2020, Appendix B; false negatives
+        that are found: ours.
     """
     terms = debiased_terms(
-        s, positive, eta, gamma, weights=weights, known_positives=known_positives
+        s,
+        positive,
+        eta,
+        gamma,
+        weights=weights,
+        known_positives=known_positives,
+        known_mates=known_mates,
     )
     return terms.loss(floor, reduction)
 
@@ -147,6 +166,7 @@ def debiased_terms(
     *,
     weights: Float[Tensor, "anchors candidates"] | None = None,
     known_positives: Bool[Tensor, "anchors candidates"] | None = None,
+    known_mates: Bool[Tensor, "anchors candidates"] | None = None,
 ) -> DebiasedTerms:
     """Compute the terms of Eq. 7 and 8, with gradient towards `s`.
 
@@ -155,10 +175,16 @@ def debiased_terms(
     s, positive = checked(s, positive)
     eta = _checked_eta(eta, s)
     s_p = s.gather(1, positive.unsqueeze(1)).squeeze(1)
-    N = negative_count(s, positive, weights=weights, excluded=known_positives)
-    A = log_negatives(s, positive, weights=weights, excluded=known_positives) - s_p
+    v = _union(known_positives, known_mates)
+    N = negative_count(s, positive, weights=weights, excluded=v)
+    if known_mates is not None:
+        K = negative_count(s, positive, weights=weights, excluded=known_positives) - N
+        # (N_before eta - K) / N with N_before = N + K, and eta itself, to the bit, where K is 0.
+        left = eta - (1 - eta) * K / N.clamp_min(torch.finfo(N.dtype).tiny)
+        eta = left.clamp_min(0)
+    A = log_negatives(s, positive, weights=weights, excluded=v) - s_p
     # With eta = 0, C is minus infinity and ell becomes A: InfoNCE, without a case of its own.
-    C = N.log() + eta.log() + _log_mean_positive(s, positive, known_positives, s_p)
+    C = N.log() + eta.log() + _log_mean_positive(s, positive, v, s_p)
 
     dead = C >= A  # Eq. 8 is not positive, or there is no negative
     gap = torch.where(dead, -1.0, C - A)  # -1: any value, it keeps the gradient finite
@@ -172,28 +198,36 @@ def debiased_terms(
 def _checked_eta(
     eta: Float[Tensor, " anchors"] | float, s: Float[Tensor, "anchors candidates"]
 ) -> Float[Tensor, "..."]:
-    if isinstance(eta, Tensor):
-        if eta.shape not in {(), s.shape[:1]}:
-            raise ObjectiveError(
-                f"eta has shape {tuple(eta.shape)} for {len(s)} anchors; give one an anchor, "
-                "in the order of the rows of s"
-            )
-        return eta.detach().to(s)  # a constant of the data: no gradient
-    if 0 <= eta < 1:
-        return s.new_full((), eta)
-    raise ObjectiveError(f"eta is {eta}; it is a probability below 1, give [0, 1)")
+    known = torch.as_tensor(eta, dtype=s.dtype).detach()  # a constant of the data: no gradient
+    if known.shape not in {(), s.shape[:1]}:
+        raise ObjectiveError(
+            f"eta has shape {tuple(known.shape)} for {len(s)} anchors; give one an anchor, "
+            "in the order of the rows of s"
+        )
+    check_range(known, "eta", 1.0, "it is a class probability: cap it, as by clamp(max=0.2)")
+    # A number is written on the device of s: copying it there would wait for the device.
+    return known.to(s.device) if isinstance(eta, Tensor) else s.new_full((), eta)
+
+
+def _union(
+    first: Bool[Tensor, "anchors candidates"] | None,
+    second: Bool[Tensor, "anchors candidates"] | None,
+) -> Bool[Tensor, "anchors candidates"] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first | second
 
 
 def _log_mean_positive(
     s: Float[Tensor, "anchors candidates"],
     positive: Int[Tensor, " anchors"],
-    known_positives: Bool[Tensor, "anchors candidates"] | None,
+    v: Bool[Tensor, "anchors candidates"] | None,
     s_p: Float[Tensor, " anchors"],
 ) -> Float[Tensor, " anchors"] | float:
     """Log of (1/M) sum_m e^{s(x,v_m)} / e^{s_p}."""
-    if known_positives is None:
+    if v is None:
         return 0.0  # M = 1 and v = x+
-    v = known_positives.scatter(1, positive.unsqueeze(1), True)
+    v = v.scatter(1, positive.unsqueeze(1), True)
     log_sum = s.masked_fill(~v, -torch.inf).logsumexp(dim=1)
     return log_sum - v.sum(dim=1).to(s.dtype).log() - s_p
 
@@ -206,6 +240,7 @@ def debiasing_gauges(
     *,
     weights: Float[Tensor, "anchors candidates"] | None = None,
     known_positives: Bool[Tensor, "anchors candidates"] | None = None,
+    known_mates: Bool[Tensor, "anchors candidates"] | None = None,
 ) -> dict[str, Float[Tensor, ""]]:
     """Measure what `debiased_contrastive_loss` does with the same arguments.
 
@@ -214,19 +249,25 @@ def debiasing_gauges(
         `frac_floor`: share whose Eq. 8 is at or below its floor;
         `mean_weight`: mean, over the others, of the factor by which the correction
             multiplies the gradient of the negatives; for M = 1 that of the whole row;
-        `mean_eta`: mean eta;
-        `expected_false_negatives`: mean N * eta;
+        `mean_eta`: mean eta; with `known_mates`, of what is left to expect;
+        `expected_false_negatives`: mean N * eta, likewise;
         `uncorrected_loss`: mean InfoNCE loss, in nats.
 
     Raises:
-        ObjectiveError: shapes do not fit, or `eta` is a number outside [0, 1).
+        ObjectiveError: as `debiased_contrastive_loss`.
 
     Source: ours. With M = 1 and v = x+ every gradient of a row is that of InfoNCE
         times e^L / (e^L - eta (N + 1)), L the row's InfoNCE loss.
     """
     with torch.no_grad():
         terms = debiased_terms(
-            s, positive, eta, gamma, weights=weights, known_positives=known_positives
+            s,
+            positive,
+            eta,
+            gamma,
+            weights=weights,
+            known_positives=known_positives,
+            known_mates=known_mates,
         )
         return terms.gauges()
 

@@ -9,6 +9,7 @@ Axes and symbols
     A       log( sum_n w_n e^{s_n} / e^{s_p} ) over the negatives; InfoNCE is log(1 + e^A)
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -42,7 +43,8 @@ def info_nce_loss(
         log(1 + sum_n w_n e^{s_n - s_p}), at least 0; float32 at least.
 
     Raises:
-        ObjectiveError: shapes do not fit, or `reduction` is unknown.
+        ObjectiveError: shapes do not fit, a weight is negative or not finite, or `reduction` is
+            unknown.
 
     Source: van den Oord et al. 2018, Eq. 4; equal to cross entropy where all weights
         are 1.
@@ -102,6 +104,23 @@ def checked(
     return (s if s.dtype == torch.float64 else s.float()), positive
 
 
+def check_range(values: Float[Tensor, "..."], name: str, below: float, remedy: str) -> None:
+    """Refuse values that are negative, not numbers, or not below a bound.
+
+    On an accelerator the device itself stops, so that the check does not wait for it.
+    """
+    if not values.numel():
+        return
+    rule = f"outside [0, {below:g}); {remedy}"
+    least, largest = values.detach().aminmax()  # both are not a number where one value is not
+    if values.is_cuda or torch.compiler.is_compiling():
+        torch._assert_async((least >= 0) & (largest < below), f"{name} is {rule}")
+    elif values.is_cpu:
+        low, high = least.item(), largest.item()
+        if not (low >= 0 and high < below):
+            raise ObjectiveError(f"{name} is {high if low >= 0 else low:g}, {rule}")
+
+
 def log_negatives(
     s: Float[Tensor, "anchors candidates"],
     positive: Int[Tensor, " anchors"],
@@ -114,6 +133,7 @@ def log_negatives(
     An anchor with no negative left gets minus infinity, without gradient.
     """
     if weights is not None:
+        check_range(weights, "a weight", math.inf, "it multiplies e^s, and 0 removes a candidate")
         s = s + weights.detach().to(s.dtype).log()  # 0 becomes minus infinity: really gone
     if excluded is not None:
         s = s.masked_fill(excluded, -torch.inf)

@@ -56,7 +56,8 @@ def place_masks(
 ) -> Bool[Tensor, "pairs rows columns"]:
     """Mark the regions of a frontal image, not mirrored, where a sentence says its finding is.
 
-    Codes are those of `relations.encode_claims`, of each image's own sentence and whole report. A
+    Codes are those of `relations.encode_claims`, of each image's own sentence and whole report;
+    their first findings are `FINDINGS`. A
     sentence has a place where it asserts exactly one finding. Its side counts where the report
     asserts the finding on that side alone. A mask is all False where the pair says no place, or
     one that holds every region or none.
@@ -84,7 +85,7 @@ def place_masks(
     thirds = torch.ones(len(_ZONES), rows, dtype=torch.bool, device=device)
     for name, (first, last) in _ZONE_ROWS.items():
         thirds[_ZONES[name]] = (row > first) & (row < last)
-    usual = torch.ones(len(FINDINGS), rows, columns, dtype=torch.bool, device=device)
+    usual = torch.ones(asserted.shape[1], rows, columns, dtype=torch.bool, device=device)
     for name, (top, bottom, left, right) in _USUAL_PLACES.items() if usual_places else ():
         inside = ((row > top) & (row < bottom))[:, None] & (column > left) & (column < right)
         usual[FINDINGS.index(name)] = inside

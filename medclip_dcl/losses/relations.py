@@ -37,27 +37,29 @@ NEGATED, HEDGED, ASSERTED, LEFT, RIGHT = 1, 2, 4, 8, 16
 """Bits of a finding's code; 0: not mentioned. The last column is 1 where normal."""
 
 _SIDES = {"left": LEFT, "right": RIGHT}
-_COLUMN = {name: column for column, name in enumerate(FINDINGS)}
-CODES = len(FINDINGS) + 1
-"""Width of a row of codes."""
 
 
-def encode_claims(claims: Sequence[ReportLabels]) -> Int8[Tensor, "texts codes"]:
-    """Turn what each sentence or report says into bits of each of `FINDINGS`, then normal."""
-    codes = torch.zeros(len(claims), CODES, dtype=torch.int8)
+def encode_claims(
+    claims: Sequence[ReportLabels], findings: Sequence[str] = FINDINGS
+) -> Int8[Tensor, "texts codes"]:
+    """Turn what each sentence or report says into bits of each of the findings, then normal."""
+    column = {name: number for number, name in enumerate(findings)}
+    codes = torch.zeros(len(claims), len(findings) + 1, dtype=torch.int8)
     for row, said in enumerate(claims):
         for name in said.negated:
-            codes[row, _COLUMN[name]] = NEGATED
+            codes[row, column[name]] = NEGATED
         for name in said.uncertain:
-            codes[row, _COLUMN[name]] = HEDGED
+            codes[row, column[name]] = HEDGED
         for name, sides in said.asserted.items():
-            codes[row, _COLUMN[name]] = ASSERTED | _side_bits(sides)
+            codes[row, column[name]] = ASSERTED | _side_bits(sides)
         codes[row, -1] = said.normal
     return codes
 
 
-def encode_labels(labels: Sequence[Mapping[str, int | None]]) -> Int8[Tensor, "studies codes"]:
-    """Turn rows of a CheXpert label table into codes of reports.
+def encode_labels(
+    labels: Sequence[Mapping[str, int | None]], findings: Sequence[str] = FINDINGS
+) -> Int8[Tensor, "studies codes"]:
+    """Turn rows of a label table into codes of reports.
 
     A label is 1 present, 0 absent, -1 uncertain, None or left out: not mentioned. The table has no
     sides, so that a sentence which names one is UNCLEAR to every study with its finding.
@@ -65,24 +67,26 @@ def encode_labels(labels: Sequence[Mapping[str, int | None]]) -> Int8[Tensor, "s
     Source: labels of MIMIC-CXR-JPG (Johnson et al. 2019) and CheXpert (Irvin et al. 2019).
     """
     bits = {1: ASSERTED, 0: NEGATED, -1: HEDGED}
-    codes = torch.zeros(len(labels), CODES, dtype=torch.int8)
+    codes = torch.zeros(len(labels), len(findings) + 1, dtype=torch.int8)
     for row, study in enumerate(labels):
-        for name, column in _COLUMN.items():
+        for column, name in enumerate(findings):
             value = study.get(name)
             codes[row, column] = 0 if value is None else bits[value]
         codes[row, -1] = study.get("No Finding") == 1
     return codes
 
 
-def encode_truth(present: Sequence[Mapping[str, Set[str]]]) -> Int8[Tensor, "studies codes"]:
+def encode_truth(
+    present: Sequence[Mapping[str, Set[str]]], findings: Sequence[str] = FINDINGS
+) -> Int8[Tensor, "studies codes"]:
     """Turn the findings that each study has, with their sides, into codes of reports.
 
     What is not present is absent: no finding is left unmentioned.
     """
-    codes = torch.full((len(present), CODES), NEGATED, dtype=torch.int8)
+    codes = torch.full((len(present), len(findings) + 1), NEGATED, dtype=torch.int8)
     for row, study in enumerate(present):
         for name, sides in study.items():
-            codes[row, _COLUMN[name]] = ASSERTED | _side_bits(sides)
+            codes[row, findings.index(name)] = ASSERTED | _side_bits(sides)
         codes[row, -1] = not study
     return codes
 
@@ -97,12 +101,12 @@ def relation_matrix(
 
     Source: ours.
     """
-    anchor, report = _sets(anchor_claims, dim=1), _sets(report_claims, dim=0)
+    anchor, report = _features(anchor_claims), _features(report_claims)
     is_different, is_unclear = _compare(anchor, report)
 
-    names_finding = anchor.asserted | anchor.negated | anchor.hedged != 0
+    names_finding = (anchor_claims[:, :-1] != 0).any(dim=1, keepdim=True)
     is_normal = (anchor_claims[:, -1:] != 0) & ~names_finding
-    is_different |= is_normal & (report.asserted != 0)
+    is_different |= is_normal & report.asserted.any(dim=1)
     is_unclear |= is_normal & (report_claims[None, :, -1] == 0)
     is_different |= ~(names_finding | is_normal)
 
@@ -132,40 +136,52 @@ def relation_gauges(
     }
 
 
-class _Sets(NamedTuple):
-    # Findings of every text as sets, one bit each: whole reports are compared by one operation.
+class _Features(NamedTuple):
+    # What each text says of each finding: (texts, findings).
 
-    asserted: Int[Tensor, "rows columns"]
-    negated: Int[Tensor, "rows columns"]
-    hedged: Int[Tensor, "rows columns"]
-    left: Int[Tensor, "rows columns"]
-    right: Int[Tensor, "rows columns"]
+    asserted: Bool[Tensor, "texts findings"]
+    negated: Bool[Tensor, "texts findings"]
+    hedged: Bool[Tensor, "texts findings"]
+    left: Bool[Tensor, "texts findings"]
+    right: Bool[Tensor, "texts findings"]
 
 
-def _sets(codes: Int8[Tensor, "texts codes"], dim: int) -> _Sets:
-    # Along rows (`dim` 1) or columns (`dim` 0), so that two of them broadcast to all pairs.
-    bits = 2 ** torch.arange(len(FINDINGS), device=codes.device, dtype=torch.int32)
+def _features(codes: Int8[Tensor, "texts codes"]) -> _Features:
     findings = codes[:, :-1]
-    return _Sets(
-        *(
-            ((findings & bit != 0) * bits).sum(dim=1, dtype=torch.int32).unsqueeze(dim)
-            for bit in (ASSERTED, NEGATED, HEDGED, LEFT, RIGHT)
-        )
-    )
+    return _Features(*(findings & bit != 0 for bit in (ASSERTED, NEGATED, HEDGED, LEFT, RIGHT)))
 
 
 def _compare(
-    anchor: _Sets, report: _Sets
+    anchor: _Features, report: _Features
 ) -> tuple[Bool[Tensor, "anchors candidates"], Bool[Tensor, "anchors candidates"]]:
-    # Where a claim makes the pair different, and where unclear; different goes first.
-    absent = ~(report.asserted | report.hedged)
-    both = anchor.asserted & report.asserted
-    lacks_side = both & (anchor.left & ~report.left | anchor.right & ~report.right)
-    other_side = lacks_side & (report.left | report.right)
-    different = (anchor.asserted | anchor.hedged) & absent | anchor.negated & report.asserted
-    unclear = anchor.negated & ~report.negated | anchor.hedged | anchor.asserted & report.hedged
-    # Whichever finding it is: one claim that differs makes the whole sentence differ.
-    return (different | other_side) != 0, (unclear | lacks_side) != 0
+    """Tell which pairs some claim makes different, and which unclear; different goes first.
+
+    Each line of the module's table is a claim of the anchor times a state of the report. Whether
+    any finding has both is one product of matrices, whatever the number of findings.
+    """
+    unsided_left = report.asserted & ~report.left
+    unsided_right = report.asserted & ~report.right
+    different = [
+        (anchor.asserted | anchor.hedged, ~(report.asserted | report.hedged)),
+        (anchor.negated, report.asserted),
+        (anchor.left, unsided_left & report.right),
+        (anchor.right, unsided_right & report.left),
+    ]
+    unclear = [
+        (anchor.negated, ~report.negated),
+        (anchor.hedged, torch.ones_like(report.asserted)),
+        (anchor.asserted, report.hedged),
+        (anchor.left, unsided_left),
+        (anchor.right, unsided_right),
+    ]
+    return _any_finding(different), _any_finding(unclear)
+
+
+def _any_finding(
+    pairs: Sequence[tuple[Bool[Tensor, "anchors findings"], Bool[Tensor, "candidates findings"]]],
+) -> Bool[Tensor, "anchors candidates"]:
+    anchors, reports = (torch.cat(side, dim=1).float() for side in zip(*pairs, strict=True))
+    return anchors @ reports.T > 0
 
 
 def _side_bits(sides: Set[str]) -> int:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
@@ -181,17 +181,20 @@ def test_eta_receives_no_gradient() -> None:
 
 @pytest.mark.parametrize("floor", FLOORS)
 @pytest.mark.parametrize("eta", [0.0, 0.2, 0.999])
-@pytest.mark.parametrize("mates", ["none", "some", "all"])
-def test_gradient_is_finite_whatever_is_dead(floor: str, eta: float, mates: str) -> None:
-    known = {
+@pytest.mark.parametrize("argument", ["known_positives", "known_mates"])
+@pytest.mark.parametrize("known", ["none", "some", "all"])
+def test_gradient_is_finite_whatever_is_dead(
+    floor: str, eta: float, argument: str, known: str
+) -> None:
+    of_the_class = {
         "none": None,
         "some": torch.rand(16, 16) < 0.3,
         "all": torch.ones(16, 16, dtype=torch.bool),
-    }[mates]
+    }[known]
     s = (14 * cosines(16)).requires_grad_()
     with torch.autograd.set_detect_anomaly(True):
         loss = debiased_contrastive_loss(
-            s, None, eta, math.sqrt(14), known_positives=known, floor=floor
+            s, None, eta, math.sqrt(14), floor=floor, **{argument: of_the_class}
         )
         loss.backward()
     assert loss.isfinite()
@@ -228,6 +231,81 @@ def test_known_positives_join_v_and_leave_the_negatives() -> None:
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
+def draw_batch(share_known: float) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    """Anchors whose class has a share of .2; some of its draws among the negatives are known.
+
+    Gives s with the positive first, what is known, the share, and E e^s over other classes.
+    """
+    generator = torch.Generator().manual_seed(7)
+    rho, anchors, N = 0.2, 3000, 800
+
+    def chance(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    of_the_class = chance(anchors, 1 + N) < rho
+    of_the_class[:, 0] = True
+    # e^s is uniform on [1, 4] within the class, and on [.5, 1.5] outside.
+    s = torch.where(of_the_class, 1 + 3 * chance(anchors, 1 + N), 0.5 + chance(anchors, 1 + N))
+    known = of_the_class & (chance(anchors, 1 + N) < share_known)
+    return s.log(), known, rho, 1.0
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+@given(share_known=st.floats(0, 1))
+@example(0.0)
+@example(1.0)
+@settings(max_examples=8, deadline=None)
+def test_g_estimates_the_true_negatives_whatever_share_of_the_false_is_known(
+    floor: str, share_known: float
+) -> None:
+    s, known, rho, true = draw_batch(share_known)
+    first = torch.zeros(len(s), dtype=torch.long)
+    loss = debiased_contrastive_loss(
+        s, first, rho, math.sqrt(2), known_mates=known, floor=floor, reduction="none"
+    )
+    left = s.shape[1] - 1 - known[:, 1:].sum(dim=1)  # the N of each anchor
+    g = loss.expm1() * s[:, 0].exp() / left
+    assert g.mean().item() == pytest.approx(true, rel=0.02)
+
+
+def test_mates_leave_the_negatives_join_v_and_lower_eta() -> None:
+    s = torch.tensor([[2.0, 1.0, 0.5, -1.0, 0.0, 0.3]], dtype=torch.float64)
+    mates = torch.tensor([[True, False, True, False, False, False]])  # the positive as well
+    negatives = math.exp(1.0) + math.exp(-1.0) + math.exp(0.0) + math.exp(0.3)
+    v = (math.exp(2.0) + math.exp(0.5)) / 2
+    eta = (5 * 0.3 - 1) / 4  # five negatives, one of them found
+    g = (negatives / 4 - eta * v) / (1 - eta)
+    loss = debiased_contrastive_loss(s, None, 0.3, 2.0, known_mates=mates)
+    assert loss.item() == pytest.approx(math.log1p(4 * g / math.exp(2.0)), abs=1e-14)
+
+
+def test_weighted_mates_count_by_their_weight() -> None:
+    s = 2 * cosines(4, 9)
+    mates = torch.zeros(4, 9, dtype=torch.bool)
+    mates[:, 7] = True
+    weights = torch.ones(4, 9, dtype=torch.float64)
+    weights[:, 6], weights[:, 8], mates[:, 8] = 2, 0, True  # eight negatives, one known, one gone
+    terms = debiased_terms(s, None, 0.4, 2.0, weights=weights, known_mates=mates)
+    assert terms.eta.tolist() == pytest.approx([(8 * 0.4 - 1) / 7] * 4)
+    assert terms.N.tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_more_mates_than_expected_leave_nothing_to_correct(floor: str) -> None:
+    s = 4 * cosines(12, 30)
+    mates = torch.arange(30).expand(12, -1) >= 24
+    removed = info_nce_loss(s, weights=(~mates).double())
+    loss = debiased_contrastive_loss(s, None, 0.1, 9.0, known_mates=mates, floor=floor)
+    assert loss.item() == pytest.approx(removed.item(), abs=1e-14)
+
+
+def test_no_mates_change_nothing() -> None:
+    s, eta = 4 * cosines(16), torch.linspace(0, 0.3, 16, dtype=torch.float64)
+    nobody = torch.zeros(16, 16, dtype=torch.bool)
+    loss = debiased_contrastive_loss(s, None, eta, 2.0, known_mates=nobody, reduction="none")
+    assert torch.equal(loss, debiased_contrastive_loss(s, None, eta, 2.0, reduction="none"))
+
+
 def test_weight_of_zero_is_deletion_of_the_column() -> None:
     s = (3 * cosines(4, 9)).requires_grad_()
     weights = torch.ones(4, 9, dtype=torch.float64)
@@ -259,17 +337,18 @@ def test_positive_may_stand_anywhere() -> None:
 
 
 @pytest.mark.parametrize("floor", FLOORS)
-@pytest.mark.parametrize("mates", [False, True])
-def test_gradient_is_the_derivative(floor: str, mates: bool) -> None:
+@pytest.mark.parametrize("argument", ["", "known_positives", "known_mates"])
+def test_gradient_is_the_derivative(floor: str, argument: str) -> None:
     s = (2 * cosines(7, 9)).requires_grad_()
-    known = torch.rand(7, 9) < 0.2 if mates else None
+    of_the_class = torch.rand(7, 9, generator=torch.Generator().manual_seed(1)) < 0.2
+    known = {argument: of_the_class} if argument else {}
     eta = torch.linspace(0, 0.4, 7, dtype=torch.float64)
-    terms = debiased_terms(s, None, eta, math.sqrt(2), known_positives=known)
+    terms = debiased_terms(s, None, eta, math.sqrt(2), **known)
     assert 0 < (terms.ell <= terms.phi).sum() < 7
 
     def loss(s: torch.Tensor) -> torch.Tensor:
         return debiased_contrastive_loss(
-            s, None, eta, math.sqrt(2), known_positives=known, floor=floor, reduction="none"
+            s, None, eta, math.sqrt(2), floor=floor, reduction="none", **known
         )
 
     assert torch.autograd.gradcheck(loss, (s,))
@@ -313,8 +392,16 @@ def test_not_a_number_is_passed_on(where: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"eta": 1.0}, "eta is 1.0"),
-        ({"eta": -0.1}, "eta is -0.1"),
+        ({"eta": 1.0}, r"eta is 1, outside \[0, 1\).*cap it"),
+        ({"eta": 1 - 1e-9}, "eta is 1, outside"),  # 1 in float32
+        ({"eta": -0.1}, "eta is -0.1, outside"),
+        ({"eta": math.nan}, "eta is nan, outside"),
+        ({"eta": torch.tensor([0.1, 1.0, 0.2, 0.0])}, "eta is 1, outside"),
+        ({"eta": torch.tensor([0.1, -0.5, 0.2, 0.0])}, "eta is -0.5, outside"),
+        ({"eta": torch.tensor([0.1, math.nan, 0.2, 2.0])}, "eta is nan, outside"),
+        ({"weights": torch.full((4, 4), -1.0)}, r"a weight is -1, outside \[0, inf\).*removes"),
+        ({"weights": torch.full((4, 4), math.inf)}, "a weight is inf, outside"),
+        ({"weights": torch.full((4, 4), math.nan)}, "a weight is nan, outside"),
         ({"eta": torch.zeros(5)}, "one an anchor"),
         ({"eta": torch.zeros(4, 1)}, "one an anchor"),
         ({"positive": torch.arange(3)}, "one column each"),

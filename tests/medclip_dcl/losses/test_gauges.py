@@ -56,6 +56,14 @@ def test_weight_is_that_of_the_negatives_with_class_mates() -> None:
     assert gauges["frac_floor"].item() == pytest.approx(1 - off.double().mean().item())
 
 
+def test_gauges_are_of_what_is_left_to_expect() -> None:
+    mates = torch.zeros(2, 11, dtype=torch.bool)
+    mates[0, 2:4] = True  # two of three that are expected among ten
+    gauges = debiasing_gauges(torch.zeros(2, 11), None, 0.3, 3.0, known_mates=mates)
+    assert gauges["mean_eta"].item() == pytest.approx((1 / 8 + 3 / 10) / 2)
+    assert gauges["expected_false_negatives"].item() == pytest.approx((1 + 3) / 2)
+
+
 def test_learned_batch_is_all_on_the_floor() -> None:
     gauges = debiasing_gauges(14 * (2 * torch.eye(16) - 1), None, 0.05, math.sqrt(14))
     assert gauges["frac_floor"].item() == 1

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from medclip_dcl.losses.relations import (
-    CODES,
     DIFFERENT,
     SAME,
     UNCLEAR,
@@ -146,7 +145,7 @@ def test_codes_hold_every_finding_and_normal() -> None:
     findings = [name for name in LABELS if name != "No Finding"]
     codes = encode_claims([claims(f"{name}/left") for name in findings] + [NORMAL])
     assert codes.dtype == torch.int8
-    assert codes.shape == (14, CODES)
+    assert codes.shape == (14, (len(FINDINGS) + 1))
     assert (codes != 0).sum(dim=1).tolist() == [1] * 14
     assert (codes != 0).sum(dim=0).tolist() == [1] * 14
 
