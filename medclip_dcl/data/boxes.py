@@ -1,22 +1,24 @@
 """Boxes, MS-CXR's, another CSV or a column: phrases with boxes, patients that must not train."""
 
-import gzip
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+from medclip_dcl.data.sources.delimited import open_plain
 from medclip_dcl.data.sources.records import (
     CONSTANT,
     BoxColumn,
     BoxTable,
     ImageRecord,
     SourceConfig,
-    read_rows,
+    read_any,
+    relative_to_root,
+    take_rows,
 )
 from medclip_dcl.errors import ConfigError, StudyError
 
@@ -40,20 +42,22 @@ _SUBJECT = re.compile(r"(?:^|/)p(\d{3,})(?:/|$)")
 _ROUNDED = 1e-3  # by which a fraction may be outside its image
 _BOUNDLESS = ("1e9", "1e9")  # pixels; nobody knows the image of this box
 
+_DAMAGED = (AttributeError, RecursionError, zlib.error)
+
 _Row = tuple[str, ...]
 
 
 def read_boxes(
     path: Path,
     images: Iterable[ImageRecord],
-    columns: Mapping[BoxColumn, str] = MappingProxyType({}),
-    form: str = "",
+    settings: SourceConfig | None = None,
+    root: Path | None = None,
 ) -> BoxTable:
     """Read a box table: CSV, or MS-CXR's COCO-like JSON; or either with `.gz`.
 
-    The table names `images`, all of the source, by id or by path. `columns`: role -> name of the
-    CSV's column, where it is not MS-CXR's. `form`: that of the CSV, `source.box_form`. A row of it
-    that has no box at all, such as "No finding", is left out.
+    The table names `images`, all of the source, by id or by path, which may begin with the root.
+    The settings name the CSV's columns, where they are not MS-CXR's, and its form. A row of it that
+    has no box at all, such as "No finding", is left out.
 
     Raises:
         ConfigError: a role that needs a column has none.
@@ -63,8 +67,10 @@ def read_boxes(
     Source: PhysioNet, MS-CXR 1.0 and 1.1: x, y, w, h in pixels of the original image. In the
         JSON the image's id is the name of its file without its ending.
     """
+    settings = settings or SourceConfig()
+    relative = relative_to_root(root or path.parent, settings)
     is_json = ".json" in {suffix.lower() for suffix in path.suffixes}
-    table = list(_json_rows(path) if is_json else _csv_rows(path, columns, form))
+    table = list(_json_rows(path) if is_json else _csv_rows(path, settings))
     images = tuple(images)
     known = {image.path: image for image in images if image.path}
     known |= {image.image_id: image for image in images}
@@ -73,7 +79,7 @@ def read_boxes(
     unknown = 0
     for index, (where, values) in enumerate(table):
         name, category, phrase = values[:3]
-        image = known.get(name)
+        image = known.get(name) or known.get(relative(name))
         numbers = _numbers((*values[3:7], *_sides(values[7:], image, index)), index)
         # the patient counts also where the image is not at hand: it must not train
         match = _SUBJECT.search(where)
@@ -159,26 +165,24 @@ def _no_box(row_number: int) -> StudyError:
     )
 
 
-def _csv_rows(
-    path: Path, columns: Mapping[BoxColumn, str], form: str
-) -> Iterator[tuple[str, _Row]]:
+def _csv_rows(path: Path, settings: SourceConfig) -> Iterator[tuple[str, _Row]]:
     """Give the path of each row's image, empty where the table has none, and its values."""
-    roles = MS_CXR_COLUMNS | dict(columns)
+    roles = MS_CXR_COLUMNS | settings.box_columns
     empty = [role for role, name in roles.items() if not name and role not in _NUMBERS[4:]]
     if empty:
         raise ConfigError(f"source.box_columns names no column for {empty}; give each one")
     names = list(roles.values())
-    found = read_rows(path, [name for name in names if name and not name.startswith(CONSTANT)])
+    table = read_any(path, settings.fallback_encoding, settings.separator)
+    named = [name for name in names if name and not name.startswith(CONSTANT)]
+    found = take_rows(table, path.name, named)
     blank = [""] * len(found[roles["image_id"]])
     same = {name: [name.removeprefix(CONSTANT)] * len(blank) for name in names if name not in found}
     values = zip(*((found | same)[name] for name in names), strict=True)
-    try:
-        paths = read_rows(path, ["path"])["path"]
-    except StudyError:
-        paths = blank
+    has_paths = "path" in table.column_names
+    paths = take_rows(table, path.name, ["path"])["path"] if has_paths else blank
     for where, row in zip(paths, values, strict=True):
         if any(row[3:7]):
-            yield where, _from_edges(row) if form == "xyxy" else row
+            yield where, _from_edges(row) if settings.box_form == "xyxy" else row
 
 
 def _from_edges(row: _Row) -> _Row:
@@ -206,8 +210,8 @@ def _sides(stated: _Row, image: ImageRecord | None, row_number: int) -> _Row:
 def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
     """Give the same of the JSON form, one row per box and phrase."""
     try:
-        data = path.read_bytes()
-        tree = json.loads(gzip.decompress(data) if path.suffix.lower() == ".gz" else data)
+        with open_plain(path) as stream:
+            tree = json.loads(stream.read())
         images = {image["id"]: image for image in tree["images"]}
         names = {item["id"]: str(item["name"]) for item in tree["categories"]}
         for box in tree["annotations"]:
@@ -218,7 +222,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, _Row]]:
                 image_id = Path(str(image["file_name"])).stem
                 words = (image_id, names[box["category_id"]], str(phrase))
                 yield str(image.get("path", "")), (*words, *(str(side) for side in sides))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (LookupError, OSError, EOFError, ValueError, TypeError, *_DAMAGED) as error:
         kind = type(error).__name__
         raise StudyError(f"the box table is not JSON of MS-CXR's form ({kind})") from error
 

@@ -29,6 +29,10 @@ _TILE_HEADER = 12
 _MAX_TILES = 65_535
 
 
+_PNG_SIGNATURE_BYTES = 8
+_MAX_CHUNKS = 2**16  # writers put 8 KiB or more in each; Pillow takes microseconds for one
+
+
 class Frame(NamedTuple):
     """What the header of a compressed stream declares."""
 
@@ -37,6 +41,19 @@ class Frame(NamedTuple):
     components: int
     precision: int
     process: str
+
+
+def require_chunks(stream: bytes) -> None:
+    """Refuse a PNG of more chunks than an image needs.
+
+    Source: PNG, third edition, 5.3.
+    """
+    at = _PNG_SIGNATURE_BYTES
+    for _ in range(_MAX_CHUNKS):
+        if at >= len(stream):
+            return
+        at += 12 + int.from_bytes(stream[at : at + 4], "big")
+    raise ImageError("corrupt", f"the PNG has more than {_MAX_CHUNKS} chunks")
 
 
 def read_jpeg(stream: bytes) -> Frame:

@@ -12,7 +12,7 @@
     labels      where label frequencies come from, and studies per finding and answer
     verdict     shares and leaks with what is allowed, and whether all is `clean`
 
-Codes of lines are those of `manifest.REASONS`, of `images.REASONS`, and `CODES`. Of their kinds,
+Codes of lines are those of `manifest.REJECT_REASONS`, and `CODES`. Of their kinds,
 `unusable` and `duplicate` count towards a share, `leak` by number, `note` towards nothing.
 """
 
@@ -39,8 +39,8 @@ from medclip_dcl.artifact import (
     remove_resumable,
 )
 from medclip_dcl.data import manifest
-from medclip_dcl.data.images import REASONS, Decoder, ImagesConfig
-from medclip_dcl.data.manifest import VIEW_REASONS, Selection, Source
+from medclip_dcl.data.images import Decoder, ImagesConfig
+from medclip_dcl.data.manifest import REJECT_REASONS, VIEW_REASONS, Selection, Source
 from medclip_dcl.data.row_images import image_source
 from medclip_dcl.data.sources.records import SPLITS, ImageRecord, RawStudies, Study, Text
 from medclip_dcl.distributed import available_cores
@@ -69,7 +69,7 @@ class CheckConfig(Section):
     """Patients or pictures on both sides of a split, above which the exit code is 3."""
 
 
-ARTIFACT = ArtifactType("preflight", 3, "check_data")
+ARTIFACT = ArtifactType("preflight", 4, "check_data")
 
 IMAGES = TableFormat(
     "images.parquet",
@@ -92,6 +92,8 @@ FOUND = TableFormat(
         Column("code", pa.string(), "what was found, a code of `preflight.json`"),
         Column("id", pa.string(), "id of the image, study or patient"),
         Column("other", pa.string(), "the image or study that it repeats; else empty"),
+        Column("table", pa.string(), "file of the mapped table that has the id; else empty"),
+        Column("row", pa.int64(), "row of that file, counted from 0 below its header; else null"),
     ),
 )
 """One row per code and id."""
@@ -168,7 +170,7 @@ def write_preflight(folder: Path, inspected: Inspection, kind: str, allowed: Che
     tree = _describe(inspected, found, repeats, kind, allowed)
     remove_resumable(folder)
     write_table(folder, IMAGES, inspected.images)
-    write_table(folder, FOUND, [item._asdict() for item in sorted(set(found))])
+    write_table(folder, FOUND, name_rows(sorted(set(found)), inspected.source.raw))
     write_text(folder / _FIGURES, json.dumps(tree, indent=1, allow_nan=False) + "\n")
     return {
         "images": len(inspected.images),
@@ -244,18 +246,19 @@ def count_labels(labels: pa.Table | None, studies: Collection[str], rows: Iterab
 
     No Finding is present where a report calls the image normal.
     """
+    names = LABELS if labels is None else manifest.label_names(labels)
     if labels is None:
         said = [row["said"] for row in rows]
     else:
         said = [
-            {name: _ANSWER_OF[row[name]] for name in LABELS if row[name] in _ANSWER_OF}
+            {name: _ANSWER_OF[row[name]] for name in names if row[name] in _ANSWER_OF}
             for row in manifest.labels_of(labels, studies).to_pylist()
         ]
     counts = Counter(item for answers in said for item in answers.items())
     return {
         "source": "reports" if labels is None else "table",
         "studies": len(said),
-        "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in LABELS},
+        "findings": {name: {word: counts[name, word] for word in ANSWERS} for name in names},
     }
 
 
@@ -378,6 +381,15 @@ def name_rejects(raw: RawStudies, chosen: Selection) -> list[Found]:
     ]
 
 
+def name_rows(found: Iterable[Found], raw: RawStudies) -> list[Row]:
+    """Add the row of a table to each thing that was found: rows of `FOUND`."""
+    rows = []
+    for item in found:
+        table, row = raw.rows.find(item.id, repeated=item.code == "duplicate_id")
+        rows.append(item._asdict() | {"table": table, "row": row})
+    return rows
+
+
 def find_leaks(splits: Mapping[str, Collection[str]], evaluated: Collection[str]) -> list[Found]:
     """Find patients whom the source puts on both sides of a split; the manifest corrects it."""
     both = [Found("two_splits", who) for who, named in sorted(splits.items()) if len(named) > 1]
@@ -463,7 +475,9 @@ def count_steps(
         for item in chosen.rejects:
             lost[item.reason].add(item.id)
         dropped["frontal"] = set[str]().union(*(lost[reason] for reason in VIEW_REASONS))
-        dropped["with a file"] = lost["missing_image"] | lost["pointer_file"]
+        dropped["with a file"] = (
+            lost["missing_image"] | lost["backslash_path"] | lost["pointer_file"]
+        )
         if raw.has_reports:
             dropped["with text"] = left.keys() - {image.image_id for image in chosen.images}
             dropped["with usable sentences"] = {
@@ -490,7 +504,7 @@ def make_lines(found: Iterable[Found], of: Mapping[str, int], total: int) -> lis
     `of`: code -> how many were looked at; `total`: how many for every other code.
     """
     counts = Counter(code for code, _ in {(item.code, item.id) for item in found})
-    meanings = REASONS | manifest.REASONS | {code: text for code, (_, text) in CODES.items()}
+    meanings = REJECT_REASONS | {code: text for code, (_, text) in CODES.items()}
     rows = [
         {"code": code, "kind": _kind_of(code), "count": count, "of": of.get(code, total)}
         | {"meaning": meanings[code]}

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_whole
+from medclip_dcl.data.codestreams import read_jpeg, require_bits, require_chunks, require_whole
 from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import DecodedImage, Source, Values, Words, shade, stretch
 from medclip_dcl.data.images import (
@@ -114,6 +114,8 @@ def _read_with_pillow(data: bytes, settings: ImagesConfig) -> DecodedImage:
     source: Source = "jpeg" if data[:1] == b"\xff" else "png"
     if source == "jpeg":
         require_bits(read_jpeg(data), len(data))
+    else:
+        require_chunks(data)
     with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
         if image.width * image.height > settings.max_pixels:
             raise ImageError(

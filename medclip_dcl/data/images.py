@@ -25,13 +25,13 @@ from pydantic import Field
 
 from medclip_dcl.data.grayscale import GreyImage, Source
 from medclip_dcl.errors import ImageError, StudyError
-from medclip_dcl.section import NO_EFFECT, Section
+from medclip_dcl.section import LOCAL, NO_EFFECT, Section
 
 
 class ImagesConfig(Section):
     """Decoding and preparing images (`prepare_images`, and the service)."""
 
-    size_px: Annotated[int, Field(ge=32)] = 512
+    size_px: Annotated[int, Field(ge=32, le=8192)] = 512
     """Height and width of a prepared image, pixels; paper: 512."""
     voi: Literal["none", "dicom"] = "none"
     """Whether a DICOM VOI LUT or window is applied before scaling by minimum and maximum."""
@@ -46,12 +46,12 @@ class ImagesConfig(Section):
     memory_mb: Annotated[int, Field(gt=0)] = 1024
     """Memory that a decode worker may allocate, MiB."""
     reject_burned_in: bool = True
-    """Whether an image whose BurnedInAnnotation says YES is rejected."""
+    """Whether an image is rejected whose BurnedInAnnotation is given and is not NO."""
     shard_rows: Annotated[int, Field(gt=0)] = 512
     """Images in one shard: the unit that is resumed."""
     workers: Annotated[int, Field(ge=0), NO_EFFECT] = 0
     """Decode processes; 0: one per core."""
-    dask_scheduler: Annotated[str, NO_EFFECT] = ""
+    dask_scheduler: Annotated[str, NO_EFFECT, LOCAL] = ""
     """Address of a Dask scheduler, such as `tcp://head:8786`, whose workers decode; empty: here."""
     max_reject_share: Annotated[float, Field(ge=0, le=1), NO_EFFECT] = 0.01
     """Share of rejected images above which the job fails with exit code 3."""
@@ -60,6 +60,19 @@ class ImagesConfig(Section):
     def max_pixels(self) -> int:
         """Largest declared rows x columns."""
         return int(self.max_megapixels * 1e6)
+
+    def held_to(
+        self, *, max_bytes: int, max_megapixels: float, deadline_s: float, memory_mb: int
+    ) -> Self:
+        """Give the same settings with decoding held to limits of whoever decodes."""
+        return self.model_copy(
+            update={
+                "max_bytes": min(self.max_bytes, max_bytes),
+                "max_megapixels": min(self.max_megapixels, max_megapixels),
+                "deadline_s": min(self.deadline_s, deadline_s),
+                "memory_mb": min(self.memory_mb, memory_mb),
+            }
+        )
 
 
 REASONS: dict[str, str] = {
@@ -436,7 +449,10 @@ _decoders: dict[tuple[int, ImagesConfig, int], Decoder] = {}
 _lock = threading.Lock()
 
 
-def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) -> GreyImage:  # noqa: B008 (frozen)
+def open_image(
+    source: Path | str | bytes,
+    settings: ImagesConfig = ImagesConfig(),  # noqa: B008 (frozen)
+) -> GreyImage:
     """Read an image safely: DICOM, JPEG or PNG.
 
     The bytes are decoded in a worker process with a deadline and a memory cap, which is
@@ -449,7 +465,8 @@ def open_image(source: Path | bytes, settings: ImagesConfig = ImagesConfig()) ->
     Raises:
         ImageError: the image is refused; `code` is one of `REASONS`.
     """
-    return shared_decoder(settings).open(source)
+    path_or_bytes = Path(source) if isinstance(source, str) else source
+    return shared_decoder(settings).open(path_or_bytes)
 
 
 def shared_decoder(settings: ImagesConfig, workers: int = 1) -> Decoder:

@@ -172,8 +172,8 @@ class PreparedImages:
 
 def _open_shard(path: Path) -> pa.RecordBatch:
     try:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        batch = reader.get_batch(0)
+        with files.denials_named(path):
+            batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
     except (OSError, pa.ArrowException) as error:
         raise ArtifactCorrupt(
             f"shard {path} is missing or damaged; rerun {ARTIFACT.job}"
@@ -281,7 +281,9 @@ def _dask() -> Any:
     try:
         return importlib.import_module("distributed")
     except ImportError as error:
-        raise ConfigError("images.dask_scheduler needs `pip install medclip-dcl[dask]`") from error
+        raise ConfigError(
+            "images.dask_scheduler needs distributed; run pip install '.[dask]' in the checkout"
+        ) from error
 
 
 def _cluster(address: str) -> Any:

@@ -29,11 +29,14 @@ from medclip_dcl.data.dicom.reader import (
     PIXEL_TAGS,
     PUBLIC_TAGS,
     SYNTAXES,
+    annotation_behind,
     code_string,
     image_size,
     pixel_element,
+    raw_value,
     read_elements,
     require_grey,
+    require_no_text,
     whole_number,
 )
 from medclip_dcl.data.images import PREAMBLE, ImageHeader, ImagesConfig, SeparatedImage
@@ -62,13 +65,17 @@ def separate(data: bytes, settings: ImagesConfig) -> SeparatedImage:
     """
     wanted = [Tag(name) for name in (*_COPIED, *_SEQUENCES, *PUBLIC_TAGS, *PIXEL_TAGS)]
     tags, syntax, body, at = read_elements(data, settings, wanted)
+    is_burned_in = require_no_text(raw_value(tags, "BurnedInAnnotation"), settings)
     require_grey(tags)
     image_size(tags, settings)
     pixels = pixel_element(body, at, syntax)
+    is_burned_in |= require_no_text(annotation_behind(body, at + len(pixels), syntax), settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # pydicom warns where it replaces what it cannot decode
         header = _encoded(_cleaned(tags), _EXPLICIT)
         meaning = _pixel_meaning(tags)
+    if is_burned_in:
+        meaning.BurnedInAnnotation = "YES"  # however it was written
     digest = hashlib.sha256(pixels).hexdigest()
     return SeparatedImage(ImageHeader(header, digest), _file(meaning, syntax, pixels))
 

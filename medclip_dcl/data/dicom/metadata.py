@@ -7,6 +7,8 @@ of elements. Values of all other tags are stepped over unread.
 
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +16,9 @@ from typing import Literal
 from medclip_dcl.data.images import PREAMBLE, is_dicom
 from medclip_dcl.errors import ImageError
 
-TAGS = {
+_Tag = tuple[int, int]
+
+TAGS: dict[_Tag, str] = {
     (0x0008, 0x0016): "SOPClassUID",
     (0x0008, 0x0018): "SOPInstanceUID",
     (0x0008, 0x0060): "Modality",
@@ -38,7 +42,7 @@ _NESTING = {(0xFFFE, 0xE000): 1, (0xFFFE, 0xE00D): -1, (0xFFFE, 0xE0DD): -1}
 _IMPLICIT, _BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 _CODE = re.compile(r"[A-Z0-9 _]{0,16}")
-_LAST_GROUP = max(TAGS)[0]
+_INSTANCE_UID = (0x0008, 0x0018)
 
 
 class _CutShort(Exception):
@@ -65,20 +69,39 @@ def read_header(path: Path) -> Header | None:
 
     Source: DICOM PS3.5, 7.1 and 7.5; PS3.10, 7.1.
     """
+    return _header(_read_values(path, max(TAGS)))
+
+
+def parse_header(data: bytes) -> Header | None:
+    """Read the header of the bytes of a file, as `read_header` does."""
+    try:
+        return _header(_values(data[:_FAR], max(TAGS)))
+    except _CutShort:
+        return None
+
+
+def read_instance_uid(path: Path) -> str:
+    """Read the SOP instance UID of a file's data set; empty where it has none, or is not DICOM.
+
+    Nothing behind it is looked at.
+    """
+    return _text((_read_values(path, _INSTANCE_UID) or {}).get(_INSTANCE_UID, b""))
+
+
+def _read_values(path: Path, last: _Tag) -> dict[_Tag, bytes] | None:
     with path.open("rb") as stream:
         for size in (_NEAR, _FAR):
             stream.seek(0)
             data = stream.read(size)
             try:
-                return _header(data)
+                return _values(data, last)
             except _CutShort:
                 if len(data) < size:
                     return None
     return None
 
 
-def _header(data: bytes) -> Header | None:
-    found = _data_set(data)
+def _header(found: dict[_Tag, bytes] | None) -> Header | None:
     if found is None:
         return None
     values = {name: found.get(tag, b"") for tag, name in TAGS.items()}
@@ -95,8 +118,8 @@ def _header(data: bytes) -> Header | None:
     )
 
 
-def _data_set(data: bytes) -> dict[tuple[int, int], bytes] | None:
-    """Give the values of `TAGS` in a file's data set."""
+def _values(data: bytes, last: _Tag) -> dict[_Tag, bytes] | None:
+    """Give the values of `TAGS` in a file's data set, up to the tag `last`."""
     if not is_dicom(data):
         return None
     try:
@@ -112,7 +135,7 @@ def _data_set(data: bytes) -> dict[tuple[int, int], bytes] | None:
             return None
         start = 0
     order: Literal["little", "big"] = "big" if syntax == _BIG_ENDIAN else "little"
-    return _walk(data, start, implicit=syntax == _IMPLICIT, order=order)
+    return _walk(data, start, last, implicit=syntax == _IMPLICIT, order=order)
 
 
 def read_file_meta(data: bytes) -> tuple[str, int]:
@@ -143,13 +166,39 @@ def read_file_meta(data: bytes) -> tuple[str, int]:
 
 
 def _walk(
+    data: bytes, at: int, last: _Tag, *, implicit: bool, order: Literal["little", "big"]
+) -> dict[_Tag, bytes]:
+    found: dict[_Tag, bytes] = {}
+    for tag, start, length in _elements(data, at, implicit=implicit, order=order):
+        if tag > last:  # elements are sorted: nothing wanted follows
+            break
+        if tag in TAGS and length != _UNDEFINED:
+            found[tag] = data[start : start + length]
+            if len(found[tag]) < length:
+                raise _CutShort
+    return found
+
+
+def find_value(
+    data: bytes, at: int, tag: _Tag, *, implicit: bool, order: Literal["little", "big"]
+) -> bytes | None:
+    """Give the value of an element among those from offset `at` on; None: it is not there."""
+    with suppress(_CutShort):
+        for found, start, length in _elements(data, at, implicit=implicit, order=order):
+            if found == tag:
+                return data[start : start + length]
+    return None
+
+
+def _elements(
     data: bytes, at: int, *, implicit: bool, order: Literal["little", "big"]
-) -> dict[tuple[int, int], bytes]:
-    found: dict[tuple[int, int], bytes] = {}
+) -> Iterator[tuple[_Tag, int, int]]:
+    """Give tag, start and length of each value that stands in no sequence."""
     # Only elements of undefined length are entered, as a count of open sequences and items:
     # what has a length, a sequence too, is stepped over whole. So a file that nests a million
     # deep costs a number, not a stack.
     depth = 0
+    unknown = 0  # depth of a sequence that is written as UN: what it holds is in implicit VR
     for _ in range(_MOST_ELEMENTS):
         if at == len(data) and not depth:
             break
@@ -157,27 +206,28 @@ def _walk(
         if len(head) < 8:
             raise _CutShort
         tag = int.from_bytes(head[:2], order), int.from_bytes(head[2:4], order)
-        if not depth and tag[0] > _LAST_GROUP:  # elements are sorted: nothing wanted follows
-            break
         kind = head[4:6]
-        if implicit or tag[0] == 0xFFFE:  # items and delimiters have no VR in any syntax
+        if implicit or unknown or tag[0] == 0xFFFE:  # items and delimiters have no VR in any syntax
             length, wide = int.from_bytes(head[4:8], order), 8
         elif kind in _LONG_VRS:
             length, wide = int.from_bytes(head[8:12], order), 12
         else:
             length, wide = int.from_bytes(head[6:8], order), 8
         at += wide
+        if not depth:
+            yield tag, at, length
         if length == _UNDEFINED or _NESTING.get(tag, 0) < 0:  # a sequence or an item opens, or ends
             depth += _NESTING.get(tag, 1)
+            if kind == b"UN" and wide == 12:
+                unknown = depth
+            elif depth < unknown:
+                unknown = 0
             continue
         if at + length > len(data):
             raise _CutShort
-        if not depth and tag in TAGS:
-            found[tag] = data[at : at + length]
         at += length
     else:
         raise _CutShort
-    return found
 
 
 def _text(value: bytes) -> str:

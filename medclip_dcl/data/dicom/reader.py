@@ -17,6 +17,7 @@ import imagecodecs
 import numpy as np
 import numpy.typing as npt
 import pydicom.config
+from pydicom.datadict import dictionary_VR
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
@@ -29,7 +30,7 @@ from medclip_dcl.data.codestreams import (
     require_tiles,
     require_whole,
 )
-from medclip_dcl.data.dicom.metadata import DEFLATED, read_file_meta
+from medclip_dcl.data.dicom.metadata import DEFLATED, find_value, read_file_meta
 from medclip_dcl.data.grayscale import (
     TOP,
     DecodedImage,
@@ -95,8 +96,13 @@ SYNTAXES: dict[str, Syntax] = {
 
 _WANTED = [Tag(keyword) for keyword in (*PUBLIC_TAGS, *PIXEL_TAGS)]
 _PIXEL_DATA = Tag("PixelData")
+_BURNED_IN = (0x0028, 0x0301)
 _CODE_STRING = re.compile(r"[A-Z0-9 _]{1,16}")
-_MAX_ELEMENTS = 20_000  # images have some hundred; each costs pydicom some microseconds
+# Images have some hundred elements, those within sequences included. pydicom reads one to three
+# times for each, which costs it some microseconds.
+_MAX_READS = 25_000
+_LONGEST_VALUE = 2**16
+_LONGEST_SEQUENCE = 2**20  # of stated length: it is parsed only where it is used; of lookup tables
 
 _UNDEFINED = 0xFFFFFFFF
 _ITEM = b"\xfe\xff\x00\xe0"
@@ -117,11 +123,11 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
     Source: DICOM PS3.3, C.7.6.3, C.11.1 and C.11.2; PS3.5, Annex A; PS3.10, 7.1.
     """
     tags, syntax, body, at = read_elements(data, settings, _WANTED)
-    if settings.reject_burned_in and code_string(tags, "BurnedInAnnotation") == "YES":
-        raise ImageError("burned_in", "BurnedInAnnotation is YES; de-identify the pixels first")
+    require_no_text(raw_value(tags, "BurnedInAnnotation"), settings)
     inverted = require_grey(tags)
     size, layout = image_size(tags, settings), _layout(tags)
-    words = _decode(body, at, SYNTAXES[syntax], size, layout.bits_allocated)
+    words, end = _decode(body, at, SYNTAXES[syntax], size, layout.bits_allocated)
+    require_no_text(annotation_behind(body, end, syntax), settings)
     picture = shade(words, _meaning(tags, layout, voi=settings.voi == "dicom"), inverted=inverted)
     return DecodedImage(
         shades=picture,
@@ -132,6 +138,18 @@ def read_dicom(data: bytes, settings: ImagesConfig) -> DecodedImage:
         window=None if settings.voi == "dicom" else _window(tags, picture, inverted=inverted),
         tags={name: code for name in PUBLIC_TAGS if (code := code_string(tags, name))},
     )
+
+
+class _CountedReads(io.BytesIO):
+    """A stream that ends a parser that reads too often: the one bound on all that it parses."""
+
+    left = _MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise ImageError("too_many_elements", f"more than {_MAX_READS} reads of elements")
+        return super().read(size)
 
 
 def read_elements(
@@ -153,22 +171,43 @@ def read_elements(
             code = "too_many_bytes" if len(body) >= settings.max_bytes else "truncated"
             raise ImageError(code, "the deflated data set is cut, or too large once inflated")
     form = SYNTAXES[syntax]
-    stream = io.BytesIO(body)
+    stream = _CountedReads(body)
     stream.seek(start)
-    seen = 0
 
-    # pydicom asks this at every element, also of those it does not keep: the only place to count.
-    def stop(tag: BaseTag, _vr: str | None, _length: int) -> bool:
-        nonlocal seen
-        seen += 1
-        if seen > _MAX_ELEMENTS:
-            raise ImageError("too_many_elements", f"more than {_MAX_ELEMENTS} elements")
+    def stop(tag: BaseTag, _vr: str | None, length: int) -> bool:
+        if tag in wanted and length != _UNDEFINED:
+            is_sequence = dictionary_VR(tag) == "SQ"
+            if length > (_LONGEST_SEQUENCE if is_sequence else _LONGEST_VALUE):
+                raise ImageError("too_many_elements", "the value of a tag is longer than any is")
         return bool(tag >= _PIXEL_DATA)
 
-    tags = read_dataset(
-        stream, form.implicit, form.order == "little", stop_when=stop, specific_tags=[*wanted]
-    )
+    try:
+        tags = read_dataset(
+            stream, form.implicit, form.order == "little", stop_when=stop, specific_tags=[*wanted]
+        )
+    except OSError as error:  # pydicom makes one of whatever is raised within a sequence
+        if stream.left < 0:
+            raise ImageError("too_many_elements", "sequences hold too many elements") from error
+        raise
     return tags, syntax, body, stream.tell()
+
+
+def require_no_text(annotation: bytes, settings: ImagesConfig) -> bool:
+    """Refuse an image whose BurnedInAnnotation is neither NO nor blank.
+
+    Where `settings.reject_burned_in` is off, say whether it is such an image.
+    """
+    is_burned_in = annotation.strip(b"\0 ").upper() not in {b"", b"NO"}
+    if is_burned_in and settings.reject_burned_in:
+        raise ImageError("burned_in", "BurnedInAnnotation is not NO; de-identify the pixels first")
+    return is_burned_in
+
+
+def annotation_behind(body: bytes, end: int, syntax: str) -> bytes:
+    """Give a BurnedInAnnotation that stands behind the pixels, where `read_elements` has ended."""
+    form = SYNTAXES[syntax]
+    found = find_value(body, end, _BURNED_IN, implicit=form.implicit, order=form.order)
+    return found or b""
 
 
 def require_grey(tags: Dataset) -> bool:
@@ -259,6 +298,13 @@ def _get(tags: Dataset, keyword: str) -> Any:
         return None
 
 
+def raw_value(tags: Dataset, keyword: str) -> bytes:
+    """Give the bytes of a value as they are written; of one that was read already its text."""
+    element = tags.get_item(Tag(keyword)) if keyword in tags else None
+    value = element.value if element is not None else None
+    return value if isinstance(value, bytes) else str("" if value is None else value).encode()
+
+
 def code_string(tags: Dataset, keyword: str) -> str:
     """Give a code in capitals, as a code string may be; empty where the value is none."""
     value = str(_get(tags, keyword) or "").strip().upper()
@@ -280,7 +326,7 @@ def whole_number(tags: Dataset, keyword: str, default: int | None) -> int | None
     if keyword not in tags:
         return default
     value = _get(tags, keyword)
-    if value is None or value == "":
+    if value == "" or (value is None and not raw_value(tags, keyword).strip()):
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise ImageError("bad_tags", f"{keyword} is not a single whole number")
@@ -297,8 +343,10 @@ def _required(tags: Dataset, keyword: str) -> int:
 # The pixel element
 
 
-def _decode(body: bytes, at: int, form: Syntax, size: _Size, bits_allocated: int) -> Words:
-    """Give the stored words of the pixel element at `at`, sign and unused bits untouched.
+def _decode(
+    body: bytes, at: int, form: Syntax, size: _Size, bits_allocated: int
+) -> tuple[Words, int]:
+    """Give the stored words of the pixel element at `at`, sign and unused bits untouched; its end.
 
     Source: DICOM PS3.5, 8.1 and Annex A.
     """
@@ -307,14 +355,15 @@ def _decode(body: bytes, at: int, form: Syntax, size: _Size, bits_allocated: int
         raise ImageError("no_pixel_data", "the pixel element is empty")
     if not form.decoder:
         swapped = words_wide and form.order == "big"
-        return _native(body, start, length, size, bits_allocated, form.order, swapped=swapped)
+        native = _native(body, start, length, size, bits_allocated, form.order, swapped=swapped)
+        return native, start + length
     if length != _UNDEFINED:
         raise ImageError("corrupt", "compressed pixels are not encapsulated")
-    frame, _ = _encapsulated(body, start)
+    frame, end = _encapsulated(body, start)
     words = _DECODERS[form.decoder](frame, size, bits_allocated)
     if words.shape != size:
         raise ImageError("size_mismatch", f"decoded {words.shape}, the file declares {size}")
-    return _as_words(words, bits_allocated)
+    return _as_words(words, bits_allocated), end
 
 
 def _pixel_element(body: bytes, at: int, form: Syntax) -> tuple[int, int, bool]:

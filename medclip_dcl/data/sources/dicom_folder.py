@@ -46,10 +46,10 @@ def read_dicom_folder(root: Path, settings: SourceConfig, resolve: Resolve) -> R
             rejects.append(Reject(name, "bad_header"))
         elif header.sop_class == _DIRECTORY:
             continue
+        elif header.modality not in settings.modalities:  # not asked for, and so no fault
+            rejects.append(Reject(header.image_id, "modality"))
         elif not header.patient:
             rejects.append(Reject(header.image_id, "no_subject"))
-        elif header.modality not in settings.modalities:
-            rejects.append(Reject(header.image_id, "modality"))
         else:
             subject = hash_patient(header.patient, key)
             relative = path.relative_to(root).as_posix()

@@ -5,32 +5,45 @@ Multipart is read and written here: the libraries for it parse every part, or gi
 Source: DICOM PS3.18, 8.6, 10.4, 10.5 and 10.6.
 """
 
+import json
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import anyio
 import httpx
+from anyio.from_thread import start_blocking_portal
 
+from medclip_dcl.data.dicom.metadata import parse_header
 from medclip_dcl.data.sources.dicom_folder import read_dicom_folder
 from medclip_dcl.data.sources.records import RawStudies, Reject, Resolve, SourceConfig
 from medclip_dcl.errors import ConfigError, ImageError, ServiceError
 from medclip_dcl.files import disk_faults_named, read_keys, remove_staged, write_bytes
+from medclip_dcl.https import trusted, unreachable
 from medclip_dcl.progress import Progress
 
 _PAGE = 200
+_MOST_PAGES = 5000
 _MOST_PASSES = 4
 _CONNECTIONS = 4
-_MAX_BYTES = 256 << 20  # of one image, before anything looks at it
+_MOST_BYTES = 256 << 20  # of one image, before anything looks at it
+_MOST_ANSWER_BYTES = 32 << 20  # of a listing
 _UID = re.compile(r"[0-9][0-9.]{0,63}")
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,100})"?', re.IGNORECASE)
 _STUDY, _SERIES, _INSTANCE = "0020000D", "0020000E", "00080018"
 _STORED, _FAILED, _REASON = "00081199", "00081198", "00081197"
 _REFERENCED = "00081155"
 _DUPLICATE = 0x0111  # "Duplicate SOP Instance": the archive has it
+_ANSWERS_LATER = {429, 500, 502, 503, 504}
+_JSON = {"Accept": "application/dicom+json"}
 
 
 class ArchivedImage(NamedTuple):
@@ -41,11 +54,19 @@ class ArchivedImage(NamedTuple):
     instance: str
 
 
-class DicomWeb:
-    """A connection to an archive; closed at the end of a `with` block. Threads may share it.
+class _Reply(NamedTuple):
+    """What an archive answered; a body beyond what it may have ends behind that."""
 
-    Every method raises ServiceError where the archive cannot be reached, refuses, or gives
-    something else than DICOMweb.
+    status: int
+    content_type: str
+    body: bytes
+
+
+class DicomWeb:
+    """A connection to an archive, for a `with` block; threads may share it.
+
+    What only asks is asked three times where no answer comes. Every method raises ServiceError
+    where the archive cannot be reached, refuses, or gives something else than DICOMweb.
     """
 
     def __init__(
@@ -53,36 +74,55 @@ class DicomWeb:
         url: str,
         key_file: Path | None = None,
         *,
-        timeout_s: float = 60,
-        transport: httpx.BaseTransport | None = None,
+        ca: Path | None = None,
+        deadline_s: float = 300,
+        waits_s: Sequence[float] = (1, 4),
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Set the connection up; nothing is sent yet.
 
         Args:
             url: root of the DICOMweb service, such as `http://127.0.0.1:8042/dicom-web`.
             key_file: file whose line is sent as `Authorization`, such as `Bearer KEY`.
-            timeout_s: limit of one request's silence.
+            ca: PEM file of the authorities whose certificates are trusted; None: those that the
+                variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's.
+            deadline_s: limit of one request and its whole answer.
+            waits_s: times to wait before a question is asked again, seconds.
             transport: what carries the requests; None: the network.
         """
         if not url.startswith(("http://", "https://")):
             raise ServiceError("no_url", f"url = {url!r} does not begin with http:// or https://")
-        headers = {"Authorization": read_keys(key_file)[0]} if key_file else {}
+        # What is compressed has no size that could be bounded before it is unpacked.
+        headers = {"Accept-Encoding": "identity"}
+        headers |= {"Authorization": read_keys(key_file)[0]} if key_file else {}
+        self._deadline_s, self._waits_s = deadline_s, waits_s
+        self._open = ExitStack()
         try:
-            self._http = httpx.Client(
+            self._http = httpx.AsyncClient(
                 base_url=url.rstrip("/"),
                 headers=headers,
-                timeout=timeout_s,
-                trust_env=False,
+                timeout=min(60, deadline_s),  # of silence
+                trust_env=False,  # proxies of the environment would see names and keys
+                verify=trusted(ca),
                 transport=transport,
             )
         except httpx.InvalidURL as error:
             raise ServiceError("no_url", f"url = {url!r} is malformed: {error}") from error
 
     def __enter__(self) -> Self:
+        # A deadline of a whole exchange, dripping heads included, needs an event loop: blocking
+        # reads know one of silence alone.
+        self._portal = self._open.enter_context(start_blocking_portal())
+        self._open.callback(self._portal.call, self._http.aclose)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)  # an error ends what is still being asked
 
     def images(self, modalities: Sequence[str], dates: str = "") -> list[ArchivedImage]:
         """List the images of some modalities, each once, by UIDs.
@@ -102,35 +142,34 @@ class DicomWeb:
                 series.update(rows)
                 if len(series) == known or len(set(rows)) == len(rows):
                     break
-        return sorted(
-            {
-                ArchivedImage(study, name, _uid(row, _INSTANCE))
-                for study, name in series
-                for row in self._pages(f"/studies/{study}/series/{name}/instances", {})
-            }
-        )
+        with ThreadPoolExecutor(_CONNECTIONS) as threads:
+            listed = threads.map(self._instances, sorted(series))
+            return sorted({image for images in listed for image in images})
+
+    def _instances(self, series: tuple[str, str]) -> list[ArchivedImage]:
+        path = f"/studies/{series[0]}/series/{series[1]}/instances"
+        return [ArchivedImage(*series, _uid(row, _INSTANCE)) for row in self._pages(path, {})]
 
     def fetch(self, image: ArchivedImage) -> bytes:
         """Fetch an image as it is stored, in whatever transfer syntax.
 
         Raises:
-            ImageError: the archive has it no longer, or it is larger than any image.
+            ImageError: the archive has it no longer, it is larger than any image, or something else
+                came in its place: `missing`, `too_many_bytes` or `wrong_image`.
         """
         path = f"/studies/{image.study}/series/{image.series}/instances/{image.instance}"
         accept = 'multipart/related; type="application/dicom"; transfer-syntax=*'
-        data = bytearray()
-        try:
-            with self._http.stream("GET", path, headers={"Accept": accept}) as reply:
-                if reply.status_code in {404, 410}:
-                    raise ImageError("missing", "the archive has the image no longer")
-                _require_success(reply.status_code)
-                for chunk in reply.iter_bytes():
-                    data += chunk
-                    if len(data) > _MAX_BYTES:
-                        raise ImageError("too_many_bytes", f"an image exceeds {_MAX_BYTES} bytes")
-                return _first_part(bytes(data), reply.headers.get("Content-Type", ""))
-        except httpx.HTTPError as error:
-            raise _unreachable(error) from error
+        reply = self._get(path, _MOST_BYTES, headers={"Accept": accept})
+        if reply.status in {404, 410}:
+            raise ImageError("missing", "the archive has the image no longer")
+        _require_success(reply.status)
+        if len(reply.body) > _MOST_BYTES:
+            raise ImageError("too_many_bytes", f"an image exceeds {_MOST_BYTES} bytes")
+        data = _first_part(reply.body, reply.content_type)
+        header = parse_header(data)
+        if header is None or (header.study_id, header.image_id) != (image.study, image.instance):
+            raise ImageError("wrong_image", "the archive gave something else than was asked for")
+        return data
 
     def store(self, files: Mapping[str, bytes]) -> None:
         """Store objects, SOP instance UID -> file; what the archive has already stays as it is.
@@ -145,15 +184,11 @@ class DicomWeb:
         head = f"--{boundary}\r\nContent-Type: application/dicom\r\n\r\n".encode()
         body = b"".join(head + data + b"\r\n" for data in files.values())
         kind = f'multipart/related; type="application/dicom"; boundary={boundary}'
-        headers = {"Content-Type": kind, "Accept": "application/dicom+json"}
-        try:
-            reply = self._http.post(
-                "/studies", content=body + f"--{boundary}--\r\n".encode(), headers=headers
-            )
-        except httpx.HTTPError as error:
-            raise _unreachable(error) from error
-        if reply.status_code != httpx.codes.CONFLICT:
-            _require_success(reply.status_code)
+        headers = {"Content-Type": kind, **_JSON}
+        body += f"--{boundary}--\r\n".encode()
+        reply = self._ask("POST", "/studies", _MOST_ANSWER_BYTES, content=body, headers=headers)
+        if reply.status != httpx.codes.CONFLICT:
+            _require_success(reply.status)
         tree = _json(reply)
         # Orthanc gives an empty sequence of failures on success: items are counted, not keys.
         failed = _values(tree, _FAILED)
@@ -164,33 +199,67 @@ class DicomWeb:
             raise ServiceError(
                 "not_stored",
                 f"the archive did not store {len(missing)} of {len(files)} objects "
-                f"(status {reply.status_code}, reasons {reasons}); its log says why",
+                f"(status {reply.status}, reasons {reasons}); its log says why",
             )
 
     def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Give the rows of every page: until one is empty, since archives give fewer than asked."""
         offset = 0
         last: list[dict[str, Any]] = []
-        while True:
+        for _ in range(_MOST_PAGES):
             paged = {**query, "limit": str(_PAGE), "offset": str(offset)}
-            try:
-                reply = self._http.get(
-                    path, params=paged, headers={"Accept": "application/dicom+json"}
-                )
-            except httpx.HTTPError as error:
-                raise _unreachable(error) from error
-            _require_success(reply.status_code)
-            rows = [] if reply.status_code == httpx.codes.NO_CONTENT else _json(reply)
-            if not isinstance(rows, list) or not rows or rows == last:  # no offset known: the same
+            reply = self._get(path, _MOST_ANSWER_BYTES, params=paged, headers=_JSON)
+            _require_success(reply.status)
+            rows = [] if reply.status == httpx.codes.NO_CONTENT else _json(reply)
+            if not isinstance(rows, list):
+                raise ServiceError("no_answer", "the archive's listing is not a list of objects")
+            if not rows or rows == last:  # no offset known: the same
                 return
             yield from rows
             offset, last = offset + len(rows), rows
+        raise ServiceError("no_answer", f"the archive lists more than {_MOST_PAGES} pages")
+
+    def _get(self, path: str, most_bytes: int, **question: Any) -> _Reply:
+        """Ask, and again after each waiting time where no answer came, or that it comes later."""
+        for wait_s in self._waits_s:
+            try:
+                reply = self._ask("GET", path, most_bytes, **question)
+                if reply.status not in _ANSWERS_LATER:
+                    return reply
+            except ServiceError as error:
+                if error.code != "unreachable":
+                    raise
+            time.sleep(wait_s)
+        return self._ask("GET", path, most_bytes, **question)
+
+    def _ask(self, method: str, path: str, most_bytes: int, **request: Any) -> _Reply:
+        """Exchange a request for a whole answer, bounded in time and size."""
+        exchange = partial(self._exchange, method, path, most_bytes, **request)
+        try:
+            return self._portal.call(exchange)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise unreachable(error, "the archive") from error
+
+    async def _exchange(self, method: str, path: str, most_bytes: int, **request: Any) -> _Reply:
+        with anyio.fail_after(self._deadline_s):
+            async with self._http.stream(method, path, **request) as reply:
+                if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise ServiceError(
+                        "no_answer", "the archive compresses answers unasked; let it not"
+                    )
+                body = bytearray()
+                async for part in reply.aiter_bytes():
+                    body += part
+                    if len(body) > most_bytes:
+                        break
+                return _Reply(reply.status_code, reply.headers.get("Content-Type", ""), bytes(body))
 
 
 def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawStudies:
     """Fetch the images of an archive into a folder, and list them as `read_dicom_folder` does.
 
-    Images that are there are not fetched again, so a killed run goes on.
+    Images that are there are not fetched again, so a killed run goes on. What comes in the place of
+    an image is a reject, and not kept.
 
     Raises:
         ConfigError: `source.archive` is empty.
@@ -200,7 +269,8 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
     if not settings.archive:
         raise ConfigError("source.kind dicomweb needs source.archive, the URL of its DICOMweb")
     key = resolve(settings.archive_key) if settings.archive_key else None
-    with disk_faults_named(root), DicomWeb(settings.archive, key) as archive:
+    ca = resolve(settings.archive_ca) if settings.archive_ca else None
+    with disk_faults_named(root), DicomWeb(settings.archive, key, ca=ca) as archive:
         root.mkdir(parents=True, exist_ok=True)
         remove_staged(root)  # of a run that was killed: half an image, or a whole one twice
         listed = archive.images(settings.modalities, settings.archive_dates)
@@ -212,8 +282,9 @@ def read_dicomweb(root: Path, settings: SourceConfig, resolve: Resolve) -> RawSt
                     data = archive.fetch(image)
                     path.parent.mkdir(exist_ok=True)
                     write_bytes(path, data)
-            except ImageError:
-                return Reject(image.instance, "missing_image")
+            except ImageError as error:
+                reason = "wrong_image" if error.code == "wrong_image" else "missing_image"
+                return Reject(image.instance, reason)
             return None
 
         with (
@@ -240,16 +311,18 @@ def _first_part(body: bytes, content_type: str) -> bytes:
     start = body.find(b"\r\n\r\n", begin) + 4
     end = body.rfind(b"\r\n" + mark)
     if begin < 0 or start < 4 or end < start:
-        raise ServiceError("no_answer", "the archive sent a part without begin or end")
+        raise ImageError("wrong_image", "the archive sent a part without begin or end")
     return body[start:end]
 
 
-def _json(reply: httpx.Response) -> Any:
+def _json(reply: _Reply) -> Any:
+    if len(reply.body) > _MOST_ANSWER_BYTES:
+        raise ServiceError("no_answer", f"the archive's answer exceeds {_MOST_ANSWER_BYTES} bytes")
     try:
-        return reply.json()
-    except ValueError as error:
+        return json.loads(reply.body)
+    except (ValueError, RecursionError) as error:
         raise ServiceError(
-            "no_answer", f"status {reply.status_code} without JSON; is the url that of a DICOMweb?"
+            "no_answer", f"status {reply.status} without JSON; is the url that of a DICOMweb?"
         ) from error
 
 
@@ -277,9 +350,3 @@ def _require_success(status: int) -> None:
         raise ServiceError(
             "archive", f"the archive answered with status {status}; is the key right?"
         )
-
-
-def _unreachable(error: Exception) -> ServiceError:
-    return ServiceError(
-        "unreachable", f"the archive gave no answer ({type(error).__name__}); is it up?"
-    )

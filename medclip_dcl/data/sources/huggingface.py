@@ -104,10 +104,15 @@ def _our_splits(found: Mapping[str, Any], settings: SourceConfig) -> dict[str, s
 def _list_files(root: Path, settings: SourceConfig) -> tuple[str, dict[str, list[str]]]:
     """Give the form of a dataset, and its files by split, relative to the root."""
     if (root / "dataset_dict.json").is_file():
-        splits = _json(root / "dataset_dict.json")["splits"]
+        splits = _json(root / "dataset_dict.json").get("splits")
+        if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+            raise _not_saved("dataset_dict.json")
         return "arrow", {split: _saved(root, f"{split}/") for split in splits}
     if (root / "state.json").is_file():
-        return "arrow", {_json(root / "state.json").get("_split") or "train": _saved(root, "")}
+        split = _json(root / "state.json").get("_split") or "train"
+        if not isinstance(split, str):
+            raise _not_saved("state.json")
+        return "arrow", {split: _saved(root, "")}
     if "://" in json.dumps(_front_matter(root).get("configs", "")):
         raise StudyError("README.md of the dataset names files by address; download them first")
     try:
@@ -132,16 +137,27 @@ def _list_files(root: Path, settings: SourceConfig) -> tuple[str, dict[str, list
 def _saved(root: Path, folder: str) -> list[str]:
     # What `save_to_disk` wrote into a folder.
     state = _json(path_under(root, f"{folder}state.json"))
-    names = [f"{folder}{item['filename']}" for item in state["_data_files"]]
+    try:
+        names = [f"{folder}{item['filename']}" for item in state["_data_files"]]
+    except (LookupError, TypeError) as error:
+        raise _not_saved("state.json") from error
     return [path_under(root, name).relative_to(root.resolve()).as_posix() for name in names]
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StudyError(f"{path.name} of the dataset cannot be read") from error
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _not_saved(path.name) from error
+    if not isinstance(tree, dict):
+        raise _not_saved(path.name)
     return tree
+
+
+def _not_saved(name: str) -> StudyError:
+    return StudyError(
+        f"{name} of the dataset is not what save_to_disk writes; save the dataset again"
+    )
 
 
 def _datasets() -> Any:

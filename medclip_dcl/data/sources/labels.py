@@ -1,4 +1,4 @@
-"""Labels in a user's tables -> one code per study and CheXpert finding.
+"""Labels in a user's tables -> one code per study and finding of the source.
 
 A table has a column a finding, or one column that lists what is there. Either stands in the
 source's own table or in one of its own, joined by ids.
@@ -12,26 +12,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from medclip_dcl.data.sources.records import (
+    FIELD,
+    LABEL_KEY,
     RawStudies,
     SourceConfig,
+    fill_pattern,
     only_columns,
     read_any,
+    relative_to_root,
     strings,
     take_rows,
 )
-from medclip_dcl.errors import StudyError
+from medclip_dcl.errors import ConfigError, StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 Labels = dict[str, int]
 """Finding -> 1 present, 0 absent, -1 uncertain; a finding that is not labelled is left out."""
 
 _NO_FINDING = "No Finding"
-_CODES: dict[str, int | None] = {
+LABEL_CODES: dict[str, int | None] = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "positive", "present"), 1),
     **dict.fromkeys(("0", "0.0", "false", "no", "negative", "absent"), 0),
     **dict.fromkeys(("-1", "-1.0", "uncertain"), -1),
     **dict.fromkeys(("", "nan", "none", "null", "not mentioned", "unlabeled"), None),
 }
+"""Word of a label, in lower case -> its code; None: not mentioned."""
 # ChestX-ray14's names; what they are in CheXpert is read off the phrases of CheXpert's labeler.
 _OTHER_NAMES = {
     "Lung Lesion": ("Mass", "Nodule"),
@@ -49,7 +54,7 @@ _WEIGHT = {0: 0, -1: 1, 1: 2}
 def read_row_labels(
     table: pa.Table, file: str, settings: SourceConfig, counts: dict[str, int]
 ) -> list[Labels]:
-    """Read the labels of every row by `source.columns.labels`; without it, by CheXpert's names.
+    """Read the labels of every row by `source.columns.labels`; without it, by `source.findings`.
 
     Names in lists that stand for no finding are counted, as `unknown_labels`, each once.
 
@@ -57,27 +62,28 @@ def read_row_labels(
         StudyError: a column is missing, or holds something else than labels.
     """
     named = settings.columns.get("labels") or {
-        name: name for name in LABELS if name in table.column_names
+        name: name for name in settings.findings if name in table.column_names
     }
     if not named:
         raise StudyError(
-            f"{file} has no column of CheXpert's names{only_columns(file, table.column_names)}; "
+            f"{file} has no column of source.findings"
+            f"{only_columns(file, table.column_names, _parts(settings.label_id))}; "
             "name the columns of labels in source.columns.labels"
         )
     table = table.flatten()  # `gold.Edema` is a field of `gold`
     if isinstance(named, str):
-        return _listed(table, named, file, settings.label_names, counts)
-    columns = {
-        finding: _codes(take_rows(table, file, [column])[column], column, file)
-        for finding, column in named.items()
-    }
+        return _listed(table, named, file, settings, counts)
+    values = take_rows(table, file, [*named.values()])
+    columns = read_codes(values, file)
     return [
-        {finding: code for finding, code in zip(columns, codes, strict=True) if code is not None}
-        for codes in zip(*columns.values(), strict=True)
+        {finding: code for finding, code in zip(named, codes, strict=True) if code is not None}
+        for codes in zip(*(columns[column] for column in named.values()), strict=True)
     ]
 
 
-def label_table(studies: Iterable[str], rows: Iterable[Labels]) -> pa.Table:
+def label_table(
+    studies: Iterable[str], rows: Iterable[Labels], findings: Sequence[str] = LABELS
+) -> pa.Table:
     """Unite the rows of each study in the form of `RawStudies.labels`.
 
     Of several rows present outweighs uncertain, and uncertain absent; for `No Finding` it is the
@@ -93,30 +99,27 @@ def label_table(studies: Iterable[str], rows: Iterable[Labels]) -> pa.Table:
                 known[finding] = choose(codes, key=_WEIGHT.__getitem__)
     columns = {
         name: pa.array([labels.get(name) for labels in found.values()], pa.int8())
-        for name in LABELS
+        for name in findings
     }
-    return pa.table({"study_id": pa.array(found, pa.string()), **columns})
+    return pa.table({LABEL_KEY: pa.array(found, pa.string()), **columns})
 
 
 def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table:
     """Read `source.labels`, whose rows name a study, an image or the path of an image.
 
     Raises:
+        ConfigError: an id may be that of a study or of another study's image.
         StudyError: it cannot be read, has no labels, or names nothing of the source.
     """
-    table = read_any(path, settings.fallback_encoding)
-    ids = take_rows(table, path.name, [settings.label_id])[settings.label_id]
+    table = read_any(path, settings.fallback_encoding, settings.separator)
+    ids = [name.strip() for name in fill_pattern(table, path.name, settings.label_id)]
     rows = read_row_labels(table, path.name, settings, raw.counts)
-    study_of = {image.path: image.study_id for image in raw.images if image.path}
-    study_of |= {image.image_id: image.study_id for image in raw.images}
-    study_of |= {name: name for name in study_of.values()}
-    study_of |= {study.study_id: study.study_id for study in raw.studies}
-    joined = [
-        (study_of[name.strip()], row)
-        for name, row in zip(ids, rows, strict=True)
-        if name.strip() in study_of
-    ]
-    labels = label_table(*zip(*joined, strict=True)) if joined else label_table([], [])
+    study_of = _studies_by_name(raw, ids, settings)
+    relative = relative_to_root(raw.root, settings)
+    studies_named = (study_of.get(name) or study_of.get(relative(name)) for name in ids)
+    joined = [(name, row) for name, row in zip(studies_named, rows, strict=True) if name]
+    studies, labelled = zip(*joined, strict=True) if joined else ((), ())
+    labels = label_table(studies, labelled, settings.findings)
     if not labels.num_rows:
         raise StudyError(
             f"{path.name} labels no study: {len(ids)} rows, of which {len(joined)} have a study, "
@@ -126,15 +129,62 @@ def join_labels(raw: RawStudies, path: Path, settings: SourceConfig) -> pa.Table
     return labels
 
 
-def _codes(values: Sequence[str], column: str, file: str) -> list[int | None]:
-    of_value = {value: value.strip().lower() for value in set(values)}
-    for word in of_value.values():
-        if word not in _CODES:
-            raise StudyError(
-                f"column {column!r} of {file} holds {_kind(word)}, which is not a label; use 1, 0, "
-                "-1 and blank, true and false, or positive, negative and uncertain"
-            )
-    return [_CODES[of_value[value]] for value in values]
+def _studies_by_name(
+    raw: RawStudies, named: Iterable[str], settings: SourceConfig
+) -> dict[str, str]:
+    """Give the study of every id, or path of an image, that a table of labels may name."""
+    of_image = {image.path: image.study_id for image in raw.images if image.path}
+    of_image |= {image.image_id: image.study_id for image in raw.images}
+    of_study = {name: name for name in of_image.values()}
+    of_study |= {study.study_id: study.study_id for study in raw.studies}
+    if settings.labels_by:
+        return of_study if settings.labels_by == "study" else of_image
+    both = {name for name in named if name in of_study and of_image.get(name, name) != name}
+    if both:
+        raise ConfigError(
+            f"source.label_id {settings.label_id!r} has {len(both)} ids that are those of a study "
+            "and of an image of another study; say which it names in source.labels_by: study or "
+            "image"
+        )
+    return of_image | of_study
+
+
+def _parts(pattern: str) -> list[str]:
+    return FIELD.findall(pattern) or [pattern]
+
+
+def read_codes(columns: Mapping[str, Sequence[str]], file: str) -> dict[str, list[int | None]]:
+    """Read columns of labels as codes; None: not mentioned.
+
+    Raises:
+        StudyError: values are not labels; of every column it says what they are and how many.
+    """
+    codes: dict[str, list[int | None]] = {}
+    faults: list[str] = []
+    for column, values in columns.items():
+        word_of = {value: value.strip().lower() for value in set(values)}
+        kind_of = {v: _kind(word) for v, word in word_of.items() if word not in LABEL_CODES}
+        if kind_of:
+            faults.append(f"column {column!r}: {_count_kinds(values, kind_of)}")
+        else:
+            codes[column] = [LABEL_CODES[word_of[value]] for value in values]
+    if faults:
+        raise StudyError(
+            f"labels of {file} hold values that are not labels: {'; '.join(faults)} (rows are "
+            "counted from 0); use 1, 0, -1 and blank, true and false, or positive, negative and "
+            "uncertain"
+        )
+    return codes
+
+
+def _count_kinds(values: Sequence[str], kind_of: Mapping[str, str]) -> str:
+    # Of each kind of value: rows, different values, and the first row.
+    said = []
+    for kind in sorted(set(kind_of.values())):
+        rows = [row for row, value in enumerate(values) if kind_of.get(value) == kind]
+        different = len({values[row] for row in rows})
+        said.append(f"{kind} in {len(rows)} rows ({different} different), first in row {rows[0]}")
+    return ", ".join(said)
 
 
 def _kind(word: str) -> str:
@@ -150,10 +200,13 @@ def _listed(
     table: pa.Table,
     column: str,
     file: str,
-    given: Mapping[str, Sequence[str]],
+    settings: SourceConfig,
     counts: dict[str, int],
 ) -> list[Labels]:
-    default = {finding: (finding, *_OTHER_NAMES.get(finding, ())) for finding in LABELS}
+    given = settings.label_names
+    default: dict[str, tuple[str, ...]] = {name: (name,) for name in settings.findings}
+    if settings.findings == LABELS:
+        default |= {name: (name, *others) for name, others in _OTHER_NAMES.items()}
     names = {
         finding: {_key(name) for name in known} for finding, known in (given or default).items()
     }
@@ -163,7 +216,7 @@ def _listed(
     counts["unknown_labels"] = len(ever - all_names - _NOT_SORTED)
     # A finding that no row lists is not labelled: the lists may not know it.
     known = {finding: keys for finding, keys in names.items() if keys & ever}
-    if missing := sorted(set(given) - set(known)) or ([] if known else list(LABELS)):
+    if missing := sorted(set(given) - set(known)) or ([] if known else [*default]):
         raise StudyError(
             f"column {column!r} of {file} lists no name of {missing} in any row; give the names "
             "that it uses in source.label_names, and leave out findings that it does not know"

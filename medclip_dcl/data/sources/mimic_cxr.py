@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from medclip_dcl.data.dicom.metadata import read_header
+from medclip_dcl.data.sources.labels import read_codes
 from medclip_dcl.data.sources.records import (
     SPLITS,
     ImageRecord,
@@ -15,7 +15,6 @@ from medclip_dcl.data.sources.records import (
     Resolve,
     SourceConfig,
     Study,
-    read_any,
     read_rows,
 )
 from medclip_dcl.errors import StudyError
@@ -119,11 +118,7 @@ def _splits(path: Path | None) -> dict[str, set[str]]:
 def _labels(path: Path | None) -> pa.Table | None:
     if path is None:
         return None
-    table = read_any(path)
-    missing = {"study_id", *LABELS} - set(table.column_names)
-    if missing:
-        raise StudyError(f"table {path.name} lacks {sorted(missing)}; give CheXpert's 14 labels")
-    columns = {"study_id": table.column("study_id")}
-    for name in LABELS:
-        columns[name] = pc.cast(pc.cast(table.column(name), pa.float64()), pa.int8())  # "1.0"
-    return pa.table(columns)
+    columns = read_rows(path, ["study_id", *LABELS])
+    codes = read_codes({name: columns[name] for name in LABELS}, path.name)
+    labels = {name: pa.array(values, pa.int8()) for name, values in codes.items()}
+    return pa.table({"study_id": pa.array(columns["study_id"], pa.string()), **labels})

@@ -1,7 +1,8 @@
-"""Open-i (Indiana University): XML or CSV reports and PNG images -> images and studies.
+"""Open-i (Indiana University): reports in XML, CSV or JSON lines, and images -> images and studies.
 
-Views do not stand in the reports: they come from the list of projections that goes with
-the CSV form, which fits both forms, since images are matched by their numbers alone.
+Views do not stand in the XML reports: they come from the list of projections that goes with
+the CSV form, which fits both forms, since images are matched by their numbers alone. Rows of
+JSON name the images of a study with their projections.
 """
 
 import re
@@ -18,16 +19,20 @@ from medclip_dcl.data.sources.records import (
     Reject,
     Study,
     Text,
+    no_column,
     read_any,
     read_rows,
     take_rows,
 )
 from medclip_dcl.errors import StudyError
+from medclip_dcl.files import path_under
 from medclip_dcl.text.labeler.lexicon import LABELS
 
 _REPORTS, _PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
+_JSON_REPORTS = "reports.jsonl"
 _XML_FOLDERS = ("NLMCXR_reports/ecgen-radiology", "ecgen-radiology", "reports", ".")
 _IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images_normalized", "images", ".")
+_SUFFIXES = {".png", ".jpg", ".jpeg"}
 _IMAGE = re.compile(r"(?:CXR(?P<study>\d+)_)?(?:(?P<uid>\d+)_)?(?P<rest>IM-\d{1,6}(?:-\d{1,12})*)")
 _UID = re.compile(r"(?:CXR)?(\d{1,9})")
 
@@ -88,16 +93,17 @@ class _Report(NamedTuple):
 
 
 def read_open_i(root: Path) -> RawStudies:
-    """Read the XML reports, else the table of reports, and find their images and views.
+    """Read the XML reports, else a table of reports, and find their images and views.
 
-    One report is one patient's. Studies stand alone where the folder holds no PNG file.
+    One report is one patient's. Studies stand alone where the folder holds no PNG or JPEG file.
 
     Raises:
         StudyError: there is neither an XML file nor a table of reports, or a table lacks a
             column.
 
-    Source: Demner-Fushman et al. 2016; layout of NLMCXR_reports.tgz and NLMCXR_png.tgz, and of
-        the two CSV files of its public copy.
+    Source: Demner-Fushman et al. 2016; layout of NLMCXR_reports.tgz and NLMCXR_png.tgz, of
+        the two CSV files of its public copy, and of rows of JSON with `uid`, `findings`,
+        `impression`, `mesh` and `images` (`filename`, `projection`).
     """
     named = {"reports": root / _REPORTS, "projections": root / _PROJECTIONS}
     tables = {name: path for name, path in named.items() if path.is_file()}
@@ -108,8 +114,13 @@ def read_open_i(root: Path) -> RawStudies:
         reports = _xml_reports(root, files, rejects)
     elif "reports" in tables:
         reports = _table_reports(tables["reports"], views)
+    elif (root / _JSON_REPORTS).is_file():
+        tables["reports"] = root / _JSON_REPORTS
+        reports, views = _json_reports(tables["reports"])
     else:
-        raise StudyError(f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS}")
+        raise StudyError(
+            f"source.root holds neither ecgen-radiology/*.xml nor {_REPORTS} nor {_JSON_REPORTS}"
+        )
     image_paths = _images(root)
     images = [
         ImageRecord(
@@ -202,7 +213,7 @@ def _xml_files(root: Path) -> list[str]:
 def _xml_reports(root: Path, files: Iterable[str], rejects: list[Reject]) -> list[_Report]:
     reports = []
     for number, file in enumerate(files):
-        report = _xml_report(root / file)
+        report = _xml_report(root, file)
         if report is None:
             name = _study(Path(file).stem) or f"report-{number:06d}"
             rejects.append(Reject(name, "bad_report"))
@@ -211,8 +222,12 @@ def _xml_reports(root: Path, files: Iterable[str], rejects: list[Reject]) -> lis
     return sorted(reports, key=lambda report: int(report.study_id[3:]))
 
 
-def _xml_report(path: Path) -> _Report | None:
-    """Read one report; None where it is malformed, too large, or declares anything."""
+def _xml_report(root: Path, file: str) -> _Report | None:
+    """Read one report; None where it is elsewhere, malformed, too large, or declares anything."""
+    try:
+        path = path_under(root, file)
+    except StudyError:
+        return None
     if path.stat().st_size > LONGEST_REPORT:
         return None
     data = path.read_bytes()
@@ -223,7 +238,7 @@ def _xml_report(path: Path) -> _Report | None:
     except (ET.ParseError, ValueError, LookupError):
         return None
     uid = tree.find(".//uId")
-    study = _study("" if uid is None else uid.get("id", "")) or _study(path.stem)
+    study = _study("" if uid is None else uid.get("id", "")) or _study(Path(file).stem)
     if tree.tag != "eCitation" or not study:
         return None
     texts: dict[str, list[str]] = {}
@@ -257,12 +272,40 @@ def _table_reports(path: Path, views: dict[str, str]) -> list[_Report]:
     ]
 
 
+def _json_reports(path: Path) -> tuple[list[_Report], dict[str, str]]:
+    """Read reports with their images, and the view of each image."""
+    wanted = ["uid", "findings", "impression", "mesh", "images"]
+    table = read_any(path)
+    if missing := [name for name in wanted if name not in table.column_names]:
+        raise no_column(path.name, missing, table.column_names)
+    texts = take_rows(table, path.name, ["uid", "findings", "impression"])
+    reports: list[_Report] = []
+    views: dict[str, str] = {}
+    lists = zip(table["mesh"].to_pylist(), table["images"].to_pylist(), strict=True)
+    try:
+        for uid, findings, impression, (mesh, images) in zip(*texts.values(), lists, strict=True):
+            named = {image_name(item["filename"]): item["projection"] for item in images or ()}
+            named.pop("", None)
+            views |= {name: (view or "").strip().upper() for name, view in named.items()}
+            text = Text(findings.strip(), impression.strip(), "")
+            if study := _study(uid):
+                reports.append(_Report(study, text, [*named], mesh or []))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StudyError(
+            f"{path.name} has a row whose images are not a list of objects with filename and "
+            "projection, or whose mesh is not a list of words"
+        ) from error
+    return reports, views
+
+
 def _images(root: Path) -> dict[str, str]:
-    """Find the PNG files: image -> path relative to the root."""
+    """Find the PNG or JPEG files: image -> path relative to the root."""
     for folder in _IMAGE_FOLDERS:
         if not (root / folder).is_dir():
             continue
-        files = sorted((root / folder).glob("*.[pP][nN][gG]"))
+        files = sorted(
+            file for file in (root / folder).iterdir() if file.suffix.lower() in _SUFFIXES
+        )
         found = {image_name(path.name): path.relative_to(root).as_posix() for path in files}
         found.pop("", None)
         if found:

@@ -1,19 +1,29 @@
 """What every source of studies is read into, and how its tables are read."""
 
-import gzip
+import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from medclip_dcl.data.sources.delimited import (
+    BLOCK,
+    Separator,
+    open_plain,
+    read_csv,
+    refuse_other_forms,
+)
 from medclip_dcl.errors import StudyError
 from medclip_dcl.section import NO_EFFECT, Section
 from medclip_dcl.text.labeler.lexicon import LABELS
@@ -65,8 +75,12 @@ class SourceConfig(Section):
     column, `a.b` is field `b` of column `a`, `{a}-{b}` joins two columns, `=word` is the same in
     every row. Roles: `image_id`, `study_id`, `subject_id`,
     `path`, `image`, `findings`, `impression`, `report`, `view`, `split`, `width`, `height`,
-    `boxes`, `phrase`, `category`; and `labels`: CheXpert's finding -> column of its codes, or the
-    one column that lists what is there; columns of `source.labels` where that is set."""
+    `boxes`, `phrase`, `category`; and `labels`: name of `source.findings` -> column of its codes,
+    or the one column that lists what is there; columns of `source.labels` where that is set."""
+    findings: Annotated[tuple[str, ...], Field(min_length=1)] = LABELS
+    """Names of the labels of the source, in order; CheXpert's by default. Every prompt of an
+    evaluation names one of them. Reports are read for CheXpert's findings whatever stands here, and
+    `relation: labels` and `eta.source: labels` use those labels that both know."""
     subject: Literal["", "none"] = ""
     """`none`: the table names no patients. Every study is then one, splits are those of the source
     alone, and card, check and report say that splits are not by patient."""
@@ -80,18 +94,23 @@ class SourceConfig(Section):
     """Unit of these boxes: pixels of the original image, or fractions of its width and height."""
     labels: str = ""
     """Table of labels, CSV, Parquet or JSONL, relative to `root`, in place of those that the source
-    has; its columns are those of `columns.labels`, else CheXpert's names. Empty: none."""
+    has; its columns are those of `columns.labels`, else the names of `findings`. Empty: none."""
     label_id: str = "study_id"
-    """Column of the table of labels with ids of studies, ids of images, or paths of images."""
+    """Column of the table of labels with ids of studies, ids of images, or paths of images; or such
+    a column within other letters, as `CXR{uid}`."""
+    labels_by: Literal["", "study", "image"] = ""
+    """What that column names: studies, or images; empty: whichever it is, where no id is that of a
+    study and of another study's image."""
     label_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """CheXpert's finding -> its names in a column that lists what is there, in any case; findings
-    left out are not labelled. Empty: CheXpert's and ChestX-ray14's names."""
+    """Name of `findings` -> its names in a column that lists what is there, in any case; findings
+    left out are not labelled. Empty: the names of `findings`, and for CheXpert's ChestX-ray14's."""
     frontal_views: tuple[str, ...] = ("AP", "PA", "FRONTAL")
     """Views that count as frontal, in any case; every other is `lateral`."""
-    images_per_study: Literal["frontal", "all"] = "frontal"
-    """`frontal`: frontal images alone; `all`: lateral images and those without a view too. Training
-    then draws one image of a study each time, and an evaluation scores a study by the mean of its
-    images; boxes and calibrated probabilities stay those of an image."""
+    images_per_study: Literal["frontal", "pretrain", "all"] = "frontal"
+    """`frontal`: frontal images alone; `pretrain`: the same, and lateral images of training
+    patients for `pretrain_images` alone; `all`: lateral images and those without a view too.
+    Training then draws one image of a study each time, and an evaluation scores a study by the
+    mean of its images; boxes and calibrated probabilities stay those of an image."""
     keep_blank_views: bool = False
     """Whether an image whose view is blank counts as frontal. Left out and counted as `no_view`
     otherwise: no other field of these sources says reliably what such an image shows."""
@@ -106,9 +125,15 @@ class SourceConfig(Section):
     archive_key: Annotated[str, NO_EFFECT] = ""
     """File whose line is sent to the archive as `Authorization`, such as `Bearer KEY`; empty:
     none."""
+    archive_ca: Annotated[str, NO_EFFECT] = ""
+    """PEM file of the authorities that sign the archive's certificate; empty: the file or folder
+    that the variables SSL_CERT_FILE and SSL_CERT_DIR name, else certifi's authorities."""
     patient_key: Annotated[str, NO_EFFECT] = ""
     """File with a secret (kinds `dicom` and `dicomweb`) that keys the hash by which a PatientID is
     replaced. Empty: no key, and who knows how ids are formed can find them by trying."""
+    separator: Separator = ""
+    """What separates the fields of CSV tables (kind `table`, labels and boxes): a comma, semicolon,
+    tab (`\\t`) or bar; empty: detected from their first rows."""
     fallback_encoding: Literal["", "latin-1", "cp1252"] = ""
     """Encoding of report files and of CSV tables (kind `table`) that are not UTF-8; empty: such a
     report is rejected as `not_utf8`, such a table refused."""
@@ -135,23 +160,33 @@ class SourceConfig(Section):
         mapped = {role for role, name in value.items() if not isinstance(name, str)}
         if mapped - {"labels"}:
             raise ValueError(f"name one column each for {sorted(mapped - {'labels'})}")
-        named = value.get("labels", "")
-        _refuse_unknown(() if isinstance(named, str) else named)
         return value
 
-    @field_validator("label_names")
+    @field_validator("findings")
     @classmethod
-    def _check_names(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        _refuse_unknown(value)
+    def _check_findings(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value) or not all(name.strip() for name in value):
+            raise ValueError("every finding needs a name of its own")
+        if LABEL_KEY in value:
+            raise ValueError(f"{LABEL_KEY} is the column of ids; give the finding another name")
         return value
 
+    @model_validator(mode="after")
+    def _names_are_findings(self) -> Self:
+        named = self.columns.get("labels", "")
+        mapped = set() if isinstance(named, str) else set(named)
+        if unknown := sorted((mapped | set(self.label_names)) - set(self.findings)):
+            raise ValueError(f"{unknown} are not in findings; it names {', '.join(self.findings)}")
+        return self
 
-def _refuse_unknown(findings: Iterable[str]) -> None:
-    if unknown := sorted(set(findings) - set(LABELS)):
-        raise ValueError(f"{unknown} are not findings of CheXpert; use {', '.join(LABELS)}")
+
+LABEL_KEY = "study_id"
+"""Column of a table of labels that names the study."""
 
 
 SPLITS = ("train", "validate", "test")
+FIELD = re.compile(r"\{([^{}]+)\}")
+"""A column within other letters, in a pattern such as `{a}-{b}`."""
 CONSTANT = "="
 """How the name of a column begins that stands for one value in every row."""
 
@@ -192,7 +227,7 @@ class Text(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """An image or study that is left out, and why (a key of `manifest.REASONS`)."""
+    """An image or study that is left out, and why (a key of `manifest.SOURCE_REASONS`)."""
 
     id: str
     reason: str
@@ -206,6 +241,28 @@ class Study(NamedTuple):
     report: Text | str
 
 
+@dataclass
+class TableRows:
+    """Which row of the source's tables an id comes from; empty where it has none."""
+
+    files: list[tuple[int, str]] = field(default_factory=list)  # rows before it, name
+    first: dict[str, int] = field(default_factory=dict)  # id -> its first row, over all files
+    last: dict[str, int] = field(default_factory=dict)  # the same of ids that are repeated
+
+    def note(self, name: str, row: int) -> None:
+        """Keep the row of an id; `row` is counted over all files."""
+        if self.first.setdefault(name, row) != row:
+            self.last[name] = row
+
+    def find(self, name: str, *, repeated: bool = False) -> tuple[str, int | None]:
+        """Give the file and the row in it, from 0, of an id; of one that is repeated the last."""
+        row = self.last.get(name) if repeated else self.first.get(name)
+        if row is None:
+            return "", None
+        start, file = next(item for item in reversed(self.files) if item[0] <= row)
+        return file, row - start
+
+
 @dataclass(frozen=True)
 class RawStudies:
     """All rows of a source: images, studies or both, ids as they stand, repeats included."""
@@ -217,10 +274,11 @@ class RawStudies:
     has_reports: bool = True  # without, images stand alone
     reports_folder: Path | None = None  # that report paths are relative to; None: the root
     splits: dict[str, set[str]] = field(default_factory=dict)  # patient -> splits of its images
-    labels: pa.Table | None = None  # `study_id` and CheXpert columns
+    labels: pa.Table | None = None  # `study_id`, and a column of each of `SourceConfig.findings`
     rejects: list[Reject] = field(default_factory=list)  # rows that name nothing usable
     files: list[str] = field(default_factory=list)  # further ones read, relative to `reports_root`
     tables: dict[str, Path] = field(default_factory=dict)  # files whose change makes a new manifest
+    rows: TableRows = field(default_factory=TableRows)  # of ids that a table has or is given
     boxes: BoxTable | None = None  # where the source's own tables have boxes
     counts: dict[str, int] = field(default_factory=dict)  # what else was counted, for the summary
     by_patient: bool = True  # whether the source names patients, so that no split shares one
@@ -238,11 +296,44 @@ def find_file(setting: str, text: str, root: Path, resolve: Resolve) -> Path:
     Raises:
         StudyError: there is no such file.
     """
-    path = resolve(text)
-    path = path if path.is_file() else root / path
-    if not path.is_file():
-        raise StudyError(f"the file of source.{setting} is missing; set it, or source.root")
-    return path
+    places = list(dict.fromkeys((resolve(text), root / resolve(text))))
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        no_root = "" if root.is_dir() else f", and source.root is not a folder: {root}"
+        raise StudyError(
+            f"source.{setting} names no file; looked for {' and '.join(map(str, places))}{no_root}"
+            f"{_others_like(places)}; correct source.{setting} or source.root"
+        )
+    return found
+
+
+def _others_like(places: Sequence[Path]) -> str:
+    # Tables next to it with nearly its name, such as another ending.
+    folders = [path.parent for path in places if path.parent.is_dir()]
+    names = [file.name for folder in folders for file in folder.iterdir() if _is_table(file)]
+    near = get_close_matches(places[0].name, names, n=3, cutoff=0.75)
+    return f"; there is {', '.join(near)}" if near else ""
+
+
+def _is_table(path: Path) -> bool:
+    ends = {".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".json", ".gz", ".xlsx", ".xls"}
+    return path.suffix.lower() in ends
+
+
+def relative_to_root(root: Path, settings: SourceConfig) -> Callable[[str], str]:
+    """Make the function that writes paths of a table as the manifest does: relative to the root.
+
+    It cuts off `source.prefix_strip`, or the root, as it is set or with its links followed; a path
+    that is elsewhere stays as it is, and is refused where it is opened.
+    """
+    starts = {f"{path.as_posix().rstrip('/')}/" for path in (root.absolute(), root.resolve())}
+
+    def relative(path: str) -> str:
+        path = path.removeprefix(settings.prefix_strip)
+        start = next((start for start in starts if path.startswith(start)), "")
+        return path[len(start) :].lstrip("/") if start else path
+
+    return relative
 
 
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/", b"../.git/annex/")
@@ -259,50 +350,78 @@ def is_pointer(head: bytes) -> bool:
     return head.startswith(_POINTERS)
 
 
-_BLOCK = 32 << 20  # bytes; Arrow refuses a row that is longer
-
-
-def read_rows(path: Path, columns: Sequence[str], fallback: str = "") -> dict[str, list[str]]:
+def read_rows(
+    path: Path, columns: Sequence[str], fallback: str = "", separator: Separator = ""
+) -> dict[str, list[str]]:
     """Read columns of a table as strings, empty where a value is null; as `read_any`.
 
     Raises:
         StudyError: the table is missing, malformed, not UTF-8, or lacks a column.
     """
-    return take_rows(read_any(path, fallback), path.name, columns)
+    return take_rows(read_any(path, fallback, separator), path.name, columns)
 
 
 def take_rows(table: pa.Table, file: str, columns: Sequence[str]) -> dict[str, list[str]]:
     """Take columns of a table that was read from a file, as `read_rows`."""
-    missing = [name for name in columns if name not in table.column_names]
-    if missing:
-        raise no_column(file, missing, table.column_names)
+    require_columns(file, columns, table.column_names)
     return {name: strings(table.column(name), file, name) for name in dict.fromkeys(columns)}
 
 
-def no_column(file: str, missing: Sequence[str], there: Sequence[str]) -> StudyError:
-    """Say that a table lacks columns, and which it has."""
+def fill_pattern(table: pa.Table, file: str, pattern: str) -> list[str]:
+    """Give the text of each row by a pattern such as `{a}-{b}`, or by the name of a column.
+
+    Raises:
+        StudyError: the table lacks a column.
+    """
+    if not FIELD.search(pattern):
+        return take_rows(table, file, [pattern])[pattern]
+    columns = take_rows(table, file, FIELD.findall(pattern))
+
+    def filled(row: int) -> str:
+        return FIELD.sub(lambda match: columns[match[1]][row].strip(), pattern)
+
+    return [filled(row) for row in range(table.num_rows)]
+
+
+def require_columns(file: str, wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Refuse a table that lacks a column, or has it twice; StudyError."""
+    if missing := [name for name in dict.fromkeys(wanted) if name not in there]:
+        raise no_column(file, missing, there, wanted)
+    if twice := [name for name in dict.fromkeys(wanted) if list(there).count(name) > 1]:
+        raise StudyError(f"table {file} has column {twice} twice; rename one of them")
+
+
+def no_column(
+    file: str, missing: Sequence[str], there: Sequence[str], wanted: Sequence[str] = ()
+) -> StudyError:
+    """Say that a table lacks columns of those that are wanted, and which it has."""
     return StudyError(
-        f"table {file} has no column {list(missing)}{only_columns(file, there)}; "
+        f"table {file} has no column {list(missing)}{only_columns(file, there, wanted)}; "
         "name its columns in source.columns, source.box_columns or source.label_id"
     )
 
 
-def only_columns(file: str, there: Sequence[str]) -> str:
-    """Name the columns that a table has; count a CSV's: without a header its first row is data."""
+def only_columns(file: str, there: Sequence[str], wanted: Sequence[str] = ()) -> str:
+    """Name the columns that a table has, where these are names and not data.
+
+    The first row of a CSV file may be a patient's, and the keys of a JSON file patients: without
+    most of the columns that are `wanted` they are counted.
+    """
     if not there:
         return ""
-    if ".csv" in file.lower():
-        return f" among its {len(there)}"
-    return f", only {list(there[:40])}"
+    are_names = 2 * len(set(wanted) & set(there)) > len(set(wanted))
+    if file.lower().endswith((".parquet", ".arrow")) or are_names:
+        return f", only {list(there[:40])}"
+    return f" among its {len(there)}, whose names may be data"
 
 
-def read_any(path: Path, fallback: str = "") -> pa.Table:
+def read_any(path: Path, fallback: str = "", separator: Separator = "") -> pa.Table:
     """Read a table, `.csv`, `.parquet`, `.jsonl` or `.json`, or text with `.gz`; CSV stays strings.
 
-    `fallback`: encoding of a CSV table that is not UTF-8; empty: such a table is refused.
+    `fallback` and `separator`: those of `read_csv`.
 
     Raises:
-        StudyError: it is missing, malformed or not UTF-8.
+        StudyError: it is missing or malformed, or CSV that `read_csv` refuses.
     """
     if not path.is_file():
         raise StudyError(f"table {path} is missing; set source.root and source.table to your data")
@@ -311,49 +430,67 @@ def read_any(path: Path, fallback: str = "") -> pa.Table:
             raise StudyError(
                 f"table {path} is a pointer of git-LFS or git-annex; fetch its content"
             )
-    failure: Exception | None = None
-    for encoding in ("utf8", fallback) if fallback else ("utf8",):
-        try:
-            return _read(path, encoding)
-        except (pa.ArrowException, OSError, ValueError, LookupError) as error:
-            failure = error
-    kind = type(failure).__name__
-    raise StudyError(
-        f"table {path} cannot be read ({kind}); give UTF-8 text, or set source.fallback_encoding"
-    ) from failure
-
-
-def _read(path: Path, encoding: str) -> pa.Table:
     kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
-    if kind.lower() == ".parquet":
-        return pq.read_table(path)
-    if kind.lower() in {".jsonl", ".json"}:
-        objects = _objects(path) if kind.lower() == ".json" else None
-        if objects is not None:
-            return pa.Table.from_struct_array(pa.array(objects))
-        options = arrow_json.ReadOptions(block_size=_BLOCK)
-        table = arrow_json.read_json(path, options)
-        # Arrow takes the text 2026-03-01 for a time, and would write it in another way.
-        times = [item.name for item in table.schema if pa.types.is_timestamp(item.type)]
-        if times:
-            texts = arrow_json.ParseOptions(pa.schema([(name, pa.string()) for name in times]))
-            table = arrow_json.read_json(path, options, texts)
-        return table
-    read = arrow_csv.ReadOptions(block_size=_BLOCK, encoding=encoding)
-    parse = arrow_csv.ParseOptions(newlines_in_values=True)
-    with arrow_csv.open_csv(path, read, parse) as reader:
-        names: list[str] = reader.schema.names
-    # Arrow guesses types otherwise: a patient "007" would become 7.
-    types = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True
-    )
-    return arrow_csv.read_csv(path, read, parse, types)
+    try:
+        if kind.lower() == ".parquet":
+            return pq.read_table(path)
+        refuse_other_forms(path)
+        if kind.lower() in {".jsonl", ".json"}:
+            return _read_json(path, is_lines=kind.lower() == ".jsonl")
+        return read_csv(path, fallback, separator)
+    except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
+        words = type(error).__name__
+        remedy = "write it again"
+        if "json" in kind.lower():
+            remedy = "give one object a line, a list of objects, or an object of objects"
+        raise StudyError(f"table {path} cannot be read ({words}); {remedy}") from error
+
+
+def _read_json(path: Path, *, is_lines: bool) -> pa.Table:
+    _refuse_depth(path)
+    objects = None if is_lines else _objects(path)
+    if objects is not None:
+        if not objects or not all(isinstance(item, dict) for item in objects):
+            raise StudyError(f"table {path} lists no objects; give an object for each row")
+        return pa.Table.from_struct_array(pa.array(objects))
+    options = arrow_json.ReadOptions(block_size=BLOCK)
+    table = arrow_json.read_json(path, options)
+    # Arrow takes the text 2026-03-01 for a time, and would write it in another way.
+    times = [item.name for item in table.schema if pa.types.is_timestamp(item.type)]
+    if times:
+        texts = arrow_json.ParseOptions(pa.schema([(name, pa.string()) for name in times]))
+        table = arrow_json.read_json(path, options, texts)
+    return table
+
+
+_DEEPEST = 200  # objects and lists within each other; Arrow's parser crashes on 100,000
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+
+_STEPS = np.zeros(256, np.int8)  # byte -> by how much it goes deeper
+_STEPS[[*b"{["]], _STEPS[[*b"}]"]] = 1, -1
+
+
+def _refuse_depth(path: Path) -> None:
+    depth = 0
+    with open_plain(path) as stream:
+        for line in stream:
+            opens, closes = (line.count(a) + line.count(b) for a, b in ((b"{", b"["), (b"}", b"]")))
+            if opens == closes and depth + opens <= _DEEPEST:
+                continue
+            bare = np.frombuffer(_STRING.sub(b"", line), np.uint8)  # without brackets of texts
+            depths = depth + np.cumsum(_STEPS[bare], dtype=np.int64)
+            if len(depths) and depths.max() > _DEEPEST:
+                raise StudyError(
+                    f"table {path} nests objects or lists more than {_DEEPEST} deep; give plainer "
+                    "rows"
+                )
+            depth = int(depths[-1]) if len(depths) else depth
 
 
 def _objects(path: Path) -> list[Any] | None:
     """Read a JSON file of a list of objects, or of an object of objects; None: of JSON lines."""
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
+    with io.TextIOWrapper(open_plain(path), encoding="utf-8") as file:
         try:
             tree = json.loads(file.readline())
             if any(line.strip() for line in file):

@@ -21,7 +21,7 @@ from medclip_dcl.data.row_images import (
     take_field,
     within_lists,
 )
-from medclip_dcl.data.sources.records import no_column, read_any
+from medclip_dcl.data.sources.records import SourceConfig, no_column, read_any, require_columns
 from medclip_dcl.errors import StudyError
 
 _BATCH = 64  # rows whose bytes are in memory at a time
@@ -30,7 +30,7 @@ _BUFFER = {"buffer_size": 1 << 20, "pre_buffer": False}
 
 
 def read_columns(
-    path: Path, columns: Sequence[str], image: str, root: Path, fallback: str = ""
+    path: Path, columns: Sequence[str], image: str, root: Path, settings: SourceConfig
 ) -> pa.Table:
     """Read columns of a table's file, named as they are asked for.
 
@@ -43,12 +43,14 @@ def read_columns(
             large to be read as a whole.
     """
     try:
-        return _read(path, columns, image, root, fallback)
+        return _read(path, columns, image, root, settings)
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"table {path} cannot be read ({type(error).__name__})") from error
 
 
-def _read(path: Path, columns: Sequence[str], image: str, root: Path, fallback: str) -> pa.Table:
+def _read(
+    path: Path, columns: Sequence[str], image: str, root: Path, settings: SourceConfig
+) -> pa.Table:
     suffix, wanted = path.suffix.lower(), list(dict.fromkeys(columns))
     if suffix == ".parquet" and path.is_file():
         with pq.ParquetFile(path, **_BUFFER) as file:
@@ -61,7 +63,10 @@ def _read(path: Path, columns: Sequence[str], image: str, root: Path, fallback: 
                 return table
             images = list(_parquet_images(file, path, image, root))
     else:
-        whole = open_arrow(path) if suffix == ".arrow" else read_any(path, fallback)
+        if suffix == ".arrow":
+            whole = open_arrow(path)
+        else:
+            whole = read_any(path, settings.fallback_encoding, settings.separator)
         whole.validate(full=suffix == ".arrow")
         table = take_columns(whole, whole.schema, wanted, path)
         if not image:
@@ -84,7 +89,8 @@ def _append(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
 def _split(names: Sequence[str], wanted: Sequence[str], path: Path) -> list[tuple[str, list[str]]]:
     found = {name: split_column(names, name) for name in wanted if name}
     if missing := [name for name, parts in found.items() if parts is None]:
-        raise no_column(path.name, missing, list(names))
+        raise no_column(path.name, missing, list(names), wanted)
+    require_columns(path.name, [parts[0] for parts in found.values() if parts], names)
     return [parts for parts in found.values() if parts]
 
 
@@ -103,14 +109,14 @@ def take_images(table: pa.Table, image: str, path: Path) -> pa.Array:
 
 def take_columns(table: pa.Table, schema: pa.Schema, wanted: Sequence[str], path: Path) -> pa.Table:
     """Take columns by dotted name, with the names of ClassLabels, which `schema` has."""
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = features.get("info", {}).get("features", {})
+    features = _features(schema, path)
+    _split(schema.names, wanted, path)  # all at once: a column that is there tells names from data
     columns = {}
     for column in wanted:
         ((head, fields),) = _split(schema.names, [column], path)
         if head not in table.column_names:  # bytes alone
             raise StudyError(f"column {column!r} of {path.name} holds bytes; map it to `image`")
-        labels = _class_names(features, [head, *fields])
+        labels = _class_names(features, [head, *fields], path.name)
         chunks = []
         for chunk in table.column(head).chunks:
             values = _field(chunk, fields, column, path)
@@ -121,16 +127,32 @@ def take_columns(table: pa.Table, schema: pa.Schema, wanted: Sequence[str], path
     return pa.table(columns)
 
 
-def _class_names(features: Any, names: Sequence[str]) -> list[str]:
+def _features(schema: pa.Schema, path: Path) -> Any:
+    # The tree of features that `datasets` keeps in a schema; empty where it is not from there.
+    try:
+        tree = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return tree.get("info", {}).get("features", {})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StudyError(
+            f"the metadata `huggingface` of {path.name} are not those of `datasets`; write the "
+            "file without them"
+        ) from error
+
+
+def _class_names(features: Any, names: Sequence[str], file: str) -> list[str]:
     # The tree of features, as `datasets` keeps it in a schema: lists have one feature.
     node = features
     for name in (*names, None):
         while isinstance(node, list) or (isinstance(node, dict) and "feature" in node):
-            node = node[0] if isinstance(node, list) else node["feature"]
+            node = next(iter(node), None) if isinstance(node, list) else node["feature"]
         if name is not None:
             node = node.get(name) if isinstance(node, dict) else None
-    labels = isinstance(node, dict) and node.get("_type") == "ClassLabel"
-    return [str(name) for name in node["names"]] if labels else []
+    if not isinstance(node, dict) or node.get("_type") != "ClassLabel":
+        return []
+    given = node.get("names")
+    if not isinstance(given, list) or not given:
+        raise StudyError(f"a ClassLabel of {file} has no names; write the file with them")
+    return [str(name) for name in given]
 
 
 def _named(array: pa.Array, labels: Sequence[str]) -> pa.Array:

@@ -1,8 +1,7 @@
 """Any table with mapped columns -> images and studies, or studies alone."""
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -14,6 +13,7 @@ from medclip_dcl.data.row_images import file_of, is_list
 from medclip_dcl.data.sources.labels import label_table, read_row_labels
 from medclip_dcl.data.sources.records import (
     CONSTANT,
+    FIELD,
     SPLITS,
     BoxTable,
     Column,
@@ -23,8 +23,11 @@ from medclip_dcl.data.sources.records import (
     Resolve,
     SourceConfig,
     Study,
+    TableRows,
     Text,
+    fill_pattern,
     find_file,
+    relative_to_root,
     strings,
 )
 from medclip_dcl.data.sources.rows import read_columns
@@ -34,7 +37,6 @@ from medclip_dcl.text.sections import read_loose_sections
 _BOXES: tuple[Column, ...] = ("boxes", "phrase", "category")
 _ROLES: list[Column] = [role for role in get_args(Column) if role not in {"labels", *_BOXES}]
 _OF_IMAGES = ("image_id", "view", "width", "height")  # may be lists, parallel to the images
-_FIELD = re.compile(r"\{([^{}]+)\}")
 SPELLINGS = {"val": "validate", "valid": "validate", "validation": "validate", "dev": "validate"}
 """Name of a split -> ours."""
 
@@ -74,12 +76,12 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     wanted, image = mapped_columns(settings)
     pattern = names.pop("path")
     del names["image"]
-    found = _Found(settings)
+    found = _Found(settings, relative_to_root(root, settings))
     labels: list[pa.Table] = []
     tables: dict[str, Path] = {}
     stamped: list[str] = []
     for file in files:
-        table = read_columns(file.path, wanted, image, root, settings.fallback_encoding)
+        table = read_columns(file.path, wanted, image, root, settings)
         columns = {
             role: _values(table, name, file.path.name, listed=role in _OF_IMAGES)
             for role, name in names.items()
@@ -89,6 +91,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         if pattern:
             where = [str(path).strip() for path in _values(table, pattern, file.path.name)]
         lists = {role: table.column(name) for role, name in boxed.items() if name}
+        found.rows.files.append((found.total, file.path.name))
         for row in range(table.num_rows):
             found.add(file, row, columns, where, lists)
         labels += [table.select(of_labels)] if of_labels else []
@@ -102,7 +105,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
     if labels:
         joined = pa.concat_tables(labels, promote_options="permissive")
         read = read_row_labels(joined, files[0].path.name, settings, found.counts)
-        found_labels = label_table(found.study_of_row, read)
+        found_labels = label_table(found.study_of_row, read, settings.findings)
     return RawStudies(
         root,
         found.images,
@@ -114,6 +117,7 @@ def read_row_files(root: Path, files: Sequence[RowFile], settings: SourceConfig)
         rejects=found.rejects,
         files=stamped,
         tables=tables,
+        rows=found.rows,
         boxes=found.boxes if boxed["boxes"] else None,
         counts=dict(found.counts),
         by_patient=settings.subject != "none",
@@ -124,22 +128,16 @@ def _parts(name: str) -> list[str]:
     # The columns behind a name: of `{a}-{b}` two, of `=word` none.
     if not name or name.startswith(CONSTANT):
         return []
-    return _FIELD.findall(name) or [name]
+    return FIELD.findall(name) or [name]
 
 
 def _values(table: pa.Table, name: str, file: str, *, listed: bool = False) -> list[_Cell]:
     """Give a value for each row: of a column, made from several, or the same in all."""
     if name.startswith(CONSTANT):
         return [name.removeprefix(CONSTANT)] * table.num_rows
-    if not _FIELD.search(name):
-        column = table.column(name)
-        return _cells(column, file, name) if listed else list(strings(column, file, name))
-    columns = {part: strings(table.column(part), file, part) for part in _parts(name)}
-
-    def made(row: int) -> str:
-        return _FIELD.sub(lambda match: columns[match[1]][row].strip(), name)
-
-    return [made(row) for row in range(table.num_rows)]
+    if FIELD.search(name) or not listed:
+        return list(fill_pattern(table, file, name))
+    return _cells(table.column(name), file, name)
 
 
 def mapped_columns(settings: SourceConfig) -> tuple[list[str], str]:
@@ -201,6 +199,7 @@ class _Found:
     """What the rows so far have given."""
 
     settings: SourceConfig
+    relative: Callable[[str], str]  # path as the table has it -> relative to the root
     images: list[ImageRecord] = field(default_factory=list)
     studies: dict[str, Study] = field(default_factory=dict)
     splits: dict[str, set[str]] = field(default_factory=dict)
@@ -208,6 +207,8 @@ class _Found:
     study_of_row: list[str] = field(default_factory=list)
     boxes: BoxTable = field(default_factory=lambda: BoxTable([], set(), 0))
     counts: Counter[str] = field(default_factory=Counter)
+    rows: TableRows = field(default_factory=TableRows)
+    total: int = 0  # rows so far
     rows_of: Counter[str] = field(default_factory=Counter)  # name of files -> rows so far
     images_of: Counter[str] = field(default_factory=Counter)  # study -> images so far
 
@@ -222,6 +223,7 @@ class _Found:
         """Add a row; `where`: where its images are, `lists`: boxes and what is parallel to them."""
         number = self.rows_of[file.name]
         self.rows_of[file.name] += 1
+        self.total += 1
         made = f"{file.name}-{number:06d}"
         values = {role: column[row] for role, column in columns.items()}
         text = {role: value for role, value in values.items() if isinstance(value, str)}
@@ -230,25 +232,29 @@ class _Found:
         paths = paths if isinstance(paths, list) else [paths]
         study_id = self._study(values, text, made)
         self.study_of_row.append(study_id)
+        self.rows.note(study_id, self.total - 1)
         if any(isinstance(value, list) and len(value) != len(paths) for value in values.values()):
-            self.rejects.append(Reject(made, "bad_row"))
+            self._reject(made, "bad_row")
             return
         image_ids = list(self._image_ids(values, study_id, made, len(paths), several=several))
+        for name in image_ids:
+            self.rows.note(name, self.total - 1)
         subject = text.get("subject_id", "").strip()
         if self.settings.subject == "none":
             subject = study_id
         if not study_id.strip() or not all(name.strip() for name in image_ids):
-            self.rejects.append(Reject(f"row-{number:06d}", "bad_id"))
+            self._reject(f"row-{number:06d}", "bad_id")
             return
         if not subject:
-            self.rejects += [Reject(name, "no_subject") for name in image_ids or [made]]
+            for name in image_ids or [made]:
+                self._reject(name, "no_subject")
             return
         images = [
             self._image(values, k, name, study_id, subject, path, number)
             for k, (name, path) in enumerate(zip(image_ids, paths, strict=True))
         ]
         if lists and not self._add_boxes(images, lists, row, number, several=several):
-            self.rejects.append(Reject(made, "bad_row"))
+            self._reject(made, "bad_row")
             return
         if where is not None:
             self._add_images(images, made)
@@ -263,7 +269,12 @@ class _Found:
             return
         self.images += [image for image in images if image.path]
         missing = [image.image_id for image in images if not image.path]
-        self.rejects += [Reject(name, "no_image") for name in (missing if images else [made])]
+        for name in missing if images else [made]:
+            self._reject(name, "no_image")
+
+    def _reject(self, name: str, reason: str) -> None:
+        self.rejects.append(Reject(name, reason))
+        self.rows.note(name, self.total - 1)
 
     def _study(self, values: Mapping[str, _Cell], text: Mapping[str, str], made: str) -> str:
         if "study_id" not in values and isinstance(values.get("image_id", []), list):
@@ -300,7 +311,7 @@ class _Found:
             value = values.get(role, "")
             return (value[k] if isinstance(value, list) else value).strip()
 
-        path = path if _in_rows(path) else path.removeprefix(self.settings.prefix_strip)
+        path = path if _in_rows(path) else self.relative(path)
         size = (_pixels(of(side), row) for side in ("width", "height"))
         return ImageRecord(name, study_id, subject, of("view"), path, *size)
 

@@ -4,7 +4,8 @@ The rules, in the order in which they are applied:
     1  A text is cut into sentences at full stops that are not in a number, at semicolons,
        exclamation marks and empty lines.
     2  The longest phrase of the lexicon and of the cues counts at each position (`phrases`).
-    3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across.
+    3  "but", "except", "there is" ... cut a sentence into clauses; no rule looks across. After
+       "which" the part of the image just named is the subject.
     4  Cues give every concept its polarity (`negation`).
     5  Side words give it its sides, other words its zone and degree (`laterality`).
     6  Parts of the image called normal or enlarged add theirs (`normality`).
@@ -28,7 +29,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from medclip_dcl.artifact import ArtifactType
+from medclip_dcl.artifact import Artifact, ArtifactType
 from medclip_dcl.tables import Column, TableFormat, write_table
 from medclip_dcl.text.labeler import lexicon
 from medclip_dcl.text.labeler.laterality import read_laterality, read_modifiers
@@ -84,7 +85,7 @@ REPORT_CLAIMS = TableFormat(
 """One row per study, in order of study_id."""
 
 
-RULES = 2
+RULES = 3
 """Version of the rules; raised with every change of the code that applies them."""
 
 _SENTENCE_END = re.compile(r"(?<!\d)\.|\.(?!\d)|[;!]|\n[ \t]*\n")
@@ -186,6 +187,11 @@ class ReportLabels:
         """Whether the text makes any claim."""
         return bool(self.asserted or self.negated or self.uncertain or self.normal)
 
+    @property
+    def named(self) -> frozenset[str]:
+        """Every finding that the text says something about."""
+        return frozenset(self.asserted) | self.negated | self.uncertain
+
     def to_row(self) -> dict[str, Any]:
         """Give the columns of the claims artifact, without the one that names the text."""
         return {
@@ -210,6 +216,10 @@ class ReportLabels:
         )
 
 
+SILENT = ReportLabels({}, frozenset(), frozenset(), normal=False)
+"""What a text says that says nothing of the findings."""
+
+
 def read_claims(text: str) -> ReportLabels:
     """Read what a sentence or a whole report says about the findings.
 
@@ -224,19 +234,43 @@ def read_claims(text: str) -> ReportLabels:
     return report_labels_of([read_report(text)])
 
 
-def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class GivenClaims:
+    """What somebody else's reader says, in place of ours: of sentences, of reports, or of both."""
+
+    sentences: Mapping[str, ReportLabels] | None = None
+    """By text key; sentences that are not there say nothing. None: ours reads them."""
+    reports: Mapping[str, ReportLabels] | None = None
+    """By study; reports that are not there say nothing. None: what their sentences say, united."""
+
+
+def write_claims(
+    folder: Path, rows: Sequence[Mapping[str, str]], given: GivenClaims | None = None
+) -> dict[str, Any]:
     """Write the claims of every distinct sentence and of every report, and give the summary.
 
     Rows have study_id, text and text_key, in order of study_id. Shares of the summary are of
     sentences as they occur, repeats included.
     """
+    given = given or GivenClaims()
     texts = {row["text_key"]: row["text"] for row in rows}  # most sentences repeat: read each once
-    readings = {key: read_report(text) for key, text in texts.items()}
-    said = {key: report_labels_of([reading]) for key, reading in readings.items()}
-    reports = {
-        study: report_labels_of(readings[row["text_key"]] for row in group)
-        for study, group in groupby(rows, key=itemgetter("study_id"))
-    }
+    said: dict[str, ReportLabels]
+    if given.sentences is None:
+        readings = {key: read_report(text) for key, text in texts.items()}
+        said = {key: report_labels_of([reading]) for key, reading in readings.items()}
+    else:
+        said = {key: given.sentences.get(key, SILENT) for key in texts}
+    reports = {}
+    for study, group in groupby(rows, key=itemgetter("study_id")):
+        keys = [row["text_key"] for row in group]
+        if given.reports is not None:
+            reports[study] = given.reports.get(study, SILENT)
+        elif given.sentences is not None:
+            reports[study] = unite(said[key] for key in keys)
+        else:
+            reports[study] = report_labels_of(readings[key] for key in keys)
+    named = {name for claim in (*said.values(), *reports.values()) for name in claim.named}
+    findings = (*FINDINGS, *sorted(named - set(FINDINGS)))
     for form, name, claims in (
         (SENTENCE_CLAIMS, "text_key", said),
         (REPORT_CLAIMS, "study_id", reports),
@@ -256,10 +290,37 @@ def write_claims(folder: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, A
         "reports": len(reports),
         "share_with_claims": round(with_claims / max(1, len(rows)), 4),
         "normal_reports": sum(claim.normal for claim in reports.values()),
+        "findings": list(findings),
         "reports_per_finding": {
-            name: {kind: counts[kind][name] for kind in kinds} for name in FINDINGS
+            name: {kind: counts[kind][name] for kind in kinds} for name in findings
         },
     }
+
+
+def claimed_findings(claims: Artifact) -> tuple[str, ...]:
+    """Name the findings that the claims of an artifact are about: `FINDINGS`, then others'."""
+    return tuple(claims.summary.get("findings", FINDINGS))
+
+
+def unite(parts: Iterable[ReportLabels]) -> ReportLabels:
+    """Unite what somebody says of the sentences of a report.
+
+    Asserted anywhere beats hedged, hedged beats negated; normal where a part says so and no part
+    asserts or hedges.
+    """
+    asserted: dict[str, frozenset[str]] = {}
+    negated, uncertain = set[str](), set[str]()
+    normal = False
+    for part in parts:
+        for name, sides in part.asserted.items():
+            asserted[name] = asserted.get(name, frozenset()) | sides
+        negated |= part.negated
+        uncertain |= part.uncertain
+        normal |= part.normal
+    uncertain -= asserted.keys()
+    negated -= asserted.keys() | uncertain
+    normal &= not asserted and not uncertain
+    return ReportLabels(asserted, frozenset(negated), frozenset(uncertain), normal)
 
 
 def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
@@ -287,7 +348,8 @@ def report_labels_of(readings: Iterable[Reading]) -> ReportLabels:
                     asked.add(finding)
     # A report hedges in one sentence and asserts in another ("possible edema", "edema is
     # worse"): the stronger word stands.
-    # "evaluate for edema" and "sensitivity for edema is low" give way to any other word.
+    # "evaluate for edema", "sensitivity for edema is low" and what a concept leaves open
+    # give way to any other word.
     uncertain = (uncertain | (asked - negated)) - asserted.keys()
     negated -= asserted.keys() | uncertain
     normal |= all(negated & part for part in _CHECKED_WHERE_NORMAL)
@@ -306,8 +368,8 @@ def _said_of(mention: Mention) -> Iterator[tuple[str, Polarity]]:
     for finding in FINDINGS_OF.get(mention.concept, ()):
         yield finding, mention.polarity
     for finding in LEFT_OPEN_BY.get(mention.concept, ()):
-        is_open = mention.polarity is Polarity.ASSERTED
-        yield finding, Polarity.UNCERTAIN if is_open else mention.polarity
+        # "congestion with no overt edema": a word about the finding itself is the stronger
+        yield finding, Polarity.ASKED if mention.polarity in _ABNORMAL else mention.polarity
 
 
 def join_sides(asserted: Mapping[str, Set[str]]) -> list[str]:

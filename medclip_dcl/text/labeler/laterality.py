@@ -20,7 +20,7 @@ _SIDES = {
 }
 _SHARING_JOINTS = {Cue.AND, Cue.OR, Cue.WITH, Cue.HEDGE_BOTH}
 _JOINTS = _SHARING_JOINTS | {Cue.COMMA, Cue.HEDGE, Cue.DENY, Cue.VERB}
-_ENDS = _JOINTS | {Cue.BREAK}
+_ENDS = _JOINTS | {Cue.BREAK, Cue.WHICH}
 
 Sides = frozenset[str]
 

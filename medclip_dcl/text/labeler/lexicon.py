@@ -52,6 +52,7 @@ class Cue(Enum):
     PAST_BEFORE = auto()
     CHANGE = auto()
     BREAK = auto()
+    WHICH = auto()
     OR = auto()
     AND = auto()
     COMMA = auto()

@@ -7,7 +7,8 @@ seen, lungs are hazy"). A list with "or" never ends it. Where "no" is followed b
 ("no change in the effusion") or by another negation ("not without"), nothing is denied.
 
 Cues that look back ("has resolved", "is not seen", "cannot be excluded") then decide the
-concepts before them, back to the last verb.
+concepts before them, back to the last verb. A hedge stops at a comma as well, where no "and" or
+"or" makes what follows it the end of a list: "atelectasis, infection cannot be excluded".
 """
 
 from collections.abc import Sequence
@@ -158,11 +159,16 @@ def _hedge_last_concept(clause: Sequence[Mark], polarities: list[Polarity], inde
 def _look_back(
     clause: Sequence[Mark], polarities: list[Polarity], index: int, polarity: Polarity
 ) -> None:
-    reached_subject = False
+    # "the edema is mild and the effusion has resolved": the verb shields the edema
+    reached_subject = is_list = False
+    is_hedge = polarity is Polarity.UNCERTAIN
     for position in range(index - 1, -1, -1):
+        cue = clause[position].cue
+        is_list |= cue in {Cue.AND, Cue.OR}
         if clause[position].concept:
             polarities[position] = polarity
             reached_subject = True
-        # "the edema is mild and the effusion has resolved": the verb shields the edema
-        elif reached_subject and clause[position].cue in _SUBJECT_ENDS:
+        elif reached_subject and (
+            cue in _SUBJECT_ENDS or (cue is Cue.COMMA and is_hedge and not is_list)
+        ):
             break

@@ -26,6 +26,7 @@ _WORD = re.compile(r"\d+(?:[.,/]\d+)*|[a-z]+(?:'[a-z]+)?|[,;:/?()]")
 _FORGIVEN_LENGTH = 8
 """Letters from which one wrong letter is forgiven; shorter words are too alike."""
 _LONGEST_CLAUSE = 100
+_CUTS = {Cue.BREAK, Cue.WHICH}
 
 
 class Match(NamedTuple):
@@ -215,14 +216,22 @@ def find_modifiers(sentence: str) -> list[tuple[str, int]]:
 def cut_clauses(marks: Sequence[Mark]) -> Iterator[list[Mark]]:
     """Cut a sentence where nothing said before reaches what comes after; drop the cutting words.
 
+    A part of the image that "which" follows begins the next clause as well.
+
     A clause is cut at its hundredth mark as well, so that no text, however written, is
     read in more than a time that grows with its length.
     """
     clause: list[Mark] = []
     for mark in marks:
-        if mark.cue is Cue.BREAK or len(clause) == _LONGEST_CLAUSE:
+        if mark.cue in _CUTS or len(clause) == _LONGEST_CLAUSE:
             yield clause
-            clause = []
-        if mark.cue is not Cue.BREAK:
+            clause = _region_at_end(clause) if mark.cue is Cue.WHICH else []
+        if mark.cue not in _CUTS:
             clause.append(mark)
     yield clause
+
+
+def _region_at_end(clause: Sequence[Mark]) -> list[Mark]:
+    """The part that "which" goes on about: "the heart is stable, which is mildly enlarged"."""
+    named = [mark for mark in clause if mark.cue not in {Cue.COMMA, Cue.VERB, Cue.DEGREE}][-1:]
+    return [mark for mark in named if mark.region]

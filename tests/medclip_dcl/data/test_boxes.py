@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.data.boxes import read_boxes
-from medclip_dcl.data.sources.records import ImageRecord
+from medclip_dcl.data.sources.records import ImageRecord, SourceConfig
 from medclip_dcl.errors import StudyError
 
 HEADER = "dicom_id,h,w,y,x,label_text,category_name,image_width,image_height\n"
@@ -90,12 +90,22 @@ def test_malformed_json_is_refused_without_its_words(tmp_path: Path, changes: ob
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "data", [b"[" * 100_000, gzip.compress(b"{}")[:-9] + b"broken end"], ids=["deep", "cut"]
+)
+def test_damaged_json_is_refused(tmp_path: Path, data: bytes) -> None:
+    name = "b.json" if data[:1] == b"[" else "b.json.gz"
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(StudyError, match="is not JSON of MS-CXR's form"):
+        read_boxes(tmp_path / name, [image()])
+
+
 def test_other_columns_name_an_image_by_its_path_and_take_its_size(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text(
         "file,label,x,y,w,h,ok\nimages/f.jpg,Left Lung,30,2.5,10,20,1\nf,Right Lung,1,2,10,20,1\n"
         "images/g.jpg,Left Lung,900,2,10,20,1\n"
     )
-    table = read_boxes(tmp_path / "b.csv", [image(50, 40)], LUNGS)
+    table = read_boxes(tmp_path / "b.csv", [image(50, 40)], SourceConfig(box_columns=LUNGS))
     left, right = table.rows
     assert (left["image_id"], left["subject_id"], left["phrase"]) == ("f", "p", "Left Lung")
     assert (left["x"], left["y"], left["image_width"], left["image_height"]) == (30, 2.5, 50, 40)
@@ -109,4 +119,4 @@ def test_box_without_an_image_that_holds_it_is_refused(
 ) -> None:
     (tmp_path / "b.csv").write_text("file,label,x,y,w,h\nimages/f.jpg,Left Lung,30,2,10,20\n")
     with pytest.raises(StudyError, match=f"row 0.*{reason}"):
-        read_boxes(tmp_path / "b.csv", [image(*sides)], LUNGS)
+        read_boxes(tmp_path / "b.csv", [image(*sides)], SourceConfig(box_columns=LUNGS))

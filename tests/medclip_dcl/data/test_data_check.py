@@ -1,5 +1,6 @@
 """Counts and verdicts of the check, by hand."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fixtures.dicom import dicom_bytes, ramp
-from medclip_dcl.data import data_check, images, manifest
+from medclip_dcl.data import data_check, manifest
 from medclip_dcl.data.boxes import BoxTable
 from medclip_dcl.data.data_check import (
     CheckConfig,
@@ -37,7 +38,7 @@ def raw(images: list[ImageRecord], studies: list[Study], **more: object) -> RawS
 
 
 def chosen(images: list[ImageRecord], texts: dict[str, str], rejects: list[Reject]) -> Selection:
-    return Selection(images, dict.fromkeys(texts, TEXT), texts, rejects, 5, len(rejects))
+    return Selection(images, dict.fromkeys(texts, TEXT), texts, rejects, 5, len(rejects), Counter())
 
 
 def test_every_step_counts_what_is_left() -> None:
@@ -161,7 +162,7 @@ def test_lines_come_gravest_first_and_count_ids_once() -> None:
 
 
 def test_every_code_has_a_kind_and_a_meaning() -> None:
-    codes = [*manifest.REASONS, *images.REASONS, *data_check.CODES]
+    codes = [*manifest.REJECT_REASONS, *data_check.CODES]
     lines = data_check.make_lines([Found(code, "x") for code in codes], {}, 1)
     assert len(lines) == len(set(codes)) > 40
     assert all(line["meaning"] for line in lines)
@@ -189,7 +190,7 @@ def test_each_threshold_decides(limit: str, value: float, clean: bool) -> None:
 
 def test_an_empty_source_is_not_clean() -> None:
     verdict = data_check.judge(
-        Selection([], {}, {}, [], 0, 0), {"opened": 0, "refused": 0}, [], CheckConfig()
+        Selection([], {}, {}, [], 0, 0, Counter()), {"opened": 0, "refused": 0}, [], CheckConfig()
     )
     assert not verdict["clean"]
 

@@ -1,8 +1,15 @@
 """An archive that pages badly, stores nothing, or answers nonsense; a real one is in pipelines."""
 
+import gzip
 import json
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +17,11 @@ import httpx
 import pytest
 
 from benchmarks.fixtures.dicom import ramp
+from benchmarks.fixtures.dicomweb import StubArchive, endless, stub_archive
 from benchmarks.fixtures.hospital import radiograph
+from benchmarks.fixtures.hub import Handler
 from medclip_dcl.client import Client
+from medclip_dcl.data.sources import dicomweb
 from medclip_dcl.data.sources.dicomweb import ArchivedImage, DicomWeb, read_dicomweb
 from medclip_dcl.data.sources.records import SourceConfig
 from medclip_dcl.errors import ArtifactUnwritable, ImageError, ServiceError
@@ -21,7 +31,8 @@ IMAGE = ArchivedImage("1.1", "1.2", "1.3")
 
 
 def archive(answer: Callable[[httpx.Request], httpx.Response]) -> DicomWeb:
-    return DicomWeb("http://archive/dicom-web/", transport=httpx.MockTransport(answer))
+    transport = httpx.MockTransport(answer)
+    return DicomWeb("http://archive/dicom-web/", waits_s=(), transport=transport)
 
 
 def row(**tags: str) -> dict[str, Any]:
@@ -71,7 +82,15 @@ def test_an_archive_that_knows_no_offset_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["<html>", json.dumps([{"0020000D": {}}]), json.dumps([row(study="../x", series="1")])]
+    "body",
+    [
+        "<html>",
+        "{}",
+        '"rows"',
+        "[" * 100_000,
+        json.dumps([{"0020000D": {}}]),
+        json.dumps([row(study="../x", series="1")]),
+    ],
 )
 def test_what_is_no_listing_is_refused(body: str) -> None:
     web = archive(lambda _: httpx.Response(200, text=body))
@@ -81,15 +100,16 @@ def test_what_is_no_listing_is_refused(body: str) -> None:
 
 
 def test_a_part_is_given_as_it_is() -> None:
-    file = b"DICM\r\n--almost\r\n\r\nthe end\r\n"
+    file = radiograph(ramp(16, 16), SOPInstanceUID="1.3", StudyInstanceUID="1.1")
+    file += b"\r\n--almost\r\n\r\nthe end\r\n"
     body = b"\r\n--x y\r\nContent-Type: application/dicom\r\n\r\n" + file + b"\r\n--x y--\r\n"
     kind = {"Content-Type": 'multipart/related; type="application/dicom"; boundary="x y"'}
     with archive(lambda _: httpx.Response(200, content=body, headers=kind)) as web:
         assert web.fetch(IMAGE) == file
     cut = archive(lambda _: httpx.Response(200, content=body[:40], headers=kind))
-    with cut as web, pytest.raises(ServiceError):
+    with cut as web, pytest.raises(ImageError, match="wrong_image"):
         web.fetch(IMAGE)
-    with archive(lambda _: httpx.Response(404)) as web, pytest.raises(ImageError):
+    with archive(lambda _: httpx.Response(404)) as web, pytest.raises(ImageError, match="missing"):
         web.fetch(IMAGE)
 
 
@@ -171,3 +191,141 @@ def test_objects_that_are_not_stored_are_not_taken_for_stored(
     with web, pytest.raises(ServiceError) as refused:
         web.store({"1": b"one", "2": b"two"})
     assert refused.value.code == code
+
+
+# Real connections
+
+
+@pytest.fixture
+def stub() -> Iterator[StubArchive]:
+    with stub_archive() as stub:
+        yield stub
+
+
+def numbered(number: int) -> bytes:
+    """An image with the UIDs under which the stub holds it."""
+    root = f"1.2.826.0.1.3680043.10.1.{number}"
+    return radiograph(
+        ramp(16, 16),
+        SOPInstanceUID=f"{root}.3",
+        SeriesInstanceUID=f"{root}.2",
+        StudyInstanceUID=f"{root}.1",
+    )
+
+
+def broken(request: BaseHTTPRequestHandler) -> None:
+    """Close in the middle of an answer."""
+    request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[")
+    request.close_connection = True
+
+
+@pytest.mark.parametrize("fault", [broken, lambda request: request.answer(503, b"")])
+def test_a_question_without_an_answer_is_asked_three_times(stub: StubArchive, fault: Any) -> None:
+    stub.add(1, numbered(1))
+    faults: Counter[str] = Counter()
+
+    def twice(request: BaseHTTPRequestHandler) -> bool:
+        faults[request.path] += 1
+        return faults[request.path] <= 2 and (fault(request) or True)
+
+    stub.odd = twice
+    with DicomWeb(stub.url, waits_s=(0, 0)) as web:
+        (image,) = web.images(["CR"])
+        assert web.fetch(image) == numbered(1)
+    assert set(faults.values()) == {3}
+    stub.odd = lambda request: fault(request) or True
+    with DicomWeb(stub.url, waits_s=(0, 0)) as web:
+        with pytest.raises(ServiceError):
+            web.fetch(image)
+        asked = len(stub.asked)
+        with pytest.raises(ServiceError):
+            web.store({"1.3": b"object"})  # the gateway and the jobs send again by themselves
+    assert len(stub.asked) == asked + 1
+
+
+def test_series_are_asked_for_side_by_side(stub: StubArchive) -> None:
+    for number in range(4):
+        stub.add(number, numbered(number))
+    together = threading.Barrier(4)
+
+    def met(request: BaseHTTPRequestHandler) -> bool:
+        if "/instances?" in request.path and "offset=0" in request.path:
+            together.wait(20)
+        return False
+
+    stub.odd = met
+    with DicomWeb(stub.url, waits_s=()) as web:
+        assert len(web.images(["CR"])) == 4
+
+
+def test_answers_end_at_a_size_or_a_time_and_are_not_compressed(
+    stub: StubArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dicomweb, "_MOST_ANSWER_BYTES", 1 << 16)
+    monkeypatch.setattr(dicomweb, "_MOST_BYTES", 1 << 16)
+
+    def drip_head(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        with suppress(OSError):
+            while not is_over.wait(0.05):
+                request.wfile.write(b"x")
+
+    def squeezed(request: BaseHTTPRequestHandler) -> None:
+        assert isinstance(request, Handler)
+        request.answer(200, gzip.compress(b"[]" * 10), Content_Encoding="gzip")
+
+    is_over = threading.Event()
+    for fault, said in (
+        (partial(endless, part=b"[" * 4096), "exceeds 65536 bytes"),
+        (partial(endless, part=b" ", pause_s=0.05), "the time ran out"),
+        (drip_head, "the time ran out"),
+        (squeezed, "compresses"),
+    ):
+        stub.odd = lambda request, fault=fault: fault(request) or True  # type: ignore[misc]
+        with DicomWeb(stub.url, deadline_s=1, waits_s=()) as web:
+            for ask in (lambda: web.images(["CR"]), lambda: web.store({"1.3": b"object"})):
+                begun = time.monotonic()
+                with pytest.raises(ServiceError, match=said):
+                    ask()
+                assert time.monotonic() - begun < 10
+            with pytest.raises((ServiceError, ImageError)):
+                web.fetch(IMAGE)
+    is_over.set()
+    assert {head["Accept-Encoding"] for head in stub.headers} == {"identity"}
+
+
+def test_a_listing_with_new_pages_for_ever_ends(
+    stub: StubArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dicomweb, "_MOST_PAGES", 20)
+
+    def more(request: BaseHTTPRequestHandler) -> bool:
+        assert isinstance(request, Handler)
+        request.answer(200, [row(study="1", series=f"2.{len(stub.asked)}")])
+        return True
+
+    stub.odd = more
+    with DicomWeb(stub.url) as web, pytest.raises(ServiceError, match="more than 20 pages"):
+        web.images(["CR"])
+    assert len(stub.asked) == 20
+
+
+def test_what_comes_in_an_image_s_place_is_a_reject_and_asked_for_again(
+    stub: StubArchive, tmp_path: Path
+) -> None:
+    stub.add(1, numbered(3))
+    stub.add(2, numbered(2))
+    stub.add(4, b"<html>")
+    stub.add(5, numbered(5)[:600])
+    settings = SourceConfig(kind="dicomweb", archive=stub.url)
+
+    def listed() -> tuple[list[str], dict[str, str]]:
+        found = read_dicomweb(tmp_path, settings, Path)
+        ids = [image.image_id.split(".")[-2] for image in found.images]
+        return ids, {reject.id.split(".")[-2]: reject.reason for reject in found.rejects}
+
+    assert listed() == (["2"], dict.fromkeys("145", "wrong_image"))
+    assert len(list(tmp_path.rglob("*.dcm"))) == 1
+    for number in (1, 4, 5):
+        stub.add(number, numbered(number))
+    assert listed() == (["1", "2", "4", "5"], {})

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import imagecodecs
@@ -19,6 +20,8 @@ from PIL import Image
 from pydicom.dataset import Dataset
 
 from benchmarks.fixtures.dicom import dicom_bytes, ramp, raster_bytes
+from medclip_dcl.data.dicom.header import separate
+from medclip_dcl.data.dicom.reader import read_dicom
 from medclip_dcl.data.grayscale import GreyImage
 from medclip_dcl.data.images import (
     REASONS,
@@ -41,7 +44,7 @@ DEFLATED = "1.2.840.10008.1.2.1.99"
 MPEG2 = "1.2.840.10008.1.2.4.100"
 
 
-def refusal(source: bytes | Path, **settings: object) -> str:
+def refusal(source: bytes | str | Path, **settings: object) -> str:
     with pytest.raises(ImageError) as refused:
         open_image(source, ImagesConfig(**settings))
     assert refused.value.code in REASONS
@@ -201,6 +204,9 @@ def test_refused_by_first_bytes_and_size(tmp_path: Path) -> None:
     assert refusal(file, max_bytes=len(file) - 1) == "too_many_bytes"
     assert open_image(file, ImagesConfig(max_bytes=len(file))).pixels.any()
     assert refusal(Path("/nowhere/image.dcm")) == "missing"
+    assert refusal("/nowhere/image.dcm") == "missing"
+    (tmp_path / "image.dcm").write_bytes(file)
+    assert open_image(str(tmp_path / "image.dcm")).pixels.any()
     assert refusal(Path("/dev/null")) == "missing"
     os.mkfifo(tmp_path / "pipe")
     assert refusal(tmp_path / "pipe") == "missing"  # at once: nobody may ever write to it
@@ -223,6 +229,56 @@ def test_burned_in_text_is_refused_unless_allowed() -> None:
     file = dicom_bytes(ramp(), BurnedInAnnotation="YES")
     assert refusal(file) == "burned_in"
     assert isinstance(open_image(file, ImagesConfig(reject_burned_in=False)), GreyImage)
+
+
+@pytest.mark.parametrize(
+    "value", [b"YES", b"YES\\NO ", b"NO\\YES ", b"Y ", b"TRUE", b"yes ", b"\xff\xff"]
+)
+@pytest.mark.parametrize("place", ["among the tags", "behind the pixels", "behind compressed ones"])
+def test_whatever_an_annotation_says_but_no_is_burned_in(value: bytes, place: str) -> None:
+    def annotated(value: bytes) -> bytes:
+        element = b"\x28\x00\x01\x03CS" + len(value).to_bytes(2, "little") + value
+        compressed = {"syntax": JPEG_LS, "frame": imagecodecs.jpegls_encode(ramp())}
+        ids = {"StudyInstanceUID": "1.2", "SeriesInstanceUID": "1.3"}
+        file = dicom_bytes(ramp(), **ids, **(compressed if "compressed" in place else {}))
+        if "behind" in place:
+            padding = b"\xfc\xff\xfc\xffOB\0\0\4\0\0\0\0\0\0\0"
+            return file + padding + element
+        at = file.index(b"\xe0\x7f\x10\x00")
+        return file[:at] + element + file[at:]
+
+    strict, lenient = ImagesConfig(), ImagesConfig(reject_burned_in=False)
+    for ask in (read_dicom, separate):
+        with pytest.raises(ImageError) as refused:
+            ask(annotated(value), strict)
+        assert refused.value.code == "burned_in"
+        for fine in (b"NO", b"no", b"", b"NO\0\0"):
+            ask(annotated(fine), strict)
+    # where it is allowed here, whoever gets the image without identity is told
+    stripped = separate(annotated(value), lenient).stripped
+    read_dicom(stripped, lenient)
+    with pytest.raises(ImageError, match="burned_in"):
+        read_dicom(stripped, strict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (b"IS", b"3 "),
+        (b"IS", b"x "),
+        (b"IS", b"inf "),
+        (b"IS", b"9" * 5000),
+        (b"US", b"\1\2\3"),
+        (b"FL", b"\0\0"),
+        (b"ZZ", b"1 "),
+    ],
+)
+def test_a_number_of_frames_that_is_not_one_or_unreadable_is_refused(kind, value) -> None:
+    file, written = dicom_bytes(ramp(), NumberOfFrames="1"), b"IS\x02\x001 "
+    assert file.count(written) == 1
+    changed = file.replace(written, kind + len(value).to_bytes(2, "little") + value)
+    assert refusal(changed) in {"bad_tags", "not_single_frame"}
+    assert isinstance(open_image(file.replace(written, b"IS\0\0")), GreyImage)
 
 
 def test_truncated_file_is_refused_wherever_it_is_cut() -> None:
@@ -290,6 +346,39 @@ def test_many_small_elements_are_refused() -> None:
     assert refusal(file[:at] + b"\x08\x00\x50\x00SH\x00\x00" * 30_000 + file[at:]) == (
         "too_many_elements"
     )
+
+
+ITEM, ITEM_END = b"\xfe\xff\x00\xe0\0\0\0\0", b"\xfe\xff\xdd\xe0\0\0\0\0"
+OPEN_ENDED = b"\0\0\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        b"\x08\x00\x40\x11SQ" + OPEN_ENDED + ITEM * 300_000 + ITEM_END,
+        b"\x09\x00\x10\x10UN" + OPEN_ENDED + ITEM * 300_000 + ITEM_END,
+        (b"\x08\x00\x40\x11SQ" + OPEN_ENDED + ITEM * 20 + ITEM_END) * 15_000,
+        b"\x28\x00\x10\x30SQ\0\0" + struct.pack("<I", 8 * 300_000) + ITEM * 300_000,
+        b"\x28\x00\x50\x10UT\0\0" + struct.pack("<I", 400_000) + b"1\\" * 200_000,
+    ],
+    ids=["items", "private items", "many sequences", "a wanted sequence", "a wanted value"],
+)
+def test_elements_within_sequences_count_too(sequences: bytes) -> None:
+    file = dicom_bytes(ramp())
+    before = b"\x08\x00\x60\x00CS" if sequences[0] < 0x10 else b"\xe0\x7f\x10\x00"
+    at = file.index(before)
+    started = time.monotonic()
+    with pytest.raises(ImageError) as refused:
+        read_dicom(file[:at] + sequences + file[at:], ImagesConfig())
+    assert refused.value.code == "too_many_elements"
+    assert time.monotonic() - started < 2
+
+
+def test_a_png_of_many_chunks_is_refused() -> None:
+    png = raster_bytes(ramp().astype(np.uint16), "png")
+    chunk = b"\0\0\0\0meDi" + struct.pack(">I", zlib.crc32(b"meDi"))
+    assert open_image(png[:33] + 100 * chunk + png[33:]).pixels.shape == ramp().shape
+    assert refusal(png[:33] + 70_000 * chunk + png[33:]) == "corrupt"
 
 
 def test_box_of_length_zero_ends_and_does_not_hang() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -241,8 +242,25 @@ def test_rejects_are_counted_against_candidates(tmp_path: Path) -> None:
         manifest.write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.24))
     manifest.write_manifest(tmp_path, source, SourceConfig(max_reject_share=0.25))
     empty = Source(RawStudies(tmp_path), BoxTable([], set(), 0))
-    with pytest.raises(StudyError, match="0 of 0 rows are unusable"):
+    with pytest.raises(StudyError, match="no image or report that is asked for; correct its root"):
         manifest.write_manifest(tmp_path, empty, CONFIG)
+
+
+def test_the_reasons_of_what_is_lost_add_up_to_it(tmp_path: Path) -> None:
+    rejects = [Reject("x", "bad_header"), Reject("y", "modality"), Reject("z", "modality")]
+    raw = studies(tmp_path, image("a", 1), image("b", 2), image("b", 2), image("c", 3, view="LL"))
+    raw = replace(raw, rejects=rejects, studies=raw.studies[:1])
+    chosen = select(raw, CONFIG)
+    assert chosen.reasons == {"bad_header": 1, "duplicate_id": 1, "no_report": 1}
+    assert (chosen.candidates, chosen.lost) == (4, chosen.reasons.total())
+    strict = SourceConfig(max_reject_share=0.5)
+    with pytest.raises(StudyError, match=r"3 of 4 rows.*; 3 others are not asked for .*: 2"):
+        manifest.write_manifest(tmp_path, Source(raw, BoxTable([], set(), 0)), strict)
+    blank = replace(raw, studies=[Study("s1", "p1", Text("", "", ""))], images=raw.images[:1])
+    assert select(blank, CONFIG).reasons == {"bad_header": 1, "empty_report": 1}
+    mixed = RawStudies(tmp_path, rejects=rejects[1:])
+    with pytest.raises(StudyError, match=r"asked for; 2 others .*'modality': 2"):
+        manifest.write_manifest(tmp_path, Source(mixed, BoxTable([], set(), 0)), CONFIG)
 
 
 def test_the_first_labels_of_a_study_count() -> None:

@@ -13,7 +13,7 @@ from pydicom.uid import (
 )
 
 from benchmarks.fixtures.dicom import COMPUTED_RADIOGRAPHY, dicom_bytes, ramp
-from medclip_dcl.data.dicom.metadata import Header, read_header
+from medclip_dcl.data.dicom.metadata import Header, read_header, read_instance_uid
 
 IDS = {"SOPInstanceUID": "1.2.3", "StudyInstanceUID": "1.2", "PatientID": "MRN 7"}
 EXPECTED = Header("1.2.3", "1.2", b"MRN 7", "PA", "CR", COMPUTED_RADIOGRAPHY)
@@ -47,6 +47,27 @@ def test_values_inside_sequences_are_stepped_over(tmp_path: Path, undefined: boo
     outer.is_undefined_length_sequence_item = undefined
     sequences = {"ReferencedStudySequence": Sequence([outer, outer])}
     assert read(tmp_path, dicom_bytes(ramp(), **IDS, **sequences)) == EXPECTED
+
+
+def test_a_private_sequence_of_an_unknown_kind_is_in_implicit_vr_and_stepped_over(
+    tmp_path: Path,
+) -> None:
+    # PS3.5, 6.2.2: a sequence of undefined length whose VR a writer did not know
+    private = b"\x09\x00\x10\x10UN\x00\x00\xff\xff\xff\xff" + b"\xfe\xff\x00\xe0\xff\xff\xff\xff"
+    private += b"\x08\x00\x18\x00\x04\x00\x00\x009.9\x00" + b"\xfe\xff\x0d\xe0\0\0\0\0"
+    private += b"\xfe\xff\xdd\xe0\0\0\0\0"
+    sound = dicom_bytes(ramp(), **IDS)
+    at = sound.index(b"\x10\x00\x20\x00LO")
+    assert read(tmp_path, sound[:at] + private + sound[at:]) == EXPECTED
+
+
+def test_the_uid_of_the_data_set_is_read_whatever_follows_it(tmp_path: Path) -> None:
+    sound = dicom_bytes(ramp(), **(IDS | {"StudyInstanceUID": ""}))
+    (tmp_path / "image").write_bytes(sound[: sound.index(b"\x08\x00\x60\x00CS") + 8])
+    assert read_instance_uid(tmp_path / "image") == "1.2.3"
+    for noise in (b"noise", bytes(128) + b"DICM" + b"noise", b""):
+        (tmp_path / "image").write_bytes(noise)
+        assert read_instance_uid(tmp_path / "image") == ""
 
 
 def test_blank_and_malformed_values_are_blank(tmp_path: Path) -> None:

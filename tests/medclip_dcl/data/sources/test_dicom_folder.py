@@ -33,6 +33,7 @@ def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
             "b/IM0003": image(3, ViewPosition=""),
             "b/IM0004": image(4, PatientID=""),
             "b/IM0005": image(5, Modality="CT"),
+            "b/IM0005.sr": image(8, Modality="SR", PatientID=""),
             "b/IM0006": image(6)[:300],
             "b/readme.txt": b"not an image",
             "c/again": image(1),
@@ -49,8 +50,9 @@ def test_every_file_is_an_image_or_has_a_reason(tmp_path: Path) -> None:
         ("1.5.3", "no_view"),
         ("1.5.4", "no_subject"),
         ("1.5.5", "modality"),
-        ("file-000006", "bad_header"),
-        ("file-000007", "not_dicom"),
+        ("1.5.8", "modality"),
+        ("file-000007", "bad_header"),
+        ("file-000008", "not_dicom"),
         ("1.5.1", "duplicate_id"),
     }
     assert (found.candidates, found.lost) == (4, 3)

@@ -219,6 +219,28 @@ def test_folders_that_hold_no_dataset_are_refused(tmp_path: Path, forms: Path) -
         read(tmp_path, saved)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dataset_dict.json", "[]"),
+        ("dataset_dict.json", '{"splits": 1}'),
+        ("dataset_dict.json", '{"splits": [1]}'),
+        ("dataset_dict.json", "[" * 100_000),
+        ("state.json", "1"),
+        ("state.json", "{}"),
+        ("state.json", '{"_data_files": [1]}'),
+        ("state.json", '{"_split": [1], "_data_files": []}'),
+    ],
+)
+def test_notes_that_save_to_disk_did_not_write_are_refused(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / name).write_text(text)
+    with pytest.raises(StudyError, match=f"{name} of the dataset is not what save_to_disk writes"):
+        read(tmp_path, tmp_path / "set")
+
+
 def test_a_link_out_of_the_folder_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "secret.png").write_bytes(picture(0))

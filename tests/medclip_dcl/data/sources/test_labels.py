@@ -11,8 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.fixtures.open_i import write_csv_form
+from medclip_dcl.artifact import Artifact
 from medclip_dcl.config import load_config
-from medclip_dcl.data.manifest import STUDY_LABELS, read_source, write_manifest
+from medclip_dcl.data.manifest import (
+    STUDY_LABELS,
+    label_format,
+    label_names,
+    read_labels,
+    read_source,
+    write_manifest,
+)
 from medclip_dcl.data.sources.labels import label_table
 from medclip_dcl.data.sources.open_i import read_headings, read_open_i
 from medclip_dcl.data.sources.records import SourceConfig
@@ -69,7 +78,7 @@ def manifest_labels(root: Path, settings: dict[str, object]) -> dict[str, dict[s
     source = SourceConfig.model_validate({"max_reject_share": 1.0, "root": str(root)} | settings)
     (root / "manifest").mkdir(exist_ok=True)
     write_manifest(root / "manifest", read_source(source, Path), source)
-    rows = read_table(root / "manifest", STUDY_LABELS).to_pylist()
+    rows = read_table(root / "manifest", label_format(source.findings)).to_pylist()
     return {
         row.pop("study_id"): {name: code for name, code in row.items() if code is not None}
         for row in rows
@@ -97,6 +106,25 @@ def test_a_table_of_its_own_is_joined_by_ids_and_may_name_images(tmp_path: Path)
         (tmp_path / f"a/{row}.png").write_bytes(b"x" * 2000)
     found = labels_of(tmp_path, files, None, columns=columns, **named)
     assert found == {"s1": {"Edema": 1}, "s3": {"Edema": -1}}
+
+
+def test_ids_of_studies_and_of_images_are_not_confused(tmp_path: Path) -> None:
+    """Both are numbered from 1, and two images belong to each study."""
+    lines = ["image,study,who,file,text"]
+    for image in range(1, 5):
+        (tmp_path / f"{image}.png").write_bytes(b"x" * 2000)
+        study = (image + 1) // 2
+        lines.append(f"{image},{study},p{study},{image}.png,Report {study}.")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    (tmp_path / "labels.csv").write_text("id,Edema\n1,1\n2,0\n")
+    columns = {"image_id": "image", "study_id": "study", "subject_id": "who", "path": "file"}
+    settings: dict[str, object] = {"kind": "table", "table": "t.csv", "labels": "labels.csv"}
+    settings |= {"label_id": "id", "columns": columns | {"report": "text"}}
+    with pytest.raises(ConfigError, match=r"has 1 ids .* source\.labels_by: study or image"):
+        manifest_labels(tmp_path, settings)
+    by_study = manifest_labels(tmp_path, settings | {"labels_by": "study"})
+    assert by_study == {"1": {"Edema": 1}, "2": {"Edema": 0}}
+    assert manifest_labels(tmp_path, settings | {"labels_by": "image"}) == {"1": {"Edema": 1}}
 
 
 def test_images_without_reports_keep_their_labels(tmp_path: Path) -> None:
@@ -151,8 +179,20 @@ def test_unknown_codes_are_refused_without_being_printed(
 ) -> None:
     with pytest.raises(StudyError, match=kind) as caught:
         labels_of(tmp_path, {"edema": values}, {"Edema": "edema"})
-    assert "'edema' of t.parquet" in str(caught.value)
+    assert "labels of t.parquet" in str(caught.value)
     assert not any(word in str(caught.value) for word in ("Jane", "2 ", "0.25"))
+
+
+def test_all_that_is_not_a_label_is_counted_at_once(tmp_path: Path) -> None:
+    values = {"edema": ["1", "2", "x", "y"], "fluid": ["0", "0.5", "0.5", ""]}
+    with pytest.raises(StudyError) as caught:
+        labels_of(tmp_path, values, CODES)
+    for words in (
+        "'edema': other whole numbers in 1 rows (1 different), first in row 1, "
+        "other words in 2 rows (2 different), first in row 2",
+        "'fluid': numbers with a fraction in 2 rows (1 different), first in row 1",
+    ):
+        assert words in str(caught.value)
 
 
 def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
@@ -166,16 +206,16 @@ def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="0 have a study"):
         labels_of(tmp_path, {}, None, labels="l.csv")
     (tmp_path / "l.csv").write_text("study_id,oedema\ns1,1\n")
-    with pytest.raises(StudyError, match=r"no column of CheXpert's names among its 2;"):
+    with pytest.raises(StudyError, match=r"findings, only \['study_id', 'oedema'\]"):
         labels_of(tmp_path, {}, None, labels="l.csv")
 
 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("source.columns.labels.Hernia=h", "'Hernia'. are not findings"),
+        ("source.columns.labels.Hernia=h", "'Hernia'. are not in findings"),
         ("source.columns.view.Edema=h", r"name one column each for \['view'\]"),
-        ('source.label_names={"edema": ["e"]}', "'edema'. are not findings"),
+        ('source.label_names={"edema": ["e"]}', "'edema'. are not in findings"),
     ],
 )
 def test_settings_that_name_no_finding_are_refused(tmp_path: Path, key: str, message: str) -> None:
@@ -269,3 +309,52 @@ def test_the_problems_of_open_i_are_a_column_that_lists(tmp_path: Path) -> None:
             "No Indexing" not in json.loads(line)["problems"] for line in lines
         )
         assert sum(row[finding] for row in found.values()) == expected
+
+
+def test_a_source_names_its_own_findings(tmp_path: Path) -> None:
+    added = {"found": [["Tuberculosis"], ["hernia", "nodule"], [], None]}
+    own = {"findings": ["Nodule", "Tuberculosis", "Hernia"]}
+    assert labels_of(tmp_path, added, "found", **own) == {
+        "s1": {"Nodule": 0, "Tuberculosis": 1, "Hernia": 0},
+        "s2": {"Nodule": 1, "Tuberculosis": 0, "Hernia": 1},
+        "s3": {"Nodule": 0, "Tuberculosis": 0, "Hernia": 0},
+    }
+
+
+def test_labels_are_read_by_the_findings_of_their_manifest(tmp_path: Path) -> None:
+    added = {"tb": ["1", "0", "", "1"], "nod": ["0", "", "1", "0"]}
+    own = {"findings": ["Nodule", "Tuberculosis"]}
+    labels_of(tmp_path, added, {"Tuberculosis": "tb", "Nodule": "nod"}, **own)
+    files: dict[str, dict[str, Any]] = {STUDY_LABELS.file: {}}
+    listed = Artifact(tmp_path / "manifest", "manifest", 2, {}, "", files, "", {}, {})
+    table = read_labels(listed)
+    assert label_names(table) == ("Nodule", "Tuberculosis")
+    assert table["Tuberculosis"].to_pylist() == [1, 0, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"findings": ["Nodule", "Nodule"]}, "name of its own"),
+        ({"findings": ["Nodule", " "]}, "name of its own"),
+        ({"findings": ["study_id"]}, "column of ids"),
+        ({"findings": ["Nodule"], "columns": {"labels": {"Edema": "e"}}}, r"\['Edema'\] are not"),
+        ({"findings": ["Nodule"], "label_names": {"Edema": ["e"]}}, "it names Nodule"),
+    ],
+)
+def test_findings_have_names_of_their_own(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SourceConfig.model_validate(settings)
+
+
+def test_labels_that_a_release_has_are_checked_against_the_findings(tmp_path: Path) -> None:
+    write_csv_form(tmp_path)
+    settings = {"kind": "open_i", "findings": ["Cardiomegaly", "Nodule"]}
+    with pytest.raises(ConfigError, match=r"\['Nodule'\], which the labels of kind open_i"):
+        manifest_labels(tmp_path, settings)
+
+
+def test_ids_may_stand_within_other_letters(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("number,Edema\n1,1\n3,0\n9,1\n")
+    found = labels_of(tmp_path, {}, None, labels="labels.csv", label_id="s{number}")
+    assert found == {"s1": {"Edema": 1}, "s3": {"Edema": 0}}

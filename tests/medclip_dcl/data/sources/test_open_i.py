@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -65,6 +66,19 @@ def test_xml_reports_and_images_come_through(tmp_path: Path) -> None:
     }
 
 
+def test_a_report_that_is_no_file_below_the_root_is_not_read(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write_xml_form(root)
+    folder = next(root.rglob("*.xml")).parent
+    elsewhere = tmp_path / "elsewhere.xml"
+    elsewhere.write_bytes(next(folder.glob("*.xml")).read_bytes())
+    (folder / "77.xml").symlink_to(elsewhere)
+    (folder / "78.xml").symlink_to("78.xml")
+    os.mkfifo(folder / "79.xml")
+    reasons = {item.id: item.reason for item in read_open_i(root).rejects}
+    assert {reasons.get(f"CXR{number}") for number in (77, 78, 79)} == {"bad_report"}
+
+
 def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
     write_csv_form(tmp_path)
     raw = read_open_i(tmp_path)
@@ -73,6 +87,43 @@ def test_csv_form_gives_the_same_images(tmp_path: Path) -> None:
     assert found.images[0].path == "images/images_normalized/1_IM-0001-4001.dcm.png"
     assert found.texts["CXR1"].findings == "Clear, no\nchange."
     assert found.subjects == {"CXR1": "CXR1"}
+
+
+def test_rows_of_json_name_their_images_and_views(tmp_path: Path) -> None:
+    rows = [
+        {
+            "uid": 1,
+            "findings": "Clear.",
+            "impression": None,
+            "mesh": ["Cardiomegaly/mild"],
+            "images": [
+                {"filename": "1_IM-0001-4001.dcm.png", "projection": "Frontal"},
+                {"filename": "1_IM-0001-3001.dcm.png", "projection": "Lateral"},
+            ],
+        },
+        {"uid": 2, "findings": "No image.", "impression": "", "mesh": [], "images": []},
+    ]
+    (tmp_path / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("1_IM-0001-4001", "1_IM-0001-3001"):
+        write_image(tmp_path / f"images/{name}.dcm.jpg")
+    raw = read_open_i(tmp_path)
+    found = select(raw, SETTINGS)
+    assert [(image.image_id, image.view, image.path) for image in found.images] == [
+        ("1_IM-0001-4001", "FRONTAL", "images/1_IM-0001-4001.dcm.jpg")
+    ]
+    assert [study.study_id for study in raw.studies] == ["CXR1", "CXR2"]
+    assert raw.labels is not None
+    assert raw.labels.select(["study_id", "Cardiomegaly"]).to_pylist() == [
+        {"study_id": "CXR1", "Cardiomegaly": 1}
+    ]
+
+
+@pytest.mark.parametrize("images", [[{"name": "a"}], ["1_IM-0001-4001.png"]])
+def test_rows_of_json_with_other_images_are_refused(tmp_path: Path, images: list[object]) -> None:
+    row = {"uid": 1, "findings": "", "impression": "", "mesh": [], "images": images}
+    (tmp_path / "reports.jsonl").write_text(json.dumps(row))
+    with pytest.raises(StudyError, match="filename and projection"):
+        read_open_i(tmp_path)
 
 
 def test_without_list_of_projections_views_are_blank(tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ import pytest
 from medclip_dcl.data.boxes import MS_CXR_COLUMNS
 from medclip_dcl.data.dicom import metadata, reader
 from medclip_dcl.data.manifest import READERS
-from medclip_dcl.data.sources.records import BoxColumn, Column, SourceConfig, read_rows
+from medclip_dcl.data.sources.records import (
+    BoxColumn,
+    Column,
+    SourceConfig,
+    find_file,
+    read_rows,
+)
 from medclip_dcl.errors import StudyError
 from medclip_dcl.text.labeler.lexicon import LABELS
 from tests.house.tree import ROOT
@@ -92,9 +98,17 @@ def test_text_that_looks_like_a_date_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"id,text\n1,caf\xe9\n", "cannot be read"),
+        (b"id,text\n1,caf\xe9\n", "not UTF-8; save it so, or set source.fallback_encoding"),
         (b"id,other\n1,2\n", "no column"),
-        (b"", "cannot be read"),
+        (b"", "is empty"),
+        (b"PK\x03\x04rest", "is an Excel workbook or a zip file"),
+        (b"\xd0\xcf\x11\xe0rest", "is an Excel workbook"),
+        (b"PAR1rest", "is Parquet"),
+        (b"\x1f\x8brest", "is compressed"),
+        (b"id,text\n1,\0\n", "bytes that are not text"),
+        (b"\xff\xfei\0d", "damaged UTF-16"),
+        (b"id,text\n1,a\n2,b,c\n", r"row 1 .* has 3 fields.* set source\.separator"),
+        (b"id,text,text\n1,2,3\n", "twice"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n", "pointer"),
     ],
 )
@@ -105,15 +119,102 @@ def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, data: bytes, mes
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("t.csv", "among its 2;"), ("t.jsonl", "only ['Doe^Jane', 'other']")]
+    "data",
+    [
+        b"id;text\n007;one, two\n8;three\n",
+        b"id\ttext\n007\tone, two\n8\tthree\n",
+        b"id|text\n007|one, two\n8|three\n",
+        b'id,text\n007,"one, two"\n8,three\n',
+        "id;text\n007;one, two\n8;three\n".encode("utf-16"),
+        '\ufeffid,text\n007,"one, two"\n8,three\n'.encode("utf-16-be"),
+        b"id;a,b,c;text\n007;;one, two\n8;x;three\n",
+        b'id;text\n007;"one, two"\n\n8;three',
+    ],
 )
-def test_columns_are_named_unless_they_may_be_a_row(tmp_path: Path, name: str, words: str) -> None:
-    lines = {"t.csv": "Doe^Jane,other\n1,2\n", "t.jsonl": '{"Doe^Jane": "1", "other": "2"}\n'}
-    (tmp_path / name).write_text(lines[name])
-    with pytest.raises(StudyError) as refused:
+def test_every_usual_spelling_of_csv_is_read(tmp_path: Path, data: bytes) -> None:
+    want = {"id": ["007", "8"], "text": ["one, two", "three"]}
+    (tmp_path / "t.csv").write_bytes(data)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(data))
+    for name in ("t.csv", "t.csv.gz"):
+        assert read_rows(tmp_path / name, ["id", "text"]) == want
+
+
+def test_a_name_with_another_separator_keeps_the_comma(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,a;b;c\n1,x;y\n2,z\n")
+    assert read_rows(tmp_path / "t.csv", ["id", "a;b;c"])["a;b;c"] == ["x;y", "z"]
+    (tmp_path / "t.csv").write_text("id\n1;2\n")
+    assert read_rows(tmp_path / "t.csv", ["id"], "", ",")["id"] == ["1;2"]
+
+
+def test_what_is_set_already_is_not_recommended(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id;text\n1;\x81\n")
+    with pytest.raises(StudyError, match="neither UTF-8 nor cp1252; save it as UTF-8") as refused:
+        read_rows(tmp_path / "t.csv", ["id"], "cp1252", ";")
+    assert "fallback" not in str(refused.value)
+    (tmp_path / "t.csv").write_bytes(b"id;text\n1;2;3\n")
+    with pytest.raises(StudyError, match=r"row 0 .* 3 fields") as refused:
+        read_rows(tmp_path / "t.csv", ["id"], "cp1252", ";")
+    assert "set source" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("t.json", "[1, 2]", "lists no objects"),
+        ("t.json", "[[1], [2]]", "lists no objects"),
+        ("t.json", "[]", "lists no objects"),
+        ("t.json", '[{"id": ' + "[" * 300 + "]" * 300 + "}]", "200 deep"),
+        ("t.jsonl", '{"id": ' * 100_000 + "1" + "}" * 100_000, "200 deep"),
+        ("t.jsonl", '{"id":\n' * 100_000 + "1" + "}" * 100_000, "200 deep"),
+        ("t.jsonl", "1\n2\n", "one object a line"),
+        ("t.jsonl", '{"id": 1, "id": 2}\n', "one object a line"),
+        ("t.jsonl", '{"id": [1, {"a": 2}]}\n', "one object a line"),
+    ],
+)
+def test_json_of_another_form_is_refused(
+    tmp_path: Path, name: str, data: str, message: str
+) -> None:
+    """Arrow's parser ends the process where values are nested deeply."""
+    (tmp_path / name).write_text(data)
+    with pytest.raises(StudyError, match=message):
         read_rows(tmp_path / name, ["id"])
-    assert words in str(refused.value)
-    assert ("Doe" in str(refused.value)) == (name == "t.jsonl")
+
+
+def test_brackets_in_texts_are_no_depth(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "text": "[{" * 300 + '\\"['} for n in range(3)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_rows(tmp_path / "t.jsonl", ["id"])["id"] == ["0", "1", "2"]
+
+
+def test_a_missing_table_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "studies.xlsx").touch()
+    (tmp_path / "Doe_Jane.dcm").touch()
+    with pytest.raises(StudyError) as refused:
+        find_file("table", "studies.csv", tmp_path, Path)
+    assert f"looked for studies.csv and {tmp_path}/studies.csv; there is studies.xlsx;" in str(
+        refused.value
+    )
+    with pytest.raises(StudyError, match=r"labels names no file.*root is not a folder: .*/nowhere"):
+        find_file("labels", "l.csv", tmp_path / "nowhere", Path)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("t.csv", "Doe^Jane,other\n1,2\n"),
+        ("t.jsonl", '{"Doe^Jane": "1", "other": "2"}\n'),
+        ("t.json", '{"Doe^Jane": "1", "other": "2"}'),
+    ],
+)
+def test_columns_are_named_unless_they_may_be_data(tmp_path: Path, name: str, lines: str) -> None:
+    """Of CSV without a header the first row is data, and JSON may map patients to reports."""
+    (tmp_path / name).write_text(lines)
+    for wanted in (["id"], ["id", "other"]):
+        with pytest.raises(StudyError, match="among its 2, whose names may be data;") as refused:
+            read_rows(tmp_path / name, wanted)
+        assert "Doe" not in str(refused.value)
+    with pytest.raises(StudyError, match=r"column \['id'\], only \['Doe\^Jane', 'other'\]"):
+        read_rows(tmp_path / name, ["id", "other", "Doe^Jane"])  # most are there: they are names
 
 
 def test_broken_json_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,41 @@ def test_addresses_and_files_elsewhere_are_missing_images(tmp_path: Path) -> Non
     assert [item.reason for item in kept.rejects] == ["missing_image"] * 4
 
 
+def test_absolute_paths_below_the_root_are_the_roots_own(tmp_path: Path) -> None:
+    """As pandas writes them, with the root as it is set or as its link leads."""
+    folder, root = tmp_path / "disk", tmp_path / "link"
+    (folder / "a").mkdir(parents=True)
+    root.symlink_to(folder)
+    for name in ("1.png", "2.png", "3.png"):
+        (folder / "a" / name).write_bytes(picture(0))
+    paths = [f"{root}/a/1.png", f"{folder}/a/2.png", "a/3.png", r"a\1.png", f"{folder}x/a/1.png"]
+    content = [
+        {"who": str(n), "p": path, "r": "FINDINGS: one", "b": [[1, 1, 2, 2]]}
+        for n, path in enumerate(paths)
+    ]
+    (folder / "labels.csv").write_text(f"file,Edema\n{root}/a/1.png,1\na/2.png,0\n")
+    boxes = ["dicom_id,category_name,label_text,x,y,w,h,image_width,image_height"]
+    boxes += [f"{folder}/a/{name},Edema,edema,1,1,2,2,30,40" for name in ("1.png", "3.png")]
+    (folder / "boxes.csv").write_text("\n".join(boxes))
+    source = read(
+        root,
+        content,
+        columns={"path": "p", "report": "r"},
+        labels="labels.csv",
+        label_id="file",
+        boxes="boxes.csv",
+    )
+    kept = select(source.raw, SourceConfig(kind="table", columns={"path": "p"}))
+    assert [image.path for image in kept.images] == ["a/1.png", "a/2.png", "a/3.png"]
+    assert {(item.id, item.reason) for item in kept.rejects} == {
+        ("row-000003", "backslash_path"),
+        ("row-000004", "missing_image"),
+    }
+    assert source.raw.labels is not None
+    assert source.raw.labels["Edema"].to_pylist() == [1, 0]
+    assert [row["image_id"] for row in source.boxes.rows] == ["row-000000", "row-000002"]
+
+
 def test_lists_are_exploded_with_what_is_parallel_to_them(tmp_path: Path) -> None:
     content = [
         {"who": "a", "x": [picture(0), picture(1)], "v": ["PA", "LATERAL"], "f": "one"},
@@ -219,6 +254,34 @@ def test_without_patients_the_tables_splits_count(tmp_path: Path) -> None:
     settings = SourceConfig(kind="table", columns={"image": "x"})
     splits = split_patients(source, select(source.raw, settings), settings)
     assert list(splits.values()) == ["train", "validate", "validate"]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "no json",
+        "[]",
+        '{"info": []}',
+        "[" * 100_000,
+        '{"info": {"features": {"l": {"_type": "ClassLabel"}}}}',
+        '{"info": {"features": {"l": {"_type": "ClassLabel", "names": 3}}}}',
+        '{"info": {"features": {"l": {"_type": "ClassLabel", "names": ["a"]}}}}',
+    ],
+)
+def test_metadata_of_other_people_s_are_refused(tmp_path: Path, metadata: str) -> None:
+    content = pa.table({"who": ["a"], "l": [1], "r": ["text"]})
+    content = content.replace_schema_metadata({"huggingface": metadata})
+    with pytest.raises(StudyError, match=r"huggingface|ClassLabel|ArrowIndexError"):
+        read(tmp_path, content, columns={"report": "r", "view": "l"})
+
+
+@pytest.mark.parametrize("features", ["[]", "{}", '{"l": []}', '{"l": 1}', "3"])
+def test_features_that_name_nothing_change_nothing(tmp_path: Path, features: str) -> None:
+    content = pa.table({"who": ["a"], "l": ["PA"], "r": ["text"]})
+    metadata = f'{{"info": {{"features": {features}}}}}'
+    content = content.replace_schema_metadata({"huggingface": metadata})
+    source = read(tmp_path, content, columns={"report": "r", "view": "l"})
+    assert len(source.raw.studies) == 1
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.list_(pa.int64()), pa.struct([("a", pa.int8())])])
