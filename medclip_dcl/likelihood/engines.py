@@ -44,6 +44,7 @@ from transformers import BertForMaskedLM, PreTrainedModel
 
 from medclip_dcl.errors import ScoreError
 from medclip_dcl.likelihood.masked_lm import Engine, MaskedCopies, PlainEngine, is_bert
+from medclip_dcl.models.openvino_core import openvino_core
 
 _ACTIVATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
@@ -283,7 +284,7 @@ def _start_onnxruntime(graph: BertGraph, threads: int) -> _Run:
 
 
 def _start_openvino(graph: BertGraph, threads: int) -> _Run:
-    onnx, openvino = import_module("onnx"), import_module("openvino")
+    onnx = import_module("onnx")
     whole = onnx.load_from_string(graph.model)
     for tensor in whole.graph.initializer:
         if tensor.name in graph.weights:  # OpenVINO would look for a file
@@ -294,7 +295,7 @@ def _start_openvino(graph: BertGraph, threads: int) -> _Run:
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
     }
-    core = openvino.Core()
+    core = openvino_core()
     compiled = core.compile_model(core.read_model(whole.SerializeToString()), "CPU", options)
     request = compiled.create_infer_request()
     return lambda feed: np.array(request.infer(feed)[0])  # a copy: the next pass writes there
@@ -452,9 +453,7 @@ def _obstacle(model: PreTrainedModel, name: EngineName) -> str:
 
 
 def _capabilities() -> Sequence[str]:
-    found: Sequence[str] = (
-        import_module("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    )
+    found: Sequence[str] = openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return found
 
 

@@ -9,7 +9,7 @@ Symbols
 
 `eta.source` names the estimate; every one is capped at `eta.eta_max`:
 
-    pll        a * p**k, the paper's
+    pll        a * p**k, the paper's; a and k given, or fitted to the corpus (`eta.fit`)
     frequency  share of training reports that contain the sentence
     constant   `eta.constant` for all
     labels     share of labelled training studies that the sentence's claims fit
@@ -146,7 +146,7 @@ def eta_from_labels(
     present, 0 absent, -1 uncertain, or `NOT_MENTIONED`; `names`: the finding of each column.
 
     Raises:
-        ScoreError: there is no labelled study, or a claim names an unknown finding.
+        ScoreError: there is no labelled study.
 
     Source: ours; the counterpart of "Remove by CheX5 labels" in Wang et al. 2023, Table 1.
     """
@@ -168,17 +168,15 @@ def _fitting_share(
     if not any(claims):
         return 0.0
     fits = np.ones(len(labels), dtype=bool)
-    try:
-        said = (*claims.asserted, *claims.negated)
-        if any((labels[:, column[name]] == NOT_MENTIONED).all() for name in said):
-            return 0.0  # not a label of this source: nobody knows whom the sentence fits
-        for finding in claims.asserted:
-            fits &= labels[:, column[finding]] == 1
-        for finding in claims.negated:
-            fits &= np.isin(labels[:, column[finding]], (0, NOT_MENTIONED))
-    except KeyError as error:
-        raise ScoreError("a claim names a finding without labels; rerun read_claims") from error
-    if claims.normal and not claims.asserted:
+    is_normal = claims.normal and not claims.asserted
+    said = (*claims.asserted, *claims.negated, *(("No Finding",) if is_normal else ()))
+    if any(name not in column or (labels[:, column[name]] == NOT_MENTIONED).all() for name in said):
+        return 0.0  # not a label of this source: nobody knows whom the sentence fits
+    for finding in claims.asserted:
+        fits &= labels[:, column[finding]] == 1
+    for finding in claims.negated:
+        fits &= np.isin(labels[:, column[finding]], (0, NOT_MENTIONED))
+    if is_normal:
         fits &= labels[:, column["No Finding"]] == 1
     return float(fits.mean())
 
@@ -212,11 +210,11 @@ def has_labels(listed: Artifact) -> bool:
 def _labels(listed: Artifact) -> NDArray[np.int8]:
     if manifest.STUDY_LABELS.file not in listed.files:
         raise ConfigError("eta.source is 'labels' and the manifest has none; set another source")
-    table = read_table(listed.path, manifest.STUDY_LABELS).to_pylist()
+    table = manifest.read_labels(listed).to_pylist()
     reports = read_table(listed.path, manifest.REPORTS, ["study_id", "split"]).to_pylist()
     training = {row["study_id"] for row in reports if row["split"] == "train"}
     rows = [
-        [NOT_MENTIONED if row[name] is None else row[name] for name in LABELS]
+        [NOT_MENTIONED if row.get(name) is None else row[name] for name in LABELS]
         for row in table
         if row["study_id"] in training
     ]
@@ -253,20 +251,26 @@ def read_given_table(path: Path) -> dict[str, float]:
 
 def used_settings(settings: EtaConfig) -> dict[str, Any]:
     """Pick the settings that a source uses: a change of the others rebuilds nothing."""
-    own = {"pll": ("a", "k"), "constant": ("constant",)}.get(settings.source, ())
+    line = ("a", "k") if settings.fit == "none" else ("fit",)
+    own = {"pll": line, "constant": ("constant",)}.get(settings.source, ())
     return {name: getattr(settings, name) for name in ("source", "eta_max", *own)}
 
 
-def inputs_of(source: str) -> tuple[ArtifactType, ...]:
-    """List the artifacts that a source of eta reads."""
+def inputs_of(settings: EtaConfig) -> tuple[ArtifactType, ...]:
+    """List the artifacts that eta is estimated from."""
     # scoring imports transformers, and the public eta_from_pll is here
     from medclip_dcl.likelihood import scoring
 
-    own: dict[str, tuple[ArtifactType, ...]] = {
-        "pll": (scoring.ARTIFACT,),
+    fitted: dict[str, tuple[ArtifactType, ...]] = {
+        "none": (),
+        "claims": (labels.ARTIFACT,),
         "labels": (labels.ARTIFACT, manifest.ARTIFACT),
     }
-    return (sentences.ARTIFACT, *own.get(source, ()))
+    own: dict[str, tuple[ArtifactType, ...]] = {
+        "pll": (scoring.ARTIFACT, *fitted[settings.fit]),
+        "labels": fitted["labels"],
+    }
+    return (sentences.ARTIFACT, *own.get(settings.source, ()))
 
 
 def write_cache(
@@ -275,16 +279,22 @@ def write_cache(
     """Estimate the eta of every distinct sentence, cap it and write the cache's table.
 
     `inputs` are the artifacts of `inputs_of` by name, `table` is `eta.table` where the source is
-    `table` or `oracle`. The summary has counts, and quantiles of eta.
+    `table` or `oracle`. The summary has counts, quantiles of eta, and a and k as they were used;
+    where they were fitted also the error of their eta, and of the best constant, in nats.
 
     Raises:
         ArtifactStale: likelihoods or claims are those of other sentences.
         ConfigError: the table is malformed, or there are no labels.
-        ScoreError: a likelihood is positive, or the table lacks a sentence.
+        ScoreError: a likelihood is positive, the table lacks a sentence, or too few sentences are
+            measured to fit a and k.
     """
     distinct = sentences.distinct_sentences(inputs[sentences.ARTIFACT.name])
     scored = _scored(inputs, distinct) if settings.source == "pll" else None
-    raw = _estimate(settings, inputs, table, distinct, scored)
+    facts: dict[str, Any] = {}
+    if scored is None:
+        raw = _estimate(settings, inputs, table, distinct)
+    else:
+        raw, facts = _from_likelihoods(scored["pll_nats"].to_numpy(), settings, inputs)
     capped = cap_eta(torch.from_numpy(raw), settings.eta_max).numpy()
     nothing = pa.nulls(len(distinct))
     columns = {
@@ -295,7 +305,8 @@ def write_cache(
         "count": distinct["count"],
     }
     write_table(folder, ETA, pa.table(columns))
-    return _summary(raw, capped, distinct["count"].to_numpy().astype(np.int64), settings)
+    count = distinct["count"].to_numpy().astype(np.int64)
+    return _summary(raw, capped, count, settings) | facts
 
 
 def _estimate(
@@ -303,12 +314,7 @@ def _estimate(
     inputs: Mapping[str, Artifact],
     table: Path | None,
     distinct: pa.Table,
-    scored: pa.Table | None,
 ) -> Floats:
-    if scored is not None:
-        pll_nats = torch.from_numpy(scored["pll_nats"].to_numpy().copy())
-        estimated: Floats = eta_from_pll(pll_nats, settings.a, settings.k).numpy()
-        return estimated
     if settings.source == "constant":
         return np.full(len(distinct), settings.constant)
     if settings.source == "frequency":
@@ -326,6 +332,29 @@ def _estimate(
             f"{missing[0]}; add them (0: no correction)"
         )
     return np.array([values[key] for key in keys])
+
+
+def _from_likelihoods(
+    pll_nats: Floats, settings: EtaConfig, inputs: Mapping[str, Artifact]
+) -> tuple[Floats, dict[str, Any]]:
+    """Estimate eta = a p**k, and say with which a and k; where they are fitted, how well."""
+    a, k, cap = settings.a, settings.k, settings.eta_max
+    facts: dict[str, Any] = {}
+    if settings.fit != "none":
+        from medclip_dcl.likelihood import eta_fit  # imports scipy, and this module
+
+        listed = inputs.get(manifest.ARTIFACT.name)
+        texts, claimed = inputs[sentences.ARTIFACT.name], inputs[labels.ARTIFACT.name]
+        shares = eta_fit.measure_shares(texts, claimed, settings.fit, listed)
+        line = eta_fit.fit_line(pll_nats, shares, cap)
+        a, k = line
+        constant = np.full(len(pll_nats), eta_fit.best_constant(shares, cap))
+        errors = {"fit_log_error": line.eta(pll_nats, cap), "fit_log_error_constant": constant}
+        for name, eta in errors.items():
+            facts[name] = round(eta_fit.log_error(eta, shares, cap), 3)
+        facts |= {"fit": settings.fit}
+    estimated: Floats = eta_from_pll(torch.from_numpy(pll_nats.copy()), a, k).numpy()
+    return estimated, {"a": round(a, 6), "k": round(k, 6)} | facts
 
 
 def _scored(inputs: Mapping[str, Artifact], distinct: pa.Table) -> pa.Table:

@@ -31,7 +31,14 @@ from transformers import BertConfig, PreTrainedTokenizerBase
 
 from medclip_dcl.artifact import Artifact, ArtifactType, fingerprint_changes
 from medclip_dcl.distributed import Launch, available_cores
-from medclip_dcl.errors import ArtifactCorrupt, ArtifactStale, LaunchError, MedclipError, ScoreError
+from medclip_dcl.errors import (
+    ArtifactCorrupt,
+    ArtifactStale,
+    LaunchError,
+    MedclipError,
+    ScoreError,
+    ending_with_fault,
+)
 from medclip_dcl.files import write_bytes
 from medclip_dcl.likelihood.diagnostics import spearman
 from medclip_dcl.likelihood.engines import EngineName, find_budget, prepare_engine, resolve_engine
@@ -436,7 +443,7 @@ def _start_worker(options: ScoringOptions) -> tuple[Connection, BaseProcess]:
 
 def _work(connection: Connection, options: ScoringOptions) -> None:
     """Score what is sent until the other end is gone."""
-    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
+    with ending_with_fault(), suppress(EOFError, ConnectionError, KeyboardInterrupt):
         try:
             scorer = Scorer(options)
             while True:

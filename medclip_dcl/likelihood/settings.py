@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from medclip_dcl.section import Section
+from medclip_dcl.section import LOCAL, Section
 
 HEADS = 4
 """Attention heads of a BERT trained here."""
@@ -17,7 +17,7 @@ HEADS = 4
 class LanguageModelConfig(Section):
     """The masked language model (`fit_language_model`)."""
 
-    pretrained: str = ""
+    pretrained: Annotated[str, LOCAL] = ""
     """Directory of a CXR-BERT or other BERT checkpoint; empty: a small BERT is trained."""
     vocabulary: Annotated[int, Field(ge=100)] = 4000
     """Word pieces of a tokenizer trained here."""
@@ -64,10 +64,14 @@ class EtaConfig(Section):
     """Scale of eta = a * p**k; no unit; paper, Section 3.2."""
     k: Annotated[float, Field(ge=0)] = 0.35
     """Exponent of eta = a * p**k; no unit; paper, Section 3.2."""
+    fit: Literal["none", "claims", "labels"] = "none"
+    """Where `source` is `pll`: fits a and k, in place of the two above, to how often the sentences
+    hold of other training studies, by their claims or labels. The paper's a and k are for CXR-BERT;
+    a language model that is fitted here has likelihoods of another scale."""
     eta_max: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Cap on eta; ours: an uncapped negation destroys training."""
     constant: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Value of eta where `source` is `constant`."""
-    table: str = ""
+    table: Annotated[str, LOCAL] = ""
     """CSV with columns `text` and `eta` or `rho` where `source` is `table` or `oracle`; it lists
     every sentence."""

@@ -50,8 +50,14 @@ def test_a_finding_that_no_study_is_labelled_for_is_not_corrected():
     assert eta_from_labels(said, labels, NAMES).tolist() == [0, 1 / 2]
 
 
-def test_labels_that_do_not_cover_the_claims_are_refused():
-    with pytest.raises(ScoreError, match="read_claims"):
-        eta_from_labels([SentenceClaims(("Hernia",), (), False)], LABELS, NAMES)
+def test_a_finding_that_is_no_label_of_the_source_is_not_corrected():
+    said = [SentenceClaims(("Hernia",), (), False), SentenceClaims((), (), True)]
+    assert eta_from_labels(said[:1], LABELS, NAMES).tolist() == [0]
+    pneumonia = NAMES.index("Pneumonia")
+    only = LABELS[:, pneumonia : pneumonia + 1]
+    assert eta_from_labels(said, only, ["Pneumonia"]).tolist() == [0, 0]
+
+
+def test_eta_of_labels_needs_a_study_that_has_some():
     with pytest.raises(ScoreError, match="no training study"):
         eta_from_labels([], LABELS[:0], NAMES)
